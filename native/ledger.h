@@ -20,7 +20,8 @@
 #define ALLOT_USAGE_MAGIC 0x4547415355544c41ull  /* "ALTUSAGE" */
 #define ALLOT_LEDGER_VERSION 1u
 #define ALLOT_MAX_DEVICES 16
-#define ALLOT_MAX_SLOTS 1024
+// Keeps a share under 1 MiB, which is allocated in full: no SIGBUS on a full disk later.
+#define ALLOT_MAX_SLOTS 768
 #define ALLOT_UUID_BYTES 48 /* "GPU-..." or "MIG-...", NUL-terminated */
 #define ALLOT_NAME_BYTES 64
 
@@ -106,11 +107,16 @@ typedef struct allot_usage {
 
 // ---- operations (ledger.c; linked into the shim, and into liballotment-ledger.so for Python) ----
 
+#ifdef ALLOT_LEDGER_EXPORT
+#pragma GCC visibility push(default)
+#endif
+
 typedef struct allot_ledger {
   const allot_policy *policy;
   allot_usage *usage;
   int slot;         // own slot, or -1 when only looking
   void *slot_map;   // keeps the description that holds the slot's lock
+  char directory[1024];
 } allot_ledger;
 
 // Errors are negative errno values: -EINVAL (not a ledger, or damaged), -EPROTO (another version),
@@ -122,7 +128,7 @@ int allot_ledger_create(const char *directory, const allot_policy *policy);
 int allot_ledger_open(allot_ledger *ledger, const char *directory);
 void allot_ledger_close(allot_ledger *ledger);
 // Takes a slot for the calling process, clearing what a dead owner left. Not for two threads at once.
-int allot_ledger_attach(allot_ledger *ledger, const char *directory);
+int allot_ledger_attach(allot_ledger *ledger);
 
 // Index of the device of that UUID in the policy, or -1.
 int allot_ledger_device(const allot_ledger *ledger, const char *uuid);
@@ -141,11 +147,15 @@ uint64_t allot_ledger_used(const allot_ledger *ledger, int device);   // all pro
 uint64_t allot_ledger_limit(const allot_ledger *ledger, int device);
 uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device);
 // Reclaims what dead owners left; returns how many slots were cleared, or a negative errno.
-int allot_ledger_reap(allot_ledger *ledger, const char *directory);
+int allot_ledger_reap(allot_ledger *ledger);
 // Is the slot's owner alive? (lock test; no side effect)
-bool allot_ledger_slot_alive(const allot_ledger *ledger, const char *directory, int slot);
+bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot);
 // Sets a limit: 0, or -EBUSY when more than `bytes` is used and `force` is false (then the limit is
 // unchanged and *used tells the use). From the return on, no reservation can succeed under the old limit.
 int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force, uint64_t *used);
+
+#ifdef ALLOT_LEDGER_EXPORT
+#pragma GCC visibility pop
+#endif
 
 #endif

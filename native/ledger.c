@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations on a share's ledger: exact under any interleaving of processes, kill -9 and SIGSTOP.
+//
+// No lock is ever held by a process that could die or be stopped: every change of a device's total is
+// one 16-byte compare-and-swap, and what a dead process had under way is decided afterwards by whoever
+// clears its slot (docs/designs/ledger.md has the argument).
+#include "ledger.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// Crash tests define this to stop the process at each step of an operation.
+#ifndef LEDGER_STEP
+#define LEDGER_STEP(name) ((void)0)
+#endif
+
+#define OPERATION_BITS 48
+#define OPERATION_MASK ((1ull << OPERATION_BITS) - 1)
+// The agent's own mark in `last`: no slot has this index, so there is nothing to help.
+#define AGENT_SLOT 0xffffull
+
+_Static_assert(sizeof(allot_total) == 16, "a total is one compare-and-swap wide");
+_Static_assert(offsetof(allot_usage, devices) % 16 == 0, "totals are aligned");
+_Static_assert(sizeof(allot_slot) % 64 == 0, "slots do not share cache lines");
+_Static_assert(sizeof(allot_usage) + sizeof(allot_policy) + 3 * 4096 < 1 << 20,
+               "a share stays under 1 MiB");
+_Static_assert(ALLOT_MAX_SLOTS < AGENT_SLOT, "slot indices fit beside the agent's mark");
+
+#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+
+static void raise_to(uint64_t *word, uint64_t value) {
+  uint64_t seen = load(word);
+  while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, false, __ATOMIC_SEQ_CST,
+                                                      __ATOMIC_SEQ_CST)) {
+  }
+}
+
+// ---- the total -----------------------------------------------------------------------------------
+
+typedef unsigned __int128 __attribute__((may_alias)) total_word;
+
+// The halves may be of two moments. That is harmless: `last` alone is always an operation that truly
+// happened (helping it is right), and the compare-and-swap fails unless both halves still hold.
+static allot_total read_total(const allot_usage_device *device) {
+  allot_total total = {.last = load(&device->total.last)};
+  total.used = load(&device->total.used);
+  return total;
+}
+
+static bool swap_total(allot_usage_device *device, allot_total expected, allot_total desired) {
+  total_word from, to;
+  memcpy(&from, &expected, sizeof from);
+  memcpy(&to, &desired, sizeof to);
+  return __sync_bool_compare_and_swap((total_word *)(void *)&device->total, from, to);
+}
+
+// Marks the operation that made the present total as committed, so that the next may replace it.
+static void help(allot_usage *usage, int device, uint64_t last) {
+  uint64_t slot = last >> OPERATION_BITS;
+  if (slot < ALLOT_MAX_SLOTS) {
+    raise_to(&usage->slots[slot].devices[device].committed, last & OPERATION_MASK);
+  }
+}
+
+// What the slot has of the device. Exact for the slot's owner (or who holds its lock) after help().
+static uint64_t effective(const allot_slot_device *own) {
+  uint64_t operation = load(&own->operation);
+  const allot_intent *intent = &own->intents[operation & 1];
+  return load(&own->committed) >= operation ? load(&intent->after) : load(&intent->before);
+}
+
+// Publishes "from `before` to `after`" and returns the operation's number. The slot's use stays
+// `before` until that number is committed, at whichever instruction the process may end.
+static uint64_t publish(allot_slot_device *own, uint64_t before, uint64_t after) {
+  uint64_t operation = load(&own->operation);
+  if (load(&own->committed) < operation) {
+    // The last one never reached the total: nobody has seen its number, so it is used again, and its
+    // cell already says `before`.
+    store(&own->intents[operation & 1].after, after);
+    return operation;
+  }
+  allot_intent *intent = &own->intents[(operation + 1) & 1];
+  store(&intent->before, before);
+  store(&intent->after, after);
+  LEDGER_STEP("intended");
+  store(&own->operation, operation + 1);
+  return operation + 1;
+}
+
+static bool exceeds(uint64_t used, uint64_t bytes, uint64_t limit) {
+  return used > limit || bytes > limit - used;
+}
+
+enum change { RESERVE, CHARGE, RELEASE };
+
+// One operation of slot `slot`, whose owner or reaper the caller is. False: RESERVE met the limit.
+static bool change_use(allot_ledger *ledger, int slot, int device, enum change kind, uint64_t bytes) {
+  allot_usage_device *shared = &ledger->usage->devices[device];
+  allot_slot_device *own = &ledger->usage->slots[slot].devices[device];
+  for (;;) {
+    allot_total total = read_total(shared);
+    help(ledger->usage, device, total.last);
+    LEDGER_STEP("helped");
+    uint64_t before = effective(own);
+    uint64_t after, used;
+    if (kind == RELEASE) {
+      uint64_t less = bytes < before ? bytes : before;
+      if (less == 0) return true;
+      after = before - less;
+      used = total.used > less ? total.used - less : 0;
+    } else {
+      // The limit is read after the total: set_limit() changes them in the opposite order, so that a
+      // reservation under a limit that is gone fails in the swap below.
+      if (kind == RESERVE && exceeds(total.used, bytes, allot_ledger_limit(ledger, device))) return false;
+      after = before + bytes;
+      used = total.used + bytes;
+      if (after < before || used < total.used) return false;
+    }
+
+    uint64_t operation = publish(own, before, after);
+    LEDGER_STEP("published");
+    allot_total wanted = {.used = used, .last = (uint64_t)slot << OPERATION_BITS | operation};
+    if (!swap_total(shared, total, wanted)) continue;
+    LEDGER_STEP("swapped");
+    raise_to(&own->committed, operation);
+    LEDGER_STEP("committed");
+    if (kind != RELEASE) {
+      raise_to(&shared->peak, used);
+      raise_to(&own->peak, after);
+    }
+    return true;
+  }
+}
+
+// ---- files ---------------------------------------------------------------------------------------
+
+static int open_in(const char *directory, const char *name, int flags) {
+  char path[4096];
+  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+  if (length < 0 || (size_t)length >= sizeof path) return -ENAMETOOLONG;
+  int descriptor = open(path, flags | O_CLOEXEC, 0600);
+  return descriptor < 0 ? -errno : descriptor;
+}
+
+static void remove_in(const char *directory, const char *name) {
+  char path[4096];
+  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+  if (length > 0 && (size_t)length < sizeof path) unlink(path);
+}
+
+// Writes a new file of `size` bytes that starts with `head`. Every block is allocated now: a full
+// disk is an error here instead of a SIGBUS in a tenant later.
+static int create_file(const char *directory, const char *name, const void *head, size_t head_size,
+                       size_t size, mode_t mode) {
+  int descriptor = open_in(directory, name, O_RDWR | O_CREAT | O_EXCL);
+  if (descriptor < 0) return descriptor;
+  int error = posix_fallocate(descriptor, 0, (off_t)size);
+  if (error == 0 && pwrite(descriptor, head, head_size, 0) != (ssize_t)head_size) error = EIO;
+  if (error == 0 && fchmod(descriptor, mode) != 0) error = errno;
+  close(descriptor);
+  if (error != 0) remove_in(directory, name);
+  return -error;
+}
+
+int allot_ledger_create(const char *directory, const allot_policy *policy) {
+  if (policy->device_count == 0 || policy->device_count > ALLOT_MAX_DEVICES) return -EINVAL;
+  allot_policy complete = *policy;
+  complete.magic = ALLOT_POLICY_MAGIC;
+  complete.version = ALLOT_LEDGER_VERSION;
+  complete.generation = 1;
+  int error = create_file(directory, "policy", &complete, sizeof complete, sizeof complete, 0644);
+  if (error != 0) return error;
+
+  struct {
+    uint64_t magic;
+    uint32_t version, slot_count;
+  } head = {ALLOT_USAGE_MAGIC, ALLOT_LEDGER_VERSION, ALLOT_MAX_SLOTS};
+  // The share's programs may run under several users.
+  error = create_file(directory, "usage", &head, sizeof head, sizeof(allot_usage), 0666);
+  if (error != 0) remove_in(directory, "policy");
+  return error;
+}
+
+static int map_file(const char *directory, const char *name, size_t size, bool writable, void **mapped) {
+  int descriptor = open_in(directory, name, writable ? O_RDWR : O_RDONLY);
+  if (descriptor < 0) return descriptor;
+  struct stat status;
+  int error = fstat(descriptor, &status) != 0 ? -errno : 0;
+  if (error == 0 && (uint64_t)status.st_size < size) error = -EINVAL;
+  if (error == 0) {
+    *mapped = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, descriptor, 0);
+    if (*mapped == MAP_FAILED) error = -errno;
+  }
+  close(descriptor);
+  return error;
+}
+
+static int check_heads(const allot_policy *policy, const allot_usage *usage) {
+  if (policy->magic != ALLOT_POLICY_MAGIC || usage->magic != ALLOT_USAGE_MAGIC) return -EINVAL;
+  if (policy->version != ALLOT_LEDGER_VERSION || usage->version != ALLOT_LEDGER_VERSION) return -EPROTO;
+  if (policy->device_count == 0 || policy->device_count > ALLOT_MAX_DEVICES) return -EINVAL;
+  if (usage->slot_count != ALLOT_MAX_SLOTS) return -EINVAL;
+  return 0;
+}
+
+int allot_ledger_open(allot_ledger *ledger, const char *directory) {
+  *ledger = (allot_ledger){.slot = -1};
+  if (strlen(directory) >= sizeof ledger->directory) return -ENAMETOOLONG;
+  void *policy = NULL, *usage = NULL;
+  int error = map_file(directory, "policy", sizeof(allot_policy), false, &policy);
+  if (error != 0) return error;
+  error = map_file(directory, "usage", sizeof(allot_usage), true, &usage);
+  if (error == -EACCES || error == -EROFS || error == -EPERM) {
+    error = map_file(directory, "usage", sizeof(allot_usage), false, &usage);
+  }
+  if (error == 0) {
+    error = check_heads(policy, usage);
+    if (error != 0) munmap(usage, sizeof(allot_usage));
+  }
+  if (error != 0) {
+    munmap(policy, sizeof(allot_policy));
+    return error;
+  }
+  ledger->policy = policy;
+  ledger->usage = usage;
+  strcpy(ledger->directory, directory);
+  return 0;
+}
+
+void allot_ledger_close(allot_ledger *ledger) {
+  if (ledger->policy != NULL) munmap((void *)(uintptr_t)ledger->policy, sizeof(allot_policy));
+  if (ledger->usage != NULL) munmap(ledger->usage, sizeof(allot_usage));
+  if (ledger->slot_map != NULL) munmap(ledger->slot_map, 1);
+  *ledger = (allot_ledger){.slot = -1};
+}
+
+// ---- slots ---------------------------------------------------------------------------------------
+
+static struct flock slot_lock(int slot, short type) {
+  return (struct flock){
+      .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(ALLOT_SLOT_LOCK_BASE + slot), .l_len = 1};
+}
+
+// Locks the slot for this open file description: 1 taken, 0 someone else's, or a negative errno.
+static int try_lock(int descriptor, int slot) {
+  struct flock lock = slot_lock(slot, F_WRLCK);
+  if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return 1;
+  return errno == EAGAIN || errno == EACCES ? 0 : -errno;
+}
+
+static void unlock(int descriptor, int slot) {
+  struct flock lock = slot_lock(slot, F_UNLCK);
+  fcntl(descriptor, F_OFD_SETLK, &lock);
+}
+
+// Gives back all that the slot has. The caller holds the slot's lock.
+static void clear_slot(allot_ledger *ledger, int slot) {
+  allot_slot *cleared = &ledger->usage->slots[slot];
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    change_use(ledger, slot, device, RELEASE, UINT64_MAX);
+    store(&cleared->devices[device].context, 0);
+    store(&cleared->devices[device].peak, 0);
+  }
+  store(&cleared->state, (uint32_t)ALLOT_SLOT_FREE);
+}
+
+static int reap_with(allot_ledger *ledger, int descriptor) {
+  int cleared = 0;
+  uint32_t high = load(&ledger->usage->high_slot);
+  for (int slot = 0; slot < ALLOT_MAX_SLOTS && (uint32_t)slot < high; slot++) {
+    uint32_t *state = &ledger->usage->slots[slot].state;
+    if (slot == ledger->slot || load(state) == ALLOT_SLOT_FREE) continue;
+    int locked = try_lock(descriptor, slot);
+    if (locked < 0) return locked;
+    if (locked == 0) continue;
+    if (load(state) != ALLOT_SLOT_FREE) {
+      clear_slot(ledger, slot);
+      cleared++;
+    }
+    unlock(descriptor, slot);
+  }
+  return cleared;
+}
+
+int allot_ledger_reap(allot_ledger *ledger) {
+  int descriptor = open_in(ledger->directory, "usage", O_RDWR);
+  if (descriptor < 0) return descriptor;
+  int cleared = reap_with(ledger, descriptor);
+  close(descriptor);
+  return cleared;
+}
+
+bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
+  if (slot < 0 || slot >= ALLOT_MAX_SLOTS) return false;
+  if (load(&ledger->usage->slots[slot].state) == ALLOT_SLOT_FREE) return false;
+  int descriptor = open_in(ledger->directory, "usage", O_RDONLY);
+  if (descriptor < 0) return true;  // unknown: never declare a running process dead
+  struct flock lock = slot_lock(slot, F_WRLCK);
+  bool alive = fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  close(descriptor);
+  return alive;
+}
+
+static size_t read_start(const char *path, char *buffer, size_t size) {
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return 0;
+  ssize_t got = read(descriptor, buffer, size);
+  close(descriptor);
+  return got < 0 ? 0 : (size_t)got;
+}
+
+// Field 22 of /proc/self/stat. Field 2 may hold blanks and parentheses, so count from the last ')'.
+static uint64_t own_start_time(void) {
+  char text[1024];
+  text[read_start("/proc/self/stat", text, sizeof text - 1)] = '\0';
+  uint64_t start = 0;
+  int blanks = 0;
+  for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
+    if (*at == ' ') blanks++;
+    if (blanks == 20 && *at >= '0' && *at <= '9') start = start * 10 + (uint64_t)(*at - '0');
+  }
+  return start;
+}
+
+static void describe_owner(allot_slot *slot) {
+  char text[sizeof slot->command];
+  size_t length = read_start("/proc/self/cmdline", text, sizeof text - 1);
+  for (size_t i = 0; i < length; i++) {
+    if (text[i] == '\0') text[i] = ' ';
+  }
+  while (length > 0 && text[length - 1] == ' ') length--;
+  memset(slot->command, 0, sizeof slot->command);
+  memcpy(slot->command, text, length);
+  slot->start_time = own_start_time();
+  slot->pid = (int32_t)getpid();
+}
+
+static void take_slot(allot_ledger *ledger, int slot) {
+  allot_slot *taken = &ledger->usage->slots[slot];
+  if (load(&taken->state) != ALLOT_SLOT_FREE) clear_slot(ledger, slot);
+  describe_owner(taken);
+  taken->attaches++;
+  store(&taken->refusals, 0);
+  uint32_t *high = &ledger->usage->high_slot;
+  uint32_t seen = load(high);
+  while (seen <= (uint32_t)slot && !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false,
+                                                               __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  }
+  store(&taken->state, (uint32_t)ALLOT_SLOT_TAKEN);
+  ledger->slot = slot;
+}
+
+static int attach_with(allot_ledger *ledger, int descriptor) {
+  for (int slot = 0; slot < ALLOT_MAX_SLOTS; slot++) {
+    int locked = try_lock(descriptor, slot);
+    if (locked < 0) return locked;
+    if (locked == 0) continue;
+    // The mapping, not the descriptor, keeps the lock: programs close descriptors they do not know.
+    void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (keeper == MAP_FAILED) return -errno;
+    if (madvise(keeper, 1, MADV_DONTFORK) != 0) {
+      int error = -errno;
+      munmap(keeper, 1);
+      return error;
+    }
+    ledger->slot_map = keeper;
+    take_slot(ledger, slot);
+    return 0;
+  }
+  return -ENOSPC;
+}
+
+int allot_ledger_attach(allot_ledger *ledger) {
+  int descriptor = open_in(ledger->directory, "usage", O_RDWR);
+  if (descriptor < 0) return descriptor;
+  int result = attach_with(ledger, descriptor);
+  close(descriptor);
+  return result;
+}
+
+// ---- what the shim calls -------------------------------------------------------------------------
+
+int allot_ledger_device(const allot_ledger *ledger, const char *uuid) {
+  for (uint32_t i = 0; i < ledger->policy->device_count; i++) {
+    if (strncmp(ledger->policy->devices[i].uuid, uuid, ALLOT_UUID_BYTES) == 0) return (int)i;
+  }
+  return -1;
+}
+
+uint64_t allot_ledger_limit(const allot_ledger *ledger, int device) {
+  return load(&ledger->policy->devices[device].memory_limit);
+}
+
+uint64_t allot_ledger_used(const allot_ledger *ledger, int device) {
+  return load(&ledger->usage->devices[device].total.used);
+}
+
+uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device) {
+  const allot_usage *usage = ledger->usage;
+  const allot_slot_device *own = &usage->slots[slot].devices[device];
+  // An operation is in the total before it is marked as committed: look at both, and again while the
+  // owner moves on.
+  for (int tries = 0; tries < 100; tries++) {
+    uint64_t operation = load(&own->operation);
+    uint64_t before = load(&own->intents[operation & 1].before);
+    uint64_t after = load(&own->intents[operation & 1].after);
+    uint64_t mark = (uint64_t)slot << OPERATION_BITS | operation;
+    bool done = load(&usage->devices[device].total.last) == mark || load(&own->committed) >= operation;
+    if (load(&own->operation) == operation) return done ? after : before;
+  }
+  return effective(own);
+}
+
+bool allot_ledger_reserve(allot_ledger *ledger, int device, uint64_t bytes) {
+  if (change_use(ledger, ledger->slot, device, RESERVE, bytes)) return true;
+  // Looking for the dead costs a system call per slot: only a refusal is worth that.
+  if (allot_ledger_reap(ledger) > 0 && change_use(ledger, ledger->slot, device, RESERVE, bytes)) {
+    return true;
+  }
+  __atomic_add_fetch(&ledger->usage->devices[device].refusals, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&ledger->usage->slots[ledger->slot].refusals, 1, __ATOMIC_SEQ_CST);
+  return false;
+}
+
+void allot_ledger_charge(allot_ledger *ledger, int device, uint64_t bytes) {
+  if (bytes > 0) change_use(ledger, ledger->slot, device, CHARGE, bytes);
+}
+
+void allot_ledger_release(allot_ledger *ledger, int device, uint64_t bytes) {
+  change_use(ledger, ledger->slot, device, RELEASE, bytes);
+}
+
+void allot_ledger_set_context(allot_ledger *ledger, int device, uint64_t bytes) {
+  store(&ledger->usage->slots[ledger->slot].devices[device].context, bytes);
+}
+
+// ---- the agent's side ----------------------------------------------------------------------------
+
+// Changes `last` and nothing else, so that every compare-and-swap prepared before this call fails.
+static void fence(allot_ledger *ledger, int device, uint64_t mark) {
+  allot_usage_device *shared = &ledger->usage->devices[device];
+  for (;;) {
+    allot_total total = read_total(shared);
+    help(ledger->usage, device, total.last);
+    allot_total marked = {.used = total.used, .last = AGENT_SLOT << OPERATION_BITS | (mark & OPERATION_MASK)};
+    if (swap_total(shared, total, marked)) return;
+  }
+}
+
+static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, uint64_t bytes, bool force,
+                        uint64_t *used) {
+  if (device < 0 || (uint32_t)device >= policy->device_count || bytes == 0) return -EINVAL;
+  int reaped = allot_ledger_reap(ledger);
+  if (reaped < 0) return reaped;
+  *used = allot_ledger_used(ledger, device);
+  if (*used > bytes && !force) return -EBUSY;
+  uint64_t old = load(&policy->devices[device].memory_limit);
+  store(&policy->devices[device].memory_limit, bytes);
+  fence(ledger, device, policy->generation + 1);
+  *used = allot_ledger_used(ledger, device);
+  bool overtaken = *used > bytes && !force;  // an allocation came first
+  if (overtaken) store(&policy->devices[device].memory_limit, old);
+  __atomic_add_fetch(&policy->generation, 1, __ATOMIC_SEQ_CST);
+  return overtaken ? -EBUSY : 0;
+}
+
+// Two agents at once: the second waits for the first. Tenants never take this lock.
+static int change_limit_locked(allot_ledger *ledger, int descriptor, int device, uint64_t bytes, bool force,
+                               uint64_t *used) {
+  if (flock(descriptor, LOCK_EX) != 0) return -errno;
+  void *policy = mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (policy == MAP_FAILED) return -errno;
+  int result = change_limit(ledger, policy, device, bytes, force, used);
+  munmap(policy, sizeof(allot_policy));
+  return result;
+}
+
+int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force, uint64_t *used) {
+  allot_ledger ledger;
+  int result = allot_ledger_open(&ledger, directory);
+  if (result != 0) return result;
+  int descriptor = open_in(directory, "policy", O_RDWR);
+  if (descriptor < 0) {
+    result = descriptor;
+  } else {
+    result = change_limit_locked(&ledger, descriptor, device, bytes, force, used);
+    close(descriptor);
+  }
+  allot_ledger_close(&ledger);
+  return result;
+}
