@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# The whole developer interface. Each target works on a fresh clone with python3 and make alone:
+# what it needs is set up first, in .venv, and only again when pyproject.toml or a pin changes.
+#
+#   make help
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+python := $(VENV)/bin/python
+pip := $(python) -m pip --disable-pip-version-check --quiet
+native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find native -name '*.[ch]')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint format types native bench docs wheel clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.installed ## two programs share a simulated GPU, before your eyes
+	@$(VENV)/bin/allot demo
+
+test: lint types $(VENV)/.developer native ## lint, types and every test
+	$(python) -m pytest $(PYTEST_ARGS)
+
+unit: $(VENV)/.developer ## the tests that need no process but their own
+	$(python) -m pytest tests/unit $(PYTEST_ARGS)
+
+lint: $(VENV)/.developer ## ruff, import-linter, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/clang-format --dry-run --Werror $(native_c)
+
+format: $(VENV)/.developer ## rewrite Python and C in the house style
+	$(VENV)/bin/ruff check --fix --exit-zero .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(native_c)
+
+types: $(VENV)/.developer ## mypy, strict
+	$(VENV)/bin/mypy
+
+native: $(VENV)/.installed ## the native libraries of this machine, as they ship
+	@$(python) tools/build_native.py
+
+bench: $(VENV)/.installed native ## overheads beside the bare simulated driver
+	$(python) bench/run.py
+
+docs: $(VENV)/.developer ## regenerate docs/reference/cli.md
+	$(python) tools/generate_cli_reference.py
+
+wheel: $(VENV)/.developer ## dist/*.whl, with the libraries of both architectures
+	$(python) -m hatchling build -t wheel
+
+clean: ## everything that is made here
+	rm -rf $(VENV) build dist native/build src/allotment/_native docs/_build
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- set-up --------------------------------------------------------------------------------------
+
+$(VENV)/.made: tools/make_venv.py
+	@$(PYTHON) tools/make_venv.py $(VENV)
+	@$(pip) install --constraint constraints.txt pip
+	@touch $@
+
+# What `allot` needs to run, and what its build needs. The hook builds the native libraries.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
+	@$(pip) install --constraint constraints.txt --group build
+	@$(pip) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.installed pyproject.toml constraints.txt
+	@$(pip) install --constraint constraints.txt --group dev
+	@touch $@
