@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of Allotment: one root, and few classes, each named for a condition someone handles.
+
+    AllotError               1   anything else that Allotment found wrong
+    ├── UsageError           2   what was asked cannot be meant: a bad option or value
+    │   └── QuantityError        an amount that is no amount (`4Gb`, `0`, `-1Gi`)
+    ├── DoesNotFitError      3   no GPU has enough left; carries need and have per GPU
+    ├── NotFoundError        4   no share, GPU or machine of that name
+    ├── NoDevicesError       5   no GPU, or no NVML to ask
+    ├── StateError           6   the state folder cannot be used: version, permission, space
+    │   └── LedgerError          a share's ledger is missing, damaged or of another version
+    ├── BusyError            7   it is in use, and going on would take something away from its user
+    └── PrerequisiteError    8   this machine lacks something that the command needs
+
+The number is the exit code of `allot`. `allot run` passes on its command's status, and adds the
+two of every shell: 126 (found, but not executable) and 127 (not found). The message says what is
+wrong and where; the hint says the next step.
+"""
+
+from collections.abc import Mapping
+
+__all__ = [
+    "EXIT_CODES",
+    "AllotError",
+    "BusyError",
+    "CommandNotExecutableError",
+    "CommandNotFoundError",
+    "DoesNotFitError",
+    "LedgerError",
+    "NoDevicesError",
+    "NotFoundError",
+    "PrerequisiteError",
+    "QuantityError",
+    "StateError",
+    "UsageError",
+]
+
+
+class AllotError(Exception):
+    """The root of all errors that Allotment raises on purpose.
+
+    `message` is one sentence without a full stop; `hint`, if any, is the next step to take.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        """Keep what is wrong and what to do about it."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(AllotError):
+    """What was asked cannot be meant."""
+
+    exit_code = 2
+
+
+class QuantityError(UsageError):
+    """A text is not an amount of memory, a share of a device or a duration."""
+
+
+class DoesNotFitError(AllotError):
+    """No set of devices has what the request needs; the message has need and have per device."""
+
+    exit_code = 3
+
+
+class NotFoundError(AllotError):
+    """Nothing has that name or id."""
+
+    exit_code = 4
+
+
+class NoDevicesError(AllotError):
+    """There is no GPU here, or nothing to ask about GPUs."""
+
+    exit_code = 5
+
+
+class StateError(AllotError):
+    """The state folder, or something in it, cannot be used."""
+
+    exit_code = 6
+
+
+class LedgerError(StateError):
+    """The ledger of one share is missing, damaged, of another version or unreadable."""
+
+
+class BusyError(AllotError):
+    """Something is in use, and going on would take it from its user."""
+
+    exit_code = 7
+
+
+class PrerequisiteError(AllotError):
+    """This machine lacks something that the command needs; `allot doctor` tells all of it."""
+
+    exit_code = 8
+
+
+class CommandNotExecutableError(AllotError):
+    """The command to run is there and cannot be executed."""
+
+    exit_code = 126
+
+
+class CommandNotFoundError(AllotError):
+    """The command to run is not there."""
+
+    exit_code = 127
+
+
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "something else went wrong",
+    2: "a bad option or value",
+    3: "no GPU has enough left for the request",
+    4: "no share, GPU or machine of that name",
+    5: "no GPU, or no NVML to ask about GPUs",
+    6: "the state folder or a ledger cannot be used",
+    7: "in use: going on would take something from its user",
+    8: "this machine lacks a prerequisite (see `allot doctor`)",
+    126: "`allot run`: the command is not executable",
+    127: "`allot run`: the command was not found",
+}
+"""What each exit code of `allot` means, for the help and the reference."""

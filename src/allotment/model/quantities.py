@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Amounts as people write them: the one parser and the one formatter of each.
+
+Memory is written as Kubernetes writes it, `4Gi`, `4096Mi`, `1.5Gi`, `500M`, plain bytes, or as a
+part of each device, `25%`. A trailing `B` (`4GiB`, `500MB`) is understood. Durations are written
+`250us`, `2ms`, `1.5s`, `2m`. Whatever is not an amount is a `QuantityError` that shows the text and
+the accepted units; no text makes these functions raise anything else.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from allotment.model.errors import QuantityError
+
+__all__ = [
+    "MAX_BYTES",
+    "MEMORY_UNITS",
+    "MemoryAmount",
+    "format_bytes",
+    "format_duration",
+    "parse_bytes",
+    "parse_duration_ns",
+    "parse_memory",
+]
+
+MAX_BYTES = 2**63 - 1
+"""The largest amount of memory that any part of Allotment can hold."""
+
+_BINARY = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
+_DECIMAL = {prefix: 1000 ** (power + 1) for power, prefix in enumerate("kMGTP")}
+MEMORY_UNITS = {"": 1, **_BINARY, **_DECIMAL}
+"""Bytes in one of each unit."""
+
+_DURATION_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_MAX_TEXT = 64  # longer than any amount; keeps int() away from absurd digit strings
+_NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<unit>[^0-9.]*)", re.ASCII)
+
+_MEMORY_HINT = (
+    "write an amount with a unit, like 4Gi, 4096Mi, 1.5Gi or 500M (units: Ki Mi Gi Ti Pi in powers"
+    " of 1024, k M G T P in powers of 1000, none for bytes)"
+)
+_PART_HINT = _MEMORY_HINT + ", or a part of each device, like 25%"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAmount:
+    """Memory asked of each device: so many bytes, or a part of the device.
+
+    Exactly one of both is set. `part` is exact and in (0, 1].
+    """
+
+    text: str
+    size_bytes: int | None = None
+    part: Fraction | None = None
+
+    def of(self, device_bytes: int) -> int:
+        """Return how many bytes this is of a device with `device_bytes`, rounded down."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        return int(device_bytes * (self.part or 0))
+
+    def __str__(self) -> str:
+        """Show the amount as it was written."""
+        return self.text
+
+
+def parse_memory(text: str) -> MemoryAmount:
+    """Parse bytes (`4Gi`) or a part of each device (`25%`); raise `QuantityError`."""
+    body = text.strip()
+    if not body.endswith("%"):
+        return MemoryAmount(body, size_bytes=_parse_bytes(text, _PART_HINT))
+    number, unit = _split(text, body[:-1], _PART_HINT)
+    if unit:
+        raise _refuse(text, f"{unit}% is not a unit", _PART_HINT)
+    if number == 0:
+        raise _refuse(text, "it is zero", _PART_HINT)
+    if number > 100:  # noqa: PLR2004 - a whole device
+        raise _refuse(text, "it is more than the whole device", "write 100% for a whole device")
+    return MemoryAmount(body, part=number / 100)
+
+
+def parse_bytes(text: str) -> int:
+    """Parse an amount of memory into bytes, fractions rounded up; raise `QuantityError`."""
+    return _parse_bytes(text, _MEMORY_HINT)
+
+
+def _parse_bytes(text: str, hint: str) -> int:
+    number, unit = _split(text, text.strip(), hint)
+    factor = MEMORY_UNITS.get(unit)
+    if factor is None and len(unit) > 1:
+        factor = MEMORY_UNITS.get(unit.removesuffix("B"))
+    if factor is None:
+        raise _refuse(text, f"unknown unit {unit!r}{_meant(unit)}", hint)
+    size = -((-number * factor) // 1)
+    if size == 0:
+        raise _refuse(text, "it is zero", hint)
+    if size > MAX_BYTES:
+        raise _refuse(text, "it is more than any device can have", hint)
+    return int(size)
+
+
+def parse_duration_ns(text: str) -> int:
+    """Parse a duration (`250us`, `2ms`, `1.5s`, `2m`, `1h`) into nanoseconds, zero included.
+
+    A bare `0` needs no unit; any other number does. Raises `QuantityError`.
+    """
+    hint = "write a duration with a unit, like 250us, 2ms, 1.5s or 2m (units: ns us ms s m h)"
+    number, unit = _split(text, text.strip(), hint)
+    if number == 0 and not unit:
+        return 0
+    factor = _DURATION_UNITS.get(unit)
+    if factor is None:
+        problem = f"unknown unit {unit!r}" if unit else "the unit is missing"
+        raise _refuse(text, problem, hint)
+    nanoseconds = int(number * factor)
+    if nanoseconds > MAX_BYTES:
+        raise _refuse(text, "it is too long", hint)
+    return nanoseconds
+
+
+def _split(text: str, body: str, hint: str) -> tuple[Fraction, str]:
+    """Take a text apart into its number and its unit."""
+    if not body:
+        raise _refuse(text, "it is empty", hint)
+    if len(body) > _MAX_TEXT:
+        raise _refuse(f"{body[:20]}...", "it is too long", hint)
+    if body.startswith("-"):
+        raise _refuse(text, "it is negative", hint)
+    match = _NUMBER.fullmatch(body)
+    if match is None:
+        raise _refuse(text, "it is not a number with a unit", hint)
+    return Fraction(match["number"]), match["unit"]
+
+
+def _meant(unit: str) -> str:
+    """Name the unit that someone who wrote `unit` most likely meant."""
+    stem = unit.lower().removesuffix("b").removesuffix("i")
+    close = [known for known in MEMORY_UNITS if known and known.lower().removesuffix("i") == stem]
+    return f" (did you mean {' or '.join(close)}?)" if close and len(unit) > 0 else ""
+
+
+def _refuse(text: str, problem: str, hint: str) -> QuantityError:
+    return QuantityError(f"{text!r} is not an amount: {problem}", hint=hint)
+
+
+def format_bytes(size: int) -> str:
+    """Write bytes for people, in the largest unit that keeps at least one whole: `4Gi`, `79.2Gi`."""
+    for unit, factor in reversed(_BINARY.items()):
+        if abs(size) >= factor:
+            if size % factor == 0:
+                return f"{size // factor}{unit}"
+            return f"{size / factor:.1f}".removesuffix(".0") + unit
+    return f"{size}B"
+
+
+def format_duration(nanoseconds: float) -> str:
+    """Write a duration for people: `250us`, `2ms`, `1.5s`."""
+    for unit in ("s", "ms", "us"):
+        factor = _DURATION_UNITS[unit]
+        if abs(nanoseconds) >= factor:
+            return f"{nanoseconds / factor:.1f}".removesuffix(".0") + unit
+    return f"{nanoseconds:.0f}ns"

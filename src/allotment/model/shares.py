@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share: one workload's placed part of one or more devices, and what is known about it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+__all__ = ["Injection", "Runner", "Share", "ShareDevice", "ShareId"]
+
+ShareId = NewType("ShareId", str)
+
+
+class Injection(StrEnum):
+    """How the shim gets into the processes of a share."""
+
+    NAMESPACE = "namespace"
+    """A private mount namespace with its own `ld.so.preload`: children and scrubbed environments too."""
+    ENVIRONMENT = "environment"
+    """`LD_PRELOAD` in the environment: what scrubs its environment runs without a limit."""
+    CDI = "cdi"
+    """A container runtime mounts it, from a CDI device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDevice:
+    """A device of a share, and what of it the share may use."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    """The limit as it was booked; the limit in force is the ledger's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """The process that a share lives for, named so that a later process of its number is not it."""
+
+    pid: int
+    start_time: int
+    """Field 22 of `/proc/PID/stat`: clock ticks after boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What is written down about a share when it is made (`share.json`)."""
+
+    id: ShareId
+    name: str
+    created: float
+    """Seconds after the epoch."""
+    mode: str
+    devices: tuple[ShareDevice, ...]
+    injection: Injection
+    machine: str | None = None
+    """Path of the simulated machine's file; None: real devices."""
+    spec: str | None = None
+    """What the simulated machine was described by."""
+    runner: Runner | None = None
+    """None: the share stays until someone removes it."""
+    command: tuple[str, ...] = field(default=())
+    user_id: int = 0
