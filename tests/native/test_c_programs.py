@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles and runs every C test program, plain and sanitized (native/tests/README.md)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import build_native
+import pytest
+
+NATIVE = build_native.NATIVE
+PROGRAMS = sorted((NATIVE / "tests").rglob("test_*.c"))
+BUILDS = ("plain", "address,undefined", "thread")
+HEADER_PACKAGES = {"cuda.h": "nvidia-cuda-runtime", "nvml.h": "nvidia-nvml-dev"}
+CANNOT_RUN_HERE = 77
+# A leak in a test program is a bug of the test; leaks of libraries show in their own tests.
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+    "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=99",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=99:second_deadlock_stack=1",
+}
+
+
+def needs(program: Path) -> dict[str, list[str]]:
+    """The `name: words` lines of the program's first comment."""
+    found = {}
+    for line in program.read_text().splitlines():
+        if not line.startswith("//"):
+            break
+        if match := re.fullmatch(r"// (sources|sanitizers|machine|needs|libraries): (.*)", line):
+            found[match[1]] = match[2].split()
+    return found
+
+
+def header_folder(header: str) -> Path:
+    """The folder of an NVIDIA header, or a skip."""
+    package = HEADER_PACKAGES[header]
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{header} is in {package}, which is not installed")
+    return next(Path(str(file.locate())).parent for file in files if file.name == header)
+
+
+def cases() -> list[object]:
+    """One for each program and each of its builds."""
+    return [
+        pytest.param(program, build, id=f"{program.relative_to(NATIVE / 'tests')}[{build}]")
+        for program in PROGRAMS
+        for build in needs(program).get("sanitizers", BUILDS)
+    ]
+
+
+def compile_program(
+    program: Path, build: str, *, compiler: list[str], native_dir: Path, output: Path
+) -> None:
+    """Compiles `program` with what it needs; a warning is an error, as in the libraries."""
+    recipe = build_native.read_recipe()
+    declared = needs(program)
+    sources = [
+        str(path) for pattern in declared.get("sources", []) for path in NATIVE.glob(pattern)
+    ]
+    libraries = [native_dir / name for name in declared.get("libraries", [])]
+    command = [
+        *compiler,
+        *recipe["cflags"],
+        *recipe.get(f"{os.uname().machine}.cflags", []),
+        # Asserts are how a program fails; frames and line numbers are how one reads it.
+        *("-UNDEBUG", "-g", "-O1", "-fno-omit-frame-pointer"),
+        *([] if build == "plain" else [f"-fsanitize={build}", "-fno-sanitize-recover=all"]),
+        *(f"-isystem{header_folder(header)}" for header in declared.get("needs", [])),
+        str(program),
+        *sources,
+        *map(str, libraries),
+        *(f"-Wl,-rpath,{library.parent}" for library in libraries),
+        *recipe["libs"],
+        "-o",
+        str(output),
+    ]
+    done = subprocess.run(command, cwd=NATIVE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("program", "build"), cases())
+@pytest.mark.timeout(120)
+def test_program(
+    program: Path,
+    build: str,
+    *,
+    tmp_path: Path,
+    native_dir: Path,
+    machine: Callable[[str], Path],
+    request: pytest.FixtureRequest,
+) -> None:
+    compiler = request.getfixturevalue("cc" if build == "plain" else "sanitizing_cc")
+    executable = tmp_path / program.stem
+    compile_program(program, build, compiler=compiler, native_dir=native_dir, output=executable)
+    environment = {**os.environ, **SANITIZER_OPTIONS}
+    if spec := needs(program).get("machine"):
+        environment["ALLOTMENT_SIMULATED_MACHINE"] = str(machine(spec[0]))
+    command = [str(executable)]
+    if build == "thread" and (setarch := shutil.which("setarch")):
+        # gcc 12's runtime does not know the address randomisation of newer kernels.
+        command = [setarch, "-R", *command]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode == CANNOT_RUN_HERE:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def test_there_are_programs() -> None:
+    assert PROGRAMS
