@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a request goes: pure functions from device states to a decision that carries its reasons.
+
+No I/O, no clock, no randomness: the same states and the same request give the same decision. The
+caller holds whatever lock keeps the states true until the decision is written down.
+"""
+
+from allotment.placement.choose import choose
+from allotment.placement.explain import explain
+from allotment.placement.fit import judge
+from allotment.placement.select import is_selected, unknown_selectors
+
+__all__ = ["choose", "explain", "is_selected", "judge", "unknown_selectors"]
