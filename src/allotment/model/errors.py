@@ -10,7 +10,9 @@
     ├── StateError           6   the state folder cannot be used: version, permission, space
     │   └── LedgerError          a share's ledger is missing, damaged or of another version
     ├── BusyError            7   it is in use, and going on would take something away from its user
+    │   └── LimitBelowUseError   a limit below what is used; carries need and have
     └── PrerequisiteError    8   this machine lacks something that the command needs
+        └── LibraryMissingError  a native library of this installation
 
 The number is the exit code of `allot`. `allot run` passes on its command's status, and adds the
 two of every shell: 126 (found, but not executable) and 127 (not found). The message says what is
@@ -18,6 +20,9 @@ wrong and where; the hint says the next step.
 """
 
 from collections.abc import Mapping
+from pathlib import PurePath
+
+from allotment.model.formats import format_bytes
 
 __all__ = [
     "EXIT_CODES",
@@ -27,6 +32,8 @@ __all__ = [
     "CommandNotFoundError",
     "DoesNotFitError",
     "LedgerError",
+    "LibraryMissingError",
+    "LimitBelowUseError",
     "NoDevicesError",
     "NotFoundError",
     "PrerequisiteError",
@@ -95,10 +102,36 @@ class BusyError(AllotError):
     exit_code = 7
 
 
+class LimitBelowUseError(BusyError):
+    """A limit was to go below what is in use; `need` is the use and `have` the limit, in bytes."""
+
+    def __init__(self, *, need: int, have: int) -> None:
+        """Say both numbers."""
+        self.need = need
+        self.have = have
+        super().__init__(
+            f"{format_bytes(need)} ({need} bytes) are in use, more than the new limit of"
+            f" {format_bytes(have)}",
+            hint="free memory in the program first, or add --force: then new allocations fail until"
+            " the use fits",
+        )
+
+
 class PrerequisiteError(AllotError):
     """This machine lacks something that the command needs; `allot doctor` tells all of it."""
 
     exit_code = 8
+
+
+class LibraryMissingError(PrerequisiteError):
+    """A native library of this installation is not where it belongs."""
+
+    def __init__(self, path: PurePath) -> None:
+        """Name the file."""
+        super().__init__(
+            f"{path} is missing: this installation has no native part for this machine",
+            hint="in a clone, run `make native`; else install the wheel: pip install allotment",
+        )
 
 
 class CommandNotExecutableError(AllotError):

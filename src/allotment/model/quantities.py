@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts as people write them: the one parser and the one formatter of each.
+"""Amounts as people write them: the one parser of each.
 
 Memory is written as Kubernetes writes it, `4Gi`, `4096Mi`, `1.5Gi`, `500M`, plain bytes, or as a
 part of each device, `25%`. A trailing `B` (`4GiB`, `500MB`) is understood. Durations are written
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from allotment.model.errors import QuantityError
+from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS
 
 __all__ = [
     "MAX_BYTES",
-    "MEMORY_UNITS",
     "MemoryAmount",
-    "format_bytes",
-    "format_duration",
     "parse_bytes",
     "parse_duration_ns",
     "parse_memory",
@@ -32,7 +30,7 @@ _DECIMAL = {prefix: 1000 ** (power + 1) for power, prefix in enumerate("kMGTP")}
 MEMORY_UNITS = {"": 1, **_BINARY, **_DECIMAL}
 """Bytes in one of each unit."""
 
-_DURATION_UNITS = {
+DURATION_UNITS = {
     "ns": 1,
     "us": 10**3,
     "ms": 10**6,
@@ -116,7 +114,7 @@ def parse_duration_ns(text: str) -> int:
     number, unit = _split(text, text.strip(), hint)
     if number == 0 and not unit:
         return 0
-    factor = _DURATION_UNITS.get(unit)
+    factor = DURATION_UNITS.get(unit)
     if factor is None:
         problem = f"unknown unit {unit!r}" if unit else "the unit is missing"
         raise _refuse(text, problem, hint)
@@ -149,22 +147,3 @@ def _meant(unit: str) -> str:
 
 def _refuse(text: str, problem: str, hint: str) -> QuantityError:
     return QuantityError(f"{text!r} is not an amount: {problem}", hint=hint)
-
-
-def format_bytes(size: int) -> str:
-    """Write bytes for people, in the largest unit that keeps at least one whole: `4Gi`, `79.2Gi`."""
-    for unit, factor in reversed(_BINARY.items()):
-        if abs(size) >= factor:
-            if size % factor == 0:
-                return f"{size // factor}{unit}"
-            return f"{size / factor:.1f}".removesuffix(".0") + unit
-    return f"{size}B"
-
-
-def format_duration(nanoseconds: float) -> str:
-    """Write a duration for people: `250us`, `2ms`, `1.5s`."""
-    for unit in ("s", "ms", "us"):
-        factor = _DURATION_UNITS[unit]
-        if abs(nanoseconds) >= factor:
-            return f"{nanoseconds / factor:.1f}".removesuffix(".0") + unit
-    return f"{nanoseconds:.0f}ns"

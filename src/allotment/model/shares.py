@@ -14,7 +14,7 @@ class Injection(StrEnum):
     """How the shim gets into the processes of a share."""
 
     NAMESPACE = "namespace"
-    """A private mount namespace with its own `ld.so.preload`: children and scrubbed environments too."""
+    """A mount namespace with its own `ld.so.preload`: children, scrubbed environments and all."""
     ENVIRONMENT = "environment"
     """`LD_PRELOAD` in the environment: what scrubs its environment runs without a limit."""
     CDI = "cdi"

@@ -2,7 +2,7 @@
 """The words for a rejection: what was needed, and what each device has."""
 
 from allotment.model.placements import Rejection, Verdict
-from allotment.model.quantities import format_bytes
+from allotment.model.formats import format_bytes
 from allotment.placement.fit import NOT_SELECTED, TOO_LITTLE_MEMORY
 
 __all__ = ["explain"]
