@@ -25,19 +25,6 @@ __all__ = [
 MAX_BYTES = 2**63 - 1
 """The largest amount of memory that any part of Allotment can hold."""
 
-_BINARY = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
-_DECIMAL = {prefix: 1000 ** (power + 1) for power, prefix in enumerate("kMGTP")}
-MEMORY_UNITS = {"": 1, **_BINARY, **_DECIMAL}
-"""Bytes in one of each unit."""
-
-DURATION_UNITS = {
-    "ns": 1,
-    "us": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
 _MAX_TEXT = 64  # longer than any amount; keeps int() away from absurd digit strings
 _NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<unit>[^0-9.]*)", re.ASCII)
 
