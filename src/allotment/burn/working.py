@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a burn: get memory, keep the GPU busy, give everything back.
+
+The loop is closed: every stream has one launch outstanding, and its next one follows when the end
+of this one was seen. The latency of a launch is therefore its own, never the queue's. Waiting is
+by events that block, so that a burn costs no processor time to speak of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from ctypes import POINTER, c_float, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from allotment.burn.allocations import APIS, write_all
+from allotment.burn.drivers import OUT_OF_MEMORY, Context, CudaError, Driver, KernelNode
+from allotment.burn.kernels import SPIN_ENTRY, SPIN_PTX
+from allotment.burn.reports import BurnDevice, BurnError, ProcessReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from allotment.burn.allocations import Allocator, Piece
+    from allotment.burn.plans import BurnPlan
+
+_EVENT_BLOCKING: Final = 1
+_STREAM_NON_BLOCKING: Final = 1
+_HOLDING_STEP_SECONDS: Final = 0.05
+
+
+def work(driver: Driver, plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> ProcessReport:
+    """Do one process's part of the plan and report it.
+
+    The driver's errors end up in the report, never as exceptions; except those of finding the
+    device, which leave nothing to report: CudaError. `is_stopping` is asked between the driver's
+    calls.
+    """
+    report = ProcessReport(pid=os.getpid(), asked_bytes=plan.memory_bytes)
+    context = Context.open(driver, plan.device)
+    burn = _Burn(context=context, plan=plan, report=report, is_stopping=is_stopping)
+    with burn.recording():
+        report.device = BurnDevice(
+            ordinal=context.ordinal,
+            uuid=context.uuid,
+            name=context.name,
+            total_bytes=context.total_bytes,
+        )
+        if plan.memory_fraction and not plan.memory_bytes:
+            report.asked_bytes = int(context.total_bytes * plan.memory_fraction)
+        report.memory_before = context.memory()
+        with APIS[plan.api](context) as allocator:
+            burn.run(allocator)
+    with burn.recording():
+        context.close()
+    report.interrupted = is_stopping()
+    return report
+
+
+@dataclass(slots=True, kw_only=True)
+class _Burn:
+    context: Context
+    plan: BurnPlan
+    report: ProcessReport
+    is_stopping: Callable[[], bool]
+    pieces: list[Piece] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Put the driver's error into the report instead of raising it."""
+        try:
+            yield
+        except CudaError as error:
+            self.record(error)
+
+    def record(self, error: CudaError) -> None:
+        self.report.errors.append(
+            BurnError(
+                code=error.code,
+                name=error.name,
+                call=error.call,
+                at_bytes=self.report.got_bytes,
+            )
+        )
+
+    def run(self, allocator: Allocator) -> None:
+        try:
+            with self.recording():
+                self.allocate(allocator)
+                self.report.memory_after = self.context.memory()
+                if not self.report.errors:
+                    self.occupy()
+        finally:
+            # After a sticky error every release fails alike; one of them says enough.
+            with self.recording():
+                while self.pieces:
+                    allocator.release(self.pieces.pop())
+
+    def allocate(self, allocator: Allocator) -> None:
+        report, plan = self.report, self.plan
+        while report.got_bytes < report.asked_bytes and not self.is_stopping():
+            size = min(plan.chunk_bytes, report.asked_bytes - report.got_bytes)
+            try:
+                piece = allocator.allocate(size)
+            except CudaError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                self.record(error)
+                return
+            self.pieces.append(piece)
+            report.got_bytes += piece.size_bytes
+            if plan.touch and piece.address is not None:
+                write_all(self.context, piece.address, piece.size_bytes)
+
+    def occupy(self) -> None:
+        """Launch kernels, or only hold the memory, until the time has passed."""
+        started = time.monotonic()
+        deadline = started + self.plan.seconds
+        try:
+            if self.plan.kernel_ns == 0:
+                self._hold(deadline)
+            else:
+                with _Lanes.opened(self.context, self.plan) as lanes:
+                    self._launch(lanes, deadline)
+        finally:
+            self.report.wall_seconds = time.monotonic() - started
+
+    def _hold(self, deadline: float) -> None:
+        while not self.is_stopping() and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _HOLDING_STEP_SECONDS))
+
+    def _launch(self, lanes: _Lanes, deadline: float) -> None:
+        for lane in lanes.lanes:
+            lanes.launch(lane)
+        # At least one launch of each lane, however short the time.
+        waiting = list(lanes.lanes)
+        while waiting:
+            lane = waiting.pop(0)
+            latency_ns, gpu_seconds = lanes.finish(lane)
+            self.report.latencies.add(latency_ns)
+            self.report.gpu_seconds += gpu_seconds
+            self.report.launches += 1
+            self.report.kernels += self.plan.kernels_per_launch
+            if time.monotonic() < deadline and not self.is_stopping():
+                lanes.launch(lane)
+                waiting.append(lane)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A stream and the launch that is outstanding in it."""
+
+    stream: c_void_p
+    before: c_void_p
+    after: c_void_p
+    graph: c_void_p | None = None
+    launched_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """The streams of a burn, with what they launch."""
+
+    driver: Driver
+    function: c_void_p
+    parameters: ctypes.Array[c_void_p]
+    duration: c_uint64
+    lanes: list[_Lane] = field(default_factory=list)
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, context: Context, plan: BurnPlan) -> Iterator[_Lanes]:
+        """Load the kernel, build the graph and make the streams; undo all of it at the end."""
+        driver = context.driver
+        with contextlib.ExitStack() as undo:
+            module, function = c_void_p(), c_void_p()
+            driver.call("cuModuleLoadData", ctypes.byref(module), SPIN_PTX)
+            undo.callback(driver.call, "cuModuleUnload", module)
+            driver.call("cuModuleGetFunction", ctypes.byref(function), module, SPIN_ENTRY)
+            duration = c_uint64(plan.kernel_ns)
+            parameters = (c_void_p * 1)(ctypes.addressof(duration))
+            lanes = cls(driver, function, parameters, duration)
+            for _ in range(plan.streams):
+                lane = _open_lane(driver, undo)
+                if plan.graph_nodes:
+                    # One each: launches of one executable graph wait for each other.
+                    lane.graph = lanes.build_graph(plan.graph_nodes, undo)
+                lanes.lanes.append(lane)
+            yield lanes
+
+    def build_graph(self, nodes: int, undo: contextlib.ExitStack) -> c_void_p:
+        """Make an executable graph of `nodes` kernels, each after the one before it."""
+        driver, graph, executable = self.driver, c_void_p(), c_void_p()
+        driver.call("cuGraphCreate", ctypes.byref(graph), 0)
+        undo.callback(driver.call, "cuGraphDestroy", graph)
+        described = KernelNode()
+        described.function = self.function
+        described.grid[:] = (1, 1, 1)
+        described.block[:] = (1, 1, 1)
+        described.parameters = ctypes.cast(self.parameters, POINTER(c_void_p))
+        previous: c_void_p | None = None
+        for _ in range(nodes):
+            node = c_void_p()
+            driver.call(
+                "cuGraphAddKernelNode",
+                ctypes.byref(node),
+                graph,
+                None if previous is None else ctypes.byref(previous),
+                0 if previous is None else 1,
+                ctypes.byref(described),
+            )
+            previous = node
+        driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, 0)
+        undo.callback(driver.call, "cuGraphExecDestroy", executable)
+        return executable
+
+    def launch(self, lane: _Lane) -> None:
+        """Launch the kernel or the graph in a lane, between its two events."""
+        lane.launched_ns = time.monotonic_ns()
+        self.driver.call("cuEventRecord", lane.before, lane.stream)
+        if lane.graph is None:
+            self.driver.call(
+                "cuLaunchKernel",
+                self.function,
+                *(1, 1, 1),
+                *(1, 1, 1),
+                0,
+                lane.stream,
+                self.parameters,
+                None,
+            )
+        else:
+            self.driver.call("cuGraphLaunch", lane.graph, lane.stream)
+        self.driver.call("cuEventRecord", lane.after, lane.stream)
+
+    def finish(self, lane: _Lane) -> tuple[int, float]:
+        """Wait for a lane; its latency in nanoseconds and its time on the GPU in seconds."""
+        self.driver.call("cuEventSynchronize", lane.after)
+        latency_ns = time.monotonic_ns() - lane.launched_ns
+        milliseconds = c_float()
+        self.driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), lane.before, lane.after)
+        return latency_ns, milliseconds.value / 1000
+
+
+def _open_lane(driver: Driver, undo: contextlib.ExitStack) -> _Lane:
+    stream, before, after = c_void_p(), c_void_p(), c_void_p()
+    driver.call("cuStreamCreate", ctypes.byref(stream), _STREAM_NON_BLOCKING)
+    undo.callback(driver.call, "cuStreamDestroy", stream)
+    for event in (before, after):
+        driver.call("cuEventCreate", ctypes.byref(event), _EVENT_BLOCKING)
+        undo.callback(driver.call, "cuEventDestroy", event)
+    return _Lane(stream, before, after)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot burn`: a workload that runs on real and simulated GPUs alike, and reports itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from allotment.burn.plans import BurnPlan
+from allotment.model.quantities import parse_bytes, parse_duration_ns, parse_memory
+
+if TYPE_CHECKING:
+    from allotment.burn.reports import BurnReport
+
+EXIT_CUDA_ERROR: Final = 1
+EXIT_OUT_OF_MEMORY: Final = 9
+
+_APIS = ("plain", "async", "pool", "vmm", "managed", "array")
+
+_EPILOGUE = """\b
+Examples:
+  allot burn --memory 3Gi --kernel 2ms --seconds 10
+  allot run --simulated a100-80gb --memory 4Gi -- allot burn --memory 5Gi
+  allot burn --memory 512Mi --api vmm --processes 4 -o json
+  allot burn --memory 25% --kernel 0 --seconds 60        (only hold memory)
+
+\b
+Exit codes:
+  0  done
+  1  the driver gave an error other than a lack of memory
+  2  a bad option or value
+  5  no driver or no GPU here
+  9  the driver refused memory (CUDA_ERROR_OUT_OF_MEMORY)
+  128 + the signal's number, when a signal ended it early (the report comes all the same)
+
+\b
+With -o json, one document:
+"""
+
+
+def _epilogue() -> str:
+    from allotment.burn.reports import DOCUMENT
+
+    return _EPILOGUE + "".join(f"  {line}\n" for line in DOCUMENT.splitlines())
+
+
+class _BurnCommand(click.Command):
+    """Writes the JSON document's description only when help is asked for."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.epilog = _epilogue()
+        super().format_epilog(ctx, formatter)
+
+
+@click.command(cls=_BurnCommand, name="burn", short_help="Use a GPU, and report what happened.")
+@click.option("--memory", metavar="SIZE", help="Memory to get, per process: 3Gi, 25%.")
+@click.option("--chunk", metavar="SIZE", default="64Mi", show_default=True, help="One allocation.")
+@click.option(
+    "--api",
+    type=click.Choice(_APIS),
+    default="plain",
+    show_default=True,
+    help="The driver's way to get memory.",
+)
+@click.option("--touch", is_flag=True, help="Write to all of it (simulated: takes host memory).")
+@click.option(
+    "--kernel",
+    metavar="TIME",
+    default="2ms",
+    show_default=True,
+    help="Duration of a kernel; 0 runs none and only holds the memory.",
+)
+@click.option(
+    "--graph", metavar="N", type=click.IntRange(1, 100_000), help="Launch graphs of N kernels."
+)
+@click.option(
+    "--streams",
+    metavar="N",
+    type=click.IntRange(1, 128),
+    default=1,
+    show_default=True,
+    help="Streams at once, one launch outstanding in each.",
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=click.IntRange(1, 512),
+    default=1,
+    show_default=True,
+    help="Processes at once, each with all of the above.",
+)
+@click.option(
+    "--seconds",
+    metavar="S",
+    type=click.FloatRange(0, 1e9),
+    default=5.0,
+    show_default=True,
+    help="How long to run kernels or hold the memory.",
+)
+@click.option(
+    "--device",
+    metavar="N",
+    type=click.IntRange(0, 1023),
+    default=0,
+    show_default=True,
+    help="CUDA's number of the device.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How to report.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    memory: str | None,
+    chunk: str,
+    api: str,
+    touch: bool,
+    kernel: str,
+    graph: int | None,
+    streams: int,
+    processes: int,
+    seconds: float,
+    device: int,
+    output: str,
+) -> None:
+    """Get memory, run kernels for a while, and report what the driver gave and said.
+
+    Speaks to the CUDA driver alone and needs no toolkit. Memory is taken in chunks until SIZE is
+    reached or the driver refuses; after a refusal no kernels are run. Ctrl-C ends it early and
+    prints the report so far.
+    """
+    from allotment.burn.running import burn
+
+    amount = parse_memory(memory) if memory is not None else None
+    plan = BurnPlan(
+        memory_bytes=amount.size_bytes or 0 if amount is not None else 0,
+        memory_fraction=float(amount.part or 0) if amount is not None else 0.0,
+        chunk_bytes=parse_bytes(chunk),
+        api=api,
+        touch=touch,
+        kernel_ns=parse_duration_ns(kernel),
+        graph_nodes=graph or 0,
+        streams=streams,
+        processes=processes,
+        seconds=seconds,
+        device=device,
+    )
+    report = burn(plan)
+    if output == "json":
+        click.echo(json.dumps(report.to_document(), indent=2))
+    else:
+        from allotment.burn.telling import tell
+
+        for line in tell(report):
+            click.echo(line)
+    ctx.exit(_exit_code(report))
+
+
+def _exit_code(report: BurnReport) -> int:
+    if report.errors:
+        return EXIT_OUT_OF_MEMORY if report.was_refused else EXIT_CUDA_ERROR
+    return 0 if report.ended_by is None else 128 + report.ended_by
