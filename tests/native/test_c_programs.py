@@ -73,6 +73,8 @@ def compile_program(
         *recipe.get(f"{os.uname().machine}.cflags", []),
         # Asserts are how a program fails; frames and line numbers are how one reads it.
         *("-UNDEBUG", "-g", "-O1", "-fno-omit-frame-pointer"),
+        # An assertion's words are optional.
+        "-Wno-format-zero-length",
         *([] if build == "plain" else [f"-fsanitize={build}", "-fno-sanitize-recover=all"]),
         *(f"-isystem{header_folder(header)}" for header in declared.get("needs", [])),
         str(program),

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ships: the wheel's contents, what its libraries ask of a machine, pins, licences."""
+
+from __future__ import annotations
+
+import email
+import email.message
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import build_native
+import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import SymbolTableSection
+from packaging.tags import compatible_tags
+from packaging.utils import parse_wheel_filename
+
+LIBRARIES = (
+    "liballotment-ledger.so",
+    "liballotment-shim.so",
+    "simulated/libcuda.so.1",
+    "simulated/libnvidia-ml.so.1",
+)
+MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+# All of them parts of glibc; ld-linux is its loader, needed where thread-local storage is.
+ALLOWED_NEEDED = re.compile(
+    r"libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|librt\.so\.1|ld-linux-[\w-]+\.so\.[12]"
+)
+EPOCH = "1767225600"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def build_wheel(root: Path, into: Path) -> Path:
+    """Builds the wheel as a release does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)],
+        cwd=root,
+        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(root, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(unpacked: Path) -> email.message.Message:
+    (path,) = unpacked.glob("*.dist-info/METADATA")
+    return email.message_from_string(path.read_text())
+
+
+every_library = pytest.mark.parametrize(
+    ("arch", "name"),
+    [(arch, name) for arch in MACHINES for name in LIBRARIES],
+    ids=lambda value: value,
+)
+
+
+def library(unpacked: Path, arch: str, name: str) -> ELFFile:
+    """One of the wheel's libraries, opened."""
+    path = unpacked / "allotment" / "_native" / arch / name
+    return ELFFile(io.BytesIO(path.read_bytes()))
+
+
+def dynamic(elf: ELFFile, tag: str, attribute: str) -> list[str]:
+    """The values of one tag of the dynamic section."""
+    section = elf.get_section_by_name(".dynamic")
+    assert isinstance(section, DynamicSection)
+    return [getattr(entry, attribute) for entry in section.iter_tags(tag)]
+
+
+def exports(elf: ELFFile) -> list[str]:
+    """The names that the library defines for others."""
+    table = elf.get_section_by_name(".dynsym")
+    assert isinstance(table, SymbolTableSection)
+    return sorted(
+        symbol.name
+        for symbol in table.iter_symbols()
+        if symbol.name
+        and symbol["st_shndx"] != "SHN_UNDEF"
+        and symbol["st_info"]["bind"] in {"STB_GLOBAL", "STB_WEAK"}
+    )
+
+
+def test_wheel_serves_both_architectures_and_no_other_platform(wheel: Path) -> None:
+    _, _, _, tags = parse_wheel_filename(wheel.name)
+    assert {tag.platform for tag in tags} == {
+        f"{policy}_{arch}" for policy in ("manylinux_2_17", "manylinux2014") for arch in MACHINES
+    }
+    for platform in ("manylinux_2_17_x86_64", "manylinux_2_17_aarch64"):
+        assert tags & set(compatible_tags((3, 11), platforms=[platform]))
+
+
+def test_wheel_carries_every_library_once(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = sorted(name for name in archive.namelist() if "/_native/" in name)
+    assert packed == sorted(
+        f"allotment/_native/{arch}/{name}" for arch in MACHINES for name in LIBRARIES
+    )
+
+
+def test_wheel_is_the_same_when_built_again(wheel: Path, root: Path, tmp_path: Path) -> None:
+    again = build_wheel(root, tmp_path)
+    assert (
+        hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(wheel.read_bytes()).digest()
+    )
+
+
+@every_library
+def test_library_is_of_its_architecture_and_stripped(unpacked: Path, arch: str, name: str) -> None:
+    elf = library(unpacked, arch, name)
+    assert elf["e_machine"] == MACHINES[arch]
+    assert elf.get_section_by_name(".symtab") is None
+    assert elf.get_section_by_name(".debug_info") is None
+
+
+@every_library
+def test_library_runs_on_glibc_2_17(unpacked: Path, arch: str, name: str) -> None:
+    section = library(unpacked, arch, name).get_section_by_name(".gnu.version_r")
+    assert isinstance(section, GNUVerNeedSection)
+    newest = max(
+        tuple(map(int, version.name.removeprefix("GLIBC_").split(".")))
+        for _, versions in section.iter_versions()
+        for version in versions
+    )
+    assert newest <= (2, 17)
+
+
+@every_library
+def test_library_needs_only_glibc(unpacked: Path, arch: str, name: str) -> None:
+    needed = dynamic(library(unpacked, arch, name), "DT_NEEDED", "needed")
+    assert [n for n in needed if not ALLOWED_NEEDED.fullmatch(n)] == []
+
+
+@every_library
+def test_library_has_its_true_soname(unpacked: Path, arch: str, name: str) -> None:
+    assert dynamic(library(unpacked, arch, name), "DT_SONAME", "soname") == [Path(name).name]
+
+
+@every_library
+def test_library_tells_nothing_of_where_it_was_built(
+    unpacked: Path, root: Path, arch: str, name: str
+) -> None:
+    content = (unpacked / "allotment" / "_native" / arch / name).read_bytes()
+    assert str(root).encode() not in content
+    assert b"/home/" not in content
+
+
+@pytest.mark.parametrize("arch", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("liballotment-ledger.so", r"allot_ledger_\w+"),
+        ("simulated/libcuda.so.1", r"cu[A-Z]\w+"),
+        ("simulated/libnvidia-ml.so.1", r"nvml[A-Z]\w+"),
+    ],
+    ids=["ledger", "cuda", "nvml"],
+)
+def test_library_exports_its_interface_alone(
+    unpacked: Path, arch: str, name: str, pattern: str
+) -> None:
+    names = exports(library(unpacked, arch, name))
+    assert names
+    assert [n for n in names if not re.fullmatch(pattern, n)] == []
+
+
+@pytest.mark.parametrize("arch", MACHINES)
+def test_shim_exports_are_the_agreed_ones(unpacked: Path, arch: str) -> None:
+    # A new name here interposes in every program of a share: renew the list on purpose.
+    golden = Path(__file__).with_name("shim_exports.txt")
+    assert exports(library(unpacked, arch, "liballotment-shim.so")) == golden.read_text().split()
+
+
+def test_metadata_names_the_licence_and_carries_its_text(
+    metadata: email.message.Message, unpacked: Path
+) -> None:
+    assert metadata["License-Expression"] == "Apache-2.0"
+    (text,) = unpacked.glob("*.dist-info/licenses/LICENSE")
+    assert "Apache License" in text.read_text()
+
+
+def test_wheel_has_no_dependency_beyond_the_agreed_ones(metadata: email.message.Message) -> None:
+    required = {re.split(r"[<>=!~;\s]", line)[0] for line in metadata.get_all("Requires-Dist", [])}
+    assert required == {"pyyaml", "click", "msgspec", "nvidia-ml-py", "rich"}
+
+
+def test_command_is_declared(unpacked: Path) -> None:
+    (path,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "allot = allotment.cli:main" in path.read_text()
+
+
+def test_constraints_are_pins_without_addresses(root: Path) -> None:
+    lines = (root / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [line for line in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+
+
+def test_every_requirement_is_pinned(root: Path) -> None:
+    pinned = {
+        normalised(line.split("==")[0])
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    groups = project["dependency-groups"].values()
+    required = {
+        normalised(re.split(r"[<>=!~;\s]", entry)[0])
+        for entry in [
+            *project["build-system"]["requires"],
+            *project["project"]["dependencies"],
+            *(entry for group in groups for entry in group if isinstance(entry, str)),
+        ]
+    }
+    assert required - pinned == set()
+
+
+def normalised(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_source_file_says_its_licence(root: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py", "*.c", "*.h", "*.S", "Makefile", "*.mk"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tracked.returncode != 0:
+        pytest.skip("not a git checkout")
+    unlicensed = [
+        name
+        for name in tracked.stdout.split()
+        if (root / name).exists()
+        and "SPDX-License-Identifier: Apache-2.0" not in (root / name).read_text()[:300]
+    ]
+    assert unlicensed == []
+
+
+def test_recipe_names_every_c_file(root: Path) -> None:
+    # A file in a folder that no pattern reaches would be silently left out.
+    built = {s for lib in build_native.libraries("x86_64") for s in lib.sources}
+    native = root / "native"
+    there = {p.relative_to(native) for p in native.rglob("*.[cS]")}
+    left_out = {p for p in there if p.parts[0] not in {"tests", "build"}} - built
+    assert left_out == set()
