@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations on a share's ledger: exact under any interleaving of processes, kill -9 and SIGSTOP.
 //
-// No lock is ever held by a process that could die or be stopped: every change of a device's total is
-// one 16-byte compare-and-swap, and what a dead process had under way is decided afterwards by whoever
-// clears its slot (docs/designs/ledger.md has the argument).
+// No lock is ever held by a process that could die or be stopped: every change of a device's total
+// is one 16-byte compare-and-swap, and what a dead process had under way is decided afterwards by
+// whoever clears its slot (docs/designs/ledger.md has the argument).
 #include "ledger.h"
 
 #include <errno.h>
@@ -42,12 +42,14 @@ static void raise_to(uint64_t *word, uint64_t value) {
   }
 }
 
-// ---- the total -----------------------------------------------------------------------------------
+// ---- the total
+// -----------------------------------------------------------------------------------
 
 typedef unsigned __int128 __attribute__((may_alias)) total_word;
 
-// The halves may be of two moments. That is harmless: `last` alone is always an operation that truly
-// happened (helping it is right), and the compare-and-swap fails unless both halves still hold.
+// The halves may be of two moments. That is harmless: `last` alone is always an operation that
+// truly happened (helping it is right), and the compare-and-swap fails unless both halves still
+// hold.
 static allot_total read_total(const allot_usage_device *device) {
   allot_total total = {.last = load(&device->total.last)};
   total.used = load(&device->total.used);
@@ -81,8 +83,8 @@ static uint64_t effective(const allot_slot_device *own) {
 static uint64_t publish(allot_slot_device *own, uint64_t before, uint64_t after) {
   uint64_t operation = load(&own->operation);
   if (load(&own->committed) < operation) {
-    // The last one never reached the total: nobody has seen its number, so it is used again, and its
-    // cell already says `before`.
+    // The last one never reached the total: nobody has seen its number, so it is used again, and
+    // its cell already says `before`.
     store(&own->intents[operation & 1].after, after);
     return operation;
   }
@@ -101,7 +103,8 @@ static bool exceeds(uint64_t used, uint64_t bytes, uint64_t limit) {
 enum change { RESERVE, CHARGE, RELEASE };
 
 // One operation of slot `slot`, whose owner or reaper the caller is. False: RESERVE met the limit.
-static bool change_use(allot_ledger *ledger, int slot, int device, enum change kind, uint64_t bytes) {
+static bool change_use(allot_ledger *ledger, int slot, int device, enum change kind,
+                       uint64_t bytes) {
   allot_usage_device *shared = &ledger->usage->devices[device];
   allot_slot_device *own = &ledger->usage->slots[slot].devices[device];
   for (;;) {
@@ -116,9 +119,10 @@ static bool change_use(allot_ledger *ledger, int slot, int device, enum change k
       after = before - less;
       used = total.used > less ? total.used - less : 0;
     } else {
-      // The limit is read after the total: set_limit() changes them in the opposite order, so that a
-      // reservation under a limit that is gone fails in the swap below.
-      if (kind == RESERVE && exceeds(total.used, bytes, allot_ledger_limit(ledger, device))) return false;
+      // The limit is read after the total: set_limit() changes them in the opposite order, so that
+      // a reservation under a limit that is gone fails in the swap below.
+      if (kind == RESERVE && exceeds(total.used, bytes, allot_ledger_limit(ledger, device)))
+        return false;
       after = before + bytes;
       used = total.used + bytes;
       if (after < before || used < total.used) return false;
@@ -139,7 +143,8 @@ static bool change_use(allot_ledger *ledger, int slot, int device, enum change k
   }
 }
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files
+// ---------------------------------------------------------------------------------------
 
 static int open_in(const char *directory, const char *name, int flags) {
   char path[4096];
@@ -188,14 +193,16 @@ int allot_ledger_create(const char *directory, const allot_policy *policy) {
   return error;
 }
 
-static int map_file(const char *directory, const char *name, size_t size, bool writable, void **mapped) {
+static int map_file(const char *directory, const char *name, size_t size, bool writable,
+                    void **mapped) {
   int descriptor = open_in(directory, name, writable ? O_RDWR : O_RDONLY);
   if (descriptor < 0) return descriptor;
   struct stat status;
   int error = fstat(descriptor, &status) != 0 ? -errno : 0;
   if (error == 0 && (uint64_t)status.st_size < size) error = -EINVAL;
   if (error == 0) {
-    *mapped = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, descriptor, 0);
+    *mapped =
+        mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, descriptor, 0);
     if (*mapped == MAP_FAILED) error = -errno;
   }
   close(descriptor);
@@ -204,7 +211,8 @@ static int map_file(const char *directory, const char *name, size_t size, bool w
 
 static int check_heads(const allot_policy *policy, const allot_usage *usage) {
   if (policy->magic != ALLOT_POLICY_MAGIC || usage->magic != ALLOT_USAGE_MAGIC) return -EINVAL;
-  if (policy->version != ALLOT_LEDGER_VERSION || usage->version != ALLOT_LEDGER_VERSION) return -EPROTO;
+  if (policy->version != ALLOT_LEDGER_VERSION || usage->version != ALLOT_LEDGER_VERSION)
+    return -EPROTO;
   if (policy->device_count == 0 || policy->device_count > ALLOT_MAX_DEVICES) return -EINVAL;
   if (usage->slot_count != ALLOT_MAX_SLOTS) return -EINVAL;
   return 0;
@@ -241,11 +249,14 @@ void allot_ledger_close(allot_ledger *ledger) {
   *ledger = (allot_ledger){.slot = -1};
 }
 
-// ---- slots ---------------------------------------------------------------------------------------
+// ---- slots
+// ---------------------------------------------------------------------------------------
 
 static struct flock slot_lock(int slot, short type) {
-  return (struct flock){
-      .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(ALLOT_SLOT_LOCK_BASE + slot), .l_len = 1};
+  return (struct flock){.l_type = type,
+                        .l_whence = SEEK_SET,
+                        .l_start = (off_t)(ALLOT_SLOT_LOCK_BASE + slot),
+                        .l_len = 1};
 }
 
 // Locks the slot for this open file description: 1 taken, 0 someone else's, or a negative errno.
@@ -350,8 +361,9 @@ static void take_slot(allot_ledger *ledger, int slot) {
   store(&taken->refusals, 0);
   uint32_t *high = &ledger->usage->high_slot;
   uint32_t seen = load(high);
-  while (seen <= (uint32_t)slot && !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false,
-                                                               __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  while (seen <= (uint32_t)slot &&
+         !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false, __ATOMIC_SEQ_CST,
+                                      __ATOMIC_SEQ_CST)) {
   }
   store(&taken->state, (uint32_t)ALLOT_SLOT_TAKEN);
   ledger->slot = slot;
@@ -385,7 +397,8 @@ int allot_ledger_attach(allot_ledger *ledger) {
   return result;
 }
 
-// ---- what the shim calls -------------------------------------------------------------------------
+// ---- what the shim calls
+// -------------------------------------------------------------------------
 
 int allot_ledger_device(const allot_ledger *ledger, const char *uuid) {
   for (uint32_t i = 0; i < ledger->policy->device_count; i++) {
@@ -405,14 +418,15 @@ uint64_t allot_ledger_used(const allot_ledger *ledger, int device) {
 uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device) {
   const allot_usage *usage = ledger->usage;
   const allot_slot_device *own = &usage->slots[slot].devices[device];
-  // An operation is in the total before it is marked as committed: look at both, and again while the
-  // owner moves on.
+  // An operation is in the total before it is marked as committed: look at both, and again while
+  // the owner moves on.
   for (int tries = 0; tries < 100; tries++) {
     uint64_t operation = load(&own->operation);
     uint64_t before = load(&own->intents[operation & 1].before);
     uint64_t after = load(&own->intents[operation & 1].after);
     uint64_t mark = (uint64_t)slot << OPERATION_BITS | operation;
-    bool done = load(&usage->devices[device].total.last) == mark || load(&own->committed) >= operation;
+    bool done =
+        load(&usage->devices[device].total.last) == mark || load(&own->committed) >= operation;
     if (load(&own->operation) == operation) return done ? after : before;
   }
   return effective(own);
@@ -441,7 +455,8 @@ void allot_ledger_set_context(allot_ledger *ledger, int device, uint64_t bytes) 
   store(&ledger->usage->slots[ledger->slot].devices[device].context, bytes);
 }
 
-// ---- the agent's side ----------------------------------------------------------------------------
+// ---- the agent's side
+// ----------------------------------------------------------------------------
 
 // Changes `last` and nothing else, so that every compare-and-swap prepared before this call fails.
 static void fence(allot_ledger *ledger, int device, uint64_t mark) {
@@ -449,13 +464,14 @@ static void fence(allot_ledger *ledger, int device, uint64_t mark) {
   for (;;) {
     allot_total total = read_total(shared);
     help(ledger->usage, device, total.last);
-    allot_total marked = {.used = total.used, .last = AGENT_SLOT << OPERATION_BITS | (mark & OPERATION_MASK)};
+    allot_total marked = {.used = total.used,
+                          .last = AGENT_SLOT << OPERATION_BITS | (mark & OPERATION_MASK)};
     if (swap_total(shared, total, marked)) return;
   }
 }
 
-static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, uint64_t bytes, bool force,
-                        uint64_t *used) {
+static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, uint64_t bytes,
+                        bool force, uint64_t *used) {
   if (device < 0 || (uint32_t)device >= policy->device_count || bytes == 0) return -EINVAL;
   int reaped = allot_ledger_reap(ledger);
   if (reaped < 0) return reaped;
@@ -472,17 +488,19 @@ static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, 
 }
 
 // Two agents at once: the second waits for the first. Tenants never take this lock.
-static int change_limit_locked(allot_ledger *ledger, int descriptor, int device, uint64_t bytes, bool force,
-                               uint64_t *used) {
+static int change_limit_locked(allot_ledger *ledger, int descriptor, int device, uint64_t bytes,
+                               bool force, uint64_t *used) {
   if (flock(descriptor, LOCK_EX) != 0) return -errno;
-  void *policy = mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  void *policy =
+      mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (policy == MAP_FAILED) return -errno;
   int result = change_limit(ledger, policy, device, bytes, force, used);
   munmap(policy, sizeof(allot_policy));
   return result;
 }
 
-int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force, uint64_t *used) {
+int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force,
+                           uint64_t *used) {
   allot_ledger ledger;
   int result = allot_ledger_open(&ledger, directory);
   if (result != 0) return result;

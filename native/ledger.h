@@ -4,7 +4,8 @@
 // Two files in the share's directory, both mapped by every process of the share:
 //
 //   policy   what is allowed. Written by the agent alone; mounted read-only into a container.
-//   usage    what is used. Written by the share's processes (a claim, never the authority on limits).
+//   usage    what is used. Written by the share's processes (a claim, never the authority on
+//   limits).
 //
 // docs/designs/ledger.md tells the protocol and why it is exact under kill -9 and SIGSTOP at any
 // instruction. Python reads these structures through offsets that are generated from this file
@@ -29,8 +30,9 @@
 
 typedef struct allot_device_policy {
   char uuid[ALLOT_UUID_BYTES];
-  uint64_t memory_limit;   // bytes; changes live
-  uint64_t context_bytes;  // what a first context on this device is expected to cost, bytes; 0: unknown
+  uint64_t memory_limit;  // bytes; changes live
+  uint64_t
+      context_bytes;  // what a first context on this device is expected to cost, bytes; 0: unknown
 } allot_device_policy;
 
 typedef struct allot_policy {
@@ -45,8 +47,8 @@ typedef struct allot_policy {
 
 // ---- usage -------------------------------------------------------------------------------------
 
-// One intended change of one slot's use of one device. `before` and `after` are absolute, so that the
-// slot's use is one of the two at any instant, whatever the process was doing when it died.
+// One intended change of one slot's use of one device. `before` and `after` are absolute, so that
+// the slot's use is one of the two at any instant, whatever the process was doing when it died.
 typedef struct allot_intent {
   uint64_t before;
   uint64_t after;
@@ -61,11 +63,11 @@ typedef struct allot_slot_device {
 } allot_slot_device;
 
 typedef struct allot_slot {
-  uint32_t state;  // ALLOT_SLOT_*
-  int32_t pid;     // as seen inside the share (getpid of the owner)
-  uint64_t start_time;  // field 22 of /proc/self/stat: clock ticks after boot
-  uint64_t attaches;    // how often the slot was taken, to tell two owners apart
-  uint64_t refusals;    // allocations refused because of the limit
+  uint32_t state;                  // ALLOT_SLOT_*
+  int32_t pid;                     // as seen inside the share (getpid of the owner)
+  uint64_t start_time;             // field 22 of /proc/self/stat: clock ticks after boot
+  uint64_t attaches;               // how often the slot was taken, to tell two owners apart
+  uint64_t refusals;               // allocations refused because of the limit
   char command[ALLOT_NAME_BYTES];  // start of /proc/self/cmdline, blanks for NULs
   uint64_t reserved[4];
   allot_slot_device devices[ALLOT_MAX_DEVICES];
@@ -73,9 +75,9 @@ typedef struct allot_slot {
 
 enum { ALLOT_SLOT_FREE = 0, ALLOT_SLOT_TAKEN = 1 };
 
-// The total of a device. Both words change together in one 16-byte compare-and-swap: `used`, and the
-// operation that made it so (slot << 48 | operation). Whoever comes next first marks that operation
-// as committed in its slot (helping), so no operation is ever in doubt.
+// The total of a device. Both words change together in one 16-byte compare-and-swap: `used`, and
+// the operation that made it so (slot << 48 | operation). Whoever comes next first marks that
+// operation as committed in its slot (helping), so no operation is ever in doubt.
 typedef struct allot_total {
   _Alignas(16) uint64_t used;
   uint64_t last;
@@ -114,8 +116,8 @@ typedef struct allot_usage {
 typedef struct allot_ledger {
   const allot_policy *policy;
   allot_usage *usage;
-  int slot;         // own slot, or -1 when only looking
-  void *slot_map;   // keeps the description that holds the slot's lock
+  int slot;        // own slot, or -1 when only looking
+  void *slot_map;  // keeps the description that holds the slot's lock
   char directory[1024];
 } allot_ledger;
 
@@ -127,13 +129,14 @@ int allot_ledger_create(const char *directory, const allot_policy *policy);
 // Maps both files. `policy` is mapped read-only, `usage` read-write when it may be, else read-only.
 int allot_ledger_open(allot_ledger *ledger, const char *directory);
 void allot_ledger_close(allot_ledger *ledger);
-// Takes a slot for the calling process, clearing what a dead owner left. Not for two threads at once.
+// Takes a slot for the calling process, clearing what a dead owner left. Not for two threads at
+// once.
 int allot_ledger_attach(allot_ledger *ledger);
 
 // Index of the device of that UUID in the policy, or -1.
 int allot_ledger_device(const allot_ledger *ledger, const char *uuid);
-// Reserves `bytes` of device `device` under its limit in one step across all processes of the share.
-// True: reserved. False: it would pass the limit (dead owners' use was reclaimed first).
+// Reserves `bytes` of device `device` under its limit in one step across all processes of the
+// share. True: reserved. False: it would pass the limit (dead owners' use was reclaimed first).
 // Callers serialise themselves per device within one process.
 bool allot_ledger_reserve(allot_ledger *ledger, int device, uint64_t bytes);
 // As reserve, without looking at the limit: for what the driver has already taken.
@@ -143,7 +146,7 @@ void allot_ledger_release(allot_ledger *ledger, int device, uint64_t bytes);
 // Of the slot's use, how much belongs to contexts (informative).
 void allot_ledger_set_context(allot_ledger *ledger, int device, uint64_t bytes);
 
-uint64_t allot_ledger_used(const allot_ledger *ledger, int device);   // all processes
+uint64_t allot_ledger_used(const allot_ledger *ledger, int device);  // all processes
 uint64_t allot_ledger_limit(const allot_ledger *ledger, int device);
 uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device);
 // Reclaims what dead owners left; returns how many slots were cleared, or a negative errno.
@@ -151,8 +154,10 @@ int allot_ledger_reap(allot_ledger *ledger);
 // Is the slot's owner alive? (lock test; no side effect)
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot);
 // Sets a limit: 0, or -EBUSY when more than `bytes` is used and `force` is false (then the limit is
-// unchanged and *used tells the use). From the return on, no reservation can succeed under the old limit.
-int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force, uint64_t *used);
+// unchanged and *used tells the use). From the return on, no reservation can succeed under the old
+// limit.
+int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bool force,
+                           uint64_t *used);
 
 #ifdef ALLOT_LEDGER_EXPORT
 #pragma GCC visibility pop

@@ -67,7 +67,7 @@ from typing import Final
 
 
 def _program() -> str:
-    lines = ['#include <stdio.h>', '#include "ledger.h"', "int main(void) {"]
+    lines = ["#include <stdio.h>", '#include "ledger.h"', "int main(void) {"]
     for name in CONSTANTS:
         short = name.removeprefix("ALLOT_")
         lines.append(f'  printf("{short}: Final = %llu\\n", (unsigned long long){name});')
@@ -87,7 +87,15 @@ def generate(compiler: list[str]) -> str:
         source = Path(folder, "layout.c")
         source.write_text(_program())
         binary = Path(folder, "layout")
-        command = [*compiler, "-std=c11", "-I", str(ROOT / "native"), str(source), "-o", str(binary)]
+        command = [
+            *compiler,
+            "-std=c11",
+            "-I",
+            str(ROOT / "native"),
+            str(source),
+            "-o",
+            str(binary),
+        ]
         subprocess.run(command, check=True)
         return HEAD + subprocess.run([binary], check=True, capture_output=True, text=True).stdout
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the native libraries of this installation are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from allotment.model.errors import LibraryMissingError
+
+LEDGER: Final = "liballotment-ledger.so"
+SHIM: Final = "liballotment-shim.so"
+SIMULATED: Final = "simulated"
+SIMULATED_CUDA: Final = "simulated/libcuda.so.1"
+SIMULATED_NVML: Final = "simulated/libnvidia-ml.so.1"
+
+
+def library_path(name: str) -> Path:
+    """Return the absolute path of a library (or folder) built for this machine's architecture.
+
+    Raises:
+        LibraryMissingError: the package was installed without its native part.
+    """
+    path = Path(__file__).resolve().parent / "_native" / os.uname().machine / name
+    if not path.exists():
+        raise LibraryMissingError(path)
+    return path

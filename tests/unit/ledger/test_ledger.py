@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger from the agent's side: make, read, resize, and refuse what is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment import ledger
+from allotment.ledger import layout
+from allotment.model.errors import LedgerError, LimitBelowUseError
+
+GIB = 1 << 30
+POLICY = ledger.Policy(
+    share_id="5f2a",
+    share_name="train",
+    devices=(
+        ledger.DevicePolicy(uuid="GPU-a", memory_limit=4 * GIB, context_bytes=300 << 20),
+        ledger.DevicePolicy(uuid="GPU-b", memory_limit=6 * GIB),
+    ),
+)
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    ledger.create(tmp_path, POLICY)
+    return tmp_path
+
+
+def test_reads_what_was_made(share: Path) -> None:
+    read = ledger.read(share)
+
+    assert read.policy == POLICY
+    assert read.devices == (ledger.DeviceUse(used=0, peak=0, refusals=0),) * 2
+    assert read.processes == ()
+
+
+def test_takes_less_than_a_mebibyte(share: Path) -> None:
+    assert sum(path.stat().st_blocks * 512 for path in share.iterdir()) < 1 << 20
+
+
+def test_changes_a_limit(share: Path) -> None:
+    assert ledger.set_limit(share, 1, 2 * GIB) == 0
+
+    policy = ledger.read(share).policy
+    assert policy.devices[1].memory_limit == 2 * GIB
+    assert policy.devices[0].memory_limit == 4 * GIB
+    assert policy.generation == 2
+
+
+def _set_used(share: Path, used: int) -> None:
+    path = share / "usage"
+    data = bytearray(path.read_bytes())
+    at = layout.USAGE_DEVICES_AT + layout.USAGE_DEVICE_TOTAL_USED_AT
+    data[at : at + 8] = used.to_bytes(8, "little")
+    path.write_bytes(data)
+
+
+def test_keeps_the_limit_above_what_is_used(share: Path) -> None:
+    _set_used(share, 3 * GIB)
+
+    with pytest.raises(LimitBelowUseError, match=r"3Gi .* 2Gi") as caught:
+        ledger.set_limit(share, 0, 2 * GIB)
+
+    assert (caught.value.need, caught.value.have) == (3 * GIB, 2 * GIB)
+    assert ledger.read(share).policy.devices[0].memory_limit == 4 * GIB
+    assert ledger.set_limit(share, 0, 2 * GIB, force=True) == 3 * GIB
+    assert ledger.read(share).policy.devices[0].memory_limit == 2 * GIB
+
+
+ATTACH = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+own = ctypes.create_string_buffer(4096)
+assert library.allot_ledger_open(own, sys.argv[2].encode()) == 0
+assert library.allot_ledger_attach(own) == 0
+library.allot_ledger_charge(own, 1, ctypes.c_uint64(12345))
+library.allot_ledger_set_context(own, 1, ctypes.c_uint64(45))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lists_live_processes_and_reclaims_dead_ones(share: Path, native_dir: Path) -> None:
+    library = native_dir / "liballotment-ledger.so"
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTACH, library, share],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        read = ledger.read(share)
+        (process,) = read.processes
+        assert process.pid == owner.pid
+        assert process.used == (0, 12345)
+        assert process.context == (0, 45)
+        assert process.command.startswith(sys.executable)
+        stat = Path(f"/proc/{owner.pid}/stat").read_text()
+        assert process.start_time == int(stat.rpartition(")")[2].split()[19])
+        assert read.devices[1].used == 12345
+        assert ledger.reap(share) == 0
+        owner.kill()
+
+    assert ledger.read(share).processes == ()
+    assert ledger.reap(share) == 1
+    assert ledger.read(share).devices[1] == ledger.DeviceUse(used=0, peak=12345, refusals=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("policy", 0, "has 0 bytes"),
+        ("policy", 100, "has 100 bytes"),
+        ("usage", 4096, "has 4096 bytes"),
+    ],
+)
+def test_refuses_a_truncated_file(share: Path, name: str, size: int, message: str) -> None:
+    with (share / name).open("r+b") as file:
+        file.truncate(size)
+
+    with pytest.raises(LedgerError, match=message) as caught:
+        ledger.read(share)
+    assert str(share / name) in caught.value.message
+    assert caught.value.hint is not None
+    with pytest.raises(LedgerError, match=str(share)):
+        ledger.reap(share)
+    with pytest.raises(LedgerError, match=str(share)):
+        ledger.set_limit(share, 0, GIB)
+
+
+def test_refuses_a_newer_version(share: Path) -> None:
+    with (share / "usage").open("r+b") as file:
+        file.seek(layout.USAGE_VERSION_AT)
+        file.write((layout.LEDGER_VERSION + 1).to_bytes(4, "little"))
+
+    with pytest.raises(LedgerError, match="ledger version 2, this program reads 1"):
+        ledger.read(share)
+
+
+def test_a_second_creation_leaves_the_first_whole(share: Path) -> None:
+    with pytest.raises(LedgerError, match="exists"):
+        ledger.create(share, POLICY)
+
+    assert ledger.read(share).policy == POLICY
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "usage").mkdir()
+
+    with pytest.raises(LedgerError):
+        ledger.create(tmp_path, POLICY)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["usage"]
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "ä" * 32])
+def test_refuses_names_that_do_not_fit(tmp_path: Path, name: str) -> None:
+    policy = ledger.Policy(share_id="1", share_name=name, devices=POLICY.devices)
+
+    with pytest.raises(LedgerError, match="at most 63"):
+        ledger.create(tmp_path, policy)
+
+
+@pytest.mark.parametrize("count", [0, 17])
+def test_refuses_a_number_of_devices_that_does_not_fit(tmp_path: Path, count: int) -> None:
+    device = ledger.DevicePolicy(uuid="GPU-a", memory_limit=1)
+
+    with pytest.raises(LedgerError, match="1 to 16"):
+        ledger.create(
+            tmp_path, ledger.Policy(share_id="1", share_name="n", devices=(device,) * count)
+        )
+
+
+@given(data=st.data())
+def test_foreign_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    try:
+        ledger.create(folder, POLICY)
+        name = data.draw(st.sampled_from(["policy", "usage"]))
+        content = bytearray((folder / name).read_bytes())
+        for _ in range(data.draw(st.integers(1, 8))):
+            at = data.draw(st.integers(0, min(len(content), 4096) - 8))
+            content[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
+        (folder / name).write_bytes(content)
+        with contextlib.suppress(LedgerError):
+            assert 0 < len(ledger.read(folder).devices) <= layout.MAX_DEVICES
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_layout_is_the_headers(root: Path, cc: list[str]) -> None:
+    script = root / "tools" / "generate_ledger_layout.py"
+
+    subprocess.run([sys.executable, script, "--check", "--cc", shlex.join(cc)], check=True)
