@@ -35,9 +35,12 @@ def install_with_apt() -> bool:
     print(f"python3 has no ensurepip: installing {PACKAGE} with apt-get", flush=True)
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     # A fresh container has no package lists; where they cannot be renewed, old ones may do.
-    subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=False)
-    command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", PACKAGE]
-    return subprocess.run(command, env=quiet, check=False).returncode == 0
+    apt = ["apt-get", "-qq", "--yes", "--no-install-recommends"]
+    subprocess.run([*apt, "update"], env=quiet, stdout=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        [*apt, "install", PACKAGE], env=quiet, stdout=subprocess.DEVNULL, check=False
+    )
+    return done.returncode == 0
 
 
 def make(folder: Path) -> None:
