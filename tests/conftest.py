@@ -77,6 +77,31 @@ def sanitizing_cc() -> list[str]:
     return pytest.skip("no gcc or clang for the sanitizers (Debian: apt-get install gcc libc6-dev)")
 
 
+@pytest.fixture(scope="session")
+def native_build(sanitizing_cc: list[str]) -> Callable[[str], Path]:
+    """Builds the native libraries with sanitizers: `native_build("thread")` is their folder.
+
+    Incremental, in native/build/, so that only the first run of a clone takes its time.
+    """
+
+    def build(sanitizers: str) -> Path:
+        command = ["make", "-C", str(ROOT / "native"), f"CC={sanitizing_cc[0]}", "-s", "-j2"]
+        # This make is not a part of the one that may have started the tests.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+        done = subprocess.run(
+            [*command, f"SANITIZE={sanitizers}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**environment, "MAKEFLAGS": ""},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        variant = f"{platform.machine()}-{sanitizers.replace(',', '-')}"
+        return ROOT / "native" / "build" / variant
+
+    return build
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a simulated machine of its own: `machine("a100-80gb:2")` is the path of its file."""

@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import build_native
 import pytest
+
+import build_native
 
 NATIVE = build_native.NATIVE
 PROGRAMS = sorted((NATIVE / "tests").rglob("test_*.c"))
@@ -58,7 +59,7 @@ def cases() -> list[object]:
 
 
 def compile_program(
-    program: Path, build: str, *, compiler: list[str], native_dir: Path, output: Path
+    program: Path, build: str, *, compiler: list[str], library_dir: Path, output: Path
 ) -> None:
     """Compiles `program` with what it needs; a warning is an error, as in the libraries."""
     recipe = build_native.read_recipe()
@@ -66,7 +67,7 @@ def compile_program(
     sources = [
         str(path) for pattern in declared.get("sources", []) for path in NATIVE.glob(pattern)
     ]
-    libraries = [native_dir / name for name in declared.get("libraries", [])]
+    libraries = [library_dir / name for name in declared.get("libraries", [])]
     command = [
         *compiler,
         *recipe["cflags"],
@@ -90,7 +91,7 @@ def compile_program(
 
 
 @pytest.mark.parametrize(("program", "build"), cases())
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)  # the first of a build compiles the libraries that it needs
 def test_program(
     program: Path,
     build: str,
@@ -100,9 +101,15 @@ def test_program(
     machine: Callable[[str], Path],
     request: pytest.FixtureRequest,
 ) -> None:
-    compiler = request.getfixturevalue("cc" if build == "plain" else "sanitizing_cc")
+    library_dir = native_dir
+    if build == "plain":
+        compiler = request.getfixturevalue("cc")
+    else:
+        compiler = request.getfixturevalue("sanitizing_cc")
+        if "libraries" in needs(program):
+            library_dir = request.getfixturevalue("native_build")(build)
     executable = tmp_path / program.stem
-    compile_program(program, build, compiler=compiler, native_dir=native_dir, output=executable)
+    compile_program(program, build, compiler=compiler, library_dir=library_dir, output=executable)
     environment = {**os.environ, **SANITIZER_OPTIONS}
     if spec := needs(program).get("machine"):
         environment["ALLOTMENT_SIMULATED_MACHINE"] = str(machine(spec[0]))

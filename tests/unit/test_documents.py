@@ -7,8 +7,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import generate_cli_reference
 import pytest
+
+import generate_cli_reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
