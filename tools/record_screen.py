@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the README's picture from a real terminal: `allot top` while two programs share a GPU.
+
+Usage: python tools/record_screen.py docs/images/top.svg
+
+Runs the programs and `allot top` in tmux, takes what is on its screen, and lets rich draw it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+WIDTH, HEIGHT = 110, 22
+SESSION = "allotment-picture"
+SECONDS_TO_SETTLE = 6
+BIN = Path(sys.executable).parent
+PROGRAMS = (
+    ("greedy", "8Gi", "--memory 40Gi --chunk 512Mi --kernel 2ms --seconds 20"),
+    ("steady", "24Gi", "--memory 14Gi --chunk 512Mi --kernel 2ms --seconds 20 --processes 2"),
+)
+
+
+def _tmux(*arguments: str) -> str:
+    command = ["tmux", "-L", SESSION, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _screen(environment: dict[str, str]) -> str:
+    allot = str(BIN / "allot")
+    run = [allot, "run", "--simulated", "a100-80gb"]
+    programs = [
+        subprocess.Popen(
+            [*run, "--memory", limit, "--name", name, "--", allot, "burn", *what.split()],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name, limit, what in PROGRAMS
+    ]
+    try:
+        top = f"env ALLOTMENT_STATE={environment['ALLOTMENT_STATE']} {allot} top"
+        _tmux("new-session", "-d", "-s", SESSION, "-x", str(WIDTH), "-y", str(HEIGHT), top)
+        time.sleep(SECONDS_TO_SETTLE)
+        return _tmux("capture-pane", "-e", "-p", "-t", SESSION)
+    finally:
+        subprocess.run(["tmux", "-L", SESSION, "kill-server"], check=False, capture_output=True)
+        for program in programs:
+            program.terminate()
+            program.wait()
+
+
+def main() -> int:
+    """Write the picture to the file that the only argument names."""
+    if len(sys.argv) != 2 or shutil.which("tmux") is None:  # noqa: PLR2004 - one argument
+        print(__doc__, file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as state:
+        screen = _screen({**os.environ, "ALLOTMENT_STATE": state})
+    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(screen.rstrip()), soft_wrap=False)
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    console.save_svg(str(target), title="allot top")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
