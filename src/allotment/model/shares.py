@@ -38,6 +38,8 @@ class Runner:
     pid: int
     start_time: int
     """Field 22 of `/proc/PID/stat`: clock ticks after boot."""
+    boot_id: str = ""
+    """Which boot: ticks after boot and process ids begin anew with each."""
 
 
 @dataclass(frozen=True, slots=True)

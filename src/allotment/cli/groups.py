@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group of all commands: loads them late, and turns errors into words and exit codes."""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from allotment.model.errors import EXIT_CODES, AllotError
+
+__all__ = ["COMMANDS", "AllotGroup", "main_group"]
+
+COMMANDS: Mapping[str, str] = {
+    "run": "Run a command in a share of a GPU.",
+    "ps": "Show the shares and their processes.",
+    "top": "Watch the shares, live.",
+    "devices": "Show the GPUs, and what is allotted and used of each.",
+    "resize": "Change a share's limit while its programs run.",
+    "rm": "Remove shares.",
+    "cdi": "Make shares for containers: Docker, Podman.",
+    "env": "Print what lets a shell's programs use simulated GPUs.",
+    "fault": "Break a simulated GPU on purpose, or mend it.",
+    "burn": "Use a GPU, and report what happened.",
+    "demo": "Two programs share a GPU, before your eyes.",
+    "doctor": "Name what this machine lacks, and the fix.",
+    "completion": "Print the completion script of a shell.",
+}
+"""Every command and its line in `allot --help`, so that listing them imports none of them."""
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class AllotGroup(click.Group):
+    """A group whose commands are modules of this package, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import one command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"allotment.cli.{cmd_name}").command
+        return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for a name that is none, say which was probably meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f"did you mean `allot {close[0]}`?" if close else "see `allot --help`"
+            raise AllotUsageError(f"there is no command {args[0]!r}", meant)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Close the help with the exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's signature
+        **extra: Any,  # noqa: ANN401 - click's signature
+    ) -> Any:  # noqa: ANN401 - click's signature
+        """Run a command line; in standalone mode end the process with the right exit code."""
+        if not standalone_mode:
+            return super().main(args, prog_name or "allot", complete_var, False, **extra)
+        try:
+            result = super().main(args, prog_name or "allot", complete_var, False, **extra)
+            sys.stdout.flush()
+        except click.exceptions.Abort:
+            sys.exit(_INTERRUPTED)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            fail(error.format_message(), _hint_of(error), error.exit_code)
+        except AllotError as error:
+            fail(error.message, error.hint, error.exit_code)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            _leave_closed_pipe()
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+class AllotUsageError(click.UsageError):
+    """A usage error with its own hint."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        """Keep the hint beside the message."""
+        super().__init__(message)
+        self.hint = hint
+
+
+def _hint_of(error: click.ClickException) -> str | None:
+    if isinstance(error, AllotUsageError):
+        return error.hint
+    context = getattr(error, "ctx", None)
+    return f"see `{context.command_path} --help`" if context else None
+
+
+def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:
+    """Say what is wrong and what to do about it, on standard error, and end."""
+    text = f"{click.style('error:', fg='red', bold=True)} {message}"
+    if hint:
+        text += f"\n\n{click.style('hint:', fg='cyan', bold=True)} {hint}"
+    click.echo(text, err=True, color=_colour(sys.stderr))
+    sys.exit(exit_code)
+
+
+def _colour(stream: object) -> bool | None:
+    """Return False where NO_COLOR forbids colour; else None: click decides by the terminal."""
+    del stream
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """End when the reader of our output has gone (`allot ps | head`), without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
+@click.command(
+    cls=AllotGroup,
+    name="allot",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name=None, version="@", message="%(version)s")
+def main_group() -> None:
+    """Share a GPU among programs and containers: each gets its part, and everyone sees who uses what.
+
+    \b
+    Examples:
+      allot run --memory 4Gi -- python train.py
+      allot run --simulated a100-80gb:2 --memory 25% -- allot burn --memory 3Gi
+      allot top
+    """

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands have, so that each is spelled and explained once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from allotment.model.quantities import MemoryAmount
+
+__all__ = ["MEMORY", "output_option", "simulated_option", "state_option"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class MemoryType(click.ParamType):
+    """An amount of memory on the command line."""
+
+    name = "memory"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> "MemoryAmount":
+        """Parse a text; what is parsed already passes through."""
+        from allotment.model.quantities import MemoryAmount, parse_memory
+
+        return value if isinstance(value, MemoryAmount) else parse_memory(str(value))
+
+
+MEMORY = MemoryType()
+
+
+def state_option(function: _F) -> _F:
+    """Add `--state`."""
+    return click.option(
+        "--state",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        envvar="ALLOTMENT_STATE",
+        help="State folder [env: ALLOTMENT_STATE; default: /run/allotment, or the user's own].",
+    )(function)
+
+
+def simulated_option(function: _F) -> _F:
+    """Add `--simulated`."""
+    return click.option(
+        "--simulated",
+        metavar="SPEC",
+        envvar="ALLOTMENT_SIMULATED",
+        help="Simulated GPUs, like a100-80gb:2,t4, or a YAML file [env: ALLOTMENT_SIMULATED].",
+    )(function)
+
+
+def output_option(*kinds: str) -> Callable[[_F], _F]:
+    """Add `-o/--output` with these kinds, the first of them the default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(kinds),
+        default=kinds[0],
+        show_default=True,
+        help="Format; JSON and YAML are stable (docs/reference/json.md).",
+    )

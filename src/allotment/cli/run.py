@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot run`: a share for one command, from its start to its end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allotment.cli.options import MEMORY, simulated_option, state_option
+
+if TYPE_CHECKING:
+    from allotment.model.quantities import MemoryAmount
+
+
+@click.command(
+    short_help="Run a command in a share of a GPU.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    type=MEMORY,
+    required=True,
+    help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%.",
+)
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="How many GPUs, each a different one.",
+)
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="UUID|MODEL",
+    multiple=True,
+    help="Only this GPU or model (GPU-4f6e..., a100, a100-80gb); several times: any of them.",
+)
+@click.option("--name", metavar="NAME", help="Name of the share; default: its id.")
+@simulated_option
+@click.option(
+    "--inject",
+    type=click.Choice(["auto", "namespace", "environment"]),
+    default="auto",
+    show_default=True,
+    help="How the limit gets into the programs: a private mount namespace (needs CAP_SYS_ADMIN; holds"
+    " for scrubbed environments too) or environment variables.",
+)
+@state_option
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    memory: "MemoryAmount",
+    count: int,
+    gpus: tuple[str, ...],
+    name: str | None,
+    simulated: str | None,
+    inject: str,
+    state: Path | None,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND with a part of one or more GPUs, and no more than that.
+
+    The GPU that the request leaves least of is taken, so that others stay whole. COMMAND and all of
+    its children see their part as if it were the GPU; beyond it they get CUDA's own
+    CUDA_ERROR_OUT_OF_MEMORY. The terminal and signals are COMMAND's, its exit status is passed on
+    (128 + n when signal n ended it), and the share ends with it.
+
+    \b
+    Examples:
+      allot run --memory 4Gi -- python train.py
+      allot run --memory 25% --gpu a100 --count 2 --name train -- torchrun train.py
+      allot run --simulated a100-80gb:2 --memory 4Gi -- bash
+    """
+    from allotment.model.errors import UsageError
+    from allotment.model.requests import Request
+    from allotment.shares.sessions import Session, run
+
+    if not command:
+        raise UsageError(
+            "there is no command to run",
+            hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
+        )
+    request = Request(memory=memory, count=count, selectors=gpus)
+    run(Session(request, command, name=name, spec=simulated, inject=inject, state=state))

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share's life on one machine. `create` is the one call that every front door ends in.
+
+folders      the state folder: its place, layout, version, lock
+records      share.json
+lives        create, look, find, resize, destroy, recover
+copies       immutable copies of the native libraries
+namespaces   a mount namespace with the shim in it
+running      a child process as if `allot` were not there
+sessions     `allot run`
+processes    who lives, and who is in which share
+views        shares as people and programs see them, with what is enforced
+cdi          shares as CDI devices
+"""
+
+from allotment.shares.folders import StateFolder
+from allotment.shares.lives import Found, Order, create, destroy, find, look, recover, resize
+
+__all__ = [
+    "Found",
+    "Order",
+    "StateFolder",
+    "create",
+    "destroy",
+    "find",
+    "look",
+    "recover",
+    "resize",
+]

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a share on one machine: `create` is the one call that every front door ends in.
+
+A share is booked from the moment its directory appears (one rename, under the folder's lock) until
+that directory is gone. One whose runner died stays as long as any process is in it, and is removed
+by whoever looks next. What is damaged stays booked at its recorded size, is shown with its error,
+and never keeps the others from working.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allotment.ledger import Ledger
+from allotment.model.devices import Device
+from allotment.model.errors import (
+    AllotError,
+    BusyError,
+    DoesNotFitError,
+    LedgerError,
+    NotFoundError,
+    StateError,
+    UsageError,
+)
+from allotment.model.formats import format_bytes
+from allotment.model.placements import DeviceState, Placement
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import Request
+from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.modes import DEFAULT_MODE, mode_named
+from allotment.placement import choose, explain, unknown_selectors
+from allotment.shares.folders import StateFolder, explained
+from allotment.shares.processes import census, is_alive
+from allotment.shares.records import read_record, write_record
+
+__all__ = ["Found", "Order", "allotted", "create", "destroy", "find", "look", "recover", "resize"]
+
+_DRAFT = ".new-"
+_REMOVED = ".old-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a front door knows about the share it wants."""
+
+    request: Request
+    injection: Injection
+    name: str | None = None
+    machine: Path | None = None
+    spec: str | None = None
+    runner: Runner | None = None
+    command: tuple[str, ...] = ()
+    mode: str = DEFAULT_MODE
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A share's directory, and what could be read of it: `problem` says what could not."""
+
+    id: ShareId
+    directory: Path
+    share: Share | None
+    ledger: Ledger | None
+    problem: AllotError | None = None
+
+    @property
+    def name(self) -> str:
+        """The name it goes by."""
+        return self.share.name if self.share else self.id
+
+    def limits(self) -> dict[str, int]:
+        """Return what is booked on each device, by UUID, in bytes.
+
+        The greater of record and ledger where both can be read: a resize writes one after the
+        other, and the booking must never be below the limit in force.
+        """
+        limits: dict[str, int] = {}
+        if self.share:
+            limits = {device.uuid: device.memory_bytes for device in self.share.devices}
+        if self.ledger:
+            for device in self.ledger.policy.devices:
+                limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
+        return limits
+
+
+def create(folder: StateFolder, order: Order, devices: Iterable[Device]) -> tuple[Share, Path]:
+    """Place a request on the devices and make its share; return it and its directory.
+
+    Raises `DoesNotFitError` (with need and have per device), `NotFoundError` (a selector names no
+    device), `UsageError` (the name), `StateError`. Nothing is left behind by a failure.
+    """
+    check_name(order.name)
+    known = tuple(devices)
+    unknown = unknown_selectors(known, order.request)
+    if unknown:
+        there = "\n".join(f"  {device.uuid} ({device.name})" for device in known)
+        raise NotFoundError(
+            f"no GPU here is {' or '.join(map(repr, unknown))}; there are:\n{there}",
+            hint="name a GPU by its UUID (or the start of it) or model, as `allot devices` has it",
+        )
+    folder.prepare()
+    with folder.locked():
+        others = recover(folder)
+        _check_name_is_free(others, order.name)
+        placement = _place(order, known, allotted(others))
+        return _build(folder, order, placement)
+
+
+def check_name(name: str | None) -> None:
+    """Raise `UsageError` unless the name can be a share's (it becomes a CDI device's name too)."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be a share's name",
+            hint="use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first",
+        )
+
+
+def _check_name_is_free(others: Iterable[Found], name: str | None) -> None:
+    for other in others:
+        if name is not None and name in {other.name, other.id}:
+            raise UsageError(
+                f"there is a share named {name!r} already ({other.id})",
+                hint="choose another --name, or see it with `allot ps`",
+            )
+
+
+def allotted(shares: Iterable[Found]) -> dict[str, int]:
+    """Return how much of each device is booked, by UUID, in bytes."""
+    totals: dict[str, int] = {}
+    for found in shares:
+        for uuid, limit in found.limits().items():
+            totals[uuid] = totals.get(uuid, 0) + limit
+    return totals
+
+
+def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -> Placement:
+    mode = mode_named(order.mode)
+    states = [
+        DeviceState(device, booked.get(device.uuid, 0))
+        for device in devices
+        if not mode.fits(device)
+    ]
+    decision = choose(states, order.request)
+    if isinstance(decision, Placement):
+        return decision
+    count = order.request.count
+    if count > len(states):
+        hint = f"this machine has {len(states)} GPUs: ask for at most that --count"
+    elif any(
+        order.request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
+        for one in states
+    ):
+        hint = "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one"
+    else:
+        hint = "ask for less: no GPU here is that large, even when empty"
+    raise DoesNotFitError(explain(decision), hint=hint)
+
+
+def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Share, Path]:
+    """Make the share's directory out of sight, then show it whole."""
+    share_id = ShareId(os.urandom(6).hex())
+    share = Share(
+        id=share_id,
+        name=order.name or share_id,
+        created=time.time(),
+        mode=order.mode,
+        devices=tuple(
+            ShareDevice(placed.device.uuid, placed.device.name, placed.memory_bytes)
+            for placed in placement.devices
+        ),
+        injection=order.injection,
+        machine=str(order.machine) if order.machine else None,
+        spec=order.spec,
+        runner=order.runner,
+        command=order.command,
+        user_id=os.geteuid(),
+    )
+    directory = folder.share(share_id)
+    draft = folder.shares / f"{_DRAFT}{share_id}"
+    try:
+        draft.mkdir()
+        draft.chmod(0o755)
+        mode_named(order.mode).create(draft, placement, share=share_id, name=share.name)
+        write_record(draft, share)
+        draft.rename(directory)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise explained(error, directory, "make the share") from error
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return share, directory
+
+
+def look(folder: StateFolder) -> list[Found]:
+    """Return every share, oldest first; nothing is changed but dead processes' use reclaimed."""
+    try:
+        names = sorted(os.listdir(folder.shares))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explained(error, folder.shares, "list the shares") from error
+    found = [_read(folder.share(ShareId(name))) for name in names if not name.startswith(".")]
+    present = [each for each in found if each is not None]
+    return sorted(present, key=lambda each: (each.share.created if each.share else 0.0, each.id))
+
+
+def _read(directory: Path) -> Found | None:
+    """Read one share; None when it went away meanwhile."""
+    share_id = ShareId(directory.name)
+    share: Share | None = None
+    problem: AllotError | None = None
+    try:
+        share = read_record(directory)
+    except FileNotFoundError:
+        return None
+    except StateError as error:
+        problem = error
+    snapshot: Ledger | None = None
+    try:
+        snapshot = mode_named(share.mode if share else DEFAULT_MODE).reconcile(directory)
+    except (LedgerError, UsageError) as error:
+        if not directory.is_dir():
+            return None
+        problem = problem or error
+    return Found(share_id, directory, share, snapshot, problem)
+
+
+def recover(folder: StateFolder) -> list[Found]:
+    """Remove what ended without its runner's care; return the shares that remain.
+
+    The caller holds the folder's lock: then whatever is half made or half removed is left over.
+    """
+    for name in os.listdir(folder.shares):
+        if name.startswith((_DRAFT, _REMOVED)):
+            shutil.rmtree(folder.shares / name, ignore_errors=True)
+    shares = look(folder)
+    orphans = [each for each in shares if each.share and _is_orphan(each.share)]
+    if not orphans:
+        return shares
+    members = census((each.share, each.directory) for each in orphans if each.share)
+    ended = {
+        each.id
+        for each in orphans
+        if not members[each.id] and not (each.ledger and each.ledger.processes)
+    }
+    for each in orphans:
+        if each.id in ended:
+            _remove(each)
+    return [each for each in shares if each.id not in ended]
+
+
+def _is_orphan(share: Share) -> bool:
+    return share.runner is not None and not is_alive(share.runner)
+
+
+def end(folder: StateFolder, share: Share) -> bool:
+    """End a share whose command has ended, unless processes are left in it; tell if it is gone."""
+    directory = folder.share(share.id)
+    with folder.locked():
+        found = _read(directory)
+        if found is None:
+            return True
+        left = census([(replace(share, runner=None), directory)])[share.id]
+        left.discard(os.getpid())
+        if left or (found.ledger and found.ledger.processes):
+            return False
+        _remove(found)
+    return True
+
+
+def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
+    """Remove a share that nothing uses; with `force`, one in use as well.
+
+    Programs that run in it keep the limit that they have, but it is booked no longer. Raises
+    `BusyError` without `force`, `StateError` when it cannot be removed.
+    """
+    with folder.locked():
+        again = _read(found.directory)
+        if again is None:
+            return
+        users = _users(again)
+        if users and not force:
+            some = ", ".join(map(str, sorted(users)[:8]))
+            raise BusyError(
+                f"share {again.name} is in use by {len(users)} processes ({some})",
+                hint="end them first, or add --force: they keep running, their memory unbooked",
+            )
+        _remove(again)
+
+
+def _users(found: Found) -> set[int]:
+    users = {process.pid for process in found.ledger.processes} if found.ledger else set()
+    if found.share:
+        members = census([(found.share, found.directory)])[found.id]
+        if members:
+            return members
+        if found.share.runner and is_alive(found.share.runner):
+            users.add(found.share.runner.pid)
+    return users
+
+
+def _remove(found: Found) -> None:
+    """Take a share out of sight in one step, then delete it."""
+    mode_named(DEFAULT_MODE if found.share is None else found.share.mode).destroy(found.directory)
+    grave = found.directory.with_name(f"{_REMOVED}{found.id}")
+    try:
+        found.directory.rename(grave)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise explained(error, found.directory, "remove the share") from error
+    shutil.rmtree(grave, ignore_errors=True)
+
+
+def find(folder: StateFolder, name: str) -> Found:
+    """Return the share of that name, id or beginning of an id; raise `NotFoundError`."""
+    shares = look(folder) if folder.exists() else []
+    exact = [each for each in shares if name in {each.name, each.id}]
+    begins = [each for each in shares if name and each.id.startswith(name)]
+    matches = exact or begins
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(each.id for each in matches)
+        raise UsageError(f"{name!r} may be any of {ids}", hint="write more of the id")
+    there = ", ".join(each.name for each in shares) or "none"
+    raise NotFoundError(f"there is no share {name!r}", hint=f"the shares are: {there}")
+
+
+def resize(
+    folder: StateFolder, name: str, memory: MemoryAmount, devices: Iterable[Device], *, force: bool
+) -> Found:
+    """Change a share's limit on each of its devices, live; return the share as it is then.
+
+    Every device is checked before any is changed. Raises `DoesNotFitError`, `LimitBelowUseError`
+    (more is in use and `force` is false) or `NotFoundError`; then no limit is changed.
+    """
+    by_uuid = {device.uuid: device for device in devices}
+    folder.prepare()
+    with folder.locked():
+        found = find(folder, name)
+        if found.problem:
+            raise found.problem
+        share, snapshot = found.share, found.ledger
+        if share is None or snapshot is None:
+            raise StateError(f"{found.directory}: cannot be read")
+        others = allotted(each for each in look(folder) if each.id != found.id)
+        new = {}
+        for device in share.devices:
+            if device.uuid not in by_uuid:
+                raise NotFoundError(
+                    f"GPU {device.uuid} of share {share.name} is not here",
+                    hint="see `allot devices` and `allot doctor`",
+                )
+            new[device.uuid] = _new_limit(by_uuid[device.uuid], memory, others)
+        _apply(found, share, snapshot, new, force=force)
+        again = _read(found.directory)
+    if again is None:
+        raise NotFoundError(f"share {share.name} has ended meanwhile")
+    return again
+
+
+def _new_limit(device: Device, memory: MemoryAmount, others: Mapping[str, int]) -> int:
+    need = memory.of(device.allottable_bytes)
+    have = device.allottable_bytes - others.get(device.uuid, 0)
+    if need > have:
+        raise DoesNotFitError(
+            f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
+            f" {format_bytes(max(0, have))} beside the other shares",
+            hint="ask for less, or make room: `allot ps` shows the shares",
+        )
+    return need
+
+
+def _apply(
+    found: Found, share: Share, snapshot: Ledger, new: Mapping[str, int], *, force: bool
+) -> None:
+    """Set the limits; the booking (record) is never below the limit in force (ledger).
+
+    Growing is booked first, shrinking last; a refusal puts back what was changed before it.
+    """
+    mode = mode_named(share.mode)
+    old = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
+    booked = {uuid: max(size, old.get(uuid, 0)) for uuid, size in new.items()}
+    write_record(found.directory, _with_limits(share, booked))
+    done: list[str] = []
+    try:
+        for uuid, size in new.items():
+            mode.resize(found.directory, uuid, size, force=force)
+            done.append(uuid)
+    except AllotError:
+        for uuid in done:
+            mode.resize(found.directory, uuid, old[uuid], force=True)
+        write_record(found.directory, _with_limits(share, old))
+        raise
+    write_record(found.directory, _with_limits(share, new))
+
+
+def _with_limits(share: Share, limits: Mapping[str, int]) -> Share:
+    return replace(
+        share,
+        devices=tuple(
+            replace(device, memory_bytes=limits.get(device.uuid, device.memory_bytes))
+            for device in share.devices
+        ),
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written down about a share: `share.json`, read and written as a whole."""
+
+import json
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from allotment.model.errors import StateError
+from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.shares.folders import explained
+
+__all__ = ["read_record", "write_record"]
+
+_T = TypeVar("_T")
+_VERSION = 1
+_NAME = "share.json"
+
+
+def write_record(directory: Path, share: Share) -> None:
+    """Write a share's record into its directory in one step; raise `StateError`."""
+    path = directory / _NAME
+    draft = directory / f".{_NAME}-{os.getpid()}"
+    try:
+        try:
+            draft.write_text(json.dumps(_to_document(share), indent=1) + "\n", "utf-8")
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise explained(error, path, "write the share's record") from error
+
+
+def read_record(directory: Path) -> Share:
+    """Read the record in a share's directory.
+
+    Raises `StateError` naming the file when it is damaged or of another version, and
+    `FileNotFoundError` when the share is gone.
+    """
+    path = directory / _NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if directory.is_dir():
+            raise _damaged(path, "it is missing") from None
+        raise
+    except OSError as error:
+        raise explained(error, path, "read the share's record") from error
+    try:
+        document = json.loads(data)
+        version = document["version"]
+        if version == _VERSION:
+            return _from_document(document)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(path, "it is truncated or changed") from error
+    raise _damaged(path, f"it has version {version!r}, this program reads {_VERSION}")
+
+
+def _damaged(path: Path, why: str) -> StateError:
+    name = path.parent.name
+    return StateError(
+        f"{path}: not a usable record of a share: {why}",
+        hint=f"end its programs and remove it: allot rm {name} --force",
+    )
+
+
+def _to_document(share: Share) -> dict[str, object]:
+    runner = share.runner
+    return {
+        "version": _VERSION,
+        "id": share.id,
+        "name": share.name,
+        "created": share.created,
+        "mode": share.mode,
+        "injection": str(share.injection),
+        "machine": share.machine,
+        "spec": share.spec,
+        "user_id": share.user_id,
+        "command": list(share.command),
+        "runner": None
+        if runner is None
+        else {"pid": runner.pid, "start_time": runner.start_time, "boot_id": runner.boot_id},
+        "devices": [
+            {"uuid": device.uuid, "name": device.name, "memory_bytes": device.memory_bytes}
+            for device in share.devices
+        ],
+    }
+
+
+def _from_document(document: dict[str, object]) -> Share:
+    """Build the share, checking every field's type: the file may have been edited."""
+    runner = _optional(document, "runner", dict)
+    return Share(
+        id=ShareId(_typed(document, "id", str)),
+        name=_typed(document, "name", str),
+        created=_typed(document, "created", float),
+        mode=_typed(document, "mode", str),
+        injection=Injection(_typed(document, "injection", str)),
+        machine=_optional(document, "machine", str),
+        spec=_optional(document, "spec", str),
+        user_id=_typed(document, "user_id", int),
+        command=tuple(map(str, _typed(document, "command", list))),
+        runner=None
+        if runner is None
+        else Runner(
+            pid=_typed(runner, "pid", int),
+            start_time=_typed(runner, "start_time", int),
+            boot_id=_typed(runner, "boot_id", str),
+        ),
+        devices=tuple(
+            ShareDevice(
+                uuid=_typed(device, "uuid", str),
+                name=_typed(device, "name", str),
+                memory_bytes=_typed(device, "memory_bytes", int),
+            )
+            for device in _typed(document, "devices", list)
+        ),
+    )
+
+
+def _typed(document: object, key: str, kind: type[_T]) -> _T:
+    """Return a field that has to be there and of that type; a bool is no number."""
+    if not isinstance(document, dict):
+        raise TypeError(key)
+    value = document[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(key)
+    return value
+
+
+def _optional(document: object, key: str, kind: type[_T]) -> _T | None:
+    if isinstance(document, dict) and document[key] is None:
+        return None
+    return _typed(document, key, kind)

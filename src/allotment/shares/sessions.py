@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `allot run` does: find the command, make its share, run it there, end the share with it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from allotment.model.devices import Device
+from allotment.model.errors import AllotError, NoDevicesError, PrerequisiteError, UsageError
+from allotment.model.requests import Request
+from allotment.model.shares import Injection, Share
+from allotment.shares import lives
+from allotment.shares.copies import shim_copy, simulated_copy
+from allotment.shares.folders import RUN_FOLDER, StateFolder
+from allotment.shares.namespaces import NamespacePlan, can_unshare, enter
+from allotment.shares.processes import this_process
+from allotment.shares.records import write_record
+from allotment.shares.running import end_as, find_program, start, wait
+
+__all__ = ["Session", "inside_share", "local_devices", "refuse_nesting", "run"]
+
+_SHARE_VARIABLE = "ALLOTMENT_SHARE"
+_MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A command and the share that it asks for. `inject` is `auto` or an `Injection`."""
+
+    request: Request
+    command: tuple[str, ...]
+    name: str | None = None
+    spec: str | None = None
+    inject: str = "auto"
+    state: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Libraries:
+    """What gets into the processes."""
+
+    shim: Path
+    simulated: Path | None
+
+
+def inside_share() -> str:
+    """Return where the share's ledger is if this process is in one, or an empty text."""
+    mounted = RUN_FOLDER / "share"
+    if (mounted / "policy").exists():
+        return str(mounted)
+    named = os.environ.get(_SHARE_VARIABLE, "")
+    return named if named and Path(named, "policy").exists() else ""
+
+
+def refuse_nesting() -> None:
+    """Raise `UsageError` inside a share: its part of the GPU cannot be parted again."""
+    where = inside_share()
+    if where:
+        raise UsageError(
+            f"this already runs in a share ({where}), and shares do not nest",
+            hint="run `allot` outside of the share, or run the command directly: it shares its limit",
+        )
+
+
+def local_devices(folder: StateFolder, spec: str | None) -> tuple[Path | None, tuple[Device, ...]]:
+    """Return the simulated machine's file, if one is meant, and the devices there are.
+
+    Raises `NoDevicesError` (with what to do) where there is no GPU.
+    """
+    if spec:
+        from allotment.devices.simulated import SimulatedMachine, machine_path
+
+        folder.prepare()
+        machine = machine_path(folder.root, spec)
+        return machine, SimulatedMachine(machine).devices()
+    from allotment.devices.nvml import NvmlSource
+
+    inventory = NvmlSource().inventory()
+    if not inventory.devices:
+        raise NoDevicesError(
+            "no GPU of this machine answers",
+            hint="see `allot doctor`, or try simulated ones: --simulated a100-80gb",
+        )
+    return None, inventory.devices
+
+
+def run(session: Session) -> NoReturn:
+    """Run a session to its end, and end this process as the command ended.
+
+    Raises `AllotError` when it cannot start; then no share is left behind.
+    """
+    refuse_nesting()
+    program = find_program(session.command, os.environ.get("PATH"))
+    injection = _injection(session.inject)
+    folder = StateFolder.at(session.state)
+    machine, devices = local_devices(folder, session.spec)
+    folder.prepare()
+    libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
+    order = lives.Order(
+        request=session.request,
+        injection=injection,
+        name=session.name,
+        machine=machine,
+        spec=session.spec,
+        runner=this_process(),
+        command=session.command,
+    )
+    share, directory = lives.create(folder, order, devices)
+    try:
+        child = None
+        if injection is Injection.NAMESPACE:
+            plan = _namespace(folder, directory, libraries, machine)
+            try:
+                child = start(program, _inherited(), lambda: enter(plan))
+            except PrerequisiteError as error:
+                if session.inject != "auto":
+                    raise
+                _warn(f"{error}; the limit goes by the environment instead")
+                share = replace(share, injection=Injection.ENVIRONMENT)
+                write_record(directory, share)
+        if child is None:
+            child = start(program, _environment(directory, libraries, machine), None)
+        status = wait(child)
+    except BaseException:
+        _end(folder, share)
+        raise
+    _end(folder, share)
+    end_as(status)
+
+
+def _end(folder: StateFolder, share: Share) -> None:
+    try:
+        lives.end(folder, share)
+    except AllotError as error:
+        # The command's own status counts; the next `allot` removes the share.
+        _warn(f"the share {share.id} was not removed: {error}")
+
+
+def _warn(text: str) -> None:
+    import sys
+
+    sys.stderr.write(f"warning: {text}\n")
+
+
+def _injection(wanted: str) -> Injection:
+    if wanted == "auto":
+        return Injection.NAMESPACE if can_unshare() else Injection.ENVIRONMENT
+    if wanted == Injection.NAMESPACE and not can_unshare():
+        raise PrerequisiteError(
+            "a private mount namespace needs CAP_SYS_ADMIN, which this process does not have",
+            hint="run as root (sudo allot run ...), or use --inject environment",
+        )
+    return Injection(wanted)
+
+
+def _namespace(
+    folder: StateFolder, directory: Path, libraries: _Libraries, machine: Path | None
+) -> NamespacePlan:
+    cache = _cache_path(folder, libraries.simulated) if libraries.simulated else None
+    return NamespacePlan(directory, libraries.shim, machine, libraries.simulated, cache)
+
+
+def _cache_path(folder: StateFolder, libraries: Path) -> Path:
+    """Name the loader cache by what it depends on: the machine's own cache, and the libraries."""
+    try:
+        now = os.stat("/etc/ld.so.cache")  # noqa: PTH116
+        stamp = f"{now.st_mtime_ns:x}-{now.st_size:x}-{now.st_ino:x}"
+    except OSError:
+        stamp = "none"
+    return folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}"
+
+
+def _inherited() -> dict[str, str]:
+    """Return the environment for a namespace: all is at its default place there."""
+    names = (_SHARE_VARIABLE, _MACHINE_VARIABLE)
+    return {key: value for key, value in os.environ.items() if key not in names}
+
+
+def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -> Mapping[str, str]:
+    """Return an environment that carries the share."""
+    environment = _inherited()
+    environment[_SHARE_VARIABLE] = str(directory)
+    environment["LD_PRELOAD"] = _prefixed(str(libraries.shim), environment.get("LD_PRELOAD"))
+    if machine and libraries.simulated:
+        environment[_MACHINE_VARIABLE] = str(machine)
+        environment["LD_LIBRARY_PATH"] = _prefixed(
+            str(libraries.simulated), environment.get("LD_LIBRARY_PATH")
+        )
+    return environment
+
+
+def _prefixed(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first
