@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulated machine's operations: what libcuda.so.1 and libnvidia-ml.so.1 share.
+//
+// Errors are negative errno values. Times are CLOCK_MONOTONIC nanoseconds.
+#ifndef ALLOTMENT_ENGINE_H
+#define ALLOTMENT_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "simulated/engine/state.h"
+
+typedef struct allot_handle {
+  allot_machine *machine;
+  int slot;        // own slot, -1: none
+  void *keeper;    // mapping of the description that holds the slot's lock
+  uint32_t *mine;  // 0 in a forked child, whose parent the slot belongs to
+  char path[1024];
+} allot_handle;
+
+// ---- machine.c ----
+
+// Maps the machine that the environment names, else the one at the default path. -ENOENT: there is
+// none; -EINVAL: not a machine file, or damaged; -EPROTO: of another version.
+int allot_machine_open(allot_handle *handle);
+void allot_machine_close(allot_handle *handle);
+uint64_t allot_now_ns(void);
+
+// ---- processes.c ----
+
+// Takes a slot for the calling process, as ALLOT_PROCESS_*. -ENOSPC: all are taken. Not for two
+// threads at once.
+int allot_machine_attach(allot_handle *handle, unsigned kind);
+// Has the calling process a slot by this handle? (A forked child has not.)
+bool allot_machine_attached(const allot_handle *handle);
+// Gives the slot back with all that it has (the end of a process does the same).
+void allot_machine_detach(allot_handle *handle);
+// Clears the slots of dead processes: their memory, their queued work, their locks. Returns how
+// many.
+int allot_machine_reap(allot_handle *handle);
+// Clears this one slot if its owner is dead. True: it was dead and is cleared.
+bool allot_machine_reap_slot(allot_handle *handle, int slot);
+// Slots worth looking at: 0 up to this.
+int allot_machine_high(const allot_handle *handle);
+// Is the slot taken? Says nothing about whether its owner lives: reap first.
+bool allot_machine_taken(const allot_handle *handle, int slot);
+
+// ---- memory.c ----
+
+// What programs can have of a GPU: its memory less what the driver keeps.
+uint64_t allot_gpu_capacity(const allot_handle *handle, int gpu);
+uint64_t allot_gpu_used(const allot_handle *handle, int gpu);
+uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu);
+// Takes bytes of a GPU's memory in one step across all processes, or says no. Dead processes'
+// memory is reclaimed before a no. Calls of one process for one GPU must not overlap.
+bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes);
+void allot_gpu_give_back(allot_handle *handle, int gpu, uint64_t bytes);
+// All that the slot has, of every GPU. For the slot's owner or reaper.
+void allot_process_forget_memory(allot_handle *handle, int slot);
+
+// ---- lock.c ----
+
+// For a process with a slot, which must not hold another GPU's lock.
+void allot_engine_lock(allot_handle *handle, int gpu);
+void allot_engine_unlock(allot_handle *handle, int gpu);
+// Frees the locks that a dead process held.
+void allot_engine_break_locks(allot_handle *handle, int slot);
+
+// ---- work.c ----
+
+allot_ring *allot_ring_of(const allot_handle *handle, int slot, int gpu);
+allot_work *allot_ring_work(allot_ring *ring, uint64_t number);
+// The whole number of which `low` is the low half, for a number not above `near`.
+uint64_t allot_whole_number(uint32_t low, uint64_t near);
+
+bool allot_work_done(const allot_handle *handle, allot_point point);
+// When a work of the caller's own ring ended, 0 if it has not or if that is no longer known. The
+// caller keeps other threads from submitting to the ring meanwhile.
+uint64_t allot_work_ended(const allot_handle *handle, allot_point point);
+// A new work at the head of the caller's ring, to be filled in before allot_work_submit. NULL: the
+// ring is full; wait for allot_work_oldest first. One thread of the process at a time and GPU.
+allot_work *allot_work_new(allot_handle *handle, int gpu);
+uint64_t allot_work_oldest(const allot_handle *handle, int gpu);
+allot_point allot_work_submit(allot_handle *handle, int gpu);
+// The owner's word that a HOST work is over.
+void allot_work_finish_host(allot_handle *handle, allot_point point);
+// Everything submitted by the slot is over. For its owner (a reset) or reaper.
+void allot_work_cancel(allot_handle *handle, int slot, int gpu);
+// Is all done that this work has to come after? *ready_ns: since when it could start.
+bool allot_work_ready(const allot_handle *handle, allot_point point, uint64_t *ready_ns);
+
+// ---- run.c ----
+
+// Brings the GPU's simulation to the present. A process without a slot becomes a monitor for it.
+void allot_engine_advance(allot_handle *handle, int gpu);
+
+// ---- wait.c ----
+
+// Sleeps until the work is done.
+void allot_engine_wait(allot_handle *handle, allot_point point);
+
+// ---- history.c ----
+
+void allot_history_add(allot_history *history, uint64_t from_ns, uint64_t to_ns);
+// Busy nanoseconds within the last `window_ns` (at most 1 s) before `now_ns`.
+uint64_t allot_history_busy(const allot_history *history, uint64_t now_ns, uint64_t window_ns);
+// Percent of the last second in which the GPU computed, or copied. Brings the engine up to date.
+unsigned allot_gpu_utilization(allot_handle *handle, int gpu);
+unsigned allot_gpu_copy_utilization(allot_handle *handle, int gpu);
+unsigned allot_process_utilization(allot_handle *handle, int slot, int gpu);
+
+// Shared words are read and written only so.
+#define allot_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define allot_store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+
+#endif

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finding and mapping the machine file.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "simulated/engine/engine.h"
+
+_Static_assert(sizeof(allot_machine_description) % 8 == 0, "faults follow without a gap");
+_Static_assert(sizeof(allot_machine_total) == 16, "one compare-and-swap wide");
+_Static_assert(sizeof(allot_work) == 64, "a work is one cache line");
+_Static_assert(ALLOT_MACHINE_PROCESSES <= 512 && ALLOT_MACHINE_GPUS <= 16, "points have room");
+
+uint64_t allot_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int map_machine(allot_handle *handle, int descriptor) {
+  struct stat status;
+  if (fstat(descriptor, &status) != 0) return -errno;
+  if ((uint64_t)status.st_size < sizeof(allot_machine)) return -EINVAL;
+  void *mapped =
+      mmap(NULL, sizeof(allot_machine), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (mapped == MAP_FAILED) return -errno;
+  const allot_machine_description *description = mapped;
+  int error = 0;
+  if (description->magic != ALLOT_MACHINE_MAGIC) {
+    error = -EINVAL;
+  } else if (description->version != ALLOT_MACHINE_VERSION) {
+    error = -EPROTO;
+  } else if (description->gpu_count > ALLOT_MACHINE_GPUS) {
+    error = -EINVAL;
+  }
+  if (error != 0) {
+    munmap(mapped, sizeof(allot_machine));
+    return error;
+  }
+  handle->machine = mapped;
+  return 0;
+}
+
+int allot_machine_open(allot_handle *handle) {
+  *handle = (allot_handle){.slot = -1};
+  const char *path = getenv(ALLOT_MACHINE_ENV);
+  if (path == NULL || *path == '\0') path = ALLOT_MACHINE_DEFAULT_PATH;
+  if (strlen(path) >= sizeof handle->path) return -ENAMETOOLONG;
+  strcpy(handle->path, path);
+  int descriptor = open(path, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return -errno;
+  int error = map_machine(handle, descriptor);
+  close(descriptor);
+  return error;
+}
+
+void allot_machine_close(allot_handle *handle) {
+  allot_machine_detach(handle);
+  if (handle->machine != NULL) munmap(handle->machine, sizeof(allot_machine));
+  *handle = (allot_handle){.slot = -1};
+}

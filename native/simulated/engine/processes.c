@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of processes: who has a slot, and what becomes of the slots of the dead.
+//
+// A slot's owner holds a lock of its own open file description, which the kernel drops when the
+// process ends, however it ends. Whoever clears a dead owner's slot holds that same lock meanwhile,
+// so clearing happens once, and starts again if the clearing process dies too.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "simulated/engine/engine.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+static struct flock slot_lock(int slot, short type) {
+  return (struct flock){.l_type = type,
+                        .l_whence = SEEK_SET,
+                        .l_start = (off_t)(ALLOT_PROCESS_LOCK_BASE + slot),
+                        .l_len = 1};
+}
+
+// Locks the slot for this open file description: 1 taken, 0 someone else's, or a negative errno.
+static int try_lock(int descriptor, int slot) {
+  struct flock lock = slot_lock(slot, F_WRLCK);
+  if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return 1;
+  return errno == EAGAIN || errno == EACCES ? 0 : -errno;
+}
+
+static void unlock(int descriptor, int slot) {
+  struct flock lock = slot_lock(slot, F_UNLCK);
+  fcntl(descriptor, F_OFD_SETLK, &lock);
+}
+
+static int open_machine(const allot_handle *handle) {
+  int descriptor = open(handle->path, O_RDWR | O_CLOEXEC);
+  return descriptor < 0 ? -errno : descriptor;
+}
+
+// Takes everything from the slot. The caller holds the slot's lock.
+static void clear_slot(allot_handle *handle, int slot) {
+  allot_process *process = &handle->machine->processes[slot];
+  allot_engine_break_locks(handle, slot);
+  for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
+    allot_work_cancel(handle, slot, gpu);
+    allot_store(&process->gpus[gpu].contexts, 0u);
+  }
+  allot_process_forget_memory(handle, slot);
+  allot_store(&process->state, (uint32_t)ALLOT_PROCESS_FREE);
+}
+
+int allot_machine_high(const allot_handle *handle) {
+  uint32_t high = allot_load(&handle->machine->high_process);
+  return high < ALLOT_MACHINE_PROCESSES ? (int)high : ALLOT_MACHINE_PROCESSES;
+}
+
+bool allot_machine_taken(const allot_handle *handle, int slot) {
+  return allot_load(&handle->machine->processes[slot].state) != ALLOT_PROCESS_FREE;
+}
+
+static bool reap_one(allot_handle *handle, int descriptor, int slot) {
+  if (slot == handle->slot || !allot_machine_taken(handle, slot)) return false;
+  if (try_lock(descriptor, slot) != 1) return false;
+  bool dead = allot_machine_taken(handle, slot);
+  if (dead) clear_slot(handle, slot);
+  unlock(descriptor, slot);
+  return dead;
+}
+
+int allot_machine_reap(allot_handle *handle) {
+  int descriptor = open_machine(handle);
+  if (descriptor < 0) return descriptor;
+  int cleared = 0;
+  for (int slot = 0; slot < allot_machine_high(handle); slot++) {
+    if (reap_one(handle, descriptor, slot)) cleared++;
+  }
+  close(descriptor);
+  return cleared;
+}
+
+bool allot_machine_reap_slot(allot_handle *handle, int slot) {
+  int descriptor = open_machine(handle);
+  if (descriptor < 0) return false;
+  bool cleared = reap_one(handle, descriptor, slot);
+  close(descriptor);
+  return cleared;
+}
+
+static size_t read_start(const char *path, char *buffer, size_t size) {
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return 0;
+  ssize_t got = read(descriptor, buffer, size);
+  close(descriptor);
+  return got < 0 ? 0 : (size_t)got;
+}
+
+// Field 22 of /proc/self/stat. Field 2 may hold blanks and parentheses, so count from the last ')'.
+static uint64_t own_start_time(void) {
+  char text[1024];
+  text[read_start("/proc/self/stat", text, sizeof text - 1)] = '\0';
+  uint64_t start = 0;
+  int blanks = 0;
+  for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
+    if (*at == ' ') blanks++;
+    if (blanks == 20 && *at >= '0' && *at <= '9') start = start * 10 + (uint64_t)(*at - '0');
+  }
+  return start;
+}
+
+static void describe_owner(allot_process *process) {
+  char text[sizeof process->command];
+  size_t length = read_start("/proc/self/cmdline", text, sizeof text - 1);
+  for (size_t i = 0; i < length; i++) {
+    if (text[i] == '\0') text[i] = ' ';
+  }
+  while (length > 0 && text[length - 1] == ' ') length--;
+  memset(process->command, 0, sizeof process->command);
+  memcpy(process->command, text, length);
+  process->start_time = own_start_time();
+  process->attached_ns = allot_now_ns();
+  process->pid = (int32_t)getpid();
+  for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
+    process->gpus[gpu].busy_ns = 0;
+    process->gpus[gpu].copy_busy_ns = 0;
+    memset(&process->gpus[gpu].compute, 0, sizeof process->gpus[gpu].compute);
+  }
+}
+
+static void take_slot(allot_handle *handle, int slot, unsigned kind) {
+  allot_process *process = &handle->machine->processes[slot];
+  handle->slot = slot;  // clearing takes locks in the slot's name
+  if (allot_machine_taken(handle, slot)) clear_slot(handle, slot);
+  describe_owner(process);
+  process->kind = kind;
+  process->attaches++;
+  uint32_t *high = &handle->machine->high_process;
+  uint32_t seen = allot_load(high);
+  while (seen <= (uint32_t)slot &&
+         !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false, __ATOMIC_SEQ_CST,
+                                      __ATOMIC_SEQ_CST)) {
+  }
+  allot_store(&process->state, (uint32_t)ALLOT_PROCESS_TAKEN);
+}
+
+// A mapping, not a descriptor, keeps the slot's lock: programs close descriptors they do not know.
+// A child must not keep it: the slot is this process's alone, and the child finds zero in `mine`.
+static int keep_lock(allot_handle *handle, int descriptor) {
+  void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
+  void *mine = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  int error = 0;
+  if (keeper == MAP_FAILED || mine == MAP_FAILED) {
+    error = -ENOMEM;
+  } else if (madvise(keeper, 1, MADV_DONTFORK) != 0 || madvise(mine, 1, MADV_WIPEONFORK) != 0) {
+    error = -errno;
+  }
+  if (error != 0) {
+    if (keeper != MAP_FAILED) munmap(keeper, 1);
+    if (mine != MAP_FAILED) munmap(mine, 1);
+    return error;
+  }
+  handle->keeper = keeper;
+  handle->mine = mine;
+  *handle->mine = 1;
+  return 0;
+}
+
+static int attach_with(allot_handle *handle, int descriptor, unsigned kind) {
+  for (int slot = 0; slot < ALLOT_MACHINE_PROCESSES; slot++) {
+    int locked = try_lock(descriptor, slot);
+    if (locked < 0) return locked;
+    if (locked == 0) continue;
+    int error = keep_lock(handle, descriptor);
+    if (error == 0) take_slot(handle, slot, kind);
+    return error;
+  }
+  return -ENOSPC;
+}
+
+int allot_machine_attach(allot_handle *handle, unsigned kind) {
+  int descriptor = open_machine(handle);
+  if (descriptor < 0) return descriptor;
+  handle->slot = -1;
+  int result = attach_with(handle, descriptor, kind);
+  close(descriptor);
+  return result;
+}
+
+bool allot_machine_attached(const allot_handle *handle) {
+  return handle->slot >= 0 && allot_load(handle->mine) != 0;
+}
+
+void allot_machine_detach(allot_handle *handle) {
+  if (!allot_machine_attached(handle)) return;
+  clear_slot(handle, handle->slot);
+  munmap(handle->keeper, 1);
+  munmap(handle->mine, 1);
+  handle->keeper = NULL;
+  handle->mine = NULL;
+  handle->slot = -1;
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// What changes in a simulated machine, in the machine file after description and faults.
+//
+// A file of zeros behind description and faults is a machine that has just been switched on. The
+// file is sparse: only what processes use takes space. docs/designs/simulated-gpus.md has the
+// reasons for the forms chosen here.
+//
+// Two kinds of change are told apart. Memory in use changes without any lock, by one 16-byte
+// compare-and-swap per operation, as in the ledger. The engine (who runs when) changes under the
+// GPU's lock, by steps of one word each, so that a holder that dies leaves a state the next one
+// can go on from.
+#ifndef ALLOTMENT_STATE_H
+#define ALLOTMENT_STATE_H
+
+#include <stdint.h>
+
+#include "simulated/machine.h"
+
+// ---- work --------------------------------------------------------------------------------------
+
+#define ALLOT_RING_WORKS 1024u /* works of one process on one GPU that are not yet overwritten */
+
+// Names one work of the machine: slot, GPU and number within their ring. Numbers of a ring start at
+// 1 and go on when a slot changes hands, so a point is never reused. 0: none.
+typedef uint64_t allot_point;
+#define ALLOT_POINT(slot, gpu, number) \
+  ((uint64_t)(slot) << 55 | (uint64_t)(gpu) << 51 | (uint64_t)(number))
+#define ALLOT_POINT_SLOT(point) ((int)((point) >> 55))
+#define ALLOT_POINT_GPU(point) ((int)((point) >> 51 & 15))
+#define ALLOT_POINT_NUMBER(point) ((point) & ((1ull << 51) - 1))
+
+enum {
+  ALLOT_WORK_MARK = 0,    // takes no time: an event, the end of a stream's past
+  ALLOT_WORK_KERNEL = 1,  // takes compute time
+  ALLOT_WORK_COPY = 2,    // takes time on one copy engine
+  ALLOT_WORK_WAIT = 3,    // done when `target` is
+  ALLOT_WORK_HOST = 4,    // done when the owner's callback thread says so
+};
+
+enum { ALLOT_COPY_H2D = 0, ALLOT_COPY_D2H = 1, ALLOT_COPY_D2D = 2, ALLOT_COPY_ENGINES = 3 };
+
+// A work's state and its one time, in one word so that every change is one store.
+// WAITING: nanoseconds of work left. RUNNING: when it ends. DONE: when it ended.
+enum { ALLOT_WAITING = 0, ALLOT_RUNNING = 1, ALLOT_DONE = 2 };
+#define ALLOT_PROGRESS(state, time_ns) ((uint64_t)(state) << 62 | (uint64_t)(time_ns))
+#define ALLOT_PROGRESS_STATE(word) ((unsigned)((word) >> 62))
+#define ALLOT_PROGRESS_TIME(word) ((word) & ((1ull << 62) - 1))
+
+enum {
+  // Waits for every earlier work of a blocking stream: what the legacy default stream does.
+  ALLOT_WORK_BARRIER = 1,
+  ALLOT_WORK_BLOCKING = 2,  // belongs to a blocking stream
+};
+
+typedef struct allot_work {
+  uint64_t progress;
+  uint64_t submitted_ns;
+  uint32_t previous;  // low half of the number of the stream's work before this one
+  uint32_t after;     // low half of another number of this ring that must be done first
+  uint32_t context;   // the owner's id of the context
+  uint8_t kind;
+  uint8_t engine;  // COPY: which
+  uint8_t flags;
+  int8_t priority;
+  allot_point target;    // WAIT
+  uint64_t duration_ns;  // as submitted
+  uint64_t bytes;        // COPY: how many
+  uint64_t spare;
+} allot_work;
+
+// Written by its one process (head, works) and by whoever holds the GPU's lock (tail, progress).
+typedef struct allot_ring {
+  _Alignas(64) uint64_t head;  // the number of the next work less one: works 1..head were submitted
+  uint64_t last_break;      // the newest work that does not follow the one numbered just before it
+  uint32_t has_priorities;  // some work's priority is not 0
+  uint32_t spare;
+  _Alignas(64) uint64_t tail;                       // works 1..tail are done
+  _Alignas(64) allot_work works[ALLOT_RING_WORKS];  // work n is works[n % ALLOT_RING_WORKS]
+} allot_ring;
+
+// ---- how busy ----------------------------------------------------------------------------------
+
+// Busy time in cells of 2^24 ns (16.8 ms), the last 64 of them. A cell says of which 2^24 ns it
+// tells: number << 25 | busy nanoseconds.
+#define ALLOT_HISTORY_CELLS 64
+#define ALLOT_HISTORY_CELL_BITS 24
+typedef struct allot_history {
+  uint64_t cells[ALLOT_HISTORY_CELLS];
+} allot_history;
+
+// ---- processes ---------------------------------------------------------------------------------
+
+typedef struct allot_machine_intent {
+  uint64_t before, after;
+} allot_machine_intent;
+
+typedef struct allot_process_gpu {
+  allot_machine_intent intents[2];  // of operation n: intents[n & 1]
+  uint64_t operation;               // newest published by the slot's owner
+  uint64_t committed;               // newest known to be in the GPU's total
+  uint64_t busy_ns;                 // compute time had since the process began
+  uint64_t copy_busy_ns;
+  uint64_t memory_peak;  // bytes
+  uint32_t contexts;     // CUDA contexts; NVML lists processes that have one
+  uint32_t spare;
+  allot_history compute;
+} allot_process_gpu;
+
+enum { ALLOT_PROCESS_FREE = 0, ALLOT_PROCESS_TAKEN = 1 };
+enum {
+  ALLOT_PROCESS_COMPUTE = 0,
+  ALLOT_PROCESS_MONITOR = 1,  // has a slot only to hold the engine's lock by
+};
+
+typedef struct allot_process {
+  uint32_t state;
+  int32_t pid;           // getpid of the owner
+  uint64_t start_time;   // field 22 of /proc/<pid>/stat: clock ticks after boot
+  uint64_t attached_ns;  // CLOCK_MONOTONIC
+  uint64_t attaches;     // how often the slot was taken
+  uint32_t kind;         // ALLOT_PROCESS_COMPUTE or ALLOT_PROCESS_MONITOR
+  uint32_t spare[3];
+  char command[96];  // start of /proc/<pid>/cmdline, blanks for NULs
+  allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
+} allot_process;
+
+// A slot belongs to the process that holds an open-file-description write lock on byte
+// ALLOT_PROCESS_LOCK_BASE + index of the machine file, which lies beyond its end.
+#define ALLOT_PROCESS_LOCK_BASE (1ll << 40)
+
+// ---- GPUs --------------------------------------------------------------------------------------
+
+// Both words change in one compare-and-swap: bytes in use, and the operation that made it so.
+typedef struct allot_machine_total {
+  _Alignas(16) uint64_t used;
+  uint64_t last;
+} allot_machine_total;
+
+typedef struct allot_gpu_engine {
+  _Alignas(64) allot_machine_total memory;
+  _Alignas(64) uint32_t lock;  // 0: free, else the holder's slot + 1 | waiters bit
+  uint32_t spare;
+  uint64_t now_ns;        // the simulation is right up to here (CLOCK_MONOTONIC)
+  uint64_t slice_end_ns;  // when the holder's turn ends
+  uint32_t holder;        // slot + 1 of the process whose turn it is, 0: nobody's
+  uint32_t spare2;
+  uint64_t idle_since_ns;  // since then nothing computes, unless a kernel is RUNNING
+  uint64_t copy_free_ns[ALLOT_COPY_ENGINES];
+  uint64_t checked_ns;  // when the owners of work were last seen to be alive
+  uint64_t active[ALLOT_MACHINE_PROCESSES / 64];  // a bit for each slot that may have work
+  uint64_t busy_ns, copy_busy_ns;                 // since the machine began
+  allot_history compute, copies;
+} allot_gpu_engine;
+
+// ---- events shared among processes -------------------------------------------------------------
+
+#define ALLOT_SHARED_EVENTS 1024
+typedef struct allot_shared_event {
+  uint64_t state;  // 0: free, else references << 32 | serial
+  allot_point recorded;
+} allot_shared_event;
+
+// ---- the whole file ----------------------------------------------------------------------------
+
+typedef struct allot_machine {
+  allot_machine_description description;
+  allot_machine_faults faults;
+  _Alignas(4096) allot_gpu_engine engines[ALLOT_MACHINE_GPUS];
+  _Alignas(64) uint32_t high_process;  // slots at and above were never taken
+  uint32_t event_serial;
+  uint64_t memory_serial;  // names pieces of memory that processes hand to each other
+  allot_shared_event events[ALLOT_SHARED_EVENTS];
+  _Alignas(64) allot_process processes[ALLOT_MACHINE_PROCESSES];
+  _Alignas(4096) allot_ring rings[ALLOT_MACHINE_PROCESSES][ALLOT_MACHINE_GPUS];
+} allot_machine;
+
+#define ALLOT_MACHINE_FILE_BYTES sizeof(allot_machine)
+
+#endif

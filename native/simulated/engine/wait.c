@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for a work without polling: the earliest moment at which it can be done is computed,
+// slept for, and looked at again, since other processes may have brought work meanwhile.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "simulated/engine/engine.h"
+
+#define SPIN_NS 50000ull
+// A dead process leaves the GPU to others earlier than computed, so sleep no longer in company.
+#define COMPANY_NS 20000000ull
+#define HOST_NS 10000000ull
+#define DEPTH 8
+
+static void sleep_until(uint64_t time_ns) {
+  uint64_t now = allot_now_ns();
+  if (time_ns <= now) return;
+  if (time_ns - now <= SPIN_NS) {
+    while (allot_now_ns() < time_ns) {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    return;
+  }
+  struct timespec until = {.tv_sec = (time_t)(time_ns / 1000000000u),
+                           .tv_nsec = (long)(time_ns % 1000000000u)};
+  // The bare system call: a thread must not be cancelled in here.
+  syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+typedef struct need {
+  uint64_t compute_ns;  // kernels that must run first, at least
+  uint64_t copy_ns;
+  allot_point host;  // a callback that must return first
+} need;
+
+static void add_need(need *sum, const allot_work *work, uint64_t progress, uint64_t now_ns) {
+  uint64_t time = ALLOT_PROGRESS_TIME(progress);
+  uint64_t left = time;
+  if (ALLOT_PROGRESS_STATE(progress) == ALLOT_RUNNING) left = time > now_ns ? time - now_ns : 0;
+  if (work->kind == ALLOT_WORK_KERNEL) sum->compute_ns += left;
+  if (work->kind == ALLOT_WORK_COPY) sum->copy_ns += left;
+}
+
+// Follows the stream back from the work: each work needs the one before it.
+static need needed(const allot_handle *handle, allot_point point, uint64_t now_ns, int depth) {
+  allot_ring *ring = allot_ring_of(handle, ALLOT_POINT_SLOT(point), ALLOT_POINT_GPU(point));
+  uint64_t number = ALLOT_POINT_NUMBER(point);
+  need sum = {0};
+  while (number > allot_load(&ring->tail)) {
+    const allot_work *work = allot_ring_work(ring, number);
+    uint64_t progress = allot_load(&work->progress);
+    if (ALLOT_PROGRESS_STATE(progress) == ALLOT_DONE) break;
+    add_need(&sum, work, progress, now_ns);
+    if (work->kind == ALLOT_WORK_HOST) {
+      sum.host = ALLOT_POINT(ALLOT_POINT_SLOT(point), ALLOT_POINT_GPU(point), number);
+    }
+    if (work->kind == ALLOT_WORK_WAIT && depth < DEPTH && !allot_work_done(handle, work->target)) {
+      need other = needed(handle, work->target, now_ns, depth + 1);
+      if (other.compute_ns > sum.compute_ns) sum.compute_ns = other.compute_ns;
+      if (other.copy_ns > sum.copy_ns) sum.copy_ns = other.copy_ns;
+      if (other.host != 0) sum.host = other.host;
+    }
+    uint64_t previous = allot_whole_number(work->previous, number);
+    uint64_t after = allot_whole_number(work->after, number);
+    uint64_t next = previous;
+    if (work->flags & ALLOT_WORK_BARRIER) {
+      next = number - 1;
+    } else if (previous == 0 || previous == number || previous <= allot_load(&ring->tail)) {
+      next = after;
+    }
+    if (next >= number) break;
+    number = next;
+  }
+  return sum;
+}
+
+// Kernel time that a process has queued without a gap.
+static uint64_t queued(const allot_handle *handle, int slot, int gpu, uint64_t now_ns) {
+  allot_ring *ring = allot_ring_of(handle, slot, gpu);
+  uint64_t head = allot_load(&ring->head);
+  need sum = {0};
+  for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
+    const allot_work *work = allot_ring_work(ring, number);
+    uint64_t progress = allot_load(&work->progress);
+    if (ALLOT_PROGRESS_STATE(progress) == ALLOT_DONE || work->kind == ALLOT_WORK_MARK) continue;
+    if (work->kind != ALLOT_WORK_KERNEL) break;
+    add_need(&sum, work, progress, now_ns);
+  }
+  return sum.compute_ns;
+}
+
+// How long at least others keep the GPU while this process computes for `own_ns`: as many slices
+// each as this process ends before its last one.
+static uint64_t others_have(const allot_handle *handle, int own_slot, int gpu, uint64_t own_ns,
+                            uint64_t now_ns, bool *company) {
+  const allot_gpu_engine *engine = &handle->machine->engines[gpu];
+  uint64_t slice_ns = handle->machine->description.timeslice_us * 1000ull;
+  uint64_t turns = slice_ns > 0 ? own_ns / slice_ns : 0;
+  uint64_t most = turns > 1 ? (turns - 1) * slice_ns : 0, sum = 0;
+  for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
+    for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {
+      int slot = word * 64 + __builtin_ctzll(bits);
+      if (slot == own_slot) continue;
+      uint64_t theirs = queued(handle, slot, gpu, now_ns);
+      if (theirs > 0) *company = true;
+      sum += theirs < most ? theirs : most;
+    }
+  }
+  return sum;
+}
+
+static void wait_for_host(allot_handle *handle, allot_point point) {
+  allot_ring *ring = allot_ring_of(handle, ALLOT_POINT_SLOT(point), ALLOT_POINT_GPU(point));
+  uint64_t *progress = &allot_ring_work(ring, ALLOT_POINT_NUMBER(point))->progress;
+  uint64_t seen = allot_load(progress);
+  if (allot_work_done(handle, point)) return;
+  // The low half of a time is a good enough witness: a wake-up that is missed costs HOST_NS.
+  struct timespec patience = {.tv_nsec = (long)HOST_NS};
+  syscall(SYS_futex, progress, FUTEX_WAIT, (uint32_t)seen, &patience, NULL, 0);
+}
+
+void allot_engine_wait(allot_handle *handle, allot_point point) {
+  if (point == 0) return;
+  int gpu = ALLOT_POINT_GPU(point);
+  for (;;) {
+    if (allot_work_done(handle, point)) return;
+    allot_engine_advance(handle, gpu);
+    if (allot_work_done(handle, point)) return;
+    uint64_t now = allot_now_ns();
+    need own = needed(handle, point, now, 0);
+    if (own.compute_ns == 0 && own.copy_ns == 0) {
+      if (own.host != 0) {
+        wait_for_host(handle, own.host);
+        continue;
+      }
+      // Something of another stream or process comes first; its end is not computed from here.
+      sleep_until(now + SPIN_NS + 1);
+      continue;
+    }
+    bool company = false;
+    uint64_t most = own.compute_ns > own.copy_ns ? own.compute_ns : own.copy_ns;
+    most += others_have(handle, ALLOT_POINT_SLOT(point), gpu, own.compute_ns, now, &company);
+    if (company && most > COMPANY_NS) most = COMPANY_NS;
+    sleep_until(now + most);
+  }
+}
