@@ -15,85 +15,31 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Crash tests define this to stop the process at each step of an operation.
-#ifndef LEDGER_STEP
-#define LEDGER_STEP(name) ((void)0)
-#endif
-
-#define OPERATION_BITS 48
-#define OPERATION_MASK ((1ull << OPERATION_BITS) - 1)
 // The agent's own mark in `last`: no slot has this index, so there is nothing to help.
 #define AGENT_SLOT 0xffffull
 
-_Static_assert(sizeof(allot_total) == 16, "a total is one compare-and-swap wide");
 _Static_assert(offsetof(allot_usage, devices) % 16 == 0, "totals are aligned");
 _Static_assert(sizeof(allot_slot) % 64 == 0, "slots do not share cache lines");
 _Static_assert(sizeof(allot_usage) + sizeof(allot_policy) + 3 * 4096 < 1 << 20,
                "a share stays under 1 MiB");
 _Static_assert(ALLOT_MAX_SLOTS < AGENT_SLOT, "slot indices fit beside the agent's mark");
 
-#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+#define load(p) ALLOT_LOAD(p)
+#define store(p, v) ALLOT_STORE(p, v)
 
-static void raise_to(uint64_t *word, uint64_t value) {
-  uint64_t seen = load(word);
-  while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, false, __ATOMIC_SEQ_CST,
-                                                      __ATOMIC_SEQ_CST)) {
-  }
+// ---- the total ----
+
+static allot_part *part_of(allot_ledger *ledger, int slot, int device) {
+  return &ledger->usage->slots[slot].devices[device].part;
 }
 
-// ---- the total
-// -----------------------------------------------------------------------------------
-
-typedef unsigned __int128 __attribute__((may_alias)) total_word;
-
-// The halves may be of two moments. That is harmless: `last` alone is always an operation that
-// truly happened (helping it is right), and the compare-and-swap fails unless both halves still
-// hold.
-static allot_total read_total(const allot_usage_device *device) {
-  allot_total total = {.last = load(&device->total.last)};
-  total.used = load(&device->total.used);
-  return total;
-}
-
-static bool swap_total(allot_usage_device *device, allot_total expected, allot_total desired) {
-  total_word from, to;
-  memcpy(&from, &expected, sizeof from);
-  memcpy(&to, &desired, sizeof to);
-  return __sync_bool_compare_and_swap((total_word *)(void *)&device->total, from, to);
-}
-
-// Marks the operation that made the present total as committed, so that the next may replace it.
-static void help(allot_usage *usage, int device, uint64_t last) {
-  uint64_t slot = last >> OPERATION_BITS;
-  if (slot < ALLOT_MAX_SLOTS) {
-    raise_to(&usage->slots[slot].devices[device].committed, last & OPERATION_MASK);
-  }
-}
-
-// What the slot has of the device. Exact for the slot's owner (or who holds its lock) after help().
-static uint64_t effective(const allot_slot_device *own) {
-  uint64_t operation = load(&own->operation);
-  const allot_intent *intent = &own->intents[operation & 1];
-  return load(&own->committed) >= operation ? load(&intent->after) : load(&intent->before);
-}
-
-// Publishes "from `before` to `after`" and returns the operation's number. The slot's use stays
-// `before` until that number is committed, at whichever instruction the process may end.
-static uint64_t publish(allot_slot_device *own, uint64_t before, uint64_t after) {
-  uint64_t operation = load(&own->operation);
-  if (load(&own->committed) < operation) {
-    // The last one never reached the total: nobody has seen its number, so it is used again, and
-    // its cell already says `before`.
-    store(&own->intents[operation & 1].after, after);
-    return operation;
-  }
-  allot_intent *intent = &own->intents[(operation + 1) & 1];
-  store(&intent->before, before);
-  store(&intent->after, after);
-  LEDGER_STEP("intended");
-  store(&own->operation, operation + 1);
-  return operation + 1;
+// The total as it is, with the operation that made it so marked as committed.
+static allot_counter read_total(allot_ledger *ledger, int device) {
+  allot_counter seen = allot_counter_read(&ledger->usage->devices[device].total);
+  uint64_t slot = allot_counter_mark(seen.last);
+  if (slot < ALLOT_MAX_SLOTS) allot_part_help(part_of(ledger, (int)slot, device), seen.last);
+  COUNTER_STEP("helped");
+  return seen;
 }
 
 static bool exceeds(uint64_t used, uint64_t bytes, uint64_t limit) {
@@ -108,43 +54,35 @@ static bool change_use(allot_ledger *ledger, int slot, int device, enum change k
   allot_usage_device *shared = &ledger->usage->devices[device];
   allot_slot_device *own = &ledger->usage->slots[slot].devices[device];
   for (;;) {
-    allot_total total = read_total(shared);
-    help(ledger->usage, device, total.last);
-    LEDGER_STEP("helped");
-    uint64_t before = effective(own);
+    allot_counter total = read_total(ledger, device);
+    uint64_t before = allot_part_value(&own->part);
     uint64_t after, used;
     if (kind == RELEASE) {
       uint64_t less = bytes < before ? bytes : before;
       if (less == 0) return true;
       after = before - less;
-      used = total.used > less ? total.used - less : 0;
+      used = total.value > less ? total.value - less : 0;
     } else {
       // The limit is read after the total: set_limit() changes them in the opposite order, so that
       // a reservation under a limit that is gone fails in the swap below.
-      if (kind == RESERVE && exceeds(total.used, bytes, allot_ledger_limit(ledger, device)))
-        return false;
+      uint64_t limit = kind == RESERVE ? allot_ledger_limit(ledger, device) : UINT64_MAX;
+      if (exceeds(total.value, bytes, limit) || bytes > UINT64_MAX - before) return false;
       after = before + bytes;
-      used = total.used + bytes;
-      if (after < before || used < total.used) return false;
+      used = total.value + bytes;
     }
-
-    uint64_t operation = publish(own, before, after);
-    LEDGER_STEP("published");
-    allot_total wanted = {.used = used, .last = (uint64_t)slot << OPERATION_BITS | operation};
-    if (!swap_total(shared, total, wanted)) continue;
-    LEDGER_STEP("swapped");
-    raise_to(&own->committed, operation);
-    LEDGER_STEP("committed");
+    if (!allot_counter_change(&shared->total, total, used, &own->part, (uint64_t)slot, before,
+                              after)) {
+      continue;
+    }
     if (kind != RELEASE) {
-      raise_to(&shared->peak, used);
-      raise_to(&own->peak, after);
+      allot_raise_to(&shared->peak, used);
+      allot_raise_to(&own->peak, after);
     }
     return true;
   }
 }
 
-// ---- files
-// ---------------------------------------------------------------------------------------
+// ---- files ----
 
 static int open_in(const char *directory, const char *name, int flags) {
   char path[4096];
@@ -249,8 +187,7 @@ void allot_ledger_close(allot_ledger *ledger) {
   *ledger = (allot_ledger){.slot = -1};
 }
 
-// ---- slots
-// ---------------------------------------------------------------------------------------
+// ---- slots ----
 
 static struct flock slot_lock(int slot, short type) {
   return (struct flock){.l_type = type,
@@ -397,8 +334,7 @@ int allot_ledger_attach(allot_ledger *ledger) {
   return result;
 }
 
-// ---- what the shim calls
-// -------------------------------------------------------------------------
+// ---- what the shim calls ----
 
 int allot_ledger_device(const allot_ledger *ledger, const char *uuid) {
   for (uint32_t i = 0; i < ledger->policy->device_count; i++) {
@@ -412,24 +348,13 @@ uint64_t allot_ledger_limit(const allot_ledger *ledger, int device) {
 }
 
 uint64_t allot_ledger_used(const allot_ledger *ledger, int device) {
-  return load(&ledger->usage->devices[device].total.used);
+  return load(&ledger->usage->devices[device].total.value);
 }
 
 uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device) {
   const allot_usage *usage = ledger->usage;
-  const allot_slot_device *own = &usage->slots[slot].devices[device];
-  // An operation is in the total before it is marked as committed: look at both, and again while
-  // the owner moves on.
-  for (int tries = 0; tries < 100; tries++) {
-    uint64_t operation = load(&own->operation);
-    uint64_t before = load(&own->intents[operation & 1].before);
-    uint64_t after = load(&own->intents[operation & 1].after);
-    uint64_t mark = (uint64_t)slot << OPERATION_BITS | operation;
-    bool done =
-        load(&usage->devices[device].total.last) == mark || load(&own->committed) >= operation;
-    if (load(&own->operation) == operation) return done ? after : before;
-  }
-  return effective(own);
+  return allot_part_peek(&usage->slots[slot].devices[device].part, &usage->devices[device].total,
+                         (uint64_t)slot);
 }
 
 bool allot_ledger_reserve(allot_ledger *ledger, int device, uint64_t bytes) {
@@ -455,18 +380,15 @@ void allot_ledger_set_context(allot_ledger *ledger, int device, uint64_t bytes) 
   store(&ledger->usage->slots[ledger->slot].devices[device].context, bytes);
 }
 
-// ---- the agent's side
-// ----------------------------------------------------------------------------
+// ---- the agent's side ----
 
 // Changes `last` and nothing else, so that every compare-and-swap prepared before this call fails.
 static void fence(allot_ledger *ledger, int device, uint64_t mark) {
-  allot_usage_device *shared = &ledger->usage->devices[device];
+  uint64_t last = AGENT_SLOT << ALLOT_OPERATION_BITS | (mark & ALLOT_OPERATION_MASK);
   for (;;) {
-    allot_total total = read_total(shared);
-    help(ledger->usage, device, total.last);
-    allot_total marked = {.used = total.used,
-                          .last = AGENT_SLOT << OPERATION_BITS | (mark & OPERATION_MASK)};
-    if (swap_total(shared, total, marked)) return;
+    allot_counter total = read_total(ledger, device);
+    allot_counter marked = {.value = total.value, .last = last};
+    if (allot_counter_swap(&ledger->usage->devices[device].total, total, marked)) return;
   }
 }
 

@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "counter.h"
+
 #define ALLOT_POLICY_MAGIC 0x59434c4f50544c41ull /* "ALTPOLCY" */
 #define ALLOT_USAGE_MAGIC 0x4547415355544c41ull  /* "ALTUSAGE" */
 #define ALLOT_LEDGER_VERSION 1u
@@ -26,7 +28,7 @@
 #define ALLOT_UUID_BYTES 48 /* "GPU-..." or "MIG-...", NUL-terminated */
 #define ALLOT_NAME_BYTES 64
 
-// ---- policy ------------------------------------------------------------------------------------
+// ---- policy ----
 
 typedef struct allot_device_policy {
   char uuid[ALLOT_UUID_BYTES];
@@ -45,20 +47,11 @@ typedef struct allot_policy {
   allot_device_policy devices[ALLOT_MAX_DEVICES];
 } allot_policy;
 
-// ---- usage -------------------------------------------------------------------------------------
-
-// One intended change of one slot's use of one device. `before` and `after` are absolute, so that
-// the slot's use is one of the two at any instant, whatever the process was doing when it died.
-typedef struct allot_intent {
-  uint64_t before;
-  uint64_t after;
-} allot_intent;
+// ---- usage ----
 
 typedef struct allot_slot_device {
-  allot_intent intents[2];  // the cell of operation n is intents[n & 1]
-  uint64_t operation;       // number of the newest operation published by the slot's owner
-  uint64_t committed;       // number of the newest operation known to be in the device's total
-  uint64_t context;         // of `used`: bytes of contexts, modules and other driver-owned memory
+  allot_part part;   // what the slot has of the device: bytes
+  uint64_t context;  // of these: bytes of contexts, modules and other driver-owned memory
   uint64_t peak;
 } allot_slot_device;
 
@@ -75,16 +68,8 @@ typedef struct allot_slot {
 
 enum { ALLOT_SLOT_FREE = 0, ALLOT_SLOT_TAKEN = 1 };
 
-// The total of a device. Both words change together in one 16-byte compare-and-swap: `used`, and
-// the operation that made it so (slot << 48 | operation). Whoever comes next first marks that
-// operation as committed in its slot (helping), so no operation is ever in doubt.
-typedef struct allot_total {
-  _Alignas(16) uint64_t used;
-  uint64_t last;
-} allot_total;
-
 typedef struct allot_usage_device {
-  allot_total total;
+  allot_counter total;  // bytes; a part's mark is its slot's index
   uint64_t peak;
   uint64_t refusals;
   uint64_t reserved[4];

@@ -40,7 +40,13 @@ STRUCTS = {
         "share_name",
         "devices",
     ),
-    "allot_slot_device": ("intents", "operation", "committed", "context", "peak"),
+    "allot_slot_device": (
+        "part.intents",
+        "part.operation",
+        "part.committed",
+        "context",
+        "peak",
+    ),
     "allot_slot": (
         "state",
         "pid",
@@ -50,7 +56,7 @@ STRUCTS = {
         "command",
         "devices",
     ),
-    "allot_usage_device": ("total.used", "total.last", "peak", "refusals"),
+    "allot_usage_device": ("total.value", "total.last", "peak", "refusals"),
     "allot_usage": ("magic", "version", "slot_count", "high_slot", "devices", "slots"),
 }
 

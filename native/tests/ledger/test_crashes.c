@@ -4,7 +4,7 @@
 #include <stdbool.h>
 
 static void step(void);
-#define LEDGER_STEP(name) step()
+#define COUNTER_STEP(name) step()
 #include "../../ledger.c"
 
 #include "ledger_test.h"

@@ -139,7 +139,7 @@ def _read_policy(path: Path) -> Policy:
 def _device_use(data: bytes, index: int) -> DeviceUse:
     at = layout.USAGE_DEVICES_AT + index * layout.USAGE_DEVICE_SIZE
     return DeviceUse(
-        used=_u64(data, at + layout.USAGE_DEVICE_TOTAL_USED_AT),
+        used=_u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT),
         peak=_u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
         refusals=_u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
     )
@@ -148,14 +148,14 @@ def _device_use(data: bytes, index: int) -> DeviceUse:
 def _slot_used(data: bytes, slot: int, device: int) -> int:
     at = layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE
     at += layout.SLOT_DEVICES_AT + device * layout.SLOT_DEVICE_SIZE
-    operation = _u64(data, at + layout.SLOT_DEVICE_OPERATION_AT)
+    operation = _u64(data, at + layout.SLOT_DEVICE_PART_OPERATION_AT)
     last = layout.USAGE_DEVICES_AT + device * layout.USAGE_DEVICE_SIZE
     last = _u64(data, last + layout.USAGE_DEVICE_TOTAL_LAST_AT)
     # An operation is in the device's total before its slot says that it is committed.
     done = last == slot << _OPERATION_BITS | operation or (
-        _u64(data, at + layout.SLOT_DEVICE_COMMITTED_AT) >= operation
+        _u64(data, at + layout.SLOT_DEVICE_PART_COMMITTED_AT) >= operation
     )
-    return _u64(data, at + layout.SLOT_DEVICE_INTENTS_AT + 16 * (operation & 1) + 8 * done)
+    return _u64(data, at + layout.SLOT_DEVICE_PART_INTENTS_AT + 16 * (operation & 1) + 8 * done)
 
 
 def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:

@@ -59,7 +59,7 @@ def test_changes_a_limit(share: Path) -> None:
 def _set_used(share: Path, used: int) -> None:
     path = share / "usage"
     data = bytearray(path.read_bytes())
-    at = layout.USAGE_DEVICES_AT + layout.USAGE_DEVICE_TOTAL_USED_AT
+    at = layout.USAGE_DEVICES_AT + layout.USAGE_DEVICE_TOTAL_VALUE_AT
     data[at : at + 8] = used.to_bytes(8, "little")
     path.write_bytes(data)
 
