@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs of several real processes in one share never pass its limit.
+
+Processes (gpu_worker.py) start, fork, allocate by every way that the driver has, free, are killed
+and end, one after the other and all at once, while the limit changes under them. After each step
+the ledger, CUDA and NVML inside the share, NVML outside of it, and a model of what was granted
+must tell the same story. The share is of the second GPU of its machine, so that numbers inside and
+outside differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from allotment import ledger
+from allotment.devices import simulated
+from allotment.libraries import SHIM, SIMULATED, library_path
+from allotment.model.errors import LimitBelowUseError
+
+WORKER: Final = Path(__file__).with_name("gpu_worker.py")
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+GRANULE: Final = 2 * MIB
+POOL_GROWTH: Final = 32 * MIB
+MOST_TENANTS: Final = 4
+OUT_OF_MEMORY: Final = 2
+NOT_INITIALIZED: Final = 3
+MACHINE: Final = "gpus:\n- {model: t4, memory: 8Gi}\n- {model: t4, memory: 8Gi}\n"
+SHARED_GPU: Final = 1
+
+APIS: Final = (
+    "plain",
+    "pitched",
+    "managed",
+    "array",
+    "array3d",
+    "mipmap",
+    "vmm",
+    "async",
+    "pool",
+    "graph",
+    "global",
+)
+POOLED: Final = {"async", "pool", "graph"}
+SIZES: Final = st.one_of(
+    st.integers(1, 64 * 1024),
+    st.integers(MIB - 600, MIB + 600),
+    st.integers(1, 300).map(lambda granules: granules * GRANULE),
+    st.integers(1, 900 * MIB),
+    st.just(7 * GIB),
+)
+
+
+def worst_charge(api: str, size: int) -> int:
+    """The most that may be charged for a request: what a refusal can be justified by."""
+    if api == "pitched":
+        size = -(-size // 1000) * 1024
+    rounded = -(-size // GRANULE) * GRANULE
+    return max(POOL_GROWTH, rounded) if api in POOLED else rounded
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One process of the share, and what the model knows of it."""
+
+    connection: socket.socket
+    lines: Any
+    pid: int
+    process: subprocess.Popen[bytes] | None
+    is_open: bool = False
+    inherited: bool = False
+    """Forked from a process that had initialised the driver: the driver is of no use in it."""
+    held: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    def send(self, command: dict[str, Any]) -> None:
+        self.connection.sendall(json.dumps(command).encode() + b"\n")
+
+    def answer(self) -> dict[str, Any]:
+        line = self.lines.readline()
+        assert line, f"process {self.pid} ended when it was asked something"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, do: str, **more: object) -> dict[str, Any]:
+        self.send({"do": do, **more})
+        return self.answer()
+
+    def wait(self) -> None:
+        """Until its memory is gone: its socket closes after its mappings do."""
+        with contextlib.suppress(ConnectionResetError):
+            assert not self.lines.readline()
+        self.lines.close()
+        self.connection.close()
+        if self.process is not None:
+            self.process.wait()
+
+
+class World:
+    """A simulated machine, a share of one of its GPUs, and the way to start processes in it."""
+
+    def __init__(self, limit: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="allotment-properties-"))
+        spec = self.folder / "machine.yaml"
+        spec.write_text(MACHINE)
+        self.machine = simulated.machine_path(self.folder, str(spec))
+        self.device = simulated.read_machine(self.machine).devices[SHARED_GPU]
+        self.share = self.folder / "share"
+        self.share.mkdir()
+        policy = ledger.DevicePolicy(
+            uuid=self.device.uuid, memory_limit=limit, context_bytes=self.device.context_bytes
+        )
+        ledger.create(
+            self.share, ledger.Policy(share_id="test", share_name="test", devices=(policy,))
+        )
+        self.address = str(self.folder / "socket")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(self.address)
+        self.listener.listen()
+        self.listener.settimeout(20)
+        self.observer = self.start("dlsym", inside=False)
+
+    def start(self, resolving: str, *, inside: bool = True) -> Tenant:
+        environment = os.environ | {
+            "LD_LIBRARY_PATH": str(library_path(SIMULATED)),
+            "ALLOTMENT_SIMULATED_MACHINE": str(self.machine),
+        }
+        if inside:
+            environment["LD_PRELOAD"] = str(library_path(SHIM))
+            environment["ALLOTMENT_SHARE"] = str(self.share)
+        command = [sys.executable, "-I", "-S", str(WORKER), self.address, resolving]
+        return self.accept(subprocess.Popen(command, env=environment))
+
+    def accept(self, process: subprocess.Popen[bytes] | None) -> Tenant:
+        connection, _ = self.listener.accept()
+        connection.settimeout(20)
+        lines = connection.makefile("r", encoding="ascii")
+        return Tenant(connection, lines, json.loads(lines.readline())["pid"], process)
+
+    def outside(self) -> dict[str, Any]:
+        """What NVML says of the GPU outside the share."""
+        return self.observer.ask("nvml", index=SHARED_GPU)
+
+    def read(self) -> ledger.Ledger:
+        ledger.reap(self.share)
+        return ledger.read(self.share)
+
+    def close(self) -> None:
+        self.observer.send({"do": "exit"})
+        self.observer.wait()
+        self.listener.close()
+        shutil.rmtree(self.folder)
+
+
+class ShareMachine(RuleBasedStateMachine):
+    """The rules: what can happen to a share, and what must hold after it."""
+
+    @initialize(limit=st.integers(1 * GIB, 3 * GIB))
+    def begin(self, limit: int) -> None:
+        self.limit = limit
+        self.allowed = limit  # more than the limit only after a forced resize
+        self.world = World(limit)
+        self.tenants: list[Tenant] = []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.end_of_the_story()
+        finally:
+            for tenant in self.tenants:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(tenant.pid, signal.SIGKILL)
+                tenant.wait()
+            self.world.close()
+
+    def pick(self, index: int, *, is_open: bool) -> Tenant:
+        found = [each for each in self.tenants if each.is_open == is_open and not each.inherited]
+        assume(found)
+        return found[index % len(found)]
+
+    # ---- rules ----------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.tenants) < MOST_TENANTS)
+    @rule(resolving=st.sampled_from(["dlsym", "procaddress"]))
+    def start(self, resolving: str) -> None:
+        self.tenants.append(self.world.start(resolving))
+
+    @precondition(lambda self: 0 < len(self.tenants) < MOST_TENANTS)
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def fork(self, index: int) -> None:
+        parent = self.tenants[index % len(self.tenants)]
+        parent.send({"do": "fork"})
+        child = self.world.accept(None)
+        assert parent.answer() == {"result": 0}
+        child.inherited = parent.is_open or parent.inherited
+        self.tenants.append(child)
+
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def open(self, index: int) -> None:
+        tenant = self.pick(index, is_open=False)
+        used = self.used()
+        result = tenant.ask("open")["result"]
+        if result == OUT_OF_MEMORY:
+            assert used + self.world.device.context_bytes > self.limit
+            # A program that cannot even have a context has nothing left to try here.
+            self.end(tenant)
+            return
+        assert result == 0
+        tenant.is_open = True
+
+    @rule(
+        index=st.integers(0, MOST_TENANTS - 1),
+        api=st.sampled_from(APIS),
+        size=SIZES,
+    )
+    def allocate(self, index: int, api: str, size: int) -> None:
+        tenant = self.pick(index, is_open=True)
+        used = self.used()
+        answer = tenant.ask("allocate", api=api, bytes=size)
+        if answer["result"] == OUT_OF_MEMORY:
+            assert used + worst_charge(api, size) > self.limit, f"{api} {size} needlessly refused"
+            return
+        assert answer["result"] == 0, (api, size)
+        tenant.held[answer["number"]] = (api, size)
+
+    @rule(
+        requests=st.lists(
+            st.tuples(st.sampled_from(APIS), SIZES), min_size=MOST_TENANTS, max_size=MOST_TENANTS
+        )
+    )
+    def allocate_together(self, requests: Sequence[tuple[str, int]]) -> None:
+        able = [tenant for tenant in self.tenants if tenant.is_open]
+        assume(len(able) > 1)
+        for tenant, (api, size) in zip(able, requests, strict=False):
+            tenant.send({"do": "allocate", "api": api, "bytes": size})
+        for tenant, (api, size) in zip(able, requests, strict=False):
+            answer = tenant.answer()
+            assert answer["result"] in (0, OUT_OF_MEMORY), (api, size)
+            if answer["result"] == 0:
+                tenant.held[answer["number"]] = (api, size)
+
+    @rule(index=st.integers(0, MOST_TENANTS - 1), which=st.integers(0, 99))
+    def free(self, index: int, which: int) -> None:
+        tenant = self.pick(index, is_open=True)
+        assume(tenant.held)
+        self.give_back(tenant, list(tenant.held)[which % len(tenant.held)])
+
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def trim(self, index: int) -> None:
+        assert self.pick(index, is_open=True).ask("trim") == {"result": 0}
+
+    @precondition(lambda self: self.tenants)
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def kill(self, index: int) -> None:
+        tenant = self.tenants[index % len(self.tenants)]
+        os.kill(tenant.pid, signal.SIGKILL)
+        self.forget(tenant)
+
+    @precondition(lambda self: self.tenants)
+    @rule(index=st.integers(0, MOST_TENANTS - 1), api=st.sampled_from(APIS), size=SIZES)
+    def kill_in_the_middle(self, index: int, api: str, size: int) -> None:
+        tenant = self.pick(index, is_open=True)
+        tenant.send({"do": "allocate", "api": api, "bytes": size})
+        os.kill(tenant.pid, signal.SIGKILL)
+        with contextlib.suppress(ConnectionResetError):
+            tenant.lines.readline()  # the answer, if there was time for one
+        self.forget(tenant)
+
+    @precondition(lambda self: self.tenants)
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def leave(self, index: int) -> None:
+        self.end(self.tenants[index % len(self.tenants)])
+
+    @rule(limit=st.integers(256 * MIB, 6 * GIB), force=st.booleans())
+    def resize(self, limit: int, *, force: bool) -> None:
+        used = self.used()
+        try:
+            ledger.set_limit(self.world.share, 0, limit, force=force)
+        except LimitBelowUseError:
+            assert used > limit
+            assert not force
+            return
+        assert force or used <= limit
+        self.limit = limit
+        self.allowed = max(limit, used)
+
+    # ---- what must hold -------------------------------------------------------------------------
+
+    @invariant()
+    def all_tell_the_same_story(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        # A report may itself find that a pool has shrunk: what counts is the state after it.
+        for tenant in self.tenants:
+            if tenant.is_open:
+                assert tenant.ask("report")["result"] == 0
+        state = self.world.read()
+        used = state.devices[0].used
+        assert used == sum(process.used[0] for process in state.processes)
+        assert used <= self.allowed
+        self.allowed = max(self.limit, used)
+        self.check_against_the_model(state)
+        self.check_against_the_driver(used)
+        for tenant in self.tenants:
+            if tenant.is_open:
+                self.check_reports(tenant, state)
+            elif tenant.inherited:
+                assert tenant.ask("open") == {"result": NOT_INITIALIZED}
+
+    def check_against_the_model(self, state: ledger.Ledger) -> None:
+        charged = {process.pid: process.used[0] for process in state.processes}
+        for tenant in self.tenants:
+            granted = sum(size for _, size in tenant.held.values())
+            granted += self.world.device.context_bytes if tenant.is_open else 0
+            assert charged.get(tenant.pid, 0) >= granted
+        assert set(charged) <= {tenant.pid for tenant in self.tenants}
+
+    def check_against_the_driver(self, used: int) -> None:
+        outside = self.world.outside()
+        physical = sum(outside["processes"][2].values())
+        assert physical <= used, "memory that is not charged"
+        assert physical <= self.allowed
+        assert set(outside["processes"][2]) <= {str(tenant.pid) for tenant in self.tenants}
+
+    def check_reports(self, tenant: Tenant, state: ledger.Ledger) -> None:
+        used = state.devices[0].used
+        free = max(0, self.limit - used)
+        answer = tenant.ask("report")
+        assert answer == {
+            "result": 0,
+            "free": free,
+            "total": self.limit,
+            "device_total": self.limit,
+        }
+        inside = tenant.ask("nvml", index=0)
+        assert inside["devices"] == 1
+        for version in ("v1", "v2"):
+            assert inside[version]["total"] == self.limit
+            assert inside[version]["free"] == free
+            assert inside[version]["used"] in (used, self.limit)
+        listed = {
+            str(process.pid): process.used[0] for process in state.processes if process.used[0]
+        }
+        assert inside["processes"] == [listed] * 4
+        assert self.world.read().devices == state.devices
+
+    def end_of_the_story(self) -> None:
+        """Everything is given back: first what was allocated, then all of it."""
+        for tenant in self.tenants:
+            if tenant.is_open:
+                for number in list(tenant.held):
+                    self.give_back(tenant, number)
+                assert tenant.ask("trim") == {"result": 0}
+        self.all_tell_the_same_story()
+        for process in self.world.read().processes:
+            assert process.used[0] == process.context[0]
+        for tenant in list(self.tenants):
+            self.end(tenant)
+        assert self.used() == 0
+        assert self.world.outside()["processes"] == [{}] * 4
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def used(self) -> int:
+        return self.world.read().devices[0].used
+
+    def give_back(self, tenant: Tenant, number: int) -> None:
+        assert tenant.ask("free", number=number) == {"result": 0}, tenant.held[number]
+        del tenant.held[number]
+
+    def end(self, tenant: Tenant) -> None:
+        tenant.send({"do": "exit"})
+        self.forget(tenant)
+
+    def forget(self, tenant: Tenant) -> None:
+        self.tenants.remove(tenant)
+        tenant.wait()
+
+
+TestShares = pytest.mark.timeout(180)(ShareMachine.TestCase)
+TestShares.settings = settings(
+    stateful_step_count=25, suppress_health_check=list(HealthCheck), deadline=None
+)
