@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from allotment.burn.plans import BurnPlan
-from allotment.model.quantities import parse_bytes, parse_duration_ns, parse_memory
+from allotment.cli.options import MEMORY, output_option
+from allotment.model.quantities import parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
     from allotment.burn.reports import BurnReport
+    from allotment.model.quantities import MemoryAmount
 
 EXIT_CUDA_ERROR: Final = 1
 EXIT_OUT_OF_MEMORY: Final = 9
@@ -55,7 +57,7 @@ class _BurnCommand(click.Command):
 
 
 @click.command(cls=_BurnCommand, name="burn", short_help="Use a GPU, and report what happened.")
-@click.option("--memory", metavar="SIZE", help="Memory to get, per process: 3Gi, 25%.")
+@click.option("--memory", metavar="SIZE", type=MEMORY, help="Memory to get, per process: 3Gi, 25%.")
 @click.option("--chunk", metavar="SIZE", default="64Mi", show_default=True, help="One allocation.")
 @click.option(
     "--api",
@@ -107,19 +109,12 @@ class _BurnCommand(click.Command):
     show_default=True,
     help="CUDA's number of the device.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="How to report.",
-)
+@output_option("text", "json")
 @click.pass_context
 def command(
     ctx: click.Context,
     *,
-    memory: str | None,
+    memory: MemoryAmount | None,
     chunk: str,
     api: str,
     touch: bool,
@@ -139,10 +134,9 @@ def command(
     """
     from allotment.burn.running import burn
 
-    amount = parse_memory(memory) if memory is not None else None
     plan = BurnPlan(
-        memory_bytes=amount.size_bytes or 0 if amount is not None else 0,
-        memory_fraction=float(amount.part or 0) if amount is not None else 0.0,
+        memory_bytes=memory.size_bytes or 0 if memory is not None else 0,
+        memory_fraction=float(memory.part or 0) if memory is not None else 0.0,
         chunk_bytes=parse_bytes(chunk),
         api=api,
         touch=touch,
