@@ -96,7 +96,7 @@ class _BurnCommand(click.Command):
 @click.option(
     "--seconds",
     metavar="S",
-    type=click.FloatRange(0, 1e9),
+    type=click.FloatRange(min=0),
     default=5.0,
     show_default=True,
     help="How long to run kernels or hold the memory.",
@@ -104,7 +104,7 @@ class _BurnCommand(click.Command):
 @click.option(
     "--device",
     metavar="N",
-    type=click.IntRange(0, 1023),
+    type=click.IntRange(min=0),
     default=0,
     show_default=True,
     help="CUDA's number of the device.",
