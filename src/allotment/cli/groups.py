@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from allotment import __version__
 from allotment.model.errors import EXIT_CODES, AllotError
 
 __all__ = ["COMMANDS", "AllotGroup", "main_group"]
@@ -113,7 +114,7 @@ def _hint_of(error: click.ClickException) -> str | None:
     if isinstance(error, AllotUsageError):
         return error.hint
     context = getattr(error, "ctx", None)
-    return f"see `{context.command_path} --help`" if context else None
+    return f"see `{context.command_path if context else 'allot'} --help`"
 
 
 def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:
@@ -142,7 +143,7 @@ def _leave_closed_pipe() -> NoReturn:
     name="allot",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name=None, version="@", message="%(version)s")
+@click.version_option(__version__, message="allot %(version)s")
 def main_group() -> None:
     """Share a GPU among programs and containers: each gets its part, and everyone sees who uses what.
 

@@ -61,3 +61,5 @@ class Share:
     """None: the share stays until someone removes it."""
     command: tuple[str, ...] = field(default=())
     user_id: int = 0
+    cdi_spec: str | None = None
+    """Path of the CDI spec file that names the share, which goes with it."""

@@ -33,6 +33,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
 from allotment.placement import choose, explain, unknown_selectors
+from allotment.shares.cdi import remove_spec, spec_name
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.processes import census, is_alive
 from allotment.shares.records import read_record, write_record
@@ -41,7 +42,8 @@ __all__ = ["Found", "Order", "allotted", "create", "destroy", "find", "look", "r
 
 _DRAFT = ".new-"
 _REMOVED = ".old-"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+# As CDI has the names of devices.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Order:
     runner: Runner | None = None
     command: tuple[str, ...] = ()
     mode: str = DEFAULT_MODE
+    cdi_folder: Path | None = None
+    """Where the share's CDI spec will be, for a share that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,8 @@ def check_name(name: str | None) -> None:
     if name is not None and not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a share's name",
-            hint="use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first",
+            hint="use up to 63 letters, digits, dots, dashes and underscores; a letter or digit at"
+            " both ends",
         )
 
 
@@ -179,6 +184,7 @@ def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Sha
         runner=order.runner,
         command=order.command,
         user_id=os.geteuid(),
+        cdi_spec=str(order.cdi_folder / spec_name(share_id)) if order.cdi_folder else None,
     )
     directory = folder.share(share_id)
     draft = folder.shares / f"{_DRAFT}{share_id}"
@@ -306,7 +312,7 @@ def _users(found: Found) -> set[int]:
 
 
 def _remove(found: Found) -> None:
-    """Take a share out of sight in one step, then delete it."""
+    """Take a share out of sight in one step, then delete it and what names it elsewhere."""
     mode_named(DEFAULT_MODE if found.share is None else found.share.mode).destroy(found.directory)
     grave = found.directory.with_name(f"{_REMOVED}{found.id}")
     try:
@@ -315,6 +321,8 @@ def _remove(found: Found) -> None:
         return
     except OSError as error:
         raise explained(error, found.directory, "remove the share") from error
+    if found.share and found.share.cdi_spec:
+        remove_spec(Path(found.share.cdi_spec))
     shutil.rmtree(grave, ignore_errors=True)
 
 

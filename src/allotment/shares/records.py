@@ -77,6 +77,7 @@ def _to_document(share: Share) -> dict[str, object]:
         "machine": share.machine,
         "spec": share.spec,
         "user_id": share.user_id,
+        "cdi_spec": share.cdi_spec,
         "command": list(share.command),
         "runner": None
         if runner is None
@@ -100,6 +101,7 @@ def _from_document(document: dict[str, object]) -> Share:
         machine=_optional(document, "machine", str),
         spec=_optional(document, "spec", str),
         user_id=_typed(document, "user_id", int),
+        cdi_spec=_optional(document, "cdi_spec", str),
         command=tuple(map(str, _typed(document, "command", list))),
         runner=None
         if runner is None

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `allot doctor`: each looks at one prerequisite, and knows the fix when it lacks."""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
+from allotment.model.errors import AllotError
+from allotment.shares.folders import RUN_FOLDER, StateFolder
+from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
+
+__all__ = ["Finding", "Outcome", "examine"]
+
+_OLDEST_GLIBC = (2, 17)
+_TIMEOUT_S = 20
+
+
+class Outcome(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    NOTE = "note"
+    """It works, but not at its best, or not for everything."""
+    MISSING = "missing"
+    """Allotment does not work without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One prerequisite. `fix` is empty where there is nothing to do."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+    fix: str = ""
+
+
+def examine(folder: StateFolder) -> Iterator[Finding]:
+    """Look at everything that Allotment needs of this machine, the indispensable first."""
+    checks: tuple[Callable[[StateFolder], Iterator[Finding]], ...] = (
+        _system,
+        _libraries,
+        _state,
+        _injection,
+        _driver,
+        _containers,
+    )
+    for check in checks:
+        yield from check(folder)
+
+
+def _system(folder: StateFolder) -> Iterator[Finding]:
+    del folder
+    name, text = platform.libc_ver()
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    if name == "glibc" and version >= _OLDEST_GLIBC:
+        yield Finding("C library", Outcome.OK, f"glibc {text}")
+    else:
+        yield Finding(
+            "C library",
+            Outcome.MISSING,
+            f"{name or 'not glibc'} {text}".strip(),
+            "use a system with glibc 2.17 or later: the shim cannot enter programs of another libc",
+        )
+    machine = os.uname().machine
+    if machine in {"x86_64", "aarch64"}:
+        yield Finding("processor", Outcome.OK, machine)
+    else:
+        yield Finding("processor", Outcome.MISSING, machine, "use an x86-64 or arm64 machine")
+
+
+def _libraries(folder: StateFolder) -> Iterator[Finding]:
+    del folder
+    for name in (LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML):
+        try:
+            path = library_path(name)
+        except AllotError as error:
+            yield Finding(name, Outcome.MISSING, error.message, error.hint or "")
+            continue
+        complaint = _load(path)
+        if complaint:
+            fix = "build it anew: `make native` in a clone, or reinstall the wheel"
+            yield Finding(name, Outcome.MISSING, f"{path} cannot be loaded: {complaint}", fix)
+        else:
+            yield Finding(name, Outcome.OK, str(path))
+
+
+def _load(path: Path) -> str:
+    """Let a process of its own load a library; return what the loader says against it."""
+    done = subprocess.run(
+        ["/bin/true"],
+        env={"LD_PRELOAD": str(path), "LD_BIND_NOW": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    return done.stderr.strip() or ("" if done.returncode == 0 else f"status {done.returncode}")
+
+
+def _state(folder: StateFolder) -> Iterator[Finding]:
+    root = folder.root
+    try:
+        folder.prepare()
+        with folder.locked():
+            pass
+    except AllotError as error:
+        yield Finding("state folder", Outcome.MISSING, error.message, error.hint or "")
+        return
+    status = root.stat()
+    mode = f"{root}, mode {status.st_mode & 0o7777:04o}"
+    if status.st_mode & 0o002:
+        yield Finding("state folder", Outcome.OK, f"{mode}, shared by all users")
+    elif root == RUN_FOLDER:
+        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/shares {root}/shim {root}/simulated"
+        yield Finding("state folder", Outcome.OK, f"{mode}, root's alone", fix)
+    else:
+        yield Finding(
+            "state folder",
+            Outcome.NOTE,
+            f"{mode}: shares of other folders are not seen, so a GPU may be given out twice",
+            f"to share GPUs among users, let root make {RUN_FOLDER}: mkdir -m 1777 {RUN_FOLDER}",
+        )
+    if os.statvfs(root).f_flag & os.ST_NOEXEC and not can_unshare():
+        yield Finding(
+            "state folder: noexec",
+            Outcome.MISSING,
+            f"{root} is on a file system without execution, so no shim can be loaded from there",
+            "choose another folder with --state or ALLOTMENT_STATE",
+        )
+
+
+def _injection(folder: StateFolder) -> Iterator[Finding]:
+    del folder
+    if not can_unshare():
+        yield Finding(
+            "mount namespace",
+            Outcome.NOTE,
+            "no CAP_SYS_ADMIN: limits go by the environment, and what scrubs its environment"
+            " escapes (`allot ps` shows it as not enforced where the driver tells)",
+            "run `allot run` as root",
+        )
+        return
+    complaint = _try_namespace()
+    if complaint:
+        yield Finding(
+            "mount namespace",
+            Outcome.NOTE,
+            f"{complaint}: limits go by the environment",
+            "in a container: start it with --cap-add SYS_ADMIN and a seccomp profile that allows mount",
+        )
+    else:
+        yield Finding("mount namespace", Outcome.OK, "limits hold for scrubbed environments too")
+    yield _preload_file()
+
+
+def _try_namespace() -> str:
+    """Let a child leave for a mount namespace; return why it could not."""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "slave", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    return done.stderr.strip()
+
+
+def _preload_file() -> Finding:
+    path = Path(PRELOAD_FILE)
+    if path.exists():
+        others = path.read_text(errors="replace").split()
+        detail = f"names {' '.join(others)}, which stay preloaded" if others else "there, and empty"
+        return Finding(PRELOAD_FILE, Outcome.OK, detail)
+    if os.access(path.parent, os.W_OK):
+        return Finding(PRELOAD_FILE, Outcome.OK, "not there; the first `allot run` makes it, empty")
+    fix = f"make an empty one: touch {path}"
+    return Finding(PRELOAD_FILE, Outcome.NOTE, "not there, and cannot be made", fix)
+
+
+def _driver(folder: StateFolder) -> Iterator[Finding]:
+    del folder
+    simulated = "needed for real GPUs only; simulated ones work: --simulated a100-80gb"
+    install = "install NVIDIA's driver (nvidia.com/drivers, or the distribution's package)"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        yield Finding("CUDA driver", Outcome.OK, "libcuda.so.1 loads")
+    except OSError as error:
+        yield Finding("CUDA driver", Outcome.NOTE, f"{error}; {simulated}", install)
+    from allotment.cli.machines import real_inventory
+
+    try:
+        inventory = real_inventory()
+    except AllotError as error:
+        yield Finding("NVML", Outcome.NOTE, f"{error.message}; {simulated}", install)
+        return
+    names = ", ".join(device.name for device in inventory.devices) or "no GPU"
+    yield Finding("NVML", Outcome.OK, f"{len(inventory.devices)} GPUs: {names}")
+    for problem in inventory.problems:
+        fix = "see the kernel's log (dmesg | grep -i xid); reset or replace the GPU"
+        name = problem.uuid or f"number {problem.index}"
+        yield Finding(f"GPU {name}", Outcome.NOTE, problem.message, fix)
+
+
+def _containers(folder: StateFolder) -> Iterator[Finding]:
+    del folder
+    runtimes = [name for name in ("docker", "podman") if shutil.which(name)]
+    folders = [path for path in ("/etc/cdi", "/var/run/cdi") if Path(path).is_dir()]
+    if not runtimes:
+        yield Finding(
+            "containers",
+            Outcome.NOTE,
+            "neither docker nor podman is here; needed for `allot cdi` only",
+            "install Docker 28.3 or later (earlier: enable its feature `cdi`), or Podman",
+        )
+        return
+    where = ", ".join(folders) or "made by the first `allot cdi create`"
+    yield Finding("containers", Outcome.OK, f"{', '.join(runtimes)}; CDI folders: {where}")

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot ps`: the shares and their processes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allotment.cli.options import output_option, state_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from allotment.shares.views import ProcessView, ShareView
+
+
+@click.command(short_help="Show the shares and their processes.")
+@output_option("table", "json", "yaml")
+@state_option
+def command(*, output: str, state: Path | None) -> None:
+    """Show every share with its limit, use and peak on each GPU, and the processes that use it.
+
+    ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
+    loader): its limit is not in force. A share that ended is removed.
+
+    \b
+    Examples:
+      allot ps
+      allot ps -o json | jq '.shares[] | select(.enforced | not)'
+    """
+    from allotment.cli.machines import readings
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.views import current, view
+
+    views = view(current(StateFolder.at(state)), readings)
+    if output == "table":
+        _print(views)
+        return
+    from allotment.cli.documents import print_document, shares_document
+
+    print_document(shares_document(views), output)
+
+
+def _print(views: "list[ShareView]") -> None:
+    from allotment.cli.tables import Column, print_table
+
+    if not views:
+        click.echo("No shares.", err=True)
+        return
+    columns = (
+        Column("SHARE"),
+        Column("GPU"),
+        Column("LIMIT", is_number=True),
+        Column("USED", is_number=True),
+        Column("PEAK", is_number=True),
+        Column("PID", is_number=True),
+        Column("ENFORCED"),
+        Column("INJECTION"),
+        Column("COMMAND"),
+    )
+    print_table(columns, [row for each in views for row in _rows(each)])
+    for each in views:
+        if each.problem:
+            click.echo(f"warning: share {each.name}: {each.problem.message}", err=True)
+            if each.problem.hint:
+                click.echo(f"hint: {each.problem.hint}", err=True)
+
+
+def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
+    """One row for each device of a share, then one for each process and device that it uses."""
+    from allotment.cli.tables import short_uuid
+    from allotment.model.formats import format_bytes
+
+    share = view.share
+    command = " ".join(share.command) if share else f"({view.state})"
+    for index, device in enumerate(view.devices):
+        yield (
+            view.name if index == 0 else "",
+            short_uuid(device.uuid),
+            format_bytes(device.limit),
+            format_bytes(device.used),
+            format_bytes(device.peak),
+            str(share.runner.pid) if share and share.runner and index == 0 else "",
+            ("yes" if view.is_enforced else "no") if index == 0 else "",
+            (str(share.injection) if share else "") if index == 0 else "",
+            command if index == 0 else "",
+        )
+    if not view.devices:
+        yield (view.name, "?", "?", "?", "?", "", "no", "", command)
+    for process in view.processes:
+        yield from _process_rows(view, process)
+
+
+def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[str, ...]]":
+    from allotment.cli.tables import short_uuid
+    from allotment.model.formats import format_bytes
+
+    pid = str(process.pid if process.pid is not None else process.pid_inside)
+    for device, used, peak in zip(view.devices, process.used, process.peak, strict=False):
+        if used or peak or len(view.devices) == 1:
+            yield (
+                "",
+                short_uuid(device.uuid),
+                "",
+                format_bytes(used),
+                format_bytes(peak),
+                pid,
+                "yes" if process.is_enforced else "no",
+                "",
+                process.command,
+            )

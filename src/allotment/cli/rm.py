@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot rm`: remove shares."""
+
+from pathlib import Path
+
+import click
+
+from allotment.cli.options import state_option
+
+
+@click.command(short_help="Remove shares.")
+@click.argument("shares", metavar="SHARE...", nargs=-1, required=True)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also when processes use it: they run on with the limit they have, but it is free for others.",
+)
+@state_option
+def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
+    """Remove shares by name or id. One that is in use is refused, unless forced.
+
+    \b
+    Examples:
+      allot rm train
+      allot rm 4f6e21b0c3d2 --force
+    """
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.lives import destroy, find
+
+    folder = StateFolder.at(state)
+    for found in [find(folder, name) for name in shares]:
+        destroy(folder, found, force=force)
+        click.echo(found.name)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares as people and programs look at them: limits, use, processes, and what is really enforced.
+
+The ledger says what the share's programs claim; the driver says which processes use the device; the
+kernel says which of those are in the share. A process that the driver knows and the ledger does not
+is one that the shim is not in: it is shown as not enforced, with the driver's figure.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from allotment.devices.sources import Problem, Reading
+from allotment.ledger import Ledger, ProcessUse
+from allotment.model.errors import AllotError, StateError
+from allotment.model.shares import Share
+from allotment.shares.folders import StateFolder
+from allotment.shares.lives import Found, look, recover
+from allotment.shares.processes import census, command_of, is_alive, pid_inside, start_time
+
+__all__ = [
+    "DeviceView",
+    "LiveState",
+    "ProcessView",
+    "Readings",
+    "ShareView",
+    "current",
+    "view",
+]
+
+Readings = Callable[[Path | None], Mapping[str, Reading | Problem]]
+"""Asks the driver of a simulated machine (its file) or of the real one (None)."""
+
+
+class LiveState(StrEnum):
+    """Why a share is there."""
+
+    RUNNING = "running"
+    """Its `allot run` is."""
+    LEFT = "left"
+    """Its `allot run` has ended, or was killed, and processes are left in it."""
+    KEPT = "kept"
+    """It was made to stay until it is removed."""
+    DAMAGED = "damaged"
+    """A file of it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """A process of a share that uses a device. Bytes; one figure for each device of the share."""
+
+    pid: int | None
+    """Its number on this machine; None where it cannot be found out."""
+    pid_inside: int
+    command: str
+    is_enforced: bool
+    used: tuple[int, ...]
+    context: tuple[int, ...]
+    peak: tuple[int, ...]
+    refusals: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device of a share. Bytes."""
+
+    uuid: str
+    name: str
+    limit: int
+    used: int
+    peak: int
+    refusals: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareView:
+    """A share as it is at one moment."""
+
+    id: str
+    name: str
+    state: LiveState
+    share: Share | None
+    devices: tuple[DeviceView, ...]
+    processes: tuple[ProcessView, ...]
+    problem: AllotError | None
+
+    @property
+    def is_enforced(self) -> bool:
+        """Are all of its processes held to the limit? A damaged share's are not known to be."""
+        return self.problem is None and all(process.is_enforced for process in self.processes)
+
+
+def current(folder: StateFolder) -> list[Found]:
+    """Return the shares that live; those that ended are removed where that is possible."""
+    if not folder.exists():
+        return []
+    try:
+        with folder.locked():
+            return recover(folder)
+    except StateError:
+        return look(folder)  # a folder that may only be read is still worth showing
+
+
+def view(shares: Iterable[Found], readings: Readings) -> list[ShareView]:
+    """Bring together what ledger, driver and kernel say about shares."""
+    known = list(shares)
+    members = census((each.share, each.directory) for each in known if each.share)
+    answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
+    views = []
+    for each in known:
+        machine = each.share.machine if each.share else None
+        if machine not in answers:
+            answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
+        views.append(_view(each, members.get(each.id, set()), answers[machine]))
+    return views
+
+
+def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Problem]) -> ShareView:
+    processes: tuple[ProcessView, ...] = ()
+    if found.ledger:
+        processes = _enforced(found.ledger, members)
+    seen = {process.pid for process in processes}
+    uuids = [device.uuid for device in found.share.devices] if found.share else []
+    processes += _unenforced(uuids, members - {pid for pid in seen if pid}, readings)
+    return ShareView(
+        id=found.id,
+        name=found.name,
+        state=_state(found),
+        share=found.share,
+        devices=_devices(found),
+        processes=processes,
+        problem=found.problem,
+    )
+
+
+def _state(found: Found) -> LiveState:
+    if found.problem or not found.share:
+        return LiveState.DAMAGED
+    if found.share.runner is None:
+        return LiveState.KEPT
+    return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
+
+
+def _devices(found: Found) -> tuple[DeviceView, ...]:
+    names = {device.uuid: device.name for device in found.share.devices} if found.share else {}
+    if found.ledger is None:
+        return tuple(
+            DeviceView(uuid, names.get(uuid, ""), limit, 0, 0, 0)
+            for uuid, limit in found.limits().items()
+        )
+    return tuple(
+        DeviceView(
+            uuid=policy.uuid,
+            name=names.get(policy.uuid, ""),
+            limit=policy.memory_limit,
+            used=use.used,
+            peak=use.peak,
+            refusals=use.refusals,
+        )
+        for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
+    )
+
+
+def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
+    inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
+    return tuple(
+        ProcessView(
+            pid=_host_pid(process, inside),
+            pid_inside=process.pid,
+            command=process.command,
+            is_enforced=True,
+            used=process.used,
+            context=process.context,
+            peak=process.peak,
+            refusals=process.refusals,
+        )
+        for process in ledger.processes
+    )
+
+
+def _host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
+    """Find a slot's process on the machine: the start time is the same in every namespace."""
+    found = inside.get((process.pid, process.start_time))
+    if found is None and start_time(process.pid) == process.start_time:
+        return process.pid
+    return found
+
+
+def _unenforced(
+    uuids: list[str], members: set[int], readings: Mapping[str, Reading | Problem]
+) -> tuple[ProcessView, ...]:
+    """Find the members that the driver knows as users of the share's devices."""
+    used: dict[int, list[int]] = {}
+    for index, uuid in enumerate(uuids):
+        reading = readings.get(uuid)
+        if not isinstance(reading, Reading):
+            continue
+        for process in reading.processes:
+            if process.pid in members:
+                each = used.setdefault(process.pid, [0] * len(uuids))
+                each[index] = process.used_bytes or 0
+    return tuple(
+        ProcessView(
+            pid=pid,
+            pid_inside=pid_inside(pid),
+            command=command_of(pid),
+            is_enforced=False,
+            used=tuple(amounts),
+            context=(0,) * len(uuids),
+            peak=tuple(amounts),
+            refusals=0,
+        )
+        for pid, amounts in sorted(used.items())
+    )
