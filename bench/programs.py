@@ -64,4 +64,5 @@ def expect(line: str, wanted: str) -> None:
 
 
 def line_of(program: subprocess.Popen[str]) -> str:
+    """Read the next line of an answer."""
     return "" if program.stdout is None else program.stdout.readline().rstrip("\n")

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of the GPU run: what was expected of a share under real programs, and what came."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from places import Place
+
+HERE: Final = Path(__file__).resolve().parent
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+LIMIT: Final = 4 * GIB
+GRANULE: Final = 2 * MIB
+SCENARIO_SECONDS: Final = 300
+_MODES: Final = {
+    "the caching allocator": "",
+    "expandable_segments": "expandable_segments:True",
+    "cudaMallocAsync": "backend:cudaMallocAsync",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One expectation; `is_right` is None where it could not be tried here."""
+
+    name: str
+    is_right: bool | None
+    seen: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Give the check as JSON's types."""
+        return asdict(self)
+
+
+def run_all(place: Place, *, python: str, with_torch: bool) -> list[Check]:
+    """Run every check that this place and this Python can."""
+    results: list[Check] = []
+    with tempfile.TemporaryDirectory(prefix="allotment-bench-") as state:
+        runner = Runner(place=place, state=Path(state), python=python)
+        for group in (_views, _burns, _torch_fills, _torch_graphs, _torch_rate):
+            print(f"checking: {group.__name__.strip('_')}", file=sys.stderr)
+            if group in (_torch_fills, _torch_graphs, _torch_rate) and not with_torch:
+                name = group.__name__.strip("_").replace("_", " ")
+                results.append(Check(name=name, is_right=None, seen="no PyTorch here"))
+                continue
+            results.extend(group(runner))
+    return results
+
+
+def render_text(results: list[Check]) -> str:
+    """Write the checks for a terminal."""
+    return "\n".join(f"{_verdict(check):<8}{check.name}: {check.seen}" for check in results)
+
+
+def render_markdown(results: list[Check]) -> str:
+    """Write the checks as a table."""
+    lines = ["| check | seen | |", "| --- | --- | --- |"]
+    lines += [f"| {check.name} | {check.seen} | {_verdict(check)} |" for check in results]
+    return "\n".join(lines)
+
+
+def _verdict(check: Check) -> str:
+    return {True: "right", False: "WRONG", None: "not tried"}[check.is_right]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Runs programs inside `allot run` and outside of it."""
+
+    place: Place
+    state: Path
+    python: str
+
+    def shared(self, *command: str, memory: str = "4Gi") -> list[str]:
+        """Give the command line of a program inside a share of its own."""
+        spec = [] if self.place.machine is None else ["--simulated", self.place.spec]
+        allot = [sys.executable, "-m", "allotment", "run", "--memory", memory, *spec]
+        return [*allot, "--gpu", self.place.device.uuid, "--", *command]
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Give the environment of `allot run`."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("ALLOTMENT_")
+        }
+        return {**kept, "ALLOTMENT_STATE": str(self.state), **variables}
+
+    def answer(self, command: list[str], **variables: str) -> tuple[dict[str, Any], int]:
+        """Run to the end; the JSON object on stdout, and the exit status."""
+        done = subprocess.run(
+            command,
+            env=self.environment(variables),
+            capture_output=True,
+            text=True,
+            timeout=SCENARIO_SECONDS,
+            check=False,
+        )
+        try:
+            return json.loads(done.stdout), done.returncode
+        except json.JSONDecodeError:
+            message = f"{command} answered nothing: {done.stderr.strip()[-2000:]}"
+            raise RuntimeError(message) from None
+
+    @contextmanager
+    def scenario(
+        self, name: str, *, inside: bool = True, **variables: str
+    ) -> Iterator[dict[str, Any]]:
+        """Run a PyTorch scenario; it still holds its memory within the block."""
+        command = [self.python, str(HERE / "scenario.py"), name]
+        environment = self.environment(variables)
+        if not inside:
+            environment |= self.place.bare()
+        program = subprocess.Popen(
+            self.shared(*command) if inside else command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            line = "" if program.stdout is None else program.stdout.readline()
+            if not line:
+                _, complaint = program.communicate()
+                message = f"scenario {name} answered nothing: {complaint.strip()[-2000:]}"
+                raise RuntimeError(message)
+            yield json.loads(line)
+        finally:
+            program.communicate("\n", timeout=SCENARIO_SECONDS)
+
+
+def _views(runner: Runner) -> Iterator[Check]:
+    seen, _ = runner.answer(runner.shared(sys.executable, str(HERE / "views.py")))
+    cuda, nvml, smi = seen["cuda"], seen["nvml"], seen["nvidia_smi"]
+    yield Check(
+        name="CUDA shows the share",
+        is_right=not any(cuda["results"])
+        and cuda["devices"] == 1
+        and cuda["total_bytes"] == cuda["device_bytes"] == LIMIT,
+        seen=f"{cuda['devices']} device, total {cuda['total_bytes']}, free {cuda['free_bytes']}",
+    )
+    used = LIMIT - cuda["free_bytes"]
+    yield Check(
+        name="NVML v1 and v2 agree with CUDA",
+        is_right=nvml["devices"] == 1
+        and all(
+            nvml[version]["total_bytes"] == LIMIT and nvml[version]["used_bytes"] == used
+            for version in ("v1", "v2")
+        ),
+        seen=f"total {nvml['v1']['total_bytes']}, used {nvml['v1']['used_bytes']} (v1), "
+        f"{nvml['v2']['used_bytes']} (v2); CUDA used {used}",
+    )
+    yield Check(
+        name="NVML lists the share's process as the share sees it",
+        is_right=nvml["processes"] == {str(seen["pid"]): used},
+        seen=f"{nvml['processes']}, process {seen['pid']}",
+    )
+    yield Check(
+        name="nvidia-smi shows the share",
+        is_right=None if smi is None else smi["devices"] == 1 and smi["total_mib"] == LIMIT // MIB,
+        seen="no nvidia-smi here" if smi is None else str(smi),
+    )
+
+
+def _burns(runner: Runner) -> Iterator[Check]:
+    for api in ("plain", "async", "pool", "vmm", "managed", "array"):
+        options = ["--memory", "6Gi", "--chunk", "2Mi", "--api", api, "-o", "json"]
+        report, status = runner.answer(
+            runner.shared(sys.executable, "-m", "allotment", "burn", *options)
+        )
+        (process,) = report["processes"]
+        before, after = process["memory_before"], process["memory_after"]
+        yield Check(
+            name=f"`allot burn --api {api}` gets all of its share and no more",
+            is_right=status == 9
+            and before["total_bytes"] == LIMIT
+            and after["free_bytes"] < GRANULE
+            and report["got_bytes"] <= before["free_bytes"],
+            seen=f"got {report['got_bytes']} of {before['free_bytes']} free, "
+            f"{after['free_bytes']} left, exit status {status}",
+        )
+    options = ["--memory", "512Mi", "--seconds", "2", "--graph", "20", "--streams", "2"]
+    report, status = runner.answer(
+        runner.shared(sys.executable, "-m", "allotment", "burn", *options, "-o", "json")
+    )
+    yield Check(
+        name="graphs of kernels run in a share",
+        is_right=status == 0 and report["kernels"] > 0,
+        seen=f"{report['kernels']} kernels, {report['gpu_seconds']} s by events",
+    )
+
+
+def _torch_fills(runner: Runner) -> Iterator[Check]:
+    for mode, setting in _MODES.items():
+        # The name changed in 2.10; the old one is still read.
+        with runner.scenario("refill", PYTORCH_CUDA_ALLOC_CONF=setting) as seen:
+            physical = runner.place.used_by(seen["pid"])
+        unused = seen["left_bytes"]
+        yield Check(
+            name=f"PyTorch, {mode}: all of the share, and no more",
+            is_right=seen["total_bytes"] == LIMIT
+            and seen["refusal"] == "OutOfMemoryError"
+            and unused < 2 * GRANULE
+            and (physical is None or physical <= LIMIT),
+            seen=f"{seen['got_bytes']} in tensors, {seen['reserved_bytes']} reserved, {unused} "
+            f"left; {physical} by NVML outside; then {seen['refusal']}",
+        )
+        yield Check(
+            name=f"PyTorch, {mode}: what is given back can be had again",
+            is_right=seen["got_bytes"] >= seen["first_got_bytes"] - GRANULE,
+            seen=f"first {seen['first_got_bytes']}, then {seen['got_bytes']}",
+        )
+
+
+def _torch_graphs(runner: Runner) -> Iterator[Check]:
+    for mode, setting in _MODES.items():
+        with runner.scenario("graphs", PYTORCH_CUDA_ALLOC_CONF=setting) as seen:
+            # Simulated kernels take time and compute nothing.
+            right = runner.place.machine is not None or seen["wrong"] == 0
+            yield Check(
+                name=f"PyTorch CUDA graphs, {mode}",
+                is_right=right and seen["refusal"] == "OutOfMemoryError",
+                seen=f"{seen['replays']} replays, {seen['wrong']} wrong; too large: "
+                f"{seen['refusal']}",
+            )
+
+
+def _torch_rate(runner: Runner) -> Iterator[Check]:
+    ratios = []
+    for _ in range(3):
+        with runner.scenario("train", inside=False) as bare:
+            pass
+        with runner.scenario("train") as shared:
+            pass
+        ratios.append(shared["steps_per_second"] / bare["steps_per_second"])
+    middle = sorted(ratios)[1]
+    yield Check(
+        name="PyTorch training in a share, rate beside the whole GPU",
+        is_right=middle > 0.97,
+        seen=f"{middle:.3f} (median of 3 pairs)",
+    )
