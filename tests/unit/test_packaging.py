@@ -15,7 +15,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import build_native
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
@@ -23,6 +22,9 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 from packaging.tags import compatible_tags
 from packaging.utils import parse_wheel_filename
+
+import allotment
+import build_native
 
 LIBRARIES = (
     "liballotment-ledger.so",
@@ -207,6 +209,10 @@ def test_metadata_names_the_licence_and_carries_its_text(
 def test_wheel_has_no_dependency_beyond_the_agreed_ones(metadata: email.message.Message) -> None:
     required = {re.split(r"[<>=!~;\s]", line)[0] for line in metadata.get_all("Requires-Dist", [])}
     assert required == {"pyyaml", "click", "msgspec", "nvidia-ml-py", "rich"}
+
+
+def test_version_is_that_of_the_package(metadata: email.message.Message) -> None:
+    assert metadata["Version"] == allotment.__version__
 
 
 def test_command_is_declared(unpacked: Path) -> None:

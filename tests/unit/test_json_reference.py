@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/reference/json.md names every field of the JSON documents, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from allotment.burn.drivers import MemoryInfo
+from allotment.burn.latencies import Latencies
+from allotment.burn.plans import BurnPlan
+from allotment.burn.reports import BurnDevice, BurnError, BurnReport, ProcessReport
+from allotment.cli import devices as devices_command
+from allotment.cli.documents import shares_document
+from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.model.devices import Device
+from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.shares.views import DeviceView, LiveState, ProcessView, ShareView
+
+if TYPE_CHECKING:
+    from tests.conftest import CommandLine
+
+REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "json.md"
+UUID = "GPU-0"
+
+
+def fields(document: object, path: str = "") -> Iterator[str]:
+    """The dotted paths of a document's values; `[]` stands for a list's entries."""
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from fields(value, f"{path}.{name}" if path else name)
+    elif isinstance(document, list):
+        assert document, f"{path} has no entry to look at"
+        for value in document:
+            yield from fields(value, f"{path}[]")
+    else:
+        yield path
+
+
+def documented(command: str) -> set[str]:
+    """The fields that the reference has for a command."""
+    for part in REFERENCE.read_text().split("\n## ")[1:]:
+        heading, _, body = part.partition("\n")
+        if f"`{command}`" in heading:
+            return set(re.findall(r"^\| `([^`]+)` \|", body, re.MULTILINE))
+    raise AssertionError(command)
+
+
+def devices_example() -> object:
+    """What `allot devices` prints of a device with everything."""
+    device = Device(
+        uuid=UUID,
+        name="NVIDIA A100-SXM4-80GB",
+        index=0,
+        memory_bytes=80 << 30,
+        sm_count=108,
+        compute_capability=(8, 0),
+        numa_node=0,
+        pci_bus_id="0000:07:00.0",
+        simulated=True,
+        mig=False,
+    )
+    reading = Reading(
+        used_bytes=1,
+        gpu_percent=2,
+        memory_percent=3,
+        temperature_c=4,
+        power_mw=5,
+        processes=(DeviceProcess(pid=6, used_bytes=7),),
+    )
+    row = devices_command.DeviceRow(device, 8, ("train",), reading)
+    return devices_command._document([row], [Problem(index=1, uuid=None, message="lost")])  # noqa: SLF001
+
+
+def shares_example() -> object:
+    """What `allot ps` prints of a share with a process."""
+    share = Share(
+        id=ShareId("s"),
+        name="train",
+        created=0.0,
+        mode="soft",
+        devices=(ShareDevice(UUID, "NVIDIA A100-SXM4-80GB", 1),),
+        injection=Injection.NAMESPACE,
+        runner=Runner(pid=1, start_time=2),
+        command=("python", "train.py"),
+    )
+    device = DeviceView(
+        uuid=UUID, name="NVIDIA A100-SXM4-80GB", limit=1, used=2, peak=3, refusals=4
+    )
+    process = ProcessView(
+        pid=1,
+        pid_inside=2,
+        command="python",
+        is_enforced=True,
+        used=(1,),
+        context=(2,),
+        peak=(3,),
+        refusals=4,
+    )
+    return shares_document(
+        [ShareView("s", "train", LiveState.RUNNING, share, (device,), (process,), None)]
+    )
+
+
+def burn_example() -> object:
+    """What `allot burn` prints of a process with an error."""
+    latencies = Latencies()
+    latencies.add(1000)
+    process = ProcessReport(
+        pid=1,
+        device=BurnDevice(ordinal=0, uuid=UUID, name="NVIDIA A100-SXM4-80GB", total_bytes=1),
+        memory_before=MemoryInfo(free_bytes=1, total_bytes=2),
+        memory_after=MemoryInfo(free_bytes=1, total_bytes=2),
+        latencies=latencies,
+        errors=[BurnError(code=2, name="CUDA_ERROR_OUT_OF_MEMORY", call="cuMemAlloc", at_bytes=1)],
+    )
+    return BurnReport(plan=BurnPlan(), processes=[process]).to_document()
+
+
+@pytest.mark.parametrize(
+    ("command", "document"),
+    [
+        ("allot devices", devices_example()),
+        ("allot ps", shares_example()),
+        ("allot burn", burn_example()),
+    ],
+    ids=["devices", "ps", "burn"],
+)
+def test_fields_are_the_documented_ones(command: str, document: object) -> None:
+    assert set(fields(document)) == documented(command)
+
+
+def test_fields_of_cdi_are_the_documented_ones(allot: CommandLine, tmp_path: Path) -> None:
+    made = allot(
+        *("cdi", "create", "--memory", "1Gi", "--simulated", "t4"), "--cdi-dir", tmp_path / "cdi"
+    )
+    assert made.returncode == 0, made.stderr
+    listed = allot("cdi", "list", "-o", "json")
+    assert set(fields(json.loads(listed.stdout))) == documented("allot cdi list")
+
+
+def test_fields_of_doctor_are_the_documented_ones(allot: CommandLine) -> None:
+    examined = allot("doctor", "-o", "json")
+    assert set(fields(json.loads(examined.stdout))) == documented("allot doctor")
