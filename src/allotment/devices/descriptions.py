@@ -16,7 +16,6 @@ Anything else, an unknown key above all, is a `UsageError` that names the place 
 probably meant. Pure: a text goes in, a description comes out; files are `simulated`'s business.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -230,7 +229,7 @@ def _model(value: object, place: str) -> Model:
     longer = [key for key in MODELS if key.startswith(f"{text}-")]
     if len(longer) == 1:
         return MODELS[longer[0]]
-    meant = longer or difflib.get_close_matches(text, MODELS, n=3, cutoff=0.5)
+    meant = longer or _close(text, tuple(MODELS), most=3)
     raise UsageError(
         f"{place}: there is no model {_shown(value)}" + _did_you_mean(meant),
         hint=f"models: {', '.join(MODELS)}",
@@ -322,11 +321,17 @@ def _switch(value: object, place: str) -> bool:
 def _refuse_unknown(keys: Mapping[object, object], known: Sequence[str], place: str) -> None:
     for key in keys:
         if key not in known:
-            meant = difflib.get_close_matches(_shown(key), known, n=1, cutoff=0.5)
+            meant = _close(_shown(key), known, most=1)
             raise UsageError(
                 f"{f'{place}: ' if place else ''}unknown key {_shown(key)}" + _did_you_mean(meant),
                 hint=f"keys: {', '.join(known)}",
             )
+
+
+def _close(text: str, known: Sequence[str], *, most: int) -> list[str]:
+    import difflib  # late: only mistakes need it
+
+    return difflib.get_close_matches(text, known, n=most, cutoff=0.5)
 
 
 def _did_you_mean(meant: Sequence[str]) -> str:

@@ -54,12 +54,11 @@ def unpack(data: bytes) -> MachineFacts:
     if len(data) < layout.MACHINE_SIZE:
         raise ValueError(f"it has {len(data)} bytes, too few for a simulated machine")
     machine = _fields(data, layout.MACHINE_FIELDS, 0)
-    if machine["magic"] != layout.MACHINE_MAGIC:
+    if _number(machine, "magic") != layout.MACHINE_MAGIC:
         raise ValueError("it does not begin like a simulated machine")
-    if machine["version"] != layout.MACHINE_VERSION:
-        raise ValueError(
-            f"it is of version {machine['version']}, this allot knows {layout.MACHINE_VERSION}"
-        )
+    version = _number(machine, "version")
+    if version != layout.MACHINE_VERSION:
+        raise ValueError(f"it is of version {version}, this allot knows {layout.MACHINE_VERSION}")
     count = _number(machine, "gpu_count")
     if not 1 <= count <= layout.MACHINE_GPUS:
         raise ValueError(f"it says that it has {count} GPUs")

@@ -11,7 +11,6 @@ Reading a description goes straight to the file: no NVML, nothing to load.
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -112,6 +111,8 @@ class SimulatedMachine:
 
 
 def _make(path: Path, description: bytes) -> None:
+    import tempfile  # late: most starts find their machine made
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".machine-", dir=path.parent)

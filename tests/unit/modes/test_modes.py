@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mode `soft`: a ledger for each placement."""
+
+from pathlib import Path
+
+import pytest
+
+from allotment.model.devices import Device
+from allotment.model.errors import LedgerError, LimitBelowUseError, UsageError
+from allotment.model.placements import Placed, Placement
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import ShareId
+from allotment.modes import SoftMode, mode_named
+
+GI = 1 << 30
+DEVICE = Device(
+    uuid="GPU-0", name="Tesla T4", index=0, memory_bytes=16 * GI, sm_count=40,
+    compute_capability=(7, 5), numa_node=None, pci_bus_id="0000:01:00.0", simulated=True, mig=False,
+    context_bytes=300 << 20,
+)  # fmt: skip
+PLACEMENT = Placement(Request(parse_memory("4Gi")), (Placed(DEVICE, 4 * GI),))
+
+
+@pytest.fixture
+def directory(tmp_path: Path, native_dir: Path) -> Path:
+    assert native_dir.is_dir()
+    SoftMode().create(tmp_path, PLACEMENT, share=ShareId("ab12"), name="train")
+    return tmp_path
+
+
+def test_the_mode_is_known_by_name() -> None:
+    assert mode_named("soft").name == "soft"
+    with pytest.raises(UsageError, match="no mode 'mps'"):
+        mode_named("mps")
+
+
+def test_create_writes_what_is_allowed(directory: Path) -> None:
+    snapshot = SoftMode().reconcile(directory)
+    assert snapshot.policy.share_name == "train"
+    (device,) = snapshot.policy.devices
+    assert (device.uuid, device.memory_limit, device.context_bytes) == ("GPU-0", 4 * GI, 300 << 20)
+    assert snapshot.devices[0].used == 0
+    assert snapshot.processes == ()
+
+
+def test_resize_changes_the_limit(directory: Path) -> None:
+    SoftMode().resize(directory, "GPU-0", 6 * GI, force=False)
+    assert SoftMode().reconcile(directory).policy.devices[0].memory_limit == 6 * GI
+
+
+def test_resize_knows_only_its_own_devices(directory: Path) -> None:
+    with pytest.raises(LedgerError, match="does not name GPU-1"):
+        SoftMode().resize(directory, "GPU-1", GI, force=False)
+
+
+def test_a_ledger_is_not_made_over_another(directory: Path) -> None:
+    with pytest.raises(LedgerError):
+        SoftMode().create(directory, PLACEMENT, share=ShareId("ab12"), name="train")
+
+
+def test_reconcile_names_a_damaged_file(directory: Path) -> None:
+    (directory / "policy").write_bytes(b"")
+    with pytest.raises(LedgerError, match="policy"):
+        SoftMode().reconcile(directory)
+
+
+def test_a_limit_below_the_use_says_both_numbers() -> None:
+    error = LimitBelowUseError(need=3 * GI, have=2 * GI)
+    assert "3Gi" in error.message
+    assert "2Gi" in error.message
+    assert "--force" in (error.hint or "")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement: never overcommits, finds a placement exactly when there is one, decides the same twice."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.model.devices import Device
+from allotment.model.placements import DeviceState, Placement, Rejection
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.placement import choose, explain, is_selected, unknown_selectors
+
+GI = 1 << 30
+
+
+def device(index: int, *, memory: int = 80 * GI, name: str = "NVIDIA A100-SXM4-80GB") -> Device:
+    return Device(
+        uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
+        name=name,
+        index=index,
+        memory_bytes=memory,
+        sm_count=108,
+        compute_capability=(8, 0),
+        numa_node=None,
+        pci_bus_id=f"0000:{index:02x}:00.0",
+        simulated=True,
+        mig=False,
+        reserved_bytes=0,
+    )
+
+
+def states(*allotted_gi: int) -> list[DeviceState]:
+    return [DeviceState(device(index), each * GI) for index, each in enumerate(allotted_gi)]
+
+
+def placed(decision: Placement | Rejection) -> list[int]:
+    assert isinstance(decision, Placement)
+    return [each.device.index for each in decision.devices]
+
+
+def rejected(decision: Placement | Rejection) -> Rejection:
+    assert isinstance(decision, Rejection)
+    return decision
+
+
+def request(memory: str, count: int = 1, *selectors: str) -> Request:
+    return Request(parse_memory(memory), count=count, selectors=selectors)
+
+
+def test_the_tightest_fit_is_taken() -> None:
+    assert placed(choose(states(0, 60, 70, 40), request("20Gi"))) == [1]
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert placed(choose(states(0, 0, 0), request("1Gi"))) == [0]
+
+
+def test_several_devices_are_distinct_and_in_index_order() -> None:
+    assert placed(choose(states(0, 60, 10, 70), request("10Gi", 3))) == [1, 2, 3]
+
+
+def test_a_full_gpu_takes_no_more_and_the_last_byte_can_be_had() -> None:
+    assert placed(choose(states(79), request("1Gi"))) == [0]
+    rejected(choose([DeviceState(device(0), 79 * GI + 1)], request("1Gi")))
+
+
+def test_a_part_is_of_what_programs_can_have() -> None:
+    whole = device(0)
+    small = DeviceState(
+        Device(**{name: getattr(whole, name) for name in whole.__slots__} | {"reserved_bytes": GI})
+    )
+    decision = choose([small], request("100%"))
+    assert isinstance(decision, Placement)
+    assert decision.devices[0].memory_bytes == 79 * GI
+
+
+def test_a_rejection_has_need_and_have_per_gpu() -> None:
+    text = explain(rejected(choose(states(70, 78), request("20Gi", 2))))
+    assert text.splitlines() == [
+        "no room for 2 GPUs with 20Gi each: 0 of 2 GPUs fit",
+        "  GPU-00000000-0000-4000-8000-000000000000 (NVIDIA A100-SXM4-80GB):"
+        " need 20Gi, have 10Gi (70Gi of 80Gi allotted)",
+        "  GPU-00000001-0000-4000-8000-000000000000 (NVIDIA A100-SXM4-80GB):"
+        " need 20Gi, have 2Gi (78Gi of 80Gi allotted)",
+    ]
+
+
+def test_numbers_that_round_to_the_same_are_shown_in_bytes() -> None:
+    text = explain(rejected(choose([DeviceState(device(0), 1)], request("80Gi"))))
+    assert f"need {80 * GI}B, have {80 * GI - 1}B" in text
+
+
+def test_what_was_not_selected_says_so() -> None:
+    mixed = [DeviceState(device(0)), DeviceState(device(1, name="Tesla T4", memory=16 * GI))]
+    text = explain(rejected(choose(mixed, request("20Gi", 1, "t4"))))
+    assert "not selected" in text
+    assert "need 20Gi, have 16Gi" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "selector", "matches"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100", True),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB", True),
+        ("NVIDIA A100-SXM4-80GB", "nvidia a100", True),
+        ("NVIDIA A100-SXM4-80GB", "a100-40gb", False),
+        ("NVIDIA A100-SXM4-80GB", "a10", False),
+        ("NVIDIA A10", "a10", True),
+        ("NVIDIA GeForce RTX 4090", "rtx4090", True),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
+        ("Tesla T4", "t4", True),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb", True),
+        ("NVIDIA H200", "h100", False),
+        ("NVIDIA H200", "", False),
+        ("NVIDIA H200", "gpu-0000", True),
+        ("NVIDIA H200", "GPU-00000000-0000", True),
+        ("NVIDIA H200", "GPU-", False),
+        ("NVIDIA H200", "GPU-1", False),
+        ("NVIDIA H200", "0", False),
+    ],
+)
+def test_selectors(name: str, selector: str, *, matches: bool) -> None:
+    assert is_selected(device(0, name=name), request("1Gi", 1, selector)) is matches
+
+
+def test_selectors_that_name_nothing_are_found() -> None:
+    wanted = request("1Gi", 1, "a100", "GPU-ffff", "h100")
+    assert unknown_selectors([device(0)], wanted) == ["GPU-ffff", "h100"]
+
+
+machines = st.lists(
+    st.tuples(st.integers(1, 100), st.integers(0, 120)), min_size=0, max_size=8
+).map(
+    lambda pairs: [
+        DeviceState(device(index, memory=total), allotted)
+        for index, (total, allotted) in enumerate(pairs)
+    ]
+)
+
+
+@given(machines, st.integers(1, 110), st.integers(1, 9))
+def test_a_placement_exists_iff_enough_devices_have_room(
+    machine: Sequence[DeviceState], need: int, count: int
+) -> None:
+    wanted = request(str(need), count)
+    decision = choose(machine, wanted)
+    able = [one for one in machine if one.allotted_bytes + need <= one.device.memory_bytes]
+    assert isinstance(decision, Placement) == (len(able) >= count)
+    if isinstance(decision, Placement):
+        uuids = [each.device.uuid for each in decision.devices]
+        assert len(set(uuids)) == count
+        before = {one.device.uuid: one for one in machine}
+        for each in decision.devices:
+            state = before[each.device.uuid]
+            assert state.allotted_bytes + each.memory_bytes <= state.device.memory_bytes
+    else:
+        assert len(decision.verdicts) == len(machine)
+        assert decision.fitting == len(able)
+        assert explain(decision)
+
+
+@given(machines, st.integers(1, 110), st.integers(1, 4), st.randoms())
+def test_the_decision_does_not_depend_on_the_order(
+    machine: list[DeviceState], need: int, count: int, random: object
+) -> None:
+    wanted = request(str(need), count)
+    shuffled = list(machine)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = choose(machine, wanted), choose(shuffled, wanted)
+    if isinstance(one, Placement):
+        assert one == other
+    else:
+        assert isinstance(other, Rejection)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), max_size=12),
+    st.lists(st.integers(10, 100), min_size=1, max_size=4),
+)
+def test_no_sequence_of_placements_overcommits(
+    asks: list[tuple[int, int]], totals: list[int]
+) -> None:
+    devices = [device(index, memory=total) for index, total in enumerate(totals)]
+    booked = {each.uuid: 0 for each in devices}
+    for need, count in asks:
+        decision = choose(
+            [DeviceState(each, booked[each.uuid]) for each in devices], request(str(need), count)
+        )
+        if isinstance(decision, Placement):
+            for part in decision.devices:
+                booked[part.device.uuid] += part.memory_bytes
+    for each in devices:
+        assert booked[each.uuid] <= each.memory_bytes

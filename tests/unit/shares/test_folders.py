@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state folder: where it is, its version, its lock, and what the system may say against it."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from allotment.model.errors import BusyError, StateError
+from allotment.shares import folders
+from allotment.shares.folders import StateFolder, explained
+
+
+def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "a" / "b")
+    assert not folder.exists()
+    folder.prepare()
+    folder.prepare()
+    assert folder.exists()
+    names = {path.name for path in folder.root.iterdir()}
+    assert names == {"version", "lock", "shares", "shim", "simulated"}
+
+
+def test_a_folder_of_all_users_is_so_all_the_way_down(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    assert folder.shares.stat().st_mode & 0o7777 == 0o1777
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666
+
+
+@pytest.mark.parametrize("version", ["2", "17", "9" * 4000])
+def test_a_newer_folder_is_refused_and_left_alone(tmp_path: Path, version: str) -> None:
+    (tmp_path / "version").write_text(version)
+    with pytest.raises(StateError, match="newer") as caught:
+        StateFolder(tmp_path).prepare()
+    assert "upgrade" in (caught.value.hint or "")
+    assert [path.name for path in tmp_path.iterdir()] == ["version"]
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "²"])
+def test_what_is_no_version_is_refused(tmp_path: Path, version: str) -> None:
+    (tmp_path / "version").write_text(version)
+    with pytest.raises(StateError):
+        StateFolder(tmp_path).exists()
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="file"):
+        StateFolder(tmp_path / "file").prepare()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_every_failure_says_what_where_and_next(number: int) -> None:
+    error = explained(OSError(number, os.strerror(number)), Path("/x/y"), "do it")
+    assert error.message == f"/x/y: cannot do it: {os.strerror(number)}"
+    assert error.hint
+
+
+def test_the_lock_excludes_and_waits_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    monkeypatch.setattr(folders, "_LOCK_WAIT_S", 0.05)
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="lock"), folder.locked():
+            pytest.fail("held by two")
+    with folder.locked():
+        pass
+
+
+def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ALLOTMENT_STATE", str(tmp_path / "named"))
+    assert StateFolder.at(None).root == tmp_path / "named"
+    assert StateFolder.at(tmp_path / "other").root == tmp_path / "other"
+    monkeypatch.delenv("ALLOTMENT_STATE")
+    monkeypatch.setattr(folders, "RUN_FOLDER", tmp_path / "run" / "allotment")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert StateFolder.at(None).root == Path("/run/user/7/allotment")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/u/state")
+    assert StateFolder.at(None).root == Path("/home/u/state/allotment")
+    (tmp_path / "run").mkdir()
+    assert StateFolder.at(None).root == tmp_path / "run" / "allotment"
