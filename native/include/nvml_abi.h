@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVML's binary interface, declared by hand: what the simulated libnvidia-ml.so.1 and the shim share.
+// NVML's binary interface, declared by hand: what the simulated libnvidia-ml.so.1 and the shim
+// share.
 //
-// Only facts of the ABI: names, numbers, layouts. tests/native/test_simulated_nvml.py compares every
-// structure below with nvidia-ml-py's ctypes declarations and, where it is installed, with nvml.h.
+// Only facts of the ABI: names, numbers, layouts. tests/native/test_simulated_nvml.py compares
+// every structure below with nvidia-ml-py's ctypes declarations and, where it is installed, with
+// nvml.h.
 //
 // Function names carry their version (`nvmlInit_v2`): nothing is renamed by macros, because both
 // libraries define old and new entry points side by side.

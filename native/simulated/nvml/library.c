@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's life: init and shutdown with their count, and how a handle becomes a GPU.
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "simulated/nvml/library.h"
+
+// A device handle is the address of one of these.
+struct nvmlDevice_st {
+  int index;
+};
+
+static struct nvmlDevice_st devices[ALLOT_MACHINE_GPUS] = {
+    {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
+
+static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
+static unsigned int references;  // written under `life`, read by every call
+static allot_handle engine = {.slot = -1};
+
+static nvmlReturn_t of_errno(int error) {
+  switch (error) {
+    case 0:
+      return NVML_SUCCESS;
+    case -EACCES:
+    case -EPERM:
+      return NVML_ERROR_NO_PERMISSION;
+    case -EPROTO:
+      return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    case -EINVAL:
+      return NVML_ERROR_UNKNOWN;
+    default:
+      return NVML_ERROR_DRIVER_NOT_LOADED;
+  }
+}
+
+static nvmlReturn_t open_machine(allot_handle *handle) {
+  nvmlReturn_t result = of_errno(allot_machine_open(handle));
+  if (result != NVML_SUCCESS) return result;
+  if (allot_load(&handle->machine->faults.nvml_not_loaded) != 0) {
+    allot_machine_close(handle);
+    return NVML_ERROR_DRIVER_NOT_LOADED;
+  }
+  return NVML_SUCCESS;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
+  nvmlReturn_t result = NVML_SUCCESS;
+  pthread_mutex_lock(&life);
+  if (references == 0) result = open_machine(&engine);
+  if (result == NVML_SUCCESS) allot_store(&references, references + 1);
+  pthread_mutex_unlock(&life);
+  return result;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlInit_v2(void) {
+  return nvmlInitWithFlags(0);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlInit(void) {
+  return nvmlInitWithFlags(0);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
+  nvmlReturn_t result = NVML_ERROR_UNINITIALIZED;
+  pthread_mutex_lock(&life);
+  if (references > 0) {
+    result = NVML_SUCCESS;
+    allot_store(&references, references - 1);
+    if (references == 0) allot_machine_close(&engine);
+  }
+  pthread_mutex_unlock(&life);
+  return result;
+}
+
+nvmlReturn_t nvml_ready(void) {
+  return allot_load(&references) > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
+allot_handle *nvml_engine(void) {
+  return &engine;
+}
+
+nvmlDevice_t nvml_device(int index) {
+  return &devices[index];
+}
+
+bool nvml_is_lost(const nvml_gpu *gpu) {
+  return allot_load(&gpu->faults->lost) != 0;
+}
+
+nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
+  if (nvml_ready() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
+  allot_machine *machine = engine.machine;
+  uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
+  uintptr_t index = offset / sizeof devices[0];
+  if (offset % sizeof devices[0] != 0 || index >= machine->description.gpu_count) {
+    return NVML_ERROR_INVALID_ARGUMENT;
+  }
+  *gpu = (nvml_gpu){.index = (int)index,
+                    .description = &machine->description.gpus[index],
+                    .faults = &machine->faults.gpus[index],
+                    .engine = &engine};
+  return NVML_SUCCESS;
+}
+
+static void sleep_us(uint32_t microseconds) {
+  struct timespec left = {.tv_sec = microseconds / 1000000u,
+                          .tv_nsec = (long)(microseconds % 1000000u) * 1000};
+  while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+  }
+}
+
+nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu) {
+  nvmlReturn_t result = nvml_find(device, gpu);
+  if (result != NVML_SUCCESS) return result;
+  uint32_t hang_us = allot_load(&gpu->faults->hang_us);
+  if (hang_us != 0) sleep_us(hang_us);
+  return nvml_is_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length) {
+  size_t size = strlen(text) + 1;
+  if (size > length) return NVML_ERROR_INSUFFICIENT_SIZE;
+  memcpy(buffer, text, size);
+  return NVML_SUCCESS;
+}
+
+unsigned long long nvml_time_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
+}
+
+// Works before nvmlInit, as the real one does.
+NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
+  if (version == NULL) return NVML_ERROR_INVALID_ARGUMENT;
+  allot_handle handle;
+  if (allot_machine_open(&handle) != 0) return NVML_ERROR_LIBRARY_NOT_FOUND;
+  *version = (int)handle.machine->description.cuda_version;
+  allot_machine_close(&handle);
+  return NVML_SUCCESS;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  return nvmlSystemGetCudaDriverVersion(version);
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files of the simulated libnvidia-ml.so.1 share. NVML's own declarations are nvml_abi.h.
+#ifndef ALLOTMENT_NVML_LIBRARY_H
+#define ALLOTMENT_NVML_LIBRARY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nvml_abi.h"
+#include "simulated/engine/engine.h"
+
+#define NVML_EXPORT __attribute__((visibility("default")))
+
+// One GPU, for the length of one call.
+typedef struct nvml_gpu {
+  int index;
+  const allot_gpu_description *description;
+  const allot_gpu_faults *faults;
+  allot_handle *engine;
+} nvml_gpu;
+
+// ---- library.c ----
+
+// UNINITIALIZED unless nvmlInit was called.
+nvmlReturn_t nvml_ready(void);
+// The machine, when nvml_ready.
+allot_handle *nvml_engine(void);
+// A handle's GPU: UNINITIALIZED, INVALID_ARGUMENT or GPU_IS_LOST if it cannot be asked. A GPU that
+// hangs lets the caller wait here.
+nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu);
+// As enter, for any handle of this library, without asking the GPU itself.
+nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu);
+nvmlDevice_t nvml_device(int index);
+bool nvml_is_lost(const nvml_gpu *gpu);
+// Copies a text out; INSUFFICIENT_SIZE if it does not fit with its NUL.
+nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length);
+// Microseconds since the epoch: the time stamp of samples and field values.
+unsigned long long nvml_time_us(void);
+
+// Starts a call on one device: `gpu` is it, and `sane` says that the other arguments are.
+#define NVML_ENTER(device, sane)                       \
+  nvml_gpu gpu;                                        \
+  do {                                                 \
+    nvmlReturn_t entered = nvml_enter((device), &gpu); \
+    if (entered != NVML_SUCCESS) return entered;       \
+    if (!(sane)) return NVML_ERROR_INVALID_ARGUMENT;   \
+  } while (0)
+
+// Starts a call on the system.
+#define NVML_READY(sane)                             \
+  do {                                               \
+    nvmlReturn_t ready = nvml_ready();               \
+    if (ready != NVML_SUCCESS) return ready;         \
+    if (!(sane)) return NVML_ERROR_INVALID_ARGUMENT; \
+  } while (0)
+
+// A call that gives one value of a device, if the device has it.
+#define NVML_GETTER(name, type, supported, expression)              \
+  NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, type *value) { \
+    NVML_ENTER(device, value != NULL);                              \
+    if (!(supported)) return NVML_ERROR_NOT_SUPPORTED;              \
+    *value = (expression);                                          \
+    return NVML_SUCCESS;                                            \
+  }
+
+// ---- models.c: what a model has ----
+
+bool nvml_is_geforce(const nvml_gpu *gpu);
+bool nvml_has_hbm(const nvml_gpu *gpu);
+bool nvml_is_at_least(const nvml_gpu *gpu, unsigned int architecture);
+bool nvml_counts_ecc(const nvml_gpu *gpu);     // ECC is on
+bool nvml_retires_pages(const nvml_gpu *gpu);  // up to Turing
+bool nvml_remaps_rows(const nvml_gpu *gpu);    // from Ampere on
+
+// ---- figures.c: what a GPU does, from the engine's busy time ----
+
+unsigned int nvml_gpu_percent(const nvml_gpu *gpu);
+unsigned int nvml_memory_percent(const nvml_gpu *gpu);
+bool nvml_has_contexts(const nvml_gpu *gpu);
+unsigned int nvml_power_mw(const nvml_gpu *gpu);
+unsigned long long nvml_energy_mj(const nvml_gpu *gpu);
+unsigned int nvml_temperature_c(const nvml_gpu *gpu);
+unsigned int nvml_clock_mhz(const nvml_gpu *gpu, nvmlClockType_t type);
+unsigned int nvml_max_clock_mhz(const nvml_gpu *gpu, nvmlClockType_t type);
+unsigned int nvml_memory_temperature_c(const nvml_gpu *gpu);
+
+// ---- errors.c ----
+
+unsigned long long nvml_ecc_count(const nvml_gpu *gpu, unsigned int error, unsigned int counter);
+
+// ---- pcie.c, links.c, topology.c ----
+
+void nvml_fill_pci(const nvml_gpu *gpu, nvmlPciInfo_t *pci);
+unsigned int nvml_pcie_kib_per_s(const nvml_gpu *gpu, nvmlPcieUtilCounter_t counter);
+bool nvml_link_is_active(const nvml_gpu *gpu, unsigned int link);
+unsigned int nvml_link_mbps(const nvml_gpu *gpu);
+bool nvml_are_linked(const nvml_gpu *one, const nvml_gpu *other);
+
+#endif
