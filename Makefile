@@ -19,7 +19,7 @@ native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find na
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed ## two programs share a simulated GPU, before your eyes
+demo: native ## two programs share a simulated GPU, before your eyes
 	@$(VENV)/bin/allot demo
 
 test: lint types $(VENV)/.developer native ## lint, types and every test
@@ -43,9 +43,9 @@ types: $(VENV)/.developer ## mypy, strict
 	$(VENV)/bin/mypy
 
 native: $(VENV)/.installed ## the native libraries of this machine, as they ship
-	@$(python) tools/build_native.py
+	@$(python) tools/build_native.py --quiet
 
-bench: $(VENV)/.installed native ## overheads beside the bare simulated driver
+bench: native ## overheads beside the bare simulated driver
 	$(python) bench/run.py
 
 docs: $(VENV)/.developer ## regenerate docs/reference/cli.md
@@ -61,15 +61,16 @@ clean: ## everything that is made here
 
 # ---- set-up --------------------------------------------------------------------------------------
 
-$(VENV)/.made: tools/make_venv.py
+$(VENV)/.made:
 	@$(PYTHON) tools/make_venv.py $(VENV)
 	@$(pip) install --constraint constraints.txt pip
 	@touch $@
 
-# What `allot` needs to run, and what its build needs. The hook builds the native libraries.
+# What `allot` needs to run, and what its build needs. `native` builds the libraries.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@$(pip) install --constraint constraints.txt --group build
-	@$(pip) install --constraint constraints.txt --no-build-isolation --editable .
+	@ALLOTMENT_NATIVE=later \
+	  $(pip) install --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed pyproject.toml constraints.txt

@@ -9,6 +9,7 @@ are inside, so that pip refuses it elsewhere (musl, macOS).
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ class NativeLibraries(BuildHookInterface):  # type: ignore[type-arg]
         sys.path.insert(0, str(Path(self.root) / "tools"))
         import build_native
 
+        if version == "editable" and os.environ.get("ALLOTMENT_NATIVE") == "later":
+            return  # `make` sets up first, so that a mistake in C does not keep Python from its tools
         if version == "editable":
             # Not packed: the source tree is on the path, and the libraries are found in it.
             build_native.build(platform.machine(), build_native.INSTALLED)

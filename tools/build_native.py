@@ -149,19 +149,20 @@ def build(arch: str, into: Path, *, force: bool = False) -> list[Path]:
 
 
 def main() -> None:
-    """`python tools/build_native.py [--arch ARCH]... [--into FOLDER] [--force]`."""
+    """`python tools/build_native.py [--arch ARCH]... [--into FOLDER]`."""
     parser = argparse.ArgumentParser(description="Build the native libraries as they ship.")
     parser.add_argument("--arch", action="append", choices=ARCHITECTURES)
     parser.add_argument("--into", type=Path, default=INSTALLED)
     parser.add_argument("--force", action="store_true", help="build what is up to date, too")
+    parser.add_argument("--quiet", action="store_true", help="do not name what is there")
     arguments = parser.parse_args()
     for arch in arguments.arch or [platform.machine()]:
         try:
             built = build(arch, arguments.into.resolve(), force=arguments.force)
         except NativeBuildError as error:
             sys.exit(f"error: the native libraries for {arch} could not be built\n\n{error}")
-        for path in built:
-            print(os.path.relpath(path))
+        if not arguments.quiet:
+            print(*(os.path.relpath(path) for path in built), sep="\n")
 
 
 if __name__ == "__main__":
