@@ -35,7 +35,7 @@ class NativeLibraries(BuildHookInterface):  # type: ignore[type-arg]
         import build_native
 
         if version == "editable" and os.environ.get("ALLOTMENT_NATIVE") == "later":
-            return  # `make` sets up first, so that a mistake in C does not keep Python from its tools
+            return  # `make` sets up first: a mistake in C must not keep Python from its tools
         if version == "editable":
             # Not packed: the source tree is on the path, and the libraries are found in it.
             build_native.build(platform.machine(), build_native.INSTALLED)
