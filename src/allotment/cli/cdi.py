@@ -22,7 +22,7 @@ def command() -> None:
       docker run --device allotment.dev/share=notebook ...
       podman run --device allotment.dev/share=notebook ...
       allot cdi rm notebook
-    """
+    """  # noqa: D301 - click's mark
 
 
 @command.command(short_help="Make a share and its CDI device.")
@@ -77,7 +77,7 @@ def create(
     Examples:
       allot cdi create --memory 8Gi --name notebook
       allot cdi create --memory 25% --simulated a100-80gb --cdi-dir /etc/cdi
-    """
+    """  # noqa: D301 - click's mark
     from allotment.model.requests import Request
     from allotment.shares.cdi import KIND
     from allotment.shares.containers import ContainerOrder, create_for_containers
@@ -98,7 +98,7 @@ def list_(*, output: str, state: Path | None) -> None:
     \b
     Example:
       allot cdi list -o json
-    """
+    """  # noqa: D301 - click's mark
     from allotment.model.formats import format_bytes
     from allotment.shares.cdi import KIND, list_specs
     from allotment.shares.folders import StateFolder
@@ -153,7 +153,7 @@ def rm(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
     \b
     Example:
       allot cdi rm notebook
-    """
+    """  # noqa: D301 - click's mark
     from allotment.shares.cdi import KIND
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import destroy, find

@@ -119,7 +119,7 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
     if status.st_mode & 0o002:
         yield Finding("state folder", Outcome.OK, f"{mode}, shared by all users")
     elif root == RUN_FOLDER:
-        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/shares {root}/shim {root}/simulated"
+        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{{shares,shim,simulated}}"
         yield Finding("state folder", Outcome.OK, f"{mode}, root's alone", fix)
     else:
         yield Finding(
@@ -154,7 +154,8 @@ def _injection(folder: StateFolder) -> Iterator[Finding]:
             "mount namespace",
             Outcome.NOTE,
             f"{complaint}: limits go by the environment",
-            "in a container: start it with --cap-add SYS_ADMIN and a seccomp profile that allows mount",
+            "in a container: start it with --cap-add SYS_ADMIN and a seccomp profile that allows"
+            " mount",
         )
     else:
         yield Finding("mount namespace", Outcome.OK, "limits hold for scrubbed environments too")

@@ -15,7 +15,7 @@ def command(ctx: click.Context, *, shell: str) -> None:
       source <(allot completion bash)          in ~/.bashrc
       source <(allot completion zsh)           in ~/.zshrc
       allot completion fish > ~/.config/fish/completions/allot.fish
-    """
+    """  # noqa: D301 - click's mark
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -1,32 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot devices`: the machine's GPUs, and what is allotted and used of each."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from allotment.cli.options import output_option, simulated_option, state_option
-from allotment.devices.sources import Problem, Reading
-from allotment.model.devices import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from allotment.cli.documents import Document
-    from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import Found
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """A device with all that is known of it. Bytes; None: not known."""
-
-    device: Device
-    allotted: int
-    shares: tuple[str, ...]
-    reading: Reading | None
-    problem: str | None = None
+    from allotment.cli.machines import DeviceRow
+    from allotment.devices.sources import Problem
 
 
 @click.command(short_help="Show the GPUs, and what is allotted and used of each.")
@@ -42,13 +29,14 @@ def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     Examples:
       allot devices
       allot devices --simulated a100-80gb:2,t4 -o json
-    """
+    """  # noqa: D301 - click's mark
+    from allotment.cli.machines import survey
     from allotment.shares.folders import StateFolder
     from allotment.shares.views import current
 
     folder = StateFolder.at(state)
     shares = current(folder)
-    rows, problems = _survey(folder, simulated, shares)
+    rows, problems = survey(folder, simulated, shares)
     if output == "table":
         _print(rows)
         for problem in problems:
@@ -60,64 +48,7 @@ def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     print_document(_document(rows, problems), output)
 
 
-def _survey(
-    folder: "StateFolder", spec: str | None, shares: "list[Found]"
-) -> tuple[list[DeviceRow], list[Problem]]:
-    """Ask every machine that is meant."""
-    from allotment.cli.machines import NO_GPU_HINT, real_inventory
-    from allotment.devices.simulated import SimulatedMachine, machine_path
-    from allotment.model.errors import NoDevicesError, StateError
-
-    if spec:
-        folder.prepare()
-        machine = machine_path(folder.root, spec)
-        return _rows(SimulatedMachine(machine).devices(), machine, shares), []
-    rows: list[DeviceRow] = []
-    problems: list[Problem] = []
-    failure: NoDevicesError | None = None
-    try:
-        inventory = real_inventory()
-        rows += _rows(inventory.devices, None, shares)
-        problems += inventory.problems
-    except NoDevicesError as error:
-        failure = error
-    machines = {each.share.machine for each in shares if each.share and each.share.machine}
-    for path in sorted(machines):
-        try:
-            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares)
-        except StateError as error:
-            problems.append(Problem(index=-1, uuid=None, message=error.message))
-    if not rows and not problems:
-        if failure:
-            raise failure
-        raise NoDevicesError("this machine has no GPU", hint=NO_GPU_HINT)
-    return rows, problems
-
-
-def _rows(
-    devices: Iterable[Device], machine: Path | None, shares: "Iterable[Found]"
-) -> list[DeviceRow]:
-    from allotment.cli.machines import readings
-
-    live: Mapping[str, Reading | Problem] = readings(machine)
-    known = list(shares)
-    rows = []
-    for device in devices:
-        booked = {each.name: each.limits().get(device.uuid, 0) for each in known}
-        answer = live.get(device.uuid)
-        rows.append(
-            DeviceRow(
-                device=device,
-                allotted=sum(booked.values()),
-                shares=tuple(name for name, limit in booked.items() if limit),
-                reading=answer if isinstance(answer, Reading) else None,
-                problem=answer.message if isinstance(answer, Problem) else None,
-            )
-        )
-    return rows
-
-
-def _document(rows: Iterable[DeviceRow], problems: Iterable[Problem]) -> "Document":
+def _document(rows: "Iterable[DeviceRow]", problems: "Iterable[Problem]") -> "Document":
     return {
         "devices": [_device_document(row) for row in rows],
         "problems": [
@@ -126,7 +57,7 @@ def _document(rows: Iterable[DeviceRow], problems: Iterable[Problem]) -> "Docume
     }
 
 
-def _device_document(row: DeviceRow) -> "Document":
+def _device_document(row: "DeviceRow") -> "Document":
     device, reading = row.device, row.reading
     return {
         "uuid": device.uuid,
@@ -156,7 +87,7 @@ def _device_document(row: DeviceRow) -> "Document":
     }
 
 
-def _print(rows: Iterable[DeviceRow]) -> None:
+def _print(rows: "Iterable[DeviceRow]") -> None:
     from allotment.cli.tables import Column, print_table
     from allotment.model.formats import format_bytes
 

@@ -21,7 +21,7 @@ def command(*, output: str, state: Path | None) -> int:
     \b
     Example:
       allot doctor
-    """
+    """  # noqa: D301 - click's mark
     import os
 
     from allotment.cli.checks import Outcome, examine

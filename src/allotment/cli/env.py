@@ -15,7 +15,7 @@ _VARIABLES = ("ALLOTMENT_SIMULATED", "ALLOTMENT_SIMULATED_MACHINE", "LD_LIBRARY_
 @click.option("--unset", is_flag=True, help="Print what takes it back.")
 @state_option
 def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
-    """Print the lines that let any program of a shell use simulated GPUs, whole and without a share.
+    """Print the lines that let any program of a shell use simulated GPUs, whole, without a share.
 
     `allot run` of that shell uses the same simulated GPUs, and its commands get a share of them.
 
@@ -23,7 +23,7 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
     Examples:
       eval "$(allot env --simulated a100-80gb:2)"
       eval "$(allot env --unset)"
-    """
+    """  # noqa: D301 - click's mark
     import os
     import shlex
 

@@ -71,7 +71,7 @@ class AllotGroup(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
-    def main(  # type: ignore[override]
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
@@ -145,11 +145,11 @@ def _leave_closed_pipe() -> NoReturn:
 )
 @click.version_option(__version__, message="allot %(version)s")
 def main_group() -> None:
-    """Share a GPU among programs and containers: each gets its part, and everyone sees who uses what.
+    """Share a GPU among programs and containers: each gets its part, and all see who uses what.
 
     \b
     Examples:
       allot run --memory 4Gi -- python train.py
       allot run --simulated a100-80gb:2 --memory 25% -- allot burn --memory 3Gi
       allot top
-    """
+    """  # noqa: D301 - click's mark

@@ -1,42 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands ask of machines, real and simulated, in words of `devices`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from allotment.devices.nvml import Nvml
+from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
-from allotment.model.errors import AllotError
+from allotment.model.errors import AllotError, NoDevicesError, StateError
+from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found
 
-__all__ = ["NO_GPU_HINT", "devices_of", "real_inventory", "readings"]
+__all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "survey"]
 
-NO_GPU_HINT = "see `allot doctor`, or use simulated GPUs: --simulated a100-80gb"
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A device with all that is known of it. Bytes; None: not known."""
+
+    device: Device
+    allotted: int
+    shares: tuple[str, ...]
+    reading: Reading | None
+    problem: str | None = None
 
 
 def real_inventory() -> Inventory:
     """Ask the machine's NVML; raise `NoDevicesError` where there is none, or no GPU."""
-    from allotment.devices.nvml import NvmlSource
-
-    return NvmlSource().inventory()
+    with Nvml() as source:
+        return source.inventory()
 
 
 def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
     """Return the figures of a machine's devices by UUID; none where nobody can be asked."""
-    from allotment.devices.nvml import NvmlSource
-
     try:
-        return NvmlSource(machine).readings()
+        with Nvml(machine=machine) as source:
+            return source.readings()
     except AllotError:
         return {}  # the ledger's figures are shown all the same
 
 
 def devices_of(found: Found) -> tuple[Device, ...]:
     """Return the devices of the machine that a share is on."""
-    from allotment.devices.simulated import SimulatedMachine
-
     if found.problem:
         raise found.problem
     if found.share and found.share.machine:
         return SimulatedMachine(Path(found.share.machine)).devices()
     return real_inventory().devices
+
+
+def survey(
+    folder: StateFolder, spec: str | None, shares: list[Found]
+) -> tuple[list[DeviceRow], list[Problem]]:
+    """Ask every machine that is meant: the one of `spec`, else the real one and those of shares.
+
+    Raises `NoDevicesError` when none has a device.
+    """
+    if spec:
+        folder.prepare()
+        machine = machine_path(folder.root, spec)
+        return _rows(SimulatedMachine(machine).devices(), machine, shares), []
+    rows: list[DeviceRow] = []
+    problems: list[Problem] = []
+    failure: NoDevicesError | None = None
+    try:
+        inventory = real_inventory()
+        rows += _rows(inventory.devices, None, shares)
+        problems += inventory.problems
+    except NoDevicesError as error:
+        failure = error
+    for path in sorted(
+        {each.share.machine for each in shares if each.share and each.share.machine}
+    ):
+        try:
+            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares)
+        except StateError as error:
+            problems.append(Problem(index=-1, uuid=None, message=error.message))
+    if not rows and not problems:
+        raise failure or NoDevicesError(
+            "this machine has no GPU",
+            hint="see `allot doctor`, or use simulated GPUs: --simulated a100-80gb",
+        )
+    return rows, problems
+
+
+def _rows(
+    devices: Iterable[Device], machine: Path | None, shares: Iterable[Found]
+) -> list[DeviceRow]:
+    live = readings(machine)
+    known = list(shares)
+    rows = []
+    for device in devices:
+        booked = {each.id: (each.name, each.limits().get(device.uuid, 0)) for each in known}
+        answer = live.get(device.uuid)
+        rows.append(
+            DeviceRow(
+                device=device,
+                allotted=sum(limit for _, limit in booked.values()),
+                shares=tuple(name for name, limit in booked.values() if limit),
+                reading=answer if isinstance(answer, Reading) else None,
+                problem=answer.message if isinstance(answer, Problem) else None,
+            )
+        )
+    return rows

@@ -15,7 +15,7 @@ __all__ = ["MEMORY", "output_option", "simulated_option", "state_option"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class MemoryType(click.ParamType):
+class MemoryType(click.ParamType[Any]):
     """An amount of memory on the command line."""
 
     name = "memory"

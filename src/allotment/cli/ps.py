@@ -27,7 +27,7 @@ def command(*, output: str, state: Path | None) -> None:
     Examples:
       allot ps
       allot ps -o json | jq '.shares[] | select(.enforced | not)'
-    """
+    """  # noqa: D301 - click's mark
     from allotment.cli.machines import readings
     from allotment.shares.folders import StateFolder
     from allotment.shares.views import current, view

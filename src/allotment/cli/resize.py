@@ -37,7 +37,7 @@ def command(*, share: str, memory: "MemoryAmount", force: bool, state: Path | No
     Examples:
       allot resize train --memory 6Gi
       allot resize train --memory 2Gi --force
-    """
+    """  # noqa: D301 - click's mark
     from allotment.cli.machines import devices_of
     from allotment.model.formats import format_bytes
     from allotment.shares.folders import StateFolder

@@ -13,7 +13,7 @@ from allotment.cli.options import state_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Also when processes use it: they run on with the limit they have, but it is free for others.",
+    help="Also when processes use it: they keep their limit, and it is free for others.",
 )
 @state_option
 def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
@@ -23,7 +23,7 @@ def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None
     Examples:
       allot rm train
       allot rm 4f6e21b0c3d2 --force
-    """
+    """  # noqa: D301 - click's mark
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import destroy, find
 

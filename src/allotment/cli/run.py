@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "namespace", "environment"]),
     default="auto",
     show_default=True,
-    help="How the limit gets into the programs: a private mount namespace (needs CAP_SYS_ADMIN; holds"
-    " for scrubbed environments too) or environment variables.",
+    help="How the limit gets into the programs: a private mount namespace (needs CAP_SYS_ADMIN;"
+    " holds for scrubbed environments too) or environment variables.",
 )
 @state_option
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -73,7 +73,7 @@ def command(
       allot run --memory 4Gi -- python train.py
       allot run --memory 25% --gpu a100 --count 2 --name train -- torchrun train.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
-    """
+    """  # noqa: D301 - click's mark
     from allotment.model.errors import UsageError
     from allotment.model.requests import Request
     from allotment.shares.sessions import Session, run

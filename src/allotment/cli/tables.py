@@ -29,24 +29,20 @@ class Column:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; a cell that is `no` in a column ENFORCED stands out."""
     shown = [[_printable(cell) for cell in row] for row in rows]
-    widths = [
-        max(len(column.heading), *(len(row[index]) for row in shown), 0)
-        for index, column in enumerate(columns)
-    ]
+    headings = [column.heading for column in columns]
+    widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    head = _line([column.heading for column in columns], columns, widths, limit)
     colour = False if os.environ.get("NO_COLOR") else None
+    head = _line(headings, columns, widths, limit)
     click.echo(click.style(head, bold=True), color=colour)
     for row in shown:
         line = _line(row, columns, widths, limit)
-        enforced = [
-            cell for column, cell in zip(columns, row, strict=True) if column.heading == "ENFORCED"
-        ]
-        click.echo(click.style(line, fg="red") if "no" in enforced else line, color=colour)
+        alarm = ("ENFORCED", "no") in zip(headings, row, strict=True)
+        click.echo(click.style(line, fg="red") if alarm else line, color=colour)
 
 
 def short_uuid(uuid: str) -> str:
-    """Return the start of a UUID, long enough to tell the GPUs of a machine apart: `GPU-4f6e21b0`."""
+    """Return the start of a UUID, enough to tell a machine's GPUs apart: `GPU-4f6e21b0`."""
     return uuid[:12]
 
 

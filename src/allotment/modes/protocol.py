@@ -13,7 +13,7 @@ __all__ = ["Mode"]
 
 
 class Mode(Protocol):
-    """One way to enforce a share. A mode has no state of its own: what it made is in `directory`."""
+    """One way to enforce a share. It has no state of its own: what it made is in `directory`."""
 
     name: str
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words for a rejection: what was needed, and what each device has."""
 
-from allotment.model.placements import Rejection, Verdict
 from allotment.model.formats import format_bytes
+from allotment.model.placements import Rejection, Verdict
 from allotment.placement.fit import NOT_SELECTED, TOO_LITTLE_MEMORY
 
 __all__ = ["explain"]

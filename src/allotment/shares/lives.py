@@ -206,7 +206,7 @@ def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Sha
 def look(folder: StateFolder) -> list[Found]:
     """Return every share, oldest first; nothing is changed but dead processes' use reclaimed."""
     try:
-        names = sorted(os.listdir(folder.shares))
+        names = sorted(path.name for path in folder.shares.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -242,9 +242,9 @@ def recover(folder: StateFolder) -> list[Found]:
 
     The caller holds the folder's lock: then whatever is half made or half removed is left over.
     """
-    for name in os.listdir(folder.shares):
-        if name.startswith((_DRAFT, _REMOVED)):
-            shutil.rmtree(folder.shares / name, ignore_errors=True)
+    for path in folder.shares.iterdir():
+        if path.name.startswith((_DRAFT, _REMOVED)):
+            shutil.rmtree(path, ignore_errors=True)
     shares = look(folder)
     orphans = [each for each in shares if each.share and _is_orphan(each.share)]
     if not orphans:

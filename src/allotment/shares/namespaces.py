@@ -57,7 +57,7 @@ def enter(plan: NamespacePlan) -> None:
     What is needed of the machine is opened before it is covered, and mounted through descriptors.
     """
     _make_mount_points()
-    here = os.getcwd()
+    here = os.getcwd()  # noqa: PTH109
     _libc_call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     # Opened in the new namespace: the kernel binds nothing from another one.
@@ -132,10 +132,7 @@ def _make_cache(path: str, libraries: str) -> None:
     configuration = f"{RUN_FOLDER}/ld.so.conf"
     with open(configuration, "w", encoding="ascii") as file:  # noqa: PTH123
         file.write(f"{libraries}\ninclude /etc/ld.so.conf\n")
-    program = next(
-        (each for each in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if os.path.exists(each)),
-        "ldconfig",
-    )  # noqa: PTH110
+    program = "/sbin/ldconfig" if os.path.exists("/sbin/ldconfig") else "ldconfig"  # noqa: PTH110
     # The new configuration's trusted folders are ldconfig's own, as for the machine's cache.
     done = subprocess.run(
         [program, "-X", "-C", path, "-f", configuration],

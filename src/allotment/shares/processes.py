@@ -32,7 +32,7 @@ def _boot_id() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on, or None when there is no such process."""
+    """Return the fields of /proc/PID/stat from the third on, or None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - per process
             text = file.read()

@@ -13,6 +13,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -117,7 +118,7 @@ def _become(
     program: Program,
     environment: Mapping[str, str],
     prepare: Callable[[], None] | None,
-    mask: set[int],
+    mask: set[signal.Signals | int],
     report: int,
 ) -> NoReturn:
     """Turn this child into the program; whatever fails is told through the pipe."""
@@ -137,7 +138,7 @@ def _become(
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            # A script without a first line that names its interpreter: a shell's, as execvp(3) does.
+            # A script whose first line names no interpreter is a shell's, as execvp(3) has it.
             shell = ("/bin/sh", program.path, *program.arguments[1:])
             os.execve(shell[0], shell, environment)
     except BaseException as error:  # noqa: BLE001 - a forked child must not live on as `allot`
@@ -168,7 +169,7 @@ def wait(child: int) -> int:
             _send(child, info.si_signo)
 
 
-def _passed_on() -> set[signal.Signals | int]:
+def _passed_on() -> set[signal.Signals]:
     return signal.valid_signals() - _UNBLOCKABLE - _OWN_FAULTS - {signal.SIGCHLD}
 
 
@@ -205,10 +206,8 @@ def _is_foreground() -> bool:
 
 
 def _send(child: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it has ended; the next waitpid tells how
         os.kill(child, number)
-    except ProcessLookupError:
-        pass  # it has ended; the next waitpid tells how
 
 
 def end_as(status: int) -> NoReturn:

@@ -60,7 +60,7 @@ def refuse_nesting() -> None:
     if where:
         raise UsageError(
             f"this already runs in a share ({where}), and shares do not nest",
-            hint="run `allot` outside of the share, or run the command directly: it shares its limit",
+            hint="run `allot` outside of it, or run the command directly: it has the share's limit",
         )
 
 
@@ -75,9 +75,10 @@ def local_devices(folder: StateFolder, spec: str | None) -> tuple[Path | None, t
         folder.prepare()
         machine = machine_path(folder.root, spec)
         return machine, SimulatedMachine(machine).devices()
-    from allotment.devices.nvml import NvmlSource
+    from allotment.devices.nvml import Nvml
 
-    inventory = NvmlSource().inventory()
+    with Nvml() as source:
+        inventory = source.inventory()
     if not inventory.devices:
         raise NoDevicesError(
             "no GPU of this machine answers",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement: never overcommits, finds a placement exactly when there is one, decides the same twice."""
+"""Placement: never overcommits, finds a place iff there is one, decides the same twice."""
 
 from collections.abc import Sequence
 
@@ -79,12 +79,12 @@ def test_a_part_is_of_what_programs_can_have() -> None:
 
 def test_a_rejection_has_need_and_have_per_gpu() -> None:
     text = explain(rejected(choose(states(70, 78), request("20Gi", 2))))
+    model = "NVIDIA A100-SXM4-80GB"
+    first, second = (device(index).uuid for index in range(2))
     assert text.splitlines() == [
         "no room for 2 GPUs with 20Gi each: 0 of 2 GPUs fit",
-        "  GPU-00000000-0000-4000-8000-000000000000 (NVIDIA A100-SXM4-80GB):"
-        " need 20Gi, have 10Gi (70Gi of 80Gi allotted)",
-        "  GPU-00000001-0000-4000-8000-000000000000 (NVIDIA A100-SXM4-80GB):"
-        " need 20Gi, have 2Gi (78Gi of 80Gi allotted)",
+        f"  {first} ({model}): need 20Gi, have 10Gi (70Gi of 80Gi allotted)",
+        f"  {second} ({model}): need 20Gi, have 2Gi (78Gi of 80Gi allotted)",
     ]
 
 

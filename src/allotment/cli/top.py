@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot top`: the shares, live."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allotment.cli.options import output_option, simulated_option, state_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from allotment.cli.screens import Frame
+    from allotment.shares.folders import StateFolder
+
+_MIN_PACE_S, _MAX_PACE_S = 0.25, 16.0
+
+
+@click.command(short_help="Watch the shares, live.")
+@click.option("--once", is_flag=True, help="Show one moment and end; so it does into a pipe.")
+@click.option(
+    "--interval",
+    metavar="TIME",
+    default="1s",
+    show_default=True,
+    help="Time between two looks, 250ms to 16s.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["used", "limit", "name", "age"]),
+    default="used",
+    show_default=True,
+    help="Order of the shares.",
+)
+@simulated_option
+@output_option("table", "json", "yaml")
+@state_option
+def command(
+    *,
+    once: bool,
+    interval: str,
+    sort: str,
+    simulated: str | None,
+    output: str,
+    state: Path | None,
+) -> None:
+    """Watch GPUs and shares: limits, use, peaks, refusals, and whether limits are in force.
+
+    Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, or with
+    -o, it shows one moment, without colour.
+
+    \b
+    Examples:
+      allot top
+      allot top --once -o json
+    """  # noqa: D301 - click's mark
+    from allotment.cli.machines import readings
+    from allotment.model.quantities import parse_duration_ns
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.views import current, view
+
+    folder = StateFolder.at(state)
+    pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, parse_duration_ns(interval) / 1e9))
+    if output != "table":
+        from allotment.cli.documents import print_document, shares_document
+
+        print_document(shares_document(view(current(folder), readings)), output)
+        return
+    if once or not sys.stdout.isatty() or not sys.stdin.isatty():
+        _print_once(_look(folder, simulated, sort))
+        return
+    _Screen(lambda order: _look(folder, simulated, order), sort, pace_s).watch()
+
+
+def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
+    import time
+
+    from allotment.cli.machines import readings, survey
+    from allotment.cli.screens import Frame
+    from allotment.model.errors import NoDevicesError
+    from allotment.shares.views import current, view
+
+    shares = current(folder)
+    try:
+        devices, _ = survey(folder, spec, shares)
+    except NoDevicesError:
+        devices = []  # a machine without a GPU has no shares on one either
+    return Frame(devices, view(shares, readings), time.strftime("%H:%M:%S"), sort)
+
+
+def _print_once(frame: "Frame") -> None:
+    from rich.console import Console
+
+    from allotment.cli.screens import draw
+
+    console = Console()
+    width = console.width if console.is_terminal else max(console.width, 160)
+    console.print(draw(frame, width), width=width, crop=console.is_terminal)
+
+
+class _Screen:
+    """The live screen: one thread that waits for keys, signals and the next look."""
+
+    def __init__(self, look: "Callable[[str], Frame]", sort: str, pace_s: float) -> None:
+        self._look = look
+        self._sort = sort
+        self._pace_s = pace_s
+        self._first = 0
+        self._frame = look(sort)
+
+    def watch(self) -> None:
+        """Show the screen until the user has seen enough."""
+        import os
+        import signal
+
+        while True:
+            with _keys() as ready:
+                stopped = self._show(ready)
+            if not stopped:
+                return
+            os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is as it was; back by `fg`
+            self._frame = self._look(self._sort)
+
+    def _show(self, ready: "Callable[[float], str | None]") -> bool:
+        """Draw until the end (False) or Ctrl-Z (True)."""
+        import time
+        from dataclasses import replace
+
+        from rich.console import Console
+        from rich.live import Live
+
+        from allotment.cli.screens import draw
+
+        console = Console()
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            looked = time.monotonic()
+            while True:
+                self._first = max(0, min(self._first, len(self._frame.shares) - 1))
+                frame = replace(self._frame, sort=self._sort, is_live=True, first=self._first)
+                live.update(draw(frame, console.width), refresh=True)
+                key = ready(max(0.0, looked + self._pace_s - time.monotonic()))
+                if key in {"q", "Q", "\x03", "\x04"}:
+                    return False
+                if key == "\x1a":
+                    return True
+                self._obey(key)
+                if time.monotonic() >= looked + self._pace_s:
+                    self._frame = self._look(self._sort)
+                    looked = time.monotonic()
+
+    def _obey(self, key: str | None) -> None:
+        from allotment.cli.screens import SORTS
+
+        if key == "s":
+            orders = list(SORTS)
+            self._sort = orders[(orders.index(self._sort) + 1) % len(orders)]
+        elif key in {"j", "\x1b[B"}:
+            self._first += 1
+        elif key in {"k", "\x1b[A"}:
+            self._first -= 1
+        elif key in {"+", "="}:
+            self._pace_s = max(_MIN_PACE_S, self._pace_s / 2)
+        elif key == "-":
+            self._pace_s = min(_MAX_PACE_S, self._pace_s * 2)
+
+
+@contextmanager
+def _keys() -> "Iterator[Callable[[float], str | None]]":
+    """Take single keys from the terminal; yield what waits for one, a new size, or a time.
+
+    Signals that end the program put the terminal back first: they are turned into the key `q`.
+    """
+    import os
+    import select
+    import signal
+    import termios
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    old = {number: signal.signal(number, lambda *_: None) for number in (*ends, signal.SIGWINCH)}
+    old_descriptor = signal.set_wakeup_fd(write_end)
+
+    def ready(timeout_s: float) -> str | None:
+        found, _, _ = select.select([terminal, read_end], [], [], timeout_s)
+        if read_end in found and set(os.read(read_end, 64)) & {int(number) for number in ends}:
+            return "q"
+        if terminal in found:
+            data = os.read(terminal, 16)
+            return data.decode(errors="replace") if data else "q"
+        return None
+
+    try:
+        ours = termios.tcgetattr(terminal)
+        ours[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)  # Ctrl-C and Ctrl-Z are keys
+        termios.tcsetattr(terminal, termios.TCSADRAIN, ours)
+        yield ready
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        signal.set_wakeup_fd(old_descriptor)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        os.close(read_end)
+        os.close(write_end)
