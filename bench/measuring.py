@@ -266,14 +266,17 @@ def storming(place: Place, sizes: Sizes) -> Iterator[Row]:
 def killing(place: Place, sizes: Sizes) -> Iterator[Row]:
     """Measure how soon a share's usage is right after many of its processes were killed."""
     by_ledger, by_survivor = [], []
+    # Real GPUs have room for fewer contexts.
+    room = place.device.allottable_bytes // (place.device.context_bytes or GIB)
+    killed = min(sizes.killed, room // 2)
     for number in range(sizes.kill_rounds):
         share = place.make_share(f"killing-{number}", place.device.allottable_bytes)
         environment = place.inside(share)
         with running([place.program("hold", 0, "watch")], environment) as (survivor,):
             alone = ledger.read(share).devices[0].used
-            half = sizes.killed // 2
+            half = killed // 2
             commands = [place.program("hold", 16 * MIB, "busy")] * half
-            commands += [place.program("hold", 16 * MIB)] * (sizes.killed - half)
+            commands += [place.program("hold", 16 * MIB)] * (killed - half)
             with running(commands, environment) as victims:
                 started = time.monotonic()
                 for victim in victims:
@@ -289,7 +292,7 @@ def killing(place: Place, sizes: Sizes) -> Iterator[Row]:
         ("cuMemGetInfo is right in a survivor", by_survivor),
     ):
         yield Row(
-            name=f"after kill -9 of {sizes.killed} processes: {name}",
+            name=f"after kill -9 of {killed} processes: {name}",
             unit="ms",
             added=max(times),
             limit=100.0,
@@ -322,7 +325,7 @@ def commands(place: Place, sizes: Sizes) -> Iterator[Row]:
     """Measure what `allot run` adds to a command."""
     allot = shutil.which("allot", path=str(Path(sys.executable).parent))
     command = [allot] if allot is not None else [sys.executable, "-m", "allotment"]
-    spec = [] if place.machine is None else ["--simulated", "a100-80gb"]
+    spec = ["--simulated", place.spec] if place.spec else []
     with tempfile.TemporaryDirectory(prefix="allotment-bench-") as state:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ALLOTMENT_")

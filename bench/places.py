@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from allotment import ledger
 from allotment.devices import simulated
+from allotment.devices.nvml import Nvml
+from allotment.devices.sources import Problem
 from allotment.libraries import SHIM, SIMULATED, library_path
+from allotment.model.errors import NoDevicesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +43,8 @@ class Place:
     device: Device
     machine: Path | None
     """The simulated machine's file; None on real GPUs."""
+    spec: str
+    """How `--simulated` is told the machine; empty on real GPUs."""
     driver: str
 
     def bare(self) -> dict[str, str]:
@@ -73,6 +79,14 @@ class Place:
         ledger.create(share, ledger.Policy(share_id=name, share_name=name, devices=(limited,)))
         return share
 
+    def used_by(self, pid: int) -> int | None:
+        """Ask NVML, outside of any share, how many bytes of the device a process has."""
+        with Nvml(machine=self.machine) as source:
+            reading = source.readings()[self.device.uuid]
+        if isinstance(reading, Problem):
+            return None
+        return sum(each.used_bytes or 0 for each in reading.processes if each.pid == pid)
+
     def program(self, name: str, *arguments: str | int) -> list[str]:
         """Give the command line of a compiled program."""
         return [str(self.programs / name), *map(str, arguments)]
@@ -89,7 +103,26 @@ def simulated_place() -> Iterator[Place]:
             work=work,
             device=simulated.read_machine(machine).devices[0],
             machine=machine,
+            spec=SIMULATED_SPEC,
             driver=f"simulated, {SIMULATED_SPEC}",
+        )
+
+
+@contextmanager
+def real_place() -> Iterator[Place]:
+    """Take the first GPU of this computer; NoDevicesError when there is none."""
+    with Nvml() as source:
+        devices = source.inventory().devices
+    if not devices:
+        raise NoDevicesError("NVML knows no GPU here", hint="--simulated for a dry run")
+    with tempfile.TemporaryDirectory(prefix="allotment-bench-") as folder:
+        yield Place(
+            programs=build_programs(Path(folder) / "programs"),
+            work=Path(folder),
+            device=devices[0],
+            machine=None,
+            spec="",
+            driver=f"{devices[0].name}, NVIDIA driver {_driver_version()}",
         )
 
 
@@ -127,6 +160,14 @@ def facts(place: Place) -> dict[str, str]:
         "Python": platform.python_version(),
         "commit": _commit(),
     }
+
+
+def _driver_version() -> str:
+    text = Path("/proc/driver/nvidia/version")
+    if not text.exists():
+        return "unknown"
+    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text.read_text())
+    return found[0] if found is not None else "unknown"
 
 
 def _compiler() -> list[str]:

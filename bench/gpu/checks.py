@@ -83,7 +83,7 @@ class Runner:
 
     def shared(self, *command: str, memory: str = "4Gi") -> list[str]:
         """Give the command line of a program inside a share of its own."""
-        spec = [] if self.place.machine is None else ["--simulated", self.place.spec]
+        spec = ["--simulated", self.place.spec] if self.place.spec else []
         allot = [sys.executable, "-m", "allotment", "run", "--memory", memory, *spec]
         return [*allot, "--gpu", self.place.device.uuid, "--", *command]
 
