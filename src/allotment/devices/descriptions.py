@@ -144,7 +144,7 @@ def _short_entry(part: str) -> list[GpuDescription]:
     match = _ENTRY.fullmatch(part)
     if match is None:
         raise UsageError(f"{part.strip()!r} is not a GPU model with a count", hint=_HINT)
-    keys: dict[str, object] = {"model": match["model"]}
+    keys: dict[object, object] = {"model": match["model"]}
     for pair in (match["keys"] or "").split(","):
         name, equals, value = (piece.strip() for piece in pair.partition("="))
         if not name and not equals:

@@ -4,10 +4,9 @@
 A table and nothing else. It is Python and not a data file because `allot run` must start in a few
 tens of milliseconds: a compiled module loads in one, a YAML parser alone takes thirty.
 
-`memory_mib` is what NVML calls total, `reserved_mib` what the driver keeps of it (both as drivers of
-the R5xx series report them), so that total less reserved is what `cuDeviceTotalMem` says.
-`context_mib` is what a bare CUDA context costs. Copy rates are those of pinned memory on the
-model's own bus.
+`memory_mib` is what NVML calls total, `reserved_mib` what the driver keeps of it (both as R5xx
+drivers report them), so that total less reserved is what `cuDeviceTotalMem` says. `context_mib` is
+what a bare CUDA context costs. Copy rates are those of pinned memory on the model's own bus.
 """
 
 from dataclasses import dataclass

@@ -159,7 +159,7 @@ def _machine_bytes(description: MachineDescription, name: str) -> bytes:
 
 
 def _own_values(gpu: GpuDescription, name: str, at: int) -> dict[str, Value]:
-    """What tells one GPU of a model from the next. Without a name (for the hash), only the place."""
+    """What tells one GPU of a model from the next; without the machine's name, only the place."""
     digest = hashlib.sha256(f"{name}/{at}".encode()).hexdigest()
     made = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
     serial = f"13{int(digest[32:48], 16) % 10**11:011d}" if gpu.model.has_serial else ""
@@ -272,19 +272,17 @@ def _write(
 
 def _fields(
     data: bytes, fields: Mapping[str, tuple[int, str]], base: int
-) -> dict[str, tuple[int | bytes, ...]]:
+) -> dict[str, int | bytes]:
+    """Read the first value of each field: all of a text, of an array only the beginning."""
     return {
-        name: struct.unpack_from(f"<{code}", data, base + at) for name, (at, code) in fields.items()
+        name: struct.unpack_from(f"<{code}", data, base + at)[0]
+        for name, (at, code) in fields.items()
     }
 
 
-def _number(fields: Mapping[str, tuple[int | bytes, ...]], name: str) -> int:
-    value = fields[name][0]
-    assert isinstance(value, int)
-    return value
+def _number(fields: Mapping[str, int | bytes], name: str) -> int:
+    return int(fields[name])
 
 
-def _string(fields: Mapping[str, tuple[int | bytes, ...]], name: str) -> str:
-    value = fields[name][0]
-    assert isinstance(value, bytes)
-    return value.split(b"\0", 1)[0].decode("ascii", errors="replace")
+def _string(fields: Mapping[str, int | bytes], name: str) -> str:
+    return bytes(fields[name]).split(b"\0", 1)[0].decode("ascii", errors="replace")

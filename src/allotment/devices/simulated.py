@@ -126,7 +126,7 @@ def _make(path: Path, description: bytes) -> None:
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
         finally:
-            os.unlink(temporary)
+            Path(temporary).unlink()
     except OSError as error:
         raise StateError(
             f"cannot make the simulated machine {path}: {error.strerror}",

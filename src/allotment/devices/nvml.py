@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs as NVML tells of them, through nvidia-ml-py: the real ones, or a simulated machine's.
+
+    with Nvml() as source:                       # the GPUs of this computer
+    with Nvml(machine=path) as source:           # a simulated machine
+        source.inventory(), source.readings()
+
+Every GPU is asked in a thread of its own and given up on after a while: one that is lost, or that
+hangs in its driver, becomes a `Problem`, and the others are listed as ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from allotment.devices import loading
+from allotment.devices.simulated import read_machine
+from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
+from allotment.model.devices import Device
+from allotment.model.errors import NoDevicesError
+
+__all__ = ["Nvml"]
+
+PATIENCE_S: Final = 3.0
+"""How long the GPUs may take to answer, together, before the silent ones are given up on."""
+
+# Multiprocessors are not NVML's to tell, cores are; how many cores one has, by compute capability.
+_FEWER_CORES: Final = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})
+
+Answer = TypeVar("Answer")
+Handle = Any  # nvidia-ml-py's pointer to a device
+
+
+class Nvml:
+    """A `LiveSource`, while it is entered."""
+
+    __slots__ = ("_facts", "_machine", "_patience_s")
+
+    def __init__(self, *, machine: Path | None = None, patience_s: float = PATIENCE_S) -> None:
+        self._machine = machine
+        self._patience_s = patience_s
+        # What NVML cannot tell of a simulated GPU, its description does.
+        self._facts: Sequence[Device] = () if machine is None else read_machine(machine).devices
+
+    def __enter__(self) -> Self:
+        """Initialise NVML; raise `NoDevicesError` where it cannot be had."""
+        with loading.nvml_of(self._machine) as nvml:
+            if self._machine is None:
+                _start(nvml)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let NVML go."""
+        if self._machine is not None:
+            loading.leave(self._machine)
+            return
+        with loading.nvml_of(None) as nvml:
+            nvml.nvmlShutdown()
+
+    def inventory(self) -> Inventory:
+        """Return the devices that answer, and those that do not."""
+        answers = self._ask(self._device)
+        return Inventory(
+            devices=tuple(answer for answer in answers if isinstance(answer, Device)),
+            problems=tuple(answer for answer in answers if isinstance(answer, Problem)),
+        )
+
+    def readings(self) -> Mapping[str, Reading | Problem]:
+        """Return what each device does at the moment, by UUID; one that has told none is left out."""
+        found: dict[str, Reading | Problem] = {}
+        for answer in self._ask(_named_reading):
+            if not isinstance(answer, Problem):
+                uuid, reading = answer
+                found[uuid] = reading
+            elif answer.uuid is not None:
+                found[answer.uuid] = answer
+        return found
+
+    def _ask(self, question: Callable[[ModuleType, Handle, int], Answer]) -> list[Answer | Problem]:
+        """Ask all GPUs at once, each in a thread, for as long as patience lasts."""
+        with loading.nvml_of(self._machine) as nvml:
+            asked = [_Question(nvml, index, question) for index in range(_count(nvml))]
+            for each in asked:
+                each.start()
+            deadline = time.monotonic() + self._patience_s
+            answers: list[Answer | Problem] = []
+            for each in asked:
+                answers.append(self._wait(each, deadline))
+            return answers
+
+    def _wait(self, asked: _Question[Answer], deadline: float) -> Answer | Problem:
+        asked.join(max(0.0, deadline - time.monotonic()))
+        if asked.is_alive():
+            asked.given_up.set()
+            asked.problem = f"it has not answered for {self._patience_s:g} s"
+        if asked.problem is not None or asked.answer is None:
+            known = self._facts[asked.index].uuid if asked.index < len(self._facts) else None
+            return Problem(asked.index, asked.uuid or known, asked.problem or "it said nothing")
+        return asked.answer
+
+    def _device(self, nvml: ModuleType, handle: Handle, index: int) -> Device:
+        if self._facts:
+            _ = nvml.nvmlDeviceGetMemoryInfo(handle)  # it answers; the rest is described
+            return self._facts[index]
+        return _real_device(nvml, handle, index)
+
+
+class _Question(threading.Thread, Generic[Answer]):
+    """One GPU and the question it was asked; a thread that may never come back."""
+
+    def __init__(
+        self,
+        nvml: ModuleType,
+        index: int,
+        question: Callable[[ModuleType, Handle, int], Answer],
+    ) -> None:
+        super().__init__(name=f"nvml-{index}", daemon=True)
+        self.index = index
+        self.uuid: str | None = None
+        self.answer: Answer | None = None
+        self.problem: str | None = None
+        self.given_up = threading.Event()
+        self._nvml = nvml
+        self._question = question
+
+    def run(self) -> None:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
+            if self.given_up.is_set():  # the library may be another one by now
+                return
+            self.uuid = nvml.nvmlDeviceGetUUID(handle)
+            if self.given_up.is_set():
+                return
+            self.answer = self._question(nvml, handle, self.index)
+        except nvml.NVMLError as error:
+            self.problem = f"NVML: {error}"
+
+
+def _start(nvml: ModuleType) -> None:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise NoDevicesError(
+            f"NVML does not start: {error}",
+            hint="see `nvidia-smi` and `allot doctor`, or try without a GPU: --simulated a100-80gb",
+        ) from error
+
+
+def _count(nvml: ModuleType) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError as error:
+        raise NoDevicesError(f"NVML does not count its GPUs: {error}") from error
+
+
+def _optional(nvml: ModuleType, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+    """Return a figure, or None from a device or driver that does not have it."""
+    try:
+        return call(*arguments)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return None
+    except nvml.NVMLError_NoPermission:
+        return None
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
+    mig = _optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = nvml.nvmlDeviceGetPciInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    total, reserved, _ = _memory(nvml, handle)
+    device = Device(
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=nvml.nvmlDeviceGetName(handle),
+        index=index,
+        memory_bytes=total,
+        sm_count=_sm_count(nvml, handle, (major, minor)),
+        compute_capability=(major, minor),
+        numa_node=_numa_node(pci.busId),
+        pci_bus_id=pci.busId,
+        simulated=False,
+        mig=False,
+        reserved_bytes=reserved,
+    )
+    if mig is not None and mig[0]:
+        # Its memory belongs to its MIG devices; as a whole it can be given to nobody.
+        return replace(device, mig=True, reserved_bytes=device.memory_bytes)
+    return device
+
+
+def _memory(nvml: ModuleType, handle: Handle) -> tuple[int, int, int]:
+    """Return total, reserved and used (by processes) bytes."""
+    second = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if second is not None:
+        return second.total, second.reserved, second.used
+    first = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return first.total, 0, first.used
+
+
+def _sm_count(nvml: ModuleType, handle: Handle, capability: tuple[int, int]) -> int:
+    cores = _optional(nvml, nvml.nvmlDeviceGetNumGpuCores, handle) or 0
+    return int(cores) // (64 if capability in _FEWER_CORES else 128)
+
+
+def _numa_node(bus_id: str) -> int | None:
+    """Return the node the kernel puts the GPU on. NVML's bus id has four digits of domain more."""
+    address = bus_id.lower()[-12:]
+    try:
+        node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if node < 0 else node
+
+
+# ---- what goes on --------------------------------------------------------------------------------
+
+
+def _named_reading(nvml: ModuleType, handle: Handle, _index: int) -> tuple[str, Reading]:
+    return nvml.nvmlDeviceGetUUID(handle), _reading(nvml, handle)
+
+
+def _reading(nvml: ModuleType, handle: Handle) -> Reading:
+    _, _, used = _memory(nvml, handle)
+    rates = _optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    return Reading(
+        used_bytes=used,
+        gpu_percent=None if rates is None else rates.gpu,
+        memory_percent=None if rates is None else rates.memory,
+        temperature_c=_optional(
+            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        power_mw=_optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
+        processes=_processes(nvml, handle),
+    )
+
+
+def _processes(nvml: ModuleType, handle: Handle) -> tuple[DeviceProcess, ...]:
+    """Return who has memory of the device; a process that computes and draws is one process."""
+    found: dict[int, int | None] = {}
+    for call in (
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+    ):
+        for process in _optional(nvml, call, handle) or ():
+            known, more = found.get(process.pid), process.usedGpuMemory
+            found[process.pid] = max((v for v in (known, more) if v is not None), default=None)
+    return tuple(DeviceProcess(pid=pid, used_bytes=used) for pid, used in sorted(found.items()))
