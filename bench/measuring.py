@@ -268,7 +268,7 @@ def killing(place: Place, sizes: Sizes) -> Iterator[Row]:
     by_ledger, by_survivor = [], []
     # Real GPUs have room for fewer contexts.
     room = place.device.allottable_bytes // (place.device.context_bytes or GIB)
-    killed = min(sizes.killed, room // 2)
+    killed = min(sizes.killed, room - 8)
     for number in range(sizes.kill_rounds):
         share = place.make_share(f"killing-{number}", place.device.allottable_bytes)
         environment = place.inside(share)
