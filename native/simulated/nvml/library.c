@@ -2,8 +2,9 @@
 // The library's life: init and shutdown with their count, and how a handle becomes a GPU.
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "simulated/nvml/library.h"
@@ -16,9 +17,19 @@ struct nvmlDevice_st {
 static struct nvmlDevice_st devices[ALLOT_MACHINE_GPUS] = {
     {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
 
+// A machine that was opened once. It stays mapped after nvmlShutdown: a call that hangs on it may
+// still be under way, and the next nvmlInit most likely wants it again.
+typedef struct known_machine {
+  allot_handle handle;
+  dev_t device;
+  ino_t inode;
+  struct known_machine *next;
+} known_machine;
+
 static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int references;  // written under `life`, read by every call
-static allot_handle engine = {.slot = -1};
+static known_machine *known;
+static allot_handle *engine;  // of the current machine, from nvmlInit on
 
 static nvmlReturn_t of_errno(int error) {
   switch (error) {
@@ -36,20 +47,52 @@ static nvmlReturn_t of_errno(int error) {
   }
 }
 
-static nvmlReturn_t open_machine(allot_handle *handle) {
-  nvmlReturn_t result = of_errno(allot_machine_open(handle));
+static known_machine *find_known(const char *path) {
+  struct stat status;
+  if (stat(path, &status) != 0) return NULL;
+  for (known_machine *each = known; each != NULL; each = each->next) {
+    if (each->device == status.st_dev && each->inode == status.st_ino) return each;
+  }
+  return NULL;
+}
+
+static nvmlReturn_t open_machine(known_machine **opened) {
+  known_machine *made = calloc(1, sizeof *made);
+  if (made == NULL) return NVML_ERROR_MEMORY;
+  struct stat status;
+  nvmlReturn_t result = of_errno(allot_machine_open(&made->handle));
+  if (result == NVML_SUCCESS && stat(made->handle.path, &status) != 0) {
+    allot_machine_close(&made->handle);
+    result = NVML_ERROR_DRIVER_NOT_LOADED;
+  }
+  if (result != NVML_SUCCESS) {
+    free(made);
+    return result;
+  }
+  made->device = status.st_dev;
+  made->inode = status.st_ino;
+  made->next = known;
+  *opened = known = made;
+  return NVML_SUCCESS;
+}
+
+static nvmlReturn_t start(void) {
+  const char *path = getenv(ALLOT_MACHINE_ENV);
+  known_machine *found =
+      find_known(path == NULL || *path == '\0' ? ALLOT_MACHINE_DEFAULT_PATH : path);
+  nvmlReturn_t result = found != NULL ? NVML_SUCCESS : open_machine(&found);
   if (result != NVML_SUCCESS) return result;
-  if (allot_load(&handle->machine->faults.nvml_not_loaded) != 0) {
-    allot_machine_close(handle);
+  if (allot_load(&found->handle.machine->faults.nvml_not_loaded) != 0) {
     return NVML_ERROR_DRIVER_NOT_LOADED;
   }
+  allot_store(&engine, &found->handle);
   return NVML_SUCCESS;
 }
 
 NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   nvmlReturn_t result = NVML_SUCCESS;
   pthread_mutex_lock(&life);
-  if (references == 0) result = open_machine(&engine);
+  if (references == 0) result = start();
   if (result == NVML_SUCCESS) allot_store(&references, references + 1);
   pthread_mutex_unlock(&life);
   return result;
@@ -69,7 +112,6 @@ NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
   if (references > 0) {
     result = NVML_SUCCESS;
     allot_store(&references, references - 1);
-    if (references == 0) allot_machine_close(&engine);
   }
   pthread_mutex_unlock(&life);
   return result;
@@ -80,7 +122,7 @@ nvmlReturn_t nvml_ready(void) {
 }
 
 allot_handle *nvml_engine(void) {
-  return &engine;
+  return allot_load(&engine);
 }
 
 nvmlDevice_t nvml_device(int index) {
@@ -93,7 +135,7 @@ bool nvml_is_lost(const nvml_gpu *gpu) {
 
 nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
   if (nvml_ready() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
-  allot_machine *machine = engine.machine;
+  allot_machine *machine = nvml_engine()->machine;
   uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
   uintptr_t index = offset / sizeof devices[0];
   if (offset % sizeof devices[0] != 0 || index >= machine->description.gpu_count) {
@@ -102,7 +144,7 @@ nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
   *gpu = (nvml_gpu){.index = (int)index,
                     .description = &machine->description.gpus[index],
                     .faults = &machine->faults.gpus[index],
-                    .engine = &engine};
+                    .engine = nvml_engine()};
   return NVML_SUCCESS;
 }
 

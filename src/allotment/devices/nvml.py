@@ -77,7 +77,7 @@ class Nvml:
         )
 
     def readings(self) -> Mapping[str, Reading | Problem]:
-        """Return what each device does at the moment, by UUID; one that has told none is left out."""
+        """Return what each device does at the moment, by UUID (which a lost one may not tell)."""
         found: dict[str, Reading | Problem] = {}
         for answer in self._ask(_named_reading):
             if not isinstance(answer, Problem):
@@ -90,14 +90,13 @@ class Nvml:
     def _ask(self, question: Callable[[ModuleType, Handle, int], Answer]) -> list[Answer | Problem]:
         """Ask all GPUs at once, each in a thread, for as long as patience lasts."""
         with loading.nvml_of(self._machine) as nvml:
-            asked = [_Question(nvml, index, question) for index in range(_count(nvml))]
+            asked: list[_Question[Answer]] = [
+                _Question(nvml, index, question) for index in range(_count(nvml))
+            ]
             for each in asked:
                 each.start()
             deadline = time.monotonic() + self._patience_s
-            answers: list[Answer | Problem] = []
-            for each in asked:
-                answers.append(self._wait(each, deadline))
-            return answers
+            return [self._wait(each, deadline) for each in asked]
 
     def _wait(self, asked: _Question[Answer], deadline: float) -> Answer | Problem:
         asked.join(max(0.0, deadline - time.monotonic()))
