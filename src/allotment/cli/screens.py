@@ -153,8 +153,16 @@ def _shares(frame: Frame, width: int) -> Table:
             word = Text("yes", style="dim") if process.is_enforced else Text("no", style="bold red")
             peak = Text(format_bytes(sum(process.peak)), style="dim")
             refused = Text(str(process.refusals), style="dim")
-            cells = [Text(f"  {pid}", style="dim"), "", "", used, peak, refused, word]
-            table.add_row(*cells, *([Text(process.command, style="dim")] if wide else []))
+            row: list[RenderableType] = [
+                Text(f"  {pid}", style="dim"),
+                "",
+                "",
+                used,
+                peak,
+                refused,
+                word,
+            ]
+            table.add_row(*row, *([Text(process.command, style="dim")] if wide else []))
     return table
 
 
