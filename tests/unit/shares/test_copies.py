@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of the native libraries: named by content, immutable, made once."""
+
+from pathlib import Path
+
+from allotment.libraries import SHIM
+from allotment.shares.copies import shim_copy, simulated_copy
+from allotment.shares.folders import StateFolder
+
+
+def test_the_shim_is_copied_once(folder: StateFolder, native_dir: Path) -> None:
+    first = shim_copy(folder)
+    made = first.stat()
+    assert first.read_bytes() == (native_dir / SHIM).read_bytes()
+    assert made.st_mode & 0o222 == 0
+    assert shim_copy(folder) == first
+    assert first.stat().st_ino == made.st_ino
+    assert [path.name for path in folder.shims.iterdir()] == [first.parent.name]
+
+
+def test_the_simulated_libraries_have_their_real_names(folder: StateFolder) -> None:
+    names = sorted(path.name for path in simulated_copy(folder).iterdir())
+    assert names == ["libcuda.so.1", "libnvidia-ml.so.1"]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives, and who is in which share."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from allotment.model.shares import Share
+from allotment.shares import processes
+
+Make = Callable[..., tuple[Share, Path]]
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_this_process_lives_and_is_itself() -> None:
+    me = processes.this_process()
+    assert processes.is_alive(me)
+    assert not processes.is_alive(replace(me, start_time=me.start_time + 1))
+    assert not processes.is_alive(replace(me, boot_id="another"))
+    assert processes.pid_inside(os.getpid()) == os.getpid()
+
+
+def test_a_zombie_does_not_live(sleeper: Sleeper) -> None:
+    process = sleeper()
+    started = processes.start_time(process.pid)
+    assert started is not None
+    runner = replace(processes.this_process(), pid=process.pid, start_time=started)
+    assert processes.is_alive(runner)
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.is_alive(runner)
+
+
+def test_a_command_with_a_name_that_looks_like_proc(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/cat")
+    with subprocess.Popen(
+        [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"  # it runs: the kernel shows its command line
+        assert processes.start_time(process.pid)
+        assert processes.command_of(process.pid) == str(program)
+        process.communicate()
+
+
+def test_members_by_environment(make: Make, sleeper: Sleeper) -> None:
+    share, directory = make(runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    sleeper(ALLOTMENT_SHARE="/elsewhere")
+    assert processes.census([(share, directory)]) == {share.id: {member.pid}}
+
+
+def test_members_by_descent_whatever_their_environment(make: Make) -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "env -i /bin/sleep 50 & echo $!; wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as runner:
+        assert runner.stdout is not None
+        grandchild = int(runner.stdout.readline())
+        named = replace(
+            processes.this_process(),
+            pid=runner.pid,
+            start_time=processes.start_time(runner.pid) or 0,
+        )
+        share, directory = make(runner=named)
+        assert grandchild in processes.census([(share, directory)])[share.id]
+        os.kill(grandchild, signal.SIGKILL)
+        runner.communicate()

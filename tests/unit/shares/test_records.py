@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""share.json: what is written is what is read, and anything else is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.model.errors import StateError
+from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.shares.records import read_record, write_record
+
+SHARE = Share(
+    id=ShareId("0123456789ab"),
+    name="train",
+    created=1_800_000_000.25,
+    mode="soft",
+    devices=(ShareDevice("GPU-0", "Tesla T4", 1 << 30),),
+    injection=Injection.NAMESPACE,
+    machine="/m",
+    spec="t4:2",
+    runner=Runner(17, 4711, "boot"),
+    command=("python", "-c", "print('ä\n')"),
+    user_id=1000,
+    cdi_spec=None,
+)
+
+
+def test_a_record_comes_back(tmp_path: Path) -> None:
+    write_record(tmp_path, SHARE)
+    assert read_record(tmp_path) == SHARE
+    assert [path.name for path in tmp_path.iterdir()] == ["share.json"]
+
+
+def test_a_share_that_is_gone_is_not_damaged(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_record(tmp_path / "gone")
+    with pytest.raises(StateError, match="missing"):
+        read_record(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"share\.json"):
+        write_record(tmp_path / "gone", SHARE)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+def test_any_changed_field_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("share")
+    write_record(directory, SHARE)
+    document: dict[str, Any] = json.loads((directory / "share.json").read_text())
+    key = data.draw(st.sampled_from(sorted(document)))
+    if data.draw(st.booleans()):
+        document[key] = data.draw(values)
+    else:
+        del document[key]
+    (directory / "share.json").write_text(json.dumps(document))
+    try:
+        share = read_record(directory)
+    except StateError as error:
+        assert "share.json" in error.message  # noqa: PT017 - both ends are fine
+    else:
+        assert isinstance(share.name, str)
+        assert all(isinstance(device.memory_bytes, int) for device in share.devices)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    directory = tmp_path_factory.mktemp("share")
+    (directory / "share.json").write_bytes(content)
+    with pytest.raises(StateError):
+        read_record(directory)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown of shares: the ledger's word, checked against the driver's and the kernel's."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.model.shares import Runner, Share
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
+from allotment.shares.views import LiveState, current, view
+
+GI = 1 << 30
+Make = Callable[..., tuple[Share, Path]]
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def driver(
+    *processes: tuple[int, int | None],
+) -> Callable[[Path | None], Mapping[str, Reading | Problem]]:
+    """A driver that sees these processes on the first device."""
+    reading = Reading(
+        used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
+        processes=tuple(DeviceProcess(pid, used) for pid, used in processes),
+    )  # fmt: skip
+    return lambda _machine: {"GPU-00000000": reading}
+
+
+def test_a_quiet_share(folder: StateFolder, make: Make) -> None:
+    make("4Gi", name="train")
+    (share,) = view(current(folder), driver())
+    assert (share.name, share.state, share.is_enforced) == ("train", LiveState.RUNNING, True)
+    assert [(each.limit, each.used, each.peak) for each in share.devices] == [(4 * GI, 0, 0)]
+    assert share.processes == ()
+
+
+def test_a_member_that_the_ledger_does_not_know_is_not_enforced(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
+    (share,) = view(current(folder), driver((member.pid, 3 * GI), (stranger.pid, GI)))
+    (process,) = share.processes
+    assert (process.pid, process.used, process.is_enforced) == (member.pid, (3 * GI,), False)
+    assert process.command == "/bin/cat"
+    assert not share.is_enforced
+
+
+def test_use_that_the_driver_does_not_tell_is_no_reason_to_be_silent(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make(runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver((member.pid, None)))
+    assert [each.is_enforced for each in share.processes] == [False]
+
+
+def test_states(folder: StateFolder, make: Make, dead_runner: Runner, sleeper: Sleeper) -> None:
+    make(name="kept", runner=None)
+    _, directory = make(name="left", runner=dead_runner)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    make(name="running")
+    _, broken = make(name="broken")
+    (broken / "usage").write_bytes(b"")
+    states = {each.name: each.state for each in view(current(folder), driver())}
+    assert states == {
+        "kept": LiveState.KEPT,
+        "left": LiveState.LEFT,
+        "running": LiveState.RUNNING,
+        "broken": LiveState.DAMAGED,
+    }
+    member.communicate()
+
+
+def test_damage_is_not_called_enforced(folder: StateFolder, make: Make) -> None:
+    _, directory = make(name="broken")
+    (directory / "policy").write_bytes(b"")
+    (share,) = view(current(folder), driver())
+    assert not share.is_enforced
+    assert share.problem
+    assert [each.limit for each in share.devices] == [4 * GI]
+
+
+def test_a_silent_driver_is_no_reason_to_fail(folder: StateFolder, make: Make) -> None:
+    make()
+    (share,) = view(current(folder), lambda _machine: {"GPU-00000000": Problem(0, None, "lost")})
+    assert share.is_enforced
+
+
+def test_no_folder_has_no_shares(tmp_path: Path) -> None:
+    assert current(StateFolder(tmp_path / "none")) == []
+
+
+def test_looking_removes_what_ended(folder: StateFolder, make: Make, dead_runner: Runner) -> None:
+    make(runner=dead_runner)
+    assert current(folder) == []
+    assert lives.look(folder) == []
