@@ -62,7 +62,8 @@ def option_rows(command: click.Command, context: click.Context) -> Iterator[str]
     records = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and parameter.name != "help":
+        # An argument without words is in the usage line; --help is everywhere.
+        if record is not None and record[1] and "--help" not in parameter.opts:
             records.append(record)
     if records:
         yield "| option | |"
@@ -80,8 +81,11 @@ def section(path: str, command: click.Command, context: click.Context) -> str:
     """One command's part of the page."""
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [f"## `{path}`", "", "```text", f"{path} {usage}".strip(), "```", ""]
-    for paragraph in paragraphs(command.help or ""):
-        lines += [paragraph, ""]
+    # Some commands write their epilog only when it is shown.
+    command.format_epilog(context, click.HelpFormatter())
+    for text in (command.help, command.epilog):
+        for paragraph in paragraphs(text or ""):
+            lines += [paragraph, ""] if paragraph else []
     rows = list(option_rows(command, context))
     if rows:
         lines += [*rows, ""]

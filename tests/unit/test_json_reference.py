@@ -17,6 +17,7 @@ from allotment.burn.plans import BurnPlan
 from allotment.burn.reports import BurnDevice, BurnError, BurnReport, ProcessReport
 from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
+from allotment.cli.machines import DeviceRow
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
@@ -73,7 +74,7 @@ def devices_example() -> object:
         power_mw=5,
         processes=(DeviceProcess(pid=6, used_bytes=7),),
     )
-    row = devices_command.DeviceRow(device, 8, ("train",), reading)
+    row = DeviceRow(device, 8, ("train",), reading)
     return devices_command._document([row], [Problem(index=1, uuid=None, message="lost")])  # noqa: SLF001
 
 
