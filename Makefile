@@ -75,4 +75,6 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 
 $(VENV)/.developer: $(VENV)/.installed pyproject.toml constraints.txt
 	@$(pip) install --constraint constraints.txt --group dev
+	@# For ptxas alone, which reads our PTX; the compilers it depends on would be 170 MB more.
+	@$(pip) install --constraint constraints.txt --no-deps nvidia-cuda-nvcc
 	@touch $@
