@@ -91,22 +91,16 @@ class Nvml:
         """Ask all GPUs at once, each in a thread, for as long as patience lasts."""
         with loading.nvml_of(self._machine) as nvml:
             asked: list[_Question[Answer]] = [
-                _Question(nvml, index, question) for index in range(_count(nvml))
+                _Question(nvml, index, question, self._known_uuid(index))
+                for index in range(_count(nvml))
             ]
             for each in asked:
                 each.start()
             deadline = time.monotonic() + self._patience_s
-            return [self._wait(each, deadline) for each in asked]
+            return [each.outcome(deadline) for each in asked]
 
-    def _wait(self, asked: _Question[Answer], deadline: float) -> Answer | Problem:
-        asked.join(max(0.0, deadline - time.monotonic()))
-        if asked.is_alive():
-            asked.given_up.set()
-            asked.problem = f"it has not answered for {self._patience_s:g} s"
-        if asked.problem is not None or asked.answer is None:
-            known = self._facts[asked.index].uuid if asked.index < len(self._facts) else None
-            return Problem(asked.index, asked.uuid or known, asked.problem or "it said nothing")
-        return asked.answer
+    def _known_uuid(self, index: int) -> str | None:
+        return self._facts[index].uuid if index < len(self._facts) else None
 
     def _device(self, nvml: ModuleType, handle: Handle, index: int) -> Device:
         if self._facts:
@@ -123,28 +117,37 @@ class _Question(threading.Thread, Generic[Answer]):
         nvml: ModuleType,
         index: int,
         question: Callable[[ModuleType, Handle, int], Answer],
+        uuid: str | None,
     ) -> None:
         super().__init__(name=f"nvml-{index}", daemon=True)
-        self.index = index
-        self.uuid: str | None = None
-        self.answer: Answer | None = None
-        self.problem: str | None = None
-        self.given_up = threading.Event()
+        self._index = index
+        self._uuid = uuid
+        self._answer: Answer | None = None
+        self._problem = "it has not answered in time"
+        self._given_up = threading.Event()
         self._nvml = nvml
         self._question = question
+
+    def outcome(self, deadline: float) -> Answer | Problem:
+        """Wait for the answer until `deadline` (monotonic seconds), and no longer."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._given_up.set()
+        if self._answer is None:
+            return Problem(self._index, self._uuid, self._problem)
+        return self._answer
 
     def run(self) -> None:
         nvml = self._nvml
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
-            if self.given_up.is_set():  # the library may be another one by now
+            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
+            if self._given_up.is_set():  # the library may be another one by now
                 return
-            self.uuid = nvml.nvmlDeviceGetUUID(handle)
-            if self.given_up.is_set():
+            self._uuid = nvml.nvmlDeviceGetUUID(handle)
+            if self._given_up.is_set():
                 return
-            self.answer = self._question(nvml, handle, self.index)
+            self._answer = self._question(nvml, handle, self._index)
         except nvml.NVMLError as error:
-            self.problem = f"NVML: {error}"
+            self._problem = f"NVML: {error}"
 
 
 def _start(nvml: ModuleType) -> None:
