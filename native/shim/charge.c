@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// One place where the ledger's use changes.
+#include "charge.h"
+
+#include <time.h>
+
+#include "driver.h"
+#include "graphs.h"
+#include "pools.h"
+
+static bool fits(const process *own, int device, uint64_t bytes) {
+  uint64_t limit = allot_ledger_limit(&own->ledger, device);
+  uint64_t used = allot_ledger_used(&own->ledger, device);
+  return used <= limit && bytes <= limit - used;
+}
+
+static bool reserve(process *own, int device, uint64_t bytes) {
+  pthread_mutex_t *lock = &own->devices[device].charge_lock;
+  pthread_mutex_lock(lock);
+  bool reserved = allot_ledger_reserve(&own->ledger, device, bytes);
+  pthread_mutex_unlock(lock);
+  return reserved;
+}
+
+bool charge_try(process *own, int device, uint64_t bytes) {
+  return fits(own, device, bytes) && reserve(own, device, bytes);
+}
+
+// Other processes and threads hold reservations for moments that turn out not to be needed (a pool
+// that does not grow after all): a refusal must not depend on having met one.
+static bool outlast_moments(process *own, int device, uint64_t bytes) {
+  static const long waits_us[] = {10, 40, 150, 400};
+  for (size_t i = 0; i < sizeof waits_us / sizeof *waits_us; i++) {
+    nanosleep(&(struct timespec){.tv_nsec = waits_us[i] * 1000}, NULL);
+    if (charge_try(own, device, bytes)) return true;
+  }
+  return false;
+}
+
+bool charge_last_try(process *own, int device, uint64_t bytes) {
+  if (charge_try(own, device, bytes)) return true;
+  if (bytes <= allot_ledger_limit(&own->ledger, device)) {
+    if (allot_ledger_reap(&own->ledger) > 0 && charge_try(own, device, bytes)) return true;
+    if (outlast_moments(own, device, bytes)) return true;
+  }
+  return reserve(own, device, bytes);  // counts the refusal
+}
+
+bool charge_acquire(process *own, int device, uint64_t bytes) {
+  if (LIKELY(charge_try(own, device, bytes))) return true;
+  pools_settle(own, device);
+  graphs_settle(own, device);
+  return charge_last_try(own, device, bytes);
+}
+
+void charge_force(process *own, int device, uint64_t bytes) {
+  pthread_mutex_t *lock = &own->devices[device].charge_lock;
+  pthread_mutex_lock(lock);
+  allot_ledger_charge(&own->ledger, device, bytes);
+  pthread_mutex_unlock(lock);
+}
+
+void charge_release(process *own, int device, uint64_t bytes) {
+  if (bytes == 0) return;
+  pthread_mutex_t *lock = &own->devices[device].charge_lock;
+  pthread_mutex_lock(lock);
+  allot_ledger_release(&own->ledger, device, bytes);
+  pthread_mutex_unlock(lock);
+}
+
+void charge_correct(process *own, int device, uint64_t reserved, uint64_t actual) {
+  if (actual > reserved) charge_force(own, device, actual - reserved);
+  if (actual < reserved) charge_release(own, device, reserved - actual);
+}
+
+void charge_note_context(process *own, int device, int64_t bytes) {
+  device_state *state = &own->devices[device];
+  pthread_mutex_lock(&state->charge_lock);
+  state->context_bytes += (uint64_t)bytes;
+  allot_ledger_set_context(&own->ledger, device, state->context_bytes);
+  pthread_mutex_unlock(&state->charge_lock);
+}
+
+// What the driver says to a device that it does not know.
+static CUresult unknown_device(CUdevice ordinal) {
+  int count;
+  CUresult result = DRIVER(USED(cuDeviceGetCount)(&count));
+  if (result != CUDA_SUCCESS) return result;
+  return ordinal < 0 || ordinal >= count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+CUresult target_device(target *found, CUdevice ordinal) {
+  found->own = process_attach();
+  if (found->own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  found->ordinal = ordinal;
+  found->device = process_device(found->own, ordinal);
+  if (found->device == DEVICE_UNKNOWN) return unknown_device(ordinal);
+  return found->device < 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
+}
+
+CUresult target_current(target *found) {
+  *found = (target){.device = -1};
+  CUcontext context = NULL;
+  CUdevice ordinal;
+  if (DRIVER(USED(cuCtxGetCurrent)(&context)) != CUDA_SUCCESS || context == NULL ||
+      DRIVER(USED(cuCtxGetDevice)(&ordinal)) != CUDA_SUCCESS) {
+    return CUDA_SUCCESS;
+  }
+  found->context = context;
+  return target_device(found, ordinal);
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts: their own memory is charged before they exist, and all that was allocated in one is given
+// back when it goes.
+//
+// One lock for all of a process's contexts is held across the driver's calls, so that a number that
+// is used again cannot be mistaken for the context that had it before. The driver makes contexts one
+// at a time anyway.
+#include "charge.h"
+#include "driver.h"
+#include "extra_abi.h"
+#include "graphs.h"
+#include "measure.h"
+#include "pools.h"
+
+// What a context takes on the driver's side when the policy does not know it: above what drivers of
+// the last years need, so that the correction afterwards gives back and does not add.
+#define UNKNOWN_CONTEXT_BYTES (512 * MIB)
+
+// ---- the end of a context ----
+
+typedef struct collection {
+  uint64_t owner;
+  uint64_t bytes[ALLOT_MAX_DEVICES];
+  uint64_t context_bytes[ALLOT_MAX_DEVICES];
+} collection;
+
+static bool collect(const record *seen, void *context) {
+  collection *all = context;
+  if (seen->owner != all->owner) return false;
+  switch (seen->space) {
+    case SPACE_POINTER:
+      if (seen->kind == KIND_POOLED) return false;  // its owner is a pool's number
+      if (seen->kind == KIND_PLAIN) all->bytes[seen->device] += seen->bytes;
+      return true;
+    case SPACE_MODULE:
+      return true;
+    case SPACE_HEAP:
+    case SPACE_FIFO:
+      all->context_bytes[seen->device] += seen->bytes;
+      all->bytes[seen->device] += seen->bytes;
+      return true;
+    case SPACE_BLOCK:
+    case SPACE_ARRAY:
+    case SPACE_MIPMAP:
+      all->bytes[seen->device] += seen->bytes;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Everything that was allocated in the context is gone.
+static void give_back_contents(process *own, CUcontext context) {
+  collection all = {.owner = (uint64_t)(uintptr_t)context};
+  if (context == NULL) return;
+  records_sweep(&own->records, collect, &all);
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    charge_release(own, device, all.bytes[device]);
+    if (all.context_bytes[device] != 0) {
+      charge_note_context(own, device, -(int64_t)all.context_bytes[device]);
+    }
+  }
+}
+
+static void give_back_context(process *own, CUcontext context) {
+  give_back_contents(own, context);
+  record gone;
+  if (!records_take(&own->records, SPACE_CONTEXT, (uint64_t)(uintptr_t)context, &gone)) return;
+  charge_release(own, gone.device, gone.bytes);
+  charge_note_context(own, gone.device, -(int64_t)gone.bytes);
+  pools_settle(own, gone.device);
+  graphs_settle(own, gone.device);
+}
+
+// ---- the beginning ----
+
+typedef struct creation {
+  target at;
+  uint64_t reserved;
+  bool is_measured;
+  uint64_t before;
+} creation;
+
+static CUresult creation_begin(creation *made, CUdevice ordinal) {
+  CUresult refusal = target_device(&made->at, ordinal);
+  if (refusal != CUDA_SUCCESS) return refusal;
+  process *own = made->at.own;
+  made->reserved = own->ledger.policy->devices[made->at.device].context_bytes;
+  if (made->reserved == 0) {
+    made->reserved = UNKNOWN_CONTEXT_BYTES;
+    made->is_measured = measure_process_bytes(own, made->at.device, &made->before);
+  }
+  bool fits = charge_acquire(own, made->at.device, made->reserved);
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void creation_undo(creation *made) {
+  charge_release(made->at.own, made->at.device, made->reserved);
+}
+
+// Replaces the estimate by what the driver says. False: that does not fit.
+static bool creation_measure(creation *made) {
+  uint64_t after;
+  process *own = made->at.own;
+  if (!made->is_measured || !measure_process_bytes(own, made->at.device, &after)) return true;
+  if (after <= made->before || after - made->before > 4096 * MIB) return true;  // not the context
+  uint64_t actual = after - made->before;
+  if (actual > made->reserved &&
+      !charge_acquire(own, made->at.device, actual - made->reserved)) {
+    return false;
+  }
+  if (actual < made->reserved) {
+    charge_release(own, made->at.device, made->reserved - actual);
+  }
+  made->reserved = actual;
+  return true;
+}
+
+static bool creation_keep(creation *made, CUcontext context) {
+  process *own = made->at.own;
+  if (!creation_measure(made)) return false;
+  record added = {.space = SPACE_CONTEXT,
+                  .key = (uint64_t)(uintptr_t)context,
+                  .bytes = made->reserved,
+                  .count = (uint32_t)made->at.ordinal,
+                  .device = (int16_t)made->at.device};
+  record displaced;
+  bool was_displaced;
+  give_back_context(own, context);  // of one that went without our knowing
+  if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
+  charge_note_context(own, made->at.device, (int64_t)made->reserved);
+  return true;
+}
+
+static CUresult finish_explicit(creation *made, CUresult result, const CUcontext *context) {
+  if (result == CUDA_SUCCESS && !creation_keep(made, *context)) {
+    DRIVER(REAL(cuCtxDestroy_v2)(*context));
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result != CUDA_SUCCESS) creation_undo(made);
+  return result;
+}
+
+#define CREATE_CONTEXT(device, context, call)                                \
+  do {                                                                       \
+    process *own = process_attach();                                         \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                     \
+    pthread_mutex_lock(&own->context_lock);                                  \
+    creation made = {.reserved = 0};                                         \
+    CUresult result = creation_begin(&made, device);                         \
+    if (result == CUDA_SUCCESS) result = finish_explicit(&made, DRIVER(call), context); \
+    pthread_mutex_unlock(&own->context_lock);                                \
+    return result;                                                           \
+  } while (0)
+
+CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuCtxCreate)(context, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate)(context, flags, device));
+}
+
+CUDA_WRAPPER(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuCtxCreate_v2)(context, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v2)(context, flags, device));
+}
+
+CUDA_WRAPPER(cuCtxCreate_v3, (CUcontext * context, CUexecAffinityParam *parameters, int count,
+                              unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuCtxCreate_v3)(context, parameters, count, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v3)(context, parameters, count, flags, device));
+}
+
+CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters,
+                              unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
+}
+
+#define DESTROY_CONTEXT(context, call, is_gone)                          \
+  do {                                                                   \
+    process *own = process_attach();                                     \
+    if (own == NULL) return DRIVER(call);                                \
+    pthread_mutex_lock(&own->context_lock);                              \
+    CUresult result = DRIVER(call);                                      \
+    if (result == CUDA_SUCCESS && (is_gone)) give_back_context(own, context); \
+    pthread_mutex_unlock(&own->context_lock);                            \
+    return result;                                                       \
+  } while (0)
+
+CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
+  if (!governed()) return REAL(cuCtxDestroy)(context);
+  DESTROY_CONTEXT(context, REAL(cuCtxDestroy)(context), true);
+}
+
+CUDA_WRAPPER(cuCtxDestroy_v2, (CUcontext context)) {
+  if (!governed()) return REAL(cuCtxDestroy_v2)(context);
+  DESTROY_CONTEXT(context, REAL(cuCtxDestroy_v2)(context), true);
+}
+
+static bool is_dead(CUcontext context) {
+  unsigned version;
+  return DRIVER(USED(cuCtxGetApiVersion)(context, &version)) != CUDA_SUCCESS;
+}
+
+CUDA_WRAPPER(cuCtxDetach, (CUcontext context)) {
+  if (!governed()) return REAL(cuCtxDetach)(context);
+  DESTROY_CONTEXT(context, REAL(cuCtxDetach)(context), is_dead(context));
+}
+
+// ---- primary contexts ----
+//
+// The driver is asked whether a primary context is active, instead of counting references: it knows
+// of all who retain one.
+
+static bool is_active(CUdevice ordinal) {
+  unsigned flags;
+  int active = 0;
+  return DRIVER(USED(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active)) == CUDA_SUCCESS &&
+         active != 0;
+}
+
+static void forget_primary(process *own, CUdevice ordinal) {
+  CUcontext context = own->primaries[ordinal];
+  own->primaries[ordinal] = NULL;
+  if (context != NULL) give_back_context(own, context);
+}
+
+static bool is_ordinal(CUdevice ordinal) { return ordinal >= 0 && ordinal < MAX_ORDINALS; }
+
+// Runs a call that may bring the primary context to life. `context` is what that call fills in, or
+// NULL when it does not tell.
+typedef CUresult primary_call(CUdevice ordinal, void *arguments);
+
+static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call, void *arguments,
+                             CUcontext *context) {
+  if (!is_ordinal(ordinal)) return call(ordinal, arguments);
+  bool active = is_active(ordinal);
+  if (active && own->primaries[ordinal] != NULL) return call(ordinal, arguments);
+  if (!active) forget_primary(own, ordinal);
+  creation made = {.reserved = 0};
+  CUresult result = creation_begin(&made, ordinal);
+  if (result != CUDA_SUCCESS) return result;
+  result = call(ordinal, arguments);
+  if (result != CUDA_SUCCESS) {
+    creation_undo(&made);
+    return result;
+  }
+  CUcontext primary = context != NULL ? *context : NULL;
+  if (primary == NULL && DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
+    DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
+  }
+  if (!creation_keep(&made, primary)) {
+    DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
+    creation_undo(&made);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  own->primaries[ordinal] = primary;
+  return CUDA_SUCCESS;
+}
+
+static CUresult retain_primary(CUdevice ordinal, void *arguments) {
+  return DRIVER(REAL(cuDevicePrimaryCtxRetain)(arguments, ordinal));
+}
+
+CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
+  if (!governed()) return REAL(cuDevicePrimaryCtxRetain)(context, device);
+  process *own = process_attach();
+  if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  pthread_mutex_lock(&own->context_lock);
+  CUresult result = with_primary(own, device, retain_primary, context, context);
+  pthread_mutex_unlock(&own->context_lock);
+  return result;
+}
+
+static CUresult primary_released(process *own, CUdevice ordinal, CUresult result, bool is_reset) {
+  if (result != CUDA_SUCCESS || !is_ordinal(ordinal)) return result;
+  if (!is_active(ordinal)) {
+    forget_primary(own, ordinal);
+  } else if (is_reset) {
+    give_back_contents(own, own->primaries[ordinal]);
+  }
+  return result;
+}
+
+#define RELEASE_PRIMARY(device, call, is_reset)                               \
+  do {                                                                        \
+    process *own = process_attach();                                          \
+    if (own == NULL) return DRIVER(call);                                     \
+    pthread_mutex_lock(&own->context_lock);                                   \
+    CUresult result = primary_released(own, device, DRIVER(call), is_reset);  \
+    pthread_mutex_unlock(&own->context_lock);                                 \
+    return result;                                                            \
+  } while (0)
+
+CUDA_WRAPPER(cuDevicePrimaryCtxRelease, (CUdevice device)) {
+  if (!governed()) return REAL(cuDevicePrimaryCtxRelease)(device);
+  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxRelease)(device), false);
+}
+
+CUDA_WRAPPER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
+  if (!governed()) return REAL(cuDevicePrimaryCtxRelease_v2)(device);
+  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxRelease_v2)(device), false);
+}
+
+CUDA_WRAPPER(cuDevicePrimaryCtxReset, (CUdevice device)) {
+  if (!governed()) return REAL(cuDevicePrimaryCtxReset)(device);
+  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset)(device), true);
+}
+
+CUDA_WRAPPER(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
+  if (!governed()) return REAL(cuDevicePrimaryCtxReset_v2)(device);
+  RELEASE_PRIMARY(device, REAL(cuDevicePrimaryCtxReset_v2)(device), true);
+}
+
+// ---- green contexts: parts of the primary context, which they keep alive ----
+
+typedef struct green_arguments {
+  CUgreenCtx *context;
+  CUdevResourceDesc description;
+  unsigned flags;
+} green_arguments;
+
+static CUresult create_green(CUdevice ordinal, void *arguments) {
+  green_arguments *green = arguments;
+  return DRIVER(REAL(cuGreenCtxCreate)(green->context, green->description, ordinal, green->flags));
+}
+
+CUDA_WRAPPER(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description,
+                                CUdevice device, unsigned int flags)) {
+  if (!governed()) return REAL(cuGreenCtxCreate)(context, description, device, flags);
+  process *own = process_attach();
+  if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  green_arguments arguments = {context, description, flags};
+  pthread_mutex_lock(&own->context_lock);
+  CUresult result = with_primary(own, device, create_green, &arguments, NULL);
+  pthread_mutex_unlock(&own->context_lock);
+  return result;
+}
+
+CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
+  if (!governed()) return REAL(cuGreenCtxDestroy)(context);
+  process *own = process_attach();
+  if (own == NULL) return DRIVER(REAL(cuGreenCtxDestroy)(context));
+  pthread_mutex_lock(&own->context_lock);
+  CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
+  for (CUdevice ordinal = 0; result == CUDA_SUCCESS && ordinal < MAX_ORDINALS; ordinal++) {
+    if (own->primaries[ordinal] != NULL && !is_active(ordinal)) forget_primary(own, ordinal);
+  }
+  pthread_mutex_unlock(&own->context_lock);
+  return result;
+}
+
+// ---- limits that are memory ----
+
+// What a context has of each without being asked is part of what it costs.
+#define DEFAULT_HEAP_BYTES (8 * MIB)
+#define DEFAULT_FIFO_BYTES (1 * MIB)
+
+static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, size_t value) {
+  record_space space = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? SPACE_HEAP : SPACE_FIFO;
+  uint64_t included = space == SPACE_HEAP ? DEFAULT_HEAP_BYTES : DEFAULT_FIFO_BYTES;
+  uint64_t rounded = round_up(value, CHARGE_GRANULE);
+  record before = {.bytes = 0}, displaced;
+  bool was_displaced, existed = records_find(&own->records, space, (uint64_t)(uintptr_t)at->context,
+                                             &before);
+  record after = {.space = (uint8_t)space,
+                  .key = (uint64_t)(uintptr_t)at->context,
+                  .owner = (uint64_t)(uintptr_t)at->context,
+                  .device = (int16_t)at->device,
+                  .bytes = value > included ? rounded - included : 0};
+  uint64_t old = existed ? before.bytes : 0;
+  if (after.bytes > old && !charge_acquire(own, at->device, after.bytes - old)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
+  if (result != CUDA_SUCCESS ||
+      !records_put(&own->records, &after, &displaced, &was_displaced)) {
+    if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
+    return result;
+  }
+  if (after.bytes < old) charge_release(own, at->device, old - after.bytes);
+  charge_note_context(own, at->device, (int64_t)(after.bytes - old));
+  return result;
+}
+
+CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
+  bool is_memory = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+  if (!is_memory || !governed()) return REAL(cuCtxSetLimit)(limit, value);
+  target at;
+  CUresult refusal = target_current(&at);
+  if (refusal != CUDA_SUCCESS) return refusal;
+  if (at.context == NULL) return DRIVER(REAL(cuCtxSetLimit)(limit, value));
+  pthread_mutex_lock(&at.own->context_lock);
+  CUresult result = set_memory_limit(at.own, &at, limit, value);
+  pthread_mutex_unlock(&at.own->context_lock);
+  return result;
+}

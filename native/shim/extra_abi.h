@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of the driver that only the shim needs, in the manner of cuda_abi.h.
+#ifndef ALLOTMENT_SHIM_EXTRA_ABI_H
+#define ALLOTMENT_SHIM_EXTRA_ABI_H
+
+#include "cuda_abi.h"
+
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+
+CU_ENTRY(cuCtxDetach, (CUcontext ctx));
+CU_ENTRY(cuGreenCtxCreate,
+         (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device, unsigned int flags));
+CU_ENTRY(cuGreenCtxDestroy, (CUgreenCtx context));
+
+#endif

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs with memory nodes. The driver places their memory in a reserve of the device when they are
+// launched (or uploaded), and shares it among graphs that do not run at the same time: charged is
+// the growth of that reserve, and before each call that may grow it, what the graph allocates in all.
+//
+// Graphs without memory nodes pass with one load, as long as no graph of the program has any.
+#include "graphs.h"
+
+#include <stdlib.h>
+
+#include "charge.h"
+#include "driver.h"
+#include "streams.h"
+
+// What a graph allocates, by the policy's devices.
+typedef struct graph_need {
+  uint64_t bytes[ALLOT_MAX_DEVICES];
+  CUdevice ordinals[ALLOT_MAX_DEVICES];
+  uint32_t devices;  // a bit for each that is not zero
+} graph_need;
+
+// ---- what is in a graph ----
+
+static void add_allocation(process *own, CUgraphNode node, graph_need *need) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+  if (DRIVER(USED(cuGraphMemAllocNodeGetParams)(node, &parameters)) != CUDA_SUCCESS) return;
+  if (parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
+  CUdevice ordinal = parameters.poolProps.location.id;
+  int device = process_device(own, ordinal);
+  if (device < 0) return;
+  uint64_t bytes = round_up(parameters.bytesize, CHARGE_GRANULE);
+  uint64_t sum = need->bytes[device] + bytes;
+  need->bytes[device] = sum < bytes ? UINT64_MAX : sum;
+  need->ordinals[device] = ordinal;
+  need->devices |= 1u << device;
+}
+
+#define DEEPEST_CHILD 64
+
+static void add_graph(process *own, CUgraph graph, graph_need *need, int depth) {
+  size_t count = 0;
+  if (depth == DEEPEST_CHILD ||
+      DRIVER(USED(cuGraphGetNodes)(graph, NULL, &count)) != CUDA_SUCCESS || count == 0) {
+    return;
+  }
+  CUgraphNode *nodes = malloc(count * sizeof(CUgraphNode));
+  if (nodes == NULL) return;
+  if (DRIVER(USED(cuGraphGetNodes)(graph, nodes, &count)) != CUDA_SUCCESS) count = 0;
+  for (size_t i = 0; i < count; i++) {
+    CUgraphNodeType type;
+    CUgraph child;
+    if (DRIVER(USED(cuGraphNodeGetType)(nodes[i], &type)) != CUDA_SUCCESS) continue;
+    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+      add_allocation(own, nodes[i], need);
+    } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+               DRIVER(USED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child)) == CUDA_SUCCESS) {
+      add_graph(own, child, need, depth + 1);
+    }
+  }
+  free(nodes);
+}
+
+// ---- the reserve; with graph_lock held ----
+
+// Brings the charge to what is reserved; `ahead` was charged beyond it.
+static void settle_device(process *own, int device, uint64_t ahead) {
+  device_state *state = &own->devices[device];
+  uint64_t reserved = state->graph_charged + ahead;
+  DRIVER(USED(cuDeviceGetGraphMemAttribute)(state->graph_ordinal,
+                                            CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
+  charge_correct(own, device, state->graph_charged + ahead, reserved);
+  if (reserved < state->graph_charged) state->last_graph = 0;
+  state->graph_charged = reserved;
+}
+
+void graphs_settle(process *own, int device) {
+  if (__atomic_load_n(&own->devices[device].graph_charged, __ATOMIC_RELAXED) == 0) return;
+  pthread_mutex_lock(&own->graph_lock);
+  settle_device(own, device, 0);
+  pthread_mutex_unlock(&own->graph_lock);
+}
+
+static void trim_device(process *own, int device, CUdevice ordinal) {
+  DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
+  settle_device(own, device, 0);
+  own->devices[device].last_graph = 0;
+}
+
+static bool reserve_device(process *own, int device, CUdevice ordinal, uint64_t bytes,
+                           CUstream stream) {
+  own->devices[device].graph_ordinal = ordinal;
+  if (charge_try(own, device, bytes)) return true;
+  // Memory of graphs that have ended can be had back when their ends were waited for.
+  if (stream_is_capturing(stream) || context_is_capturing()) return false;
+  pthread_mutex_unlock(&own->graph_lock);
+  DRIVER(REAL(cuStreamSynchronize)(stream));
+  pthread_mutex_lock(&own->graph_lock);
+  trim_device(own, device, ordinal);
+  if (charge_try(own, device, bytes)) return true;
+  pthread_mutex_unlock(&own->graph_lock);
+  DRIVER(REAL(cuCtxSynchronize)());
+  pthread_mutex_lock(&own->graph_lock);
+  trim_device(own, device, ordinal);
+  return charge_last_try(own, device, bytes);
+}
+
+// An executable graph that is launched again, with no other in between, finds its memory in place.
+static uint64_t ahead_of(const process *own, const graph_need *need, int device, uint64_t graph) {
+  bool is_placed = graph != 0 && own->devices[device].last_graph == graph;
+  return is_placed ? 0 : need->bytes[device];
+}
+
+// `graph` 0: there is no executable graph yet.
+static bool reserve_all(process *own, const graph_need *need, uint64_t graph, CUstream stream) {
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((need->devices & 1u << device) == 0) continue;
+    uint64_t ahead = ahead_of(own, need, device, graph);
+    if (ahead == 0 || reserve_device(own, device, need->ordinals[device], ahead, stream)) continue;
+    while (device-- > 0) {
+      if ((need->devices & 1u << device) == 0) continue;
+      charge_release(own, device, ahead_of(own, need, device, graph));
+    }
+    return false;
+  }
+  return true;
+}
+
+static void settle_needed(process *own, const graph_need *need, uint64_t graph, bool launched) {
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((need->devices & 1u << device) == 0) continue;
+    settle_device(own, device, ahead_of(own, need, device, graph));
+    own->devices[device].last_graph = launched ? graph : 0;
+  }
+}
+
+// ---- executable graphs ----
+//
+// One record says which devices a graph needs, and one for each of them how much. Handles are
+// addresses of aligned objects, so that the following numbers are free.
+
+static uint64_t part_of(uint64_t graph, int device) { return graph ^ (uint64_t)(device + 1) << 56; }
+
+static bool put(process *own, const record *added) {
+  record displaced;
+  bool was_displaced;
+  return records_put(&own->records, added, &displaced, &was_displaced);
+}
+
+static bool remember(process *own, uint64_t graph, const graph_need *need) {
+  record whole = {.space = SPACE_GRAPH, .key = graph, .count = need->devices};
+  bool kept = put(own, &whole);
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((need->devices & 1u << device) == 0) continue;
+    record part = {.space = SPACE_GRAPH,
+                   .key = part_of(graph, device),
+                   .bytes = need->bytes[device],
+                   .count = (uint32_t)need->ordinals[device]};
+    kept = kept && put(own, &part);
+  }
+  if (kept) __atomic_add_fetch(&own->allocating_graphs, 1, __ATOMIC_RELEASE);
+  return kept;
+}
+
+static bool recall(process *own, uint64_t graph, graph_need *need) {
+  record whole, part;
+  if (!records_find(&own->records, SPACE_GRAPH, graph, &whole)) return false;
+  *need = (graph_need){.devices = whole.count};
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((need->devices & 1u << device) == 0) continue;
+    if (!records_find(&own->records, SPACE_GRAPH, part_of(graph, device), &part)) return false;
+    need->bytes[device] = part.bytes;
+    need->ordinals[device] = (CUdevice)part.count;
+  }
+  return true;
+}
+
+static void forget(process *own, uint64_t graph) {
+  record whole, part;
+  if (!records_take(&own->records, SPACE_GRAPH, graph, &whole)) return;
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    if ((whole.count & 1u << device) == 0) continue;
+    records_take(&own->records, SPACE_GRAPH, part_of(graph, device), &part);
+  }
+  __atomic_sub_fetch(&own->allocating_graphs, 1, __ATOMIC_RELEASE);
+}
+
+// ---- entry points ----
+
+#define INSTANTIATE(made, graph, call)                                      \
+  do {                                                                      \
+    process *own = process_attach();                                        \
+    graph_need need = {.devices = 0};                                       \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                    \
+    add_graph(own, graph, &need, 0);                                        \
+    if (need.devices == 0) return DRIVER(call);                             \
+    pthread_mutex_lock(&own->graph_lock);                                   \
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                             \
+    if (reserve_all(own, &need, 0, NULL)) {                                 \
+      result = DRIVER(call);                                                \
+      settle_needed(own, &need, 0, false);                                  \
+    }                                                                       \
+    if (result == CUDA_SUCCESS && !remember(own, (uint64_t)(uintptr_t)*(made), &need)) { \
+      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                            \
+      result = CUDA_ERROR_OUT_OF_MEMORY;                                    \
+    }                                                                       \
+    pthread_mutex_unlock(&own->graph_lock);                                 \
+    return result;                                                          \
+  } while (0)
+
+CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
+                                  char *log, size_t log_size)) {
+  if (!governed()) return REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size);
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiate)(made, graph, error_node, log, log_size));
+}
+
+CUDA_WRAPPER(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
+                                     char *log, size_t log_size)) {
+  if (!governed()) return REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size);
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiate_v2)(made, graph, error_node, log, log_size));
+}
+
+CUDA_WRAPPER(cuGraphInstantiateWithFlags,
+             (CUgraphExec * made, CUgraph graph, unsigned long long flags)) {
+  if (!governed()) return REAL(cuGraphInstantiateWithFlags)(made, graph, flags);
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithFlags)(made, graph, flags));
+}
+
+CUDA_WRAPPER(cuGraphInstantiateWithParams,
+             (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
+  if (!governed()) return REAL(cuGraphInstantiateWithParams)(made, graph, parameters);
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams)(made, graph, parameters));
+}
+
+CUDA_WRAPPER(cuGraphInstantiateWithParams_ptsz,
+             (CUgraphExec * made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) {
+  if (!governed()) return REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters);
+  INSTANTIATE(made, graph, REAL(cuGraphInstantiateWithParams_ptsz)(made, graph, parameters));
+}
+
+typedef CUresult launch_call(CUgraphExec graph, CUstream stream);
+
+static inline bool some_allocate(process *own) {
+  return own != NULL && __atomic_load_n(&own->allocating_graphs, __ATOMIC_ACQUIRE) != 0;
+}
+
+static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_call *call) {
+  graph_need need;
+  uint64_t key = (uint64_t)(uintptr_t)graph;
+  if (!recall(own, key, &need) || stream_is_capturing(stream)) return DRIVER(call(graph, stream));
+  pthread_mutex_lock(&own->graph_lock);
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (reserve_all(own, &need, key, stream)) {
+    result = DRIVER(call(graph, stream));
+    settle_needed(own, &need, key, result == CUDA_SUCCESS);
+  }
+  pthread_mutex_unlock(&own->graph_lock);
+  return result;
+}
+
+#define LAUNCH_WRAPPER(name, stream_meant)                            \
+  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {          \
+    process *own = process_known();                                   \
+    if (LIKELY(!some_allocate(own)) || !governed()) {                 \
+      return REAL(name)(graph, stream);                               \
+    }                                                                 \
+    return launch(own, graph, stream_meant, REAL(name));              \
+  }
+
+LAUNCH_WRAPPER(cuGraphLaunch, stream)
+LAUNCH_WRAPPER(cuGraphLaunch_ptsz, per_thread(stream))
+LAUNCH_WRAPPER(cuGraphUpload, stream)
+LAUNCH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream))
+
+CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
+  process *own = process_known();
+  if (!some_allocate(own) || !governed()) return REAL(cuGraphExecDestroy)(graph);
+  pthread_mutex_lock(&own->graph_lock);
+  CUresult result = DRIVER(REAL(cuGraphExecDestroy)(graph));
+  if (result == CUDA_SUCCESS) {
+    forget(own, (uint64_t)(uintptr_t)graph);
+    for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+      if (own->devices[device].last_graph == (uint64_t)(uintptr_t)graph) {
+        own->devices[device].last_graph = 0;
+      }
+      if (own->devices[device].graph_charged != 0) settle_device(own, device, 0);
+    }
+  }
+  pthread_mutex_unlock(&own->graph_lock);
+  return result;
+}
+
+CUDA_WRAPPER(cuDeviceGraphMemTrim, (CUdevice ordinal)) {
+  CUresult result = DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
+  process *own = governed() ? process_known() : NULL;
+  int device = own == NULL ? -1 : process_device(own, ordinal);
+  if (device < 0 || own->devices[device].graph_charged == 0) return result;
+  pthread_mutex_lock(&own->graph_lock);
+  settle_device(own, device, 0);
+  own->devices[device].last_graph = 0;
+  pthread_mutex_unlock(&own->graph_lock);
+  return result;
+}

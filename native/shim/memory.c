@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain, pitched and managed memory, and freeing.
+//
+// The driver takes memory from a GPU in granules of 2 MiB. From 1 MiB an allocation has granules of
+// its own; smaller ones share blocks of one granule, in one context. So a block is charged when the
+// first allocation in it is seen and given back with the last: what is charged is what the GPU has
+// less of, not what programs asked for.
+#include "memory.h"
+
+#include "driver.h"
+#include "pools.h"
+
+// ---- blocks of small allocations ----
+
+typedef struct block_visit {
+  const target *at;
+  uint64_t charged;
+} block_visit;
+
+static uint64_t block_of(uint64_t pointer) { return pointer / CHARGE_GRANULE; }
+
+static bool enter_block(record *block, bool exists, void *context) {
+  block_visit *visit = context;
+  if (!exists) {
+    block->bytes = visit->charged = CHARGE_GRANULE;
+    block->owner = (uint64_t)(uintptr_t)visit->at->context;
+    block->device = (int16_t)visit->at->device;
+  }
+  block->count++;
+  return true;
+}
+
+// Without memory for the record the block is not given back before its context: too much is
+// charged then, not too little.
+uint64_t small_enter(const target *at, uint64_t pointer) {
+  block_visit visit = {.at = at};
+  bool kept = records_change(&at->own->records, SPACE_BLOCK, block_of(pointer), enter_block, &visit);
+  return kept ? visit.charged : CHARGE_GRANULE;
+}
+
+static bool leave_block(record *block, bool exists, void *context) {
+  record *left = context;
+  if (!exists) return false;
+  if (--block->count > 0) return true;
+  *left = *block;
+  return false;
+}
+
+void small_leave(process *own, uint64_t pointer) {
+  record left = {.bytes = 0};
+  records_change(&own->records, SPACE_BLOCK, block_of(pointer), leave_block, &left);
+  if (left.bytes != 0) charge_release(own, left.device, left.bytes);
+}
+
+void record_displaced(process *own, const record *stale) {
+  if (stale->kind == KIND_SMALL) {
+    small_leave(own, stale->key);
+  } else if (stale->kind == KIND_POOLED) {
+    pools_freed(own, stale, true);
+  } else {
+    charge_release(own, stale->device, stale->bytes);
+  }
+}
+
+// ---- allocating ----
+
+CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) {
+  CUresult refusal = target_current(&request->at);
+  if (refusal != CUDA_SUCCESS) return refusal;
+  request->bytes = bytes;
+  request->small = may_be_small && bytes < SMALL_LIMIT;
+  request->reserved = round_up(bytes, CHARGE_GRANULE);
+  // Without a context, or for nothing, the driver has its own error.
+  if (request->at.context == NULL || bytes == 0) request->at.context = NULL;
+  if (request->at.context == NULL) return CUDA_SUCCESS;
+  bool fits = charge_acquire(request->at.own, request->at.device, request->reserved);
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static bool keep(plain_request *request, CUdeviceptr pointer) {
+  process *own = request->at.own;
+  record added = {.space = SPACE_POINTER,
+                  .kind = request->small ? KIND_SMALL : KIND_PLAIN,
+                  .key = pointer,
+                  .owner = (uint64_t)(uintptr_t)request->at.context,
+                  .device = (int16_t)request->at.device,
+                  .bytes = request->small ? round_up(request->bytes, SMALL_UNIT)
+                                          : request->reserved};
+  record displaced;
+  bool was_displaced;
+  if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
+  if (was_displaced) record_displaced(own, &displaced);
+  if (request->small) {
+    charge_release(own, request->at.device,
+                   request->reserved - small_enter(&request->at, pointer));
+  }
+  return true;
+}
+
+CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer) {
+  if (request->at.context == NULL) return result;
+  if (result == CUDA_SUCCESS && !keep(request, pointer)) {
+    DRIVER(REAL(cuMemFree_v2)(pointer));
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result != CUDA_SUCCESS) {
+    charge_release(request->at.own, request->at.device, request->reserved);
+  }
+  return result;
+}
+
+CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
+  if (!governed()) return REAL(cuMemAlloc_v2)(pointer, bytes);
+  plain_request request;
+  CUresult result = plain_begin(&request, bytes, true);
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(REAL(cuMemAlloc_v2)(pointer, bytes));
+  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+}
+
+// The oldest form, with pointers of 32 bits.
+CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
+  if (!governed()) return REAL(cuMemAlloc)(pointer, bytes);
+  plain_request request;
+  CUresult result = plain_begin(&request, bytes, true);
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(REAL(cuMemAlloc)(pointer, bytes));
+  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+}
+
+// Rows are padded to a multiple of this at most on every GPU so far; what was padded less is given
+// back.
+#define PITCH_ALIGNMENT 512
+
+// Narrows the reservation to what the rows turned out to need.
+static CUresult pitched_end(plain_request *request, CUresult result, CUdeviceptr pointer,
+                            uint64_t pitch, uint64_t height) {
+  if (result != CUDA_SUCCESS || request->at.context == NULL) {
+    return plain_end(request, result, pointer);
+  }
+  uint64_t actual = multiply(pitch, height);
+  uint64_t needed = round_up(actual, CHARGE_GRANULE);
+  process *own = request->at.own;
+  if (needed > request->reserved &&
+      !charge_acquire(own, request->at.device, needed - request->reserved)) {
+    DRIVER(REAL(cuMemFree_v2)(pointer));
+    return plain_end(request, CUDA_ERROR_OUT_OF_MEMORY, pointer);
+  }
+  if (needed < request->reserved) {
+    charge_release(own, request->at.device, request->reserved - needed);
+  }
+  request->reserved = needed;
+  request->bytes = actual;
+  request->small = actual < SMALL_LIMIT;
+  return plain_end(request, result, pointer);
+}
+
+static CUresult pitched_begin(plain_request *request, uint64_t width, uint64_t height) {
+  return plain_begin(request, multiply(round_up(width, PITCH_ALIGNMENT), height), true);
+}
+
+CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width,
+                                  size_t height, unsigned int element_bytes)) {
+  if (!governed()) return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
+  plain_request request;
+  CUresult result = pitched_begin(&request, width, height);
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
+  bool made = result == CUDA_SUCCESS;
+  return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
+}
+
+CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,
+                               unsigned int height, unsigned int element_bytes)) {
+  if (!governed()) return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
+  plain_request request;
+  CUresult result = pitched_begin(&request, width, height);
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes));
+  bool made = result == CUDA_SUCCESS;
+  return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
+}
+
+// Managed memory may be anywhere, and may all be on the device at once: it is charged in full.
+CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags)) {
+  if (!governed()) return REAL(cuMemAllocManaged)(pointer, bytes, flags);
+  plain_request request;
+  CUresult result = plain_begin(&request, bytes, false);
+  if (result != CUDA_SUCCESS) return result;
+  result = DRIVER(REAL(cuMemAllocManaged)(pointer, bytes, flags));
+  return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
+}
+
+// ---- freeing ----
+
+static void freed(process *own, const record *gone) {
+  if (gone->kind == KIND_SMALL) {
+    small_leave(own, gone->key);
+  } else if (gone->kind == KIND_POOLED) {
+    pools_freed(own, gone, true);
+  } else {
+    charge_release(own, gone->device, gone->bytes);
+  }
+}
+
+// The record goes first: as soon as the driver has freed it, another thread may be given the address.
+// What is not known (imported, mapped from elsewhere, freed twice) is the driver's business alone.
+#define FREE(pointer, call)                                                            \
+  do {                                                                                 \
+    process *own = process_state();                                                    \
+    record gone, displaced;                                                            \
+    bool was_displaced;                                                                \
+    if (own == NULL || !records_take(&own->records, SPACE_POINTER, pointer, &gone)) {  \
+      return DRIVER(call);                                                             \
+    }                                                                                  \
+    CUresult result = DRIVER(call);                                                    \
+    if (result == CUDA_SUCCESS) {                                                      \
+      freed(own, &gone);                                                               \
+    } else {                                                                           \
+      records_put(&own->records, &gone, &displaced, &was_displaced);                   \
+    }                                                                                  \
+    return result;                                                                     \
+  } while (0)
+
+CUDA_WRAPPER(cuMemFree_v2, (CUdeviceptr pointer)) {
+  if (!governed()) return REAL(cuMemFree_v2)(pointer);
+  FREE(pointer, REAL(cuMemFree_v2)(pointer));
+}
+
+CUDA_WRAPPER(cuMemFree, (CUdeviceptr_v1 pointer)) {
+  if (!governed()) return REAL(cuMemFree)(pointer);
+  FREE(pointer, REAL(cuMemFree)(pointer));
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pages of a process, and how it joins its share.
+#include "process.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "driver.h"
+
+process *process_pages;
+
+// glibc's own registration, which pthread_atfork calls: it is in every libc.so.6.
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
+                             void *object);
+
+static void forget_in_child(void) {
+  process *own = __atomic_load_n(&process_pages, __ATOMIC_RELAXED);
+  if (own != NULL) memset((void *)own, 0, sizeof *own);
+}
+
+static process *make_pages(void) {
+  void *made =
+      mmap(NULL, sizeof(process), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return NULL;
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+  bool wiped = madvise(made, sizeof(process), MADV_WIPEONFORK) == 0;  // Linux 4.14
+  process *first = NULL;
+  if (!__atomic_compare_exchange_n(&process_pages, &first, made, false, __ATOMIC_ACQ_REL,
+                                   __ATOMIC_ACQUIRE)) {
+    munmap(made, sizeof(process));
+    return first;
+  }
+  if (!wiped) __register_atfork(NULL, NULL, forget_in_child, NULL);
+  return made;
+}
+
+process *process_state(void) {
+  process *own = __atomic_load_n(&process_pages, __ATOMIC_ACQUIRE);
+  if (LIKELY(own != NULL)) return own;
+  int error = errno;
+  own = make_pages();
+  errno = error;
+  return own;
+}
+
+static bool view_locked(process *own) {
+  if (own->viewed != 0) return true;
+  if (allot_ledger_open(&own->ledger, share_directory()) != 0) return false;
+  __atomic_store_n(&own->viewed, 1, __ATOMIC_RELEASE);
+  return true;
+}
+
+static bool attach_locked(process *own) {
+  if (own->attached != 0) return true;
+  if (!view_locked(own) || allot_ledger_attach(&own->ledger) != 0) return false;
+  __atomic_store_n(&own->attached, 1, __ATOMIC_RELEASE);
+  return true;
+}
+
+static process *join(uint32_t *joined, process *own, bool (*step)(process *)) {
+  if (LIKELY(__atomic_load_n(joined, __ATOMIC_ACQUIRE) != 0)) return own;
+  int error = errno;
+  pthread_mutex_lock(&own->attach_lock);
+  bool done = step(own);
+  pthread_mutex_unlock(&own->attach_lock);
+  errno = error;
+  return done ? own : NULL;
+}
+
+process *process_view(void) {
+  process *own = process_state();
+  return own == NULL ? NULL : join(&own->viewed, own, view_locked);
+}
+
+process *process_attach(void) {
+  process *own = process_state();
+  return own == NULL ? NULL : join(&own->attached, own, attach_locked);
+}
+
+// ---- devices ----
+
+static int digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// Does the policy's text, "GPU-..." or "MIG-...", spell these bytes?
+static bool spells(const char *text, const CUuuid *uuid) {
+  if (strncmp(text, "GPU-", 4) != 0 && strncmp(text, "MIG-", 4) != 0) return false;
+  text += 4;
+  for (int i = 0; i < 16; i++) {
+    if (*text == '-') text++;
+    int high = digit(text[0]);
+    int low = high < 0 ? -1 : digit(text[1]);
+    if (low < 0 || (unsigned char)uuid->bytes[i] != high * 16 + low) return false;
+    text += 2;
+  }
+  return *text == '\0';
+}
+
+#define KNOWN_OFFSET 3 /* keeps what is known from zero, which is not known yet */
+
+static int find_device(process *own, CUdevice ordinal) {
+  CUuuid uuid;
+  // Of a MIG device only the second version tells its own UUID.
+  if (DRIVER(USED(cuDeviceGetUuid_v2)(&uuid, ordinal)) != CUDA_SUCCESS &&
+      DRIVER(USED(cuDeviceGetUuid)(&uuid, ordinal)) != CUDA_SUCCESS) {
+    return DEVICE_UNKNOWN;
+  }
+  for (uint32_t i = 0; i < own->ledger.policy->device_count; i++) {
+    if (spells(own->ledger.policy->devices[i].uuid, &uuid)) return (int)i;
+  }
+  return DEVICE_OUTSIDE;
+}
+
+int process_device(process *own, CUdevice ordinal) {
+  if (ordinal < 0 || ordinal >= MAX_ORDINALS) return DEVICE_UNKNOWN;
+  int16_t *known = &own->device_of_ordinal[ordinal];
+  int device = __atomic_load_n(known, __ATOMIC_RELAXED);
+  if (LIKELY(device != 0)) return device - KNOWN_OFFSET;
+  device = find_device(own, ordinal);
+  if (device == DEVICE_UNKNOWN) return device;
+  __atomic_store_n(known, (int16_t)(device + KNOWN_OFFSET), __ATOMIC_RELAXED);
+  return device;
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process in its share: what is lost in a fork, because the child has none of it.
+//
+// All of it lies in pages that the kernel wipes in a forked child. The child finds zeros: no locks
+// held by threads that it does not have, no slot, no records; it attaches as a process of its own at
+// its first call. Addresses of functions are the same in the child and live elsewhere.
+#ifndef ALLOTMENT_SHIM_PROCESS_H
+#define ALLOTMENT_SHIM_PROCESS_H
+
+#include <pthread.h>
+
+#include "cuda_abi.h"
+#include "ledger.h"
+#include "records.h"
+#include "shim.h"
+
+#define MAX_ORDINALS 64 /* CUDA's own bound on devices of a process */
+
+// All that one CUDA device means here.
+typedef struct device_state {
+  // The ledger wants one operation of a process and device at a time.
+  _Alignas(64) pthread_mutex_t charge_lock;
+  uint64_t context_bytes;  // of what is charged: contexts, modules
+
+  _Alignas(64) pthread_mutex_t pool_lock;  // growth and shrinking of this device's pools
+
+  // Under the process's graph_lock.
+  CUdevice graph_ordinal;
+  uint64_t graph_charged;  // the reserve for graphs as it was last read
+  uint64_t last_graph;     // whose memory was placed last, while nothing was trimmed since
+} device_state;
+
+#define MAX_POOLS 1024
+
+typedef struct pool_state {
+  CUmemoryPool handle;   // NULL: destroyed, but some of its memory is still held
+  CUdevice ordinal;
+  int16_t device;
+  uint8_t taken;         // the place is in use
+  uint8_t may_shrink;    // it reserves more than it uses
+  uint32_t allocations;  // not freed
+  uint64_t charged;      // the reserve as it was last read
+} pool_state;
+
+typedef struct process {
+  pthread_mutex_t library_lock;
+  uint32_t load_tried[2];
+
+  pthread_mutex_t attach_lock;
+  uint32_t viewed, attached;
+  allot_ledger ledger;
+  uint32_t initialized;                     // cuInit has succeeded in this process
+  int16_t device_of_ordinal[MAX_ORDINALS];  // what process_device found
+
+  device_state devices[ALLOT_MAX_DEVICES];
+  record_table records;
+
+  pthread_mutex_t context_lock;         // who creates and destroys contexts
+  CUcontext primaries[MAX_ORDINALS];    // charged primary contexts
+  pthread_mutex_t virtual_lock;         // handles and mappings change together
+  uint64_t physical_serial;             // names VMM allocations
+  uint64_t largest_mapping;             // bytes
+  uint32_t sparse_mappings;             // VMM allocations that arrays hold
+  pthread_mutex_t pool_table_lock;
+  uint32_t pool_count;                  // places of `pools` that were ever taken
+  uint32_t pools_may_shrink;
+  pthread_mutex_t graph_lock;
+  uint32_t allocating_graphs;           // executable graphs with memory nodes
+  pool_state pools[MAX_POOLS];
+} process;
+
+// Never fails but when the process has no memory left; NULL then.
+process *process_state(void);
+
+// The same without making it: NULL while nothing was recorded yet.
+extern process *process_pages;
+static inline process *process_known(void) {
+  return __atomic_load_n(&process_pages, __ATOMIC_ACQUIRE);
+}
+
+// The process with the ledger mapped for reading (view) or with a slot of its own (attach), or NULL:
+// the ledger is not there, damaged, of another version, or full.
+process *process_view(void);
+process *process_attach(void);
+
+// The policy's index of a CUDA device, or why there is none: it is not of the share, or the driver
+// does not know it (or not yet).
+enum { DEVICE_OUTSIDE = -1, DEVICE_UNKNOWN = -2 };
+int process_device(process *own, CUdevice ordinal);
+
+#endif

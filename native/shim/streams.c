@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about streams, and the calls after which pools may have shrunk.
+#include "streams.h"
+
+#include "driver.h"
+#include "pools.h"
+
+static bool device_of_context(process *own, CUcontext context, CUdevice *ordinal) {
+  record known;
+  if (records_find(&own->records, SPACE_CONTEXT, (uint64_t)(uintptr_t)context, &known)) {
+    *ordinal = (CUdevice)known.count;
+    return true;
+  }
+  if (DRIVER(USED(cuCtxPushCurrent_v2)(context)) != CUDA_SUCCESS) return false;
+  bool told = DRIVER(USED(cuCtxGetDevice)(ordinal)) == CUDA_SUCCESS;
+  DRIVER(USED(cuCtxPopCurrent_v2)(&context));
+  return told;
+}
+
+CUresult target_stream(target *found, CUstream stream) {
+  if (stream == NULL || stream == STREAM_LEGACY || stream == STREAM_PER_THREAD) {
+    return target_current(found);
+  }
+  *found = (target){.device = -1};
+  CUcontext context = NULL;
+  if (DRIVER(USED(cuStreamGetCtx)(stream, &context)) != CUDA_SUCCESS) return CUDA_SUCCESS;
+  found->own = process_attach();
+  if (found->own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  CUdevice ordinal;
+  if (!device_of_context(found->own, context, &ordinal)) return CUDA_SUCCESS;
+  found->context = context;
+  return target_device(found, ordinal);
+}
+
+bool stream_is_capturing(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool context_is_capturing(void) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return DRIVER(USED(cuStreamIsCapturing)(STREAM_LEGACY, &status)) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// Pools let go of freed memory when work is waited for, and only this process can see it: other
+// processes of the share wait for what is given back here. For programs without pools this is two
+// loads.
+static CUresult waited(CUresult result) {
+  process *own = process_known();
+  if (own != NULL && __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0 &&
+      governed()) {
+    pools_settle_all(own);
+  }
+  return result;
+}
+
+CUDA_WRAPPER(cuStreamSynchronize, (CUstream stream)) {
+  return waited(REAL(cuStreamSynchronize)(stream));
+}
+
+CUDA_WRAPPER(cuStreamSynchronize_ptsz, (CUstream stream)) {
+  return waited(REAL(cuStreamSynchronize_ptsz)(stream));
+}
+
+CUDA_WRAPPER(cuEventSynchronize, (CUevent event)) {
+  return waited(REAL(cuEventSynchronize)(event));
+}
+
+CUDA_WRAPPER(cuCtxSynchronize, (void)) { return waited(REAL(cuCtxSynchronize)()); }
+
+CUDA_WRAPPER(cuCtxSynchronize_v2, (CUcontext context)) {
+  return waited(REAL(cuCtxSynchronize_v2)(context));
+}

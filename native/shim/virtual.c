@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Virtual memory management. An allocation is charged at cuMemCreate and given back when nothing
+// holds it: no handle (cuMemRetainAllocationHandle makes more of them), no mapping, no array.
+//
+// Handles and mappings that are not known are of memory that came from elsewhere
+// (cuMemImportFromShareableHandle): whoever made it has the charge.
+#include "virtual.h"
+
+#include "charge.h"
+#include "driver.h"
+
+// ---- what holds an allocation, counted; with virtual_lock held ----
+
+static bool add_holder(record *physical, bool exists, void *context) {
+  if (exists) physical->count++;
+  return exists;
+}
+
+static void hold(process *own, uint64_t id) {
+  records_change(&own->records, SPACE_PHYSICAL, id, add_holder, NULL);
+}
+
+static bool remove_holder(record *physical, bool exists, void *context) {
+  record *gone = context;
+  if (!exists) return false;
+  if (--physical->count > 0) return true;
+  *gone = *physical;
+  return false;
+}
+
+static void let_go(process *own, uint64_t id) {
+  record gone = {.bytes = 0};
+  records_change(&own->records, SPACE_PHYSICAL, id, remove_holder, &gone);
+  if (gone.bytes != 0) charge_release(own, gone.device, gone.bytes);
+}
+
+// ---- handles ----
+
+static bool put(process *own, const record *added) {
+  record displaced;
+  bool was_displaced;
+  return records_put(&own->records, added, &displaced, &was_displaced);
+}
+
+static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
+  if (properties == NULL) return -1;
+  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return properties->location.id;
+  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) {
+    return properties->location.localized.deviceId;
+  }
+  return -1;
+}
+
+static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, size_t size,
+                       const CUmemAllocationProp *properties, unsigned long long flags) {
+  process *own = at->own;
+  uint64_t bytes = round_up(size, CHARGE_GRANULE);
+  if (!charge_acquire(own, at->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemCreate)(handle, size, properties, flags));
+  if (result == CUDA_SUCCESS) {
+    uint64_t id = ++own->physical_serial;
+    record physical = {.space = SPACE_PHYSICAL,
+                       .key = id,
+                       .bytes = bytes,
+                       .count = 1,
+                       .device = (int16_t)at->device};
+    record name = {.space = SPACE_HANDLE, .key = *handle, .owner = id, .count = 1};
+    if (!put(own, &physical) || !put(own, &name)) {
+      records_take(&own->records, SPACE_PHYSICAL, id, &physical);
+      DRIVER(REAL(cuMemRelease)(*handle));
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  if (result != CUDA_SUCCESS) charge_release(own, at->device, bytes);
+  return result;
+}
+
+CUDA_WRAPPER(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t size,
+                           const CUmemAllocationProp *properties, unsigned long long flags)) {
+  CUdevice ordinal = ordinal_of(properties);
+  if (ordinal < 0 || size == 0 || handle == NULL || !governed()) {
+    return REAL(cuMemCreate)(handle, size, properties, flags);
+  }
+  target at;
+  CUresult refusal = target_device(&at, ordinal);
+  return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, properties, flags);
+}
+
+static bool drop_reference(record *name, bool exists, void *context) {
+  uint64_t *id = context;
+  if (!exists) return false;
+  *id = name->owner;
+  return --name->count > 0;
+}
+
+CUDA_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemRelease)(handle);
+  uint64_t id = 0;
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemRelease)(handle));
+  if (result == CUDA_SUCCESS) {
+    records_change(&own->records, SPACE_HANDLE, handle, drop_reference, &id);
+    if (id != 0) let_go(own, id);
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+// The mapping that an address lies in. Mappings begin at multiples of the granule.
+static bool mapping_of(process *own, uint64_t address, record *mapping) {
+  uint64_t start = address & ~(CHARGE_GRANULE - 1);
+  for (uint64_t back = 0; back <= own->largest_mapping && back <= start; back += CHARGE_GRANULE) {
+    if (records_find(&own->records, SPACE_MAPPING, start - back, mapping)) {
+      return address - mapping->key < mapping->bytes;
+    }
+  }
+  return false;
+}
+
+static bool add_reference(record *name, bool exists, void *context) {
+  const uint64_t *id = context;
+  if (!exists) name->owner = *id;
+  name->count++;
+  return true;
+}
+
+CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemRetainAllocationHandle)(handle, address);
+  record mapping;
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(handle, address));
+  if (result == CUDA_SUCCESS && mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
+    // Without memory for the record the allocation stays charged: too much rather than too little.
+    records_change(&own->records, SPACE_HANDLE, *handle, add_reference, &mapping.owner);
+    hold(own, mapping.owner);
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+// ---- mappings ----
+
+CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
+                        CUmemGenericAllocationHandle handle, unsigned long long flags)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemMap)(address, size, offset, handle, flags);
+  record name;
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemMap)(address, size, offset, handle, flags));
+  if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
+    record mapping = {
+        .space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
+    if (size > own->largest_mapping) own->largest_mapping = size;
+    put(own, &mapping);
+    hold(own, name.owner);
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemUnmap)(address, size);
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemUnmap)(address, size));
+  record mapping;
+  for (uint64_t at = 0; result == CUDA_SUCCESS && at < size;) {
+    bool known = records_take(&own->records, SPACE_MAPPING, address + at, &mapping);
+    if (known) let_go(own, mapping.owner);
+    at += known ? mapping.bytes : CHARGE_GRANULE;
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+// ---- sparse arrays ----
+//
+// An allocation that was mapped into an array counts as held by it until the array is destroyed. An
+// earlier unmapping is not followed: which allocation a tile had, the call does not say.
+
+static void note_sparse(process *own, const CUarrayMapInfo *info) {
+  record name;
+  if (info->memOperationType != CU_MEM_OPERATION_TYPE_MAP ||
+      !records_find(&own->records, SPACE_HANDLE, info->memHandle.memHandle, &name)) {
+    return;
+  }
+  uint64_t array = (uint64_t)(uintptr_t)(info->resourceType == CU_RESOURCE_TYPE_ARRAY
+                                             ? (void *)info->resource.array
+                                             : (void *)info->resource.mipmap);
+  uint64_t key = array * UINT64_C(0x9e3779b97f4a7c15) ^ name.owner;
+  record held = {.space = SPACE_SPARSE, .key = key, .owner = array, .bytes = name.owner};
+  record before;
+  if (records_find(&own->records, SPACE_SPARSE, key, &before) || !put(own, &held)) return;
+  own->sparse_mappings++;
+  hold(own, name.owner);
+}
+
+static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
+  process *own = governed() ? process_state() : NULL;
+  if (result != CUDA_SUCCESS || own == NULL) return result;
+  pthread_mutex_lock(&own->virtual_lock);
+  for (unsigned i = 0; i < count; i++) note_sparse(own, &list[i]);
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+CUDA_WRAPPER(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
+  return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync)(list, count, stream)));
+}
+
+CUDA_WRAPPER(cuMemMapArrayAsync_ptsz,
+             (CUarrayMapInfo * list, unsigned int count, CUstream stream)) {
+  return map_arrays(list, count, DRIVER(REAL(cuMemMapArrayAsync_ptsz)(list, count, stream)));
+}
+
+#define SWEPT 32
+
+typedef struct array_sweep {
+  uint64_t array;
+  uint64_t ids[SWEPT];
+  unsigned count;
+} array_sweep;
+
+static bool is_of_array(const record *seen, void *context) {
+  array_sweep *sweep = context;
+  if (seen->space != SPACE_SPARSE || seen->owner != sweep->array || sweep->count == SWEPT) {
+    return false;
+  }
+  sweep->ids[sweep->count++] = seen->bytes;
+  return true;
+}
+
+void virtual_array_gone(process *own, uint64_t array) {
+  if (__atomic_load_n(&own->sparse_mappings, __ATOMIC_RELAXED) == 0) return;
+  array_sweep sweep = {.array = array};
+  pthread_mutex_lock(&own->virtual_lock);
+  do {
+    sweep.count = 0;
+    records_sweep(&own->records, is_of_array, &sweep);
+    for (unsigned i = 0; i < sweep.count; i++) let_go(own, sweep.ids[i]);
+    own->sparse_mappings -= sweep.count;
+  } while (sweep.count == SWEPT);
+  pthread_mutex_unlock(&own->virtual_lock);
+}
