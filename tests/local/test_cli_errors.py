@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input and circumstances: a clear error with the next step, nothing lost, nothing half made."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allotment.shares.namespaces import can_unshare
+
+Allot = Any  # tests/conftest.py: CommandLine
+RUN = ("run", "--simulated", "a100-80gb:2", "--memory")
+
+
+def refused(done: "subprocess.CompletedProcess[str]", status: int, *says: str) -> None:
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "\n\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    for words in says:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("amount", "says"),
+    [
+        ("4Gb", "did you mean Gi or G?"),
+        ("4XB", "unknown unit"),
+        ("0", "zero"),
+        ("-4Gi", "negative"),
+        ("NaN", "not a number"),
+        ("", "empty"),
+        ("99999999999Gi", "more than any device"),
+        ("101%", "whole device"),
+    ],
+)
+def test_amounts(allot: Allot, amount: str, says: str) -> None:
+    refused(allot(*RUN, amount, "--", "true"), 2, says)
+    assert not (allot.state / "shares").exists()
+
+
+def test_more_than_any_gpu_has(allot: Allot) -> None:
+    done = allot(*RUN, "90Gi", "--", "true")
+    refused(done, 3, "need 90Gi, have", "even when empty")
+    assert done.stderr.count("GPU-") == 2
+    assert list((allot.state / "shares").iterdir()) == []
+
+
+def test_more_gpus_than_there_are(allot: Allot) -> None:
+    refused(allot(*RUN, "1Gi", "--count", "3", "--", "true"), 3, "has 2 GPUs")
+
+
+@pytest.mark.parametrize("gpu", ["GPU-ffffffff", "h100", "0"])
+def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
+    refused(allot(*RUN, "1Gi", "--gpu", gpu, "--", "true"), 4, repr(gpu), "NVIDIA A100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--memory", "1Gi"], "no command to run"),
+        (["run", "--", "true"], "--memory"),
+        (["run", "--memory", "1Gi", "--count", "0", "--", "true"], "--count"),
+        (["run", "--compute", "30", "--", "true"], "No such option"),
+        (["rn"], "did you mean `allot run`?"),
+        (["env"], "which GPUs"),
+        (["run", "--simulated", "a100-80", "--memory", "1Gi", "--", "true"], "a100-80gb"),
+        (["run", "--simulated", "t4", "--name", "a/b", "--memory", "1Gi", "--", "true"], "name"),
+        (["top", "--sort", "colour"], "colour"),
+    ],
+)
+def test_usage(allot: Allot, arguments: list[str], says: str) -> None:
+    refused(allot(*arguments), 2, says)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["rm", "none"], ["resize", "none", "--memory", "1Gi"], ["cdi", "rm", "none"]]
+)
+def test_no_such_share(allot: Allot, arguments: list[str]) -> None:
+    refused(allot(*arguments), 4, "'none'")
+
+
+def test_no_gpu_and_nothing_simulated(allot: Allot) -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("there is a GPU here")
+    for command in (["devices"], ["run", "--memory", "1Gi", "--", "true"]):
+        refused(allot(*command), 5, "--simulated")
+
+
+def test_a_newer_state_folder_is_left_alone(allot: Allot) -> None:
+    (allot.state / "version").write_text("2\n")
+    for command in (["ps"], [*RUN, "1Gi", "--", "true"], ["rm", "x"], ["devices"]):
+        refused(allot(*command), 6, "newer", "upgrade")
+    assert [path.name for path in allot.state.iterdir()] == ["version"]
+
+
+def test_a_damaged_share_is_shown_and_can_be_removed(allot: Allot) -> None:
+    made = allot("cdi", "create", "--simulated", "t4", "--memory", "1Gi", "--name", "bad",
+                 "--cdi-dir", allot.state / "cdi")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    allot("cdi", "create", "--simulated", "t4", "--memory", "1Gi", "--name", "good",
+          "--cdi-dir", allot.state / "cdi")  # fmt: skip
+    documents = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+    broken = next(each for each in documents if each["name"] == "bad")
+    usage = allot.state / "shares" / broken["id"] / "usage"
+    usage.write_bytes(usage.read_bytes()[:1000])
+    shown = allot("ps")
+    assert shown.returncode == 0
+    assert "good" in shown.stdout
+    assert str(usage) in shown.stderr
+    assert "allot rm" in shown.stderr
+    refused(allot("resize", "bad", "--memory", "2Gi"), 6, str(usage))
+    assert allot("resize", "good", "--memory", "2Gi").returncode == 0
+    assert allot("rm", "bad").returncode == 0
+    assert [each["name"] for each in json.loads(allot("ps", "-o", "json").stdout)["shares"]] == [
+        "good"
+    ]
+
+
+def mounted(allot: Allot, options: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command with its state folder on a small file system of its own."""
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    script = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, allot.state, *allot.command(*arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+        timeout=50,
+    )
+
+
+def test_a_read_only_file_system(allot: Allot) -> None:
+    done = mounted(allot, "ro", *RUN, "1Gi", "--", "true")
+    refused(done, 6, str(allot.state), "--state")
+
+
+@pytest.mark.parametrize("size", ["4k", "16k", "100k", "700k"])
+def test_a_full_disk(allot: Allot, size: str) -> None:
+    done = mounted(allot, f"size={size}", *RUN, "1Gi", "--", "true")
+    refused(done, 6, "No space left on device", "--state")
+
+
+def test_output_into_a_closed_pipe_is_no_crash(allot: Allot) -> None:
+    command = subprocess.list2cmdline(allot.command("--help"))
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert done.stderr == ""
+
+
+def test_colour_only_where_it_is_wanted(allot: Allot) -> None:
+    assert "\x1b" not in allot("rm", "x").stderr
+    assert "\x1b" not in allot("devices", "--simulated", "t4").stdout
+
+
+def test_the_module_is_the_command(allot: Allot) -> None:
+    version = allot("--version").stdout
+    assert version.startswith("allot ")
+    script = Path(sys.executable).parent / "allot"
+    if script.exists():
+        done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == version

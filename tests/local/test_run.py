@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot run` with real processes: as if nothing were between, and the share as long as it."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allotment.shares.namespaces import can_unshare
+
+SPEC = ("--simulated", "a100-80gb:2")
+Allot = Any  # tests/conftest.py: CommandLine
+
+namespace = pytest.param(
+    "namespace", marks=pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
+)
+both = pytest.mark.parametrize("inject", [namespace, "environment"])
+
+
+def run(*command: str, inject: str = "environment", memory: str = "4Gi") -> list[str]:
+    return ["run", *SPEC, "--memory", memory, "--inject", inject, "--", *command]
+
+
+def shares(allot: Allot) -> list[dict[str, Any]]:
+    done = allot("ps", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["shares"]
+    return found
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 20) -> None:
+    """Wait for something that has to come; fails when it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def begin(allot: Allot) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `allot run` and gives it pipes; ends what is left of it afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            allot.command(*arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=allot.environment(),
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate()
+
+
+@both
+def test_output_input_and_status_are_the_commands(allot: Allot, inject: str) -> None:
+    done = allot(*run("sh", "-c", "cat; echo err >&2; exit 7", inject=inject), stdin="in\n")
+    assert (done.stdout, done.stderr, done.returncode) == ("in\n", "err\n", 7)
+    assert shares(allot) == []
+
+
+@both
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_that_ended_the_command_ends_allot(
+    allot: Allot, inject: str, number: signal.Signals
+) -> None:
+    done = allot(*run("sh", "-c", f"kill -{int(number)} $$", inject=inject))
+    assert done.returncode == -number
+    assert shares(allot) == []
+
+
+@both
+def test_a_shell_sees_128_and_the_signal(allot: Allot, inject: str) -> None:
+    command = " ".join(allot.command(*run("sh", "-c", "'kill -TERM $$'", inject=inject)))
+    done = subprocess.run(
+        ["sh", "-c", f"{command}; echo $?"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert done.stdout == "143\n"
+
+
+@both
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT]
+)
+def test_signals_are_passed_on(
+    begin: Callable[..., "subprocess.Popen[str]"], inject: str, number: signal.Signals
+) -> None:
+    script = f"trap 'echo got; exit 5' {int(number)}; echo ready; while :; do sleep 0.05; done"
+    process = begin(*run("sh", "-c", script, inject=inject))
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.read() == "got\n"
+    assert process.wait() == 5
+
+
+@both
+def test_the_programs_signals_are_as_for_any_other(allot: Allot, inject: str) -> None:
+    look = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
+    plain = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
+    assert allot(*run("sh", "-c", look, inject=inject)).stdout == plain.stdout
+
+
+@both
+def test_no_descriptor_is_left_open(allot: Allot, inject: str) -> None:
+    done = allot(*run("ls", "/proc/self/fd", inject=inject))
+    assert set(done.stdout.split()) <= {"0", "1", "2", "3"}  # 3: the folder that ls lists
+
+
+def test_a_scrubbed_environment_keeps_shim_and_libraries(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    script = "grep -o 'liballotment-shim.so$' /proc/self/maps | sort -u"
+    libraries = "/sbin/ldconfig -p | grep -E 'libcuda.so.1|libnvidia-ml.so.1' | head -2"
+    done = allot(
+        *run("env", "-i", "/bin/sh", "-c", f"/bin/{script}; {libraries}", inject="namespace")
+    )
+    assert done.stdout.startswith("liballotment-shim.so\n")
+    assert done.stdout.count("=> /run/allotment/simulated/lib/") == 2, done.stdout + done.stderr
+
+
+def test_the_namespace_shows_one_share_and_nothing_to_write(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    script = """
+        ls /run/allotment /run/allotment/share
+        touch /run/allotment/new 2>/dev/null || echo refused
+        echo x 2>/dev/null > /run/allotment/share/policy || echo refused
+        echo x 2>/dev/null > /etc/ld.so.preload || echo refused
+    """
+    done = allot(*run("sh", "-c", script, inject="namespace"))
+    assert done.stdout.count("refused") == 3
+    assert "policy\nusage\n" in done.stdout
+    assert "shares\n" not in done.stdout
+
+
+def test_the_machine_is_untouched_by_the_namespace(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    before = Path("/proc/self/mounts").read_text()
+    cache = Path("/etc/ld.so.cache").stat()
+    assert allot(*run("true", inject="namespace")).returncode == 0
+    assert Path("/proc/self/mounts").read_text() == before
+    assert Path("/etc/ld.so.cache").stat() == cache
+    assert Path("/etc/ld.so.preload").read_bytes() == b""
+
+
+def test_without_privilege_the_environment_carries_the_share(allot: Allot) -> None:
+    done = allot(*run("env"), LD_LIBRARY_PATH="/mine")
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert lines["LD_PRELOAD"].endswith("/liballotment-shim.so")
+    assert Path(lines["ALLOTMENT_SHARE"]).parent == allot.state / "shares"
+    assert lines["LD_LIBRARY_PATH"].endswith(":/mine")
+    assert Path(lines["ALLOTMENT_SIMULATED_MACHINE"]).exists()
+
+
+@both
+def test_a_share_is_seen_while_it_lives(
+    allot: Allot, begin: Callable[..., "subprocess.Popen[str]"], inject: str
+) -> None:
+    process = begin("run", *SPEC, "--name", "train", "--memory", "25%", "--count", "2",
+                    "--inject", inject, "--", "cat")  # fmt: skip
+    wait_until(lambda: shares(allot))
+    (share,) = shares(allot)
+    assert share["name"] == "train"
+    assert share["state"] == "running"
+    assert share["injection"] == inject
+    assert share["enforced"] is True
+    assert share["runner_pid"] == process.pid
+    assert share["command"] == ["cat"]
+    assert len({device["uuid"] for device in share["devices"]}) == 2
+    table = allot("ps").stdout
+    assert "train" in table
+    assert inject in table
+    process.communicate("")
+    assert shares(allot) == []
+
+
+@both
+def test_a_killed_allot_leaves_its_command_in_the_share_until_it_ends(
+    allot: Allot, begin: Callable[..., "subprocess.Popen[str]"], inject: str
+) -> None:
+    process = begin(*run("sh", "-c", "echo $$; exec cat", inject=inject, memory="60Gi"))
+    assert process.stdout
+    child = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    os.kill(child, 0)
+    assert [share["state"] for share in shares(allot)] == ["left"]
+    full = allot(
+        "run", "--simulated", "a100-80gb:2", "--memory", "60Gi", "--count", "2", "--", "true"
+    )
+    assert full.returncode == 3, "its memory has to stay booked"
+    process.communicate()  # its input ends, and with it the command
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
+    assert shares(allot) == []
+
+
+@both
+def test_a_share_lasts_as_long_as_what_the_command_left_behind(allot: Allot, inject: str) -> None:
+    script = "(exec 0<&- 1>&- 2>&-; exec sleep 50) & echo $!"
+    done = allot(*run("sh", "-c", script, inject=inject))
+    child = int(done.stdout)
+    assert [share["state"] for share in shares(allot)] == ["left"]
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not shares(allot))
+
+
+@both
+def test_shares_do_not_nest(allot: Allot, inject: str) -> None:
+    inner = allot.command("run", *SPEC, "--memory", "1Gi", "--", "true")
+    done = allot(*run(*inner, inject=inject))
+    assert done.returncode == 2
+    assert "do not nest" in done.stderr
+    assert "hint:" in done.stderr
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("no-such-command", 127), ("/etc/passwd", 126), ("/etc", 126), ("./x", 127)],
+)
+def test_what_cannot_run_leaves_nothing(allot: Allot, inject: str, name: str, status: int) -> None:
+    done = allot(*run(name, inject=inject))
+    assert done.returncode == status
+    assert done.stderr.startswith("error: ")
+    assert not (allot.state / "shares").exists()
+
+
+@both
+def test_a_missing_interpreter_is_126_and_leaves_nothing(
+    allot: Allot, inject: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = allot(*run(str(script), inject=inject))
+    assert done.returncode == 126
+    assert "interpreter" in done.stderr
+    assert shares(allot) == []
+
+
+def test_runs_at_once_never_overcommit(
+    allot: Allot, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    processes = [
+        begin("run", "--simulated", "t4", "--memory", "40%", "--", "sh", "-c", "echo in; cat")
+        for _ in range(4)
+    ]
+    wait_until(lambda: sum(process.poll() == 3 for process in processes) == 2)
+    assert len(shares(allot)) == 2
+    for process in processes:
+        out, err = process.communicate("")
+        assert (out == "in\n") != (process.returncode == 3)
+        assert process.returncode == 0 or "need" in err
