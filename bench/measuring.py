@@ -43,8 +43,10 @@ class Sizes:
 
     def __init__(self, *, quick: bool) -> None:
         """Choose sample counts."""
-        self.pairs = 300 if quick else 5000
-        self.crowd_pairs = 100 if quick else 1000
+        self.pairs = 2000 if quick else 50_000
+        self.pairs_ms = 200 if quick else 2000
+        self.crowd_pairs = 20_000 if quick else 400_000
+        self.crowd_ms = 200 if quick else 2000
         self.single_rounds = 5 if quick else 40
         self.crowd_rounds = 1 if quick else 6
         self.starters = 8 if quick else _STARTERS
@@ -95,7 +97,7 @@ def _pair_row(
 def calls(place: Place, sizes: Sizes) -> Iterator[Row]:
     """Measure single calls, of one process alone."""
     share = place.make_share("calls", place.device.allottable_bytes)
-    command = place.program("calls", sizes.pairs, "allocate", "launch", "query")
+    command = place.program("calls", sizes.pairs, sizes.pairs_ms, "allocate", "launch", "query")
     with running([command], place.inside(share)) as programs:
         (answers,) = begin(programs)
     limits = {
@@ -135,7 +137,7 @@ def _unwrapped(answer: Mapping[str, Any]) -> Row:
 def crowded_calls(place: Place, sizes: Sizes) -> Iterator[Row]:
     """Measure allocations while eight processes make them at once."""
     share = place.make_share("crowded", place.device.allottable_bytes)
-    command = place.program("calls", sizes.crowd_pairs, "allocate")
+    command = place.program("calls", sizes.crowd_pairs, sizes.crowd_ms, "allocate")
     with running([command] * _CROWD, place.inside(share)) as programs:
         answers = begin(programs)
     for index, (name, limit) in enumerate(
@@ -374,7 +376,7 @@ def sizes_on_disk(place: Place, sizes: Sizes) -> Iterator[Row]:
         method=f"du; {method}",
     )
     yield Row(
-        name="a share's folder, sum of file sizes (sparse)",
+        name="a share's folder, sum of its files' sizes",
         unit="KiB",
         added=apparent / 1024,
         limit=None,

@@ -37,7 +37,8 @@ def running(
         for program in programs:
             if program.poll() is None:
                 program.kill()
-            program.communicate()
+            if program.stdout is not None and not program.stdout.closed:
+                program.communicate()
 
 
 def begin(programs: Sequence[subprocess.Popen[str]]) -> list[list[dict[str, Any]]]:

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times calls in pairs, bare and wrapped, and prints one JSON object for each kind of call.
 //
-//   calls PAIRS [allocate|launch|query]...
+//   calls PAIRS MILLISECONDS [allocate|launch|query]...
 //
-// Which of a pair goes first alternates, so that neither always finds the caches warm. Times are
-// nanoseconds of one call. Starts when stdin ends.
+// PAIRS or MILLISECONDS of each kind of call, whichever is over first. Which of a pair goes first
+// alternates, so that neither always finds the caches warm. Times are nanoseconds of one call.
+// Starts when stdin ends.
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,8 @@ enum { BATCH = 16 };  // calls in one sample of what takes less time than readin
 
 typedef CUresult (*allocate_function)(CUdeviceptr *, size_t);
 typedef CUresult (*free_function)(CUdeviceptr);
+
+static uint64_t budget_ns;
 
 typedef struct {
   int64_t *bare;
@@ -51,7 +54,8 @@ static void time_allocations(const char *label, size_t bytes, size_t count) {
   BARE(cuMemAlloc_v2);
   BARE(cuMemFree_v2);
   pairs allocations = make_pairs(count), frees = make_pairs(count);
-  for (size_t index = 0; index < count; index++)
+  size_t index = 0;
+  for (uint64_t end = now_ns() + budget_ns; index < count && now_ns() < end; index++)
     for (size_t turn = 0; turn < 2; turn++) {
       bool bare = (index ^ turn) & 1;
       allocate_once(bare ? bare_cuMemAlloc_v2 : wrapped_cuMemAlloc_v2,
@@ -61,9 +65,9 @@ static void time_allocations(const char *label, size_t bytes, size_t count) {
     }
   char operation[64];
   snprintf(operation, sizeof operation, "allocate %s", label);
-  print_pairs(operation, allocations.bare, allocations.wrapped, count, 1);
+  print_pairs(operation, allocations.bare, allocations.wrapped, index, 1);
   snprintf(operation, sizeof operation, "free %s", label);
-  print_pairs(operation, frees.bare, frees.wrapped, count, 1);
+  print_pairs(operation, frees.bare, frees.wrapped, index, 1);
   drop_pairs(&allocations);
   drop_pairs(&frees);
 }
@@ -79,7 +83,8 @@ static void time_launches(size_t count) {
   uint64_t nanoseconds = 0;
   void *parameters[] = {&nanoseconds};
   pairs launches = make_pairs(count);
-  for (size_t index = 0; index < count; index++)
+  size_t index = 0;
+  for (uint64_t end = now_ns() + budget_ns; index < count && now_ns() < end; index++)
     for (size_t turn = 0; turn < 2; turn++) {
       bool bare = (index ^ turn) & 1;
       __typeof__(cuLaunchKernel) *launch = bare ? bare_cuLaunchKernel : wrapped_cuLaunchKernel;
@@ -89,7 +94,7 @@ static void time_launches(size_t count) {
       (bare ? launches.bare : launches.wrapped)[index] = (int64_t)(now_ns() - start);
       need(wrapped_cuStreamSynchronize(stream), "cuStreamSynchronize");
     }
-  print_pairs("launch", launches.bare, launches.wrapped, count, BATCH);
+  print_pairs("launch", launches.bare, launches.wrapped, index, BATCH);
   drop_pairs(&launches);
 }
 
@@ -125,7 +130,8 @@ static void time_graph_launches(size_t count) {
   CUstream stream;
   need(wrapped_cuStreamCreate(&stream, 1), "cuStreamCreate");
   pairs launches = make_pairs(count);
-  for (size_t index = 0; index < count; index++)
+  size_t index = 0;
+  for (uint64_t end = now_ns() + budget_ns; index < count && now_ns() < end; index++)
     for (size_t turn = 0; turn < 2; turn++) {
       bool bare = (index ^ turn) & 1;
       __typeof__(cuGraphLaunch) *launch = bare ? bare_cuGraphLaunch : wrapped_cuGraphLaunch;
@@ -134,7 +140,7 @@ static void time_graph_launches(size_t count) {
       (bare ? launches.bare : launches.wrapped)[index] = (int64_t)(now_ns() - start);
       need(wrapped_cuStreamSynchronize(stream), "cuStreamSynchronize");
     }
-  print_pairs("launch a graph", launches.bare, launches.wrapped, count, BATCH);
+  print_pairs("launch a graph", launches.bare, launches.wrapped, index, BATCH);
   drop_pairs(&launches);
 }
 
@@ -142,7 +148,8 @@ static void time_reports(size_t count) {
   WRAPPED(cuMemGetInfo_v2);
   BARE(cuMemGetInfo_v2);
   pairs reports = make_pairs(count);
-  for (size_t index = 0; index < count; index++)
+  size_t index = 0;
+  for (uint64_t end = now_ns() + budget_ns; index < count && now_ns() < end; index++)
     for (size_t turn = 0; turn < 2; turn++) {
       bool bare = (index ^ turn) & 1;
       __typeof__(cuMemGetInfo_v2) *ask = bare ? bare_cuMemGetInfo_v2 : wrapped_cuMemGetInfo_v2;
@@ -151,7 +158,7 @@ static void time_reports(size_t count) {
       for (int each = 0; each < BATCH; each++) need(ask(&available, &total), "cuMemGetInfo");
       (bare ? reports.bare : reports.wrapped)[index] = (int64_t)(now_ns() - start);
     }
-  print_pairs("cuMemGetInfo", reports.bare, reports.wrapped, count, BATCH);
+  print_pairs("cuMemGetInfo", reports.bare, reports.wrapped, index, BATCH);
   drop_pairs(&reports);
 }
 
@@ -161,7 +168,8 @@ static void time_unwrapped(size_t count) {
   BARE(cuStreamQuery);
   WRAPPED(cuGetProcAddress);
   pairs queries = make_pairs(count);
-  for (size_t index = 0; index < count; index++)
+  size_t index = 0;
+  for (uint64_t end = now_ns() + budget_ns; index < count && now_ns() < end; index++)
     for (size_t turn = 0; turn < 2; turn++) {
       bool bare = (index ^ turn) & 1;
       __typeof__(cuStreamQuery) *query = bare ? bare_cuStreamQuery : wrapped_cuStreamQuery;
@@ -174,19 +182,20 @@ static void time_unwrapped(size_t count) {
   bool same = (void *)wrapped_cuStreamQuery == (void *)bare_cuStreamQuery &&
               found == (void *)bare_cuStreamQuery;
   print_pairs(same ? "unwrapped call, same address" : "unwrapped call, other address",
-              queries.bare, queries.wrapped, count, BATCH);
+              queries.bare, queries.wrapped, index, BATCH);
   drop_pairs(&queries);
 }
 
 int main(int count, char **arguments) {
-  if (count < 3) {
-    fprintf(stderr, "usage: calls PAIRS [allocate|launch|query]...\n");
+  if (count < 4) {
+    fprintf(stderr, "usage: calls PAIRS MILLISECONDS [allocate|launch|query]...\n");
     return 2;
   }
   size_t number = strtoul(arguments[1], NULL, 10);
+  budget_ns = strtoul(arguments[2], NULL, 10) * 1000000u;
   open_device();
   wait_for_start();
-  for (int index = 2; index < count; index++) {
+  for (int index = 3; index < count; index++) {
     if (strcmp(arguments[index], "allocate") == 0) {
       time_allocations("64 MiB", 64u << 20, number);
       time_allocations("4 KiB", 4096, number);
