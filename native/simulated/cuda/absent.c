@@ -6,9 +6,11 @@
 // This file does not see the prototypes: the calling convention lets an ignored argument be.
 enum { NOT_SUPPORTED = 801 };
 
-#define ABSENT(name)                                    \
+#define ABSENT(name)                                       \
   __attribute__((visibility("protected"))) int name(void); \
-  int name(void) { return NOT_SUPPORTED; }
+  int name(void) {                                         \
+    return NOT_SUPPORTED;                                  \
+  }
 
 // clang-format off
 ABSENT(cuArray3DCreate) ABSENT(cuArray3DCreate_v2) ABSENT(cuArray3DGetDescriptor)
@@ -180,4 +182,4 @@ ABSENT(cuTexRefSetMipmapLevelBias) ABSENT(cuTexRefSetMipmapLevelClamp)
 ABSENT(cuTexRefSetMipmappedArray) ABSENT(cuThreadExchangeStreamCaptureMode)
 ABSENT(cuUserObjectCreate) ABSENT(cuUserObjectRelease) ABSENT(cuUserObjectRetain)
 ABSENT(cuWaitExternalSemaphoresAsync) ABSENT(cuWaitExternalSemaphoresAsync_ptsz)
-// clang-format on
+    // clang-format on

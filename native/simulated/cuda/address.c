@@ -57,8 +57,8 @@ static bool map_region(region *made, uint64_t size) {
   int descriptor = make_file(size);
   if (descriptor < 0) return false;
   // Room to align the base to the granule.
-  void *reserved = mmap(NULL, size + GRANULE, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *reserved =
+      mmap(NULL, size + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
     close(descriptor);
     return false;

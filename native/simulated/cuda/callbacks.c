@@ -23,7 +23,9 @@ static callback *queue;  // in order of submission
 static unsigned pending;
 static bool started;
 
-bool callbacks_pending(void) { return __atomic_load_n(&pending, __ATOMIC_SEQ_CST) > 0; }
+bool callbacks_pending(void) {
+  return __atomic_load_n(&pending, __ATOMIC_SEQ_CST) > 0;
+}
 
 // Takes the first one that is ready off the queue. *look_again: when one may become ready.
 static callback *take_ready(uint64_t *look_again) {

@@ -167,13 +167,21 @@ static CUresult release(CUdevice ordinal, bool all) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) { return release(ordinal, false); }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
+  return release(ordinal, false);
+}
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) { return release(ordinal, false); }
+CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
+  return release(ordinal, false);
+}
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) { return release(ordinal, true); }
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
+  return release(ordinal, true);
+}
 
-CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) { return release(ordinal, true); }
+CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
+  return release(ordinal, true);
+}
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags) {
   int gpu;
@@ -271,4 +279,6 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDestroy(CUcontext handle) { return cuCtxDestroy_v2(handle); }
+CUresult cuCtxDestroy(CUcontext handle) {
+  return cuCtxDestroy_v2(handle);
+}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a copy is carried out. Every form of copy becomes a CUDA_MEMCPY3D first.
 //
-// The bytes move when the copy is submitted, its time passes on a copy engine. Only behind functions
-// on the host that have still to run do the bytes wait for their turn too (callbacks.c).
+// The bytes move when the copy is submitted, its time passes on a copy engine. Only behind
+// functions on the host that have still to run do the bytes wait for their turn too (callbacks.c).
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +41,8 @@ static CUresult at_address(const transfer *moved, side *own, CUdeviceptr base, s
   size_t bytes;
   TRY(span(moved, own, &bytes));
   own->memory = range_find(base + offset);
-  if (own->memory == NULL && !must_be_device) return base != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (own->memory == NULL && !must_be_device)
+    return base != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   TRY(memory_check(base + offset, bytes, &own->memory));
   own->device = own->memory->gpu >= 0 && own->memory->kind != RANGE_MANAGED;
   return CUDA_SUCCESS;

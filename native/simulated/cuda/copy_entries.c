@@ -8,29 +8,29 @@
 #define NUMBER(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
 
 // A waiting copy, in its two forms: on the legacy stream, and on the thread's own.
-#define WAITING(name, parameters, ...)       \
-  CUresult name parameters {                 \
-    ENTER();                                 \
-    CUDA_MEMCPY3D copy = __VA_ARGS__;        \
-    return copy_now(CU_STREAM_LEGACY, &copy); \
-  }                                          \
-  CUresult name##_ptds parameters {          \
-    ENTER();                                 \
-    CUDA_MEMCPY3D copy = __VA_ARGS__;        \
+#define WAITING(name, parameters, ...)            \
+  CUresult name parameters {                      \
+    ENTER();                                      \
+    CUDA_MEMCPY3D copy = __VA_ARGS__;             \
+    return copy_now(CU_STREAM_LEGACY, &copy);     \
+  }                                               \
+  CUresult name##_ptds parameters {               \
+    ENTER();                                      \
+    CUDA_MEMCPY3D copy = __VA_ARGS__;             \
     return copy_now(CU_STREAM_PER_THREAD, &copy); \
   }
 
 // A copy in stream order, whose null stream is the legacy one or the thread's own.
-#define IN_ORDER(name, parameters, ...)                                                   \
-  CUresult name parameters {                                                              \
-    ENTER();                                                                              \
-    CUDA_MEMCPY3D copy = __VA_ARGS__;                                                     \
-    return copy_async(stream, &copy);                                                     \
-  }                                                                                       \
-  CUresult name##_ptsz parameters {                                                       \
-    ENTER();                                                                              \
-    CUDA_MEMCPY3D copy = __VA_ARGS__;                                                     \
-    return copy_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &copy);             \
+#define IN_ORDER(name, parameters, ...)                                       \
+  CUresult name parameters {                                                  \
+    ENTER();                                                                  \
+    CUDA_MEMCPY3D copy = __VA_ARGS__;                                         \
+    return copy_async(stream, &copy);                                         \
+  }                                                                           \
+  CUresult name##_ptsz parameters {                                           \
+    ENTER();                                                                  \
+    CUDA_MEMCPY3D copy = __VA_ARGS__;                                         \
+    return copy_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &copy); \
   }
 
 WAITING(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes),
@@ -46,8 +46,7 @@ WAITING(cuMemcpyPeer,
          size_t bytes),
         copy_linear(DEVICE, to, DEVICE, from, bytes))
 
-IN_ORDER(cuMemcpyHtoDAsync_v2,
-         (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
+IN_ORDER(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
          copy_linear(DEVICE, to, HOST, NUMBER(from), bytes))
 IN_ORDER(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream),
          copy_linear(HOST, NUMBER(to), DEVICE, from, bytes))
@@ -84,8 +83,8 @@ static CUDA_MEMCPY3D out_of_array(CUmemorytype type, CUdeviceptr to, CUarray fro
   return copy;
 }
 
-static CUDA_MEMCPY3D between_arrays(CUarray to, size_t to_offset, CUarray from,
-                                    size_t from_offset, size_t bytes) {
+static CUDA_MEMCPY3D between_arrays(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
+                                    size_t bytes) {
   CUDA_MEMCPY3D copy = out_of_array(DEVICE, 0, from, from_offset, bytes);
   copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
   copy.dstArray = to;

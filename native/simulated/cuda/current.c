@@ -42,7 +42,9 @@ static CUresult push(context *made) {
   return CUDA_SUCCESS;
 }
 
-void context_make_current(context *made) { (void)push(made); }
+void context_make_current(context *made) {
+  (void)push(made);
+}
 
 void context_forget(context *gone) {
   if (depth > 0 && stack[depth - 1].made == gone) depth--;
@@ -81,9 +83,13 @@ CUresult cuCtxGetCurrent(CUcontext *handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent(CUcontext handle) { return cuCtxPushCurrent_v2(handle); }
+CUresult cuCtxPushCurrent(CUcontext handle) {
+  return cuCtxPushCurrent_v2(handle);
+}
 
-CUresult cuCtxPopCurrent(CUcontext *handle) { return cuCtxPopCurrent_v2(handle); }
+CUresult cuCtxPopCurrent(CUcontext *handle) {
+  return cuCtxPopCurrent_v2(handle);
+}
 
 CUresult cuCtxGetDevice(CUdevice *device) {
   ENTER_CONTEXT(current);

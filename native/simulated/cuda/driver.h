@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated CUDA driver from inside: the process's state, its objects, and what files share.
 //
-// Shared state of the machine is the engine's (simulated/engine); everything here is this process's.
-// Locks, always taken in this order: driver.lock for objects and memory, then a device's submit_lock
-// for its ring. Neither is held while waiting for work.
+// Shared state of the machine is the engine's (simulated/engine); everything here is this
+// process's. Locks, always taken in this order: driver.lock for objects and memory, then a device's
+// submit_lock for its ring. Neither is held while waiting for work.
 #ifndef ALLOTMENT_CUDA_DRIVER_H
 #define ALLOTMENT_CUDA_DRIVER_H
 
@@ -11,8 +11,7 @@
 #include <stdbool.h>
 
 // Protected: programs see the names, and this library's own calls cannot be caught by a shim.
-#define CU_ENTRY(name, parameters) \
-  __attribute__((visibility("protected"))) CUresult name parameters
+#define CU_ENTRY(name, parameters) __attribute__((visibility("protected"))) CUresult name parameters
 #define CU_ENTRY_PTSZ(name, parameters) \
   CU_ENTRY(name, parameters);           \
   CU_ENTRY(name##_ptsz, parameters)
@@ -158,16 +157,16 @@ int visible_devices(const allot_machine_description *description, int gpus[ALLOT
 // ---- memory ------------------------------------------------------------------------------------
 
 enum range_kind {
-  RANGE_PLAIN,     // cuMemAlloc and friends: a whole number of 2 MiB
-  RANGE_SMALL,     // part of a block of a context
+  RANGE_PLAIN,  // cuMemAlloc and friends: a whole number of 2 MiB
+  RANGE_SMALL,  // part of a block of a context
   RANGE_MANAGED,
-  RANGE_HOST,      // page-locked, allocated here
+  RANGE_HOST,        // page-locked, allocated here
   RANGE_REGISTERED,  // page-locked, the program's own
   RANGE_POOL,
   RANGE_MAPPED,    // physical memory mapped at a reserved address
   RANGE_IMPORTED,  // another process's
   RANGE_EXTERNAL,
-  RANGE_GRAPH,     // of a graph's allocation node
+  RANGE_GRAPH,  // of a graph's allocation node
 };
 
 typedef struct range {
@@ -216,8 +215,8 @@ void small_give_back(context *owner, small_block *block, CUdeviceptr address, ui
 void small_drop_all(context *owner);
 void small_range(const small_block *block, CUdeviceptr *base, uint64_t *size);
 
-// How each other kind of memory is given up; the range goes too where the name ends in "_locked" and
-// the call succeeds, except for host and imported memory, whose range the caller removes.
+// How each other kind of memory is given up; the range goes too where the name ends in "_locked"
+// and the call succeeds, except for host and imported memory, whose range the caller removes.
 CUresult pool_free_locked(range *freed, stream *after);
 CUresult graph_memory_free_locked(range *freed);
 void host_free_locked(range *freed);
@@ -238,9 +237,9 @@ struct stream {
   unsigned flags;
   int priority;
   bool legacy, per_thread;
-  uint64_t last;           // number of its newest work, 0: none
-  uint64_t thread;         // per_thread: whose
-  stream *sibling;         // per_thread: the context's next
+  uint64_t last;            // number of its newest work, 0: none
+  uint64_t thread;          // per_thread: whose
+  stream *sibling;          // per_thread: the context's next
   struct capture *capture;  // not NULL: launches are recorded
   CUstreamAttrValue window, policy, domain, domain_map;
 };
@@ -254,12 +253,13 @@ struct event {
   uint64_t ended_ns;  // known once the work's place in the ring is taken by another
   int shared;         // index among the machine's shared events, -1: not shared
   bool imported;
-  struct node *captured;     // recorded in a capture: the node it stands for
+  struct node *captured;  // recorded in a capture: the node it stands for
   struct capture *capture;
   uint64_t capture_id;
 };
 
-// Resolves a handle in the current context: NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, others.
+// Resolves a handle in the current context: NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
+// others.
 CUresult stream_of(CUstream handle, stream **found);
 stream *stream_legacy(context *owner);
 stream *stream_per_thread(context *owner);
@@ -271,10 +271,10 @@ bool stream_idle(stream *asked);
 #define STREAM_GREATEST_PRIORITY (-5)
 
 // capture.c: errors of calls that a capture in progress does not allow.
-CUresult capture_forbids(context *current);         // calls that wait for the context, or may do so
-CUresult capture_forbids_waiting(stream *waited);   // waiting for this stream
-CUresult capture_forbids_legacy(stream *target);    // work that captured streams would wait for
-CUresult capture_unsupported(stream *target);       // ends the capture in failure
+CUresult capture_forbids(context *current);        // calls that wait for the context, or may do so
+CUresult capture_forbids_waiting(stream *waited);  // waiting for this stream
+CUresult capture_forbids_legacy(stream *target);   // work that captured streams would wait for
+CUresult capture_unsupported(stream *target);      // ends the capture in failure
 void capture_abandon(stream *dying);
 // What would be submitted becomes a node instead.
 CUresult capture_event_record(stream *target, event *recorded, unsigned flags);

@@ -50,13 +50,14 @@ CUresult cuEventDestroy_v2(CUevent handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuEventDestroy(CUevent handle) { return cuEventDestroy_v2(handle); }
+CUresult cuEventDestroy(CUevent handle) {
+  return cuEventDestroy_v2(handle);
+}
 
 CUresult event_record(event *recorded, stream *target) {
   if (recorded->owner->gpu != target->owner->gpu) return CUDA_ERROR_INVALID_HANDLE;
   recorded->captured = NULL;
-  allot_point point =
-      submit(target, &(submission){.kind = ALLOT_WORK_MARK, .marked = recorded});
+  allot_point point = submit(target, &(submission){.kind = ALLOT_WORK_MARK, .marked = recorded});
   shared_event_record(recorded, point);
   return CUDA_SUCCESS;
 }

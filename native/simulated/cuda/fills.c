@@ -84,8 +84,8 @@ static CUresult fill_now(CUstream handle, const CUDA_MEMSET_NODE_PARAMS *fill) {
   return fill_on(target, fill);
 }
 
-static CUDA_MEMSET_NODE_PARAMS plane(CUdeviceptr to, size_t pitch, unsigned value,
-                                     unsigned element, size_t width, size_t height) {
+static CUDA_MEMSET_NODE_PARAMS plane(CUdeviceptr to, size_t pitch, unsigned value, unsigned element,
+                                     size_t width, size_t height) {
   return (CUDA_MEMSET_NODE_PARAMS){.dst = to,
                                    .pitch = pitch,
                                    .value = value,
@@ -94,43 +94,42 @@ static CUDA_MEMSET_NODE_PARAMS plane(CUdeviceptr to, size_t pitch, unsigned valu
                                    .height = height};
 }
 
-#define FILL(name, type, element)                                                               \
-  CUresult name##_v2(CUdeviceptr to, type value, size_t count) {                                \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);                      \
-    return fill_now(CU_STREAM_LEGACY, &fill);                                                   \
-  }                                                                                             \
-  CUresult name##_v2_ptds(CUdeviceptr to, type value, size_t count) {                           \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);                      \
-    return fill_now(CU_STREAM_PER_THREAD, &fill);                                               \
-  }                                                                                             \
-  CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {             \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);                      \
-    return fill_async(stream, &fill);                                                           \
-  }                                                                                             \
-  CUresult name##Async_ptsz(CUdeviceptr to, type value, size_t count, CUstream stream) {        \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);                      \
-    return fill_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &fill);                   \
+#define FILL(name, type, element)                                                        \
+  CUresult name##_v2(CUdeviceptr to, type value, size_t count) {                         \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);               \
+    return fill_now(CU_STREAM_LEGACY, &fill);                                            \
+  }                                                                                      \
+  CUresult name##_v2_ptds(CUdeviceptr to, type value, size_t count) {                    \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);               \
+    return fill_now(CU_STREAM_PER_THREAD, &fill);                                        \
+  }                                                                                      \
+  CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {      \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);               \
+    return fill_async(stream, &fill);                                                    \
+  }                                                                                      \
+  CUresult name##Async_ptsz(CUdeviceptr to, type value, size_t count, CUstream stream) { \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, 0, value, element, count, 1);               \
+    return fill_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &fill);            \
   }
 
-#define FILL_PLANE(name, type, element)                                                         \
-  CUresult name##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) {   \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);             \
-    return fill_now(CU_STREAM_LEGACY, &fill);                                                   \
-  }                                                                                             \
-  CUresult name##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width,               \
-                          size_t height) {                                                      \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);             \
-    return fill_now(CU_STREAM_PER_THREAD, &fill);                                               \
-  }                                                                                             \
-  CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,   \
-                       CUstream stream) {                                                       \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);             \
-    return fill_async(stream, &fill);                                                           \
-  }                                                                                             \
-  CUresult name##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width,             \
-                            size_t height, CUstream stream) {                                   \
-    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);             \
-    return fill_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &fill);                   \
+#define FILL_PLANE(name, type, element)                                                            \
+  CUresult name##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) {      \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);                \
+    return fill_now(CU_STREAM_LEGACY, &fill);                                                      \
+  }                                                                                                \
+  CUresult name##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) { \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);                \
+    return fill_now(CU_STREAM_PER_THREAD, &fill);                                                  \
+  }                                                                                                \
+  CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,      \
+                       CUstream stream) {                                                          \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);                \
+    return fill_async(stream, &fill);                                                              \
+  }                                                                                                \
+  CUresult name##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, \
+                            CUstream stream) {                                                     \
+    CUDA_MEMSET_NODE_PARAMS fill = plane(to, pitch, value, element, width, height);                \
+    return fill_async(stream != NULL ? stream : CU_STREAM_PER_THREAD, &fill);                      \
   }
 
 FILL(cuMemsetD8, unsigned char, 1)

@@ -60,7 +60,8 @@ CUresult function_set_attribute(function *changed, const context *owner,
   const allot_gpu_description *own = driver_description(owner->gpu);
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      if (value < 0 || (uint32_t)value > own->shared_per_block_optin) return CUDA_ERROR_INVALID_VALUE;
+      if (value < 0 || (uint32_t)value > own->shared_per_block_optin)
+        return CUDA_ERROR_INVALID_VALUE;
       changed->dynamic_shared = value;
       return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
@@ -166,7 +167,9 @@ CUresult cuFuncLoad(CUfunction handle) {
 
 // ---- occupancy ---------------------------------------------------------------------------------
 
-static unsigned smaller(unsigned one, unsigned other) { return one < other ? one : other; }
+static unsigned smaller(unsigned one, unsigned other) {
+  return one < other ? one : other;
+}
 
 static unsigned blocks_per_sm(const context *owner, unsigned threads, size_t shared) {
   const allot_gpu_description *own = driver_description(owner->gpu);
@@ -175,8 +178,7 @@ static unsigned blocks_per_sm(const context *owner, unsigned threads, size_t sha
   int most = 0;
   cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, owner->ordinal);
   unsigned blocks = smaller((unsigned)most, own->max_threads_per_sm / (warps * own->warp_size));
-  blocks = smaller(blocks,
-                   own->registers_per_sm / (REGISTERS_PER_THREAD * warps * own->warp_size));
+  blocks = smaller(blocks, own->registers_per_sm / (REGISTERS_PER_THREAD * warps * own->warp_size));
   if (shared > 0) {
     // The system keeps 1 KiB of each block's shared memory since compute capability 8.
     size_t taken = shared + (own->compute_major >= 8 ? 1024 : 0);

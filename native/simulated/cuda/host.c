@@ -7,11 +7,13 @@
 
 #define ALLOCATE_FLAGS \
   (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
-#define REGISTER_FLAGS                                         \
-  (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | \
-   CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY)
+#define REGISTER_FLAGS                                                                        \
+  (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY | \
+   CU_MEMHOSTREGISTER_READ_ONLY)
 
-static size_t whole_pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
+static size_t whole_pages(size_t size) {
+  return (size + 4095) & ~(size_t)4095;
+}
 
 CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags) {
   ENTER_CONTEXT(current);
@@ -19,8 +21,8 @@ CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
-  void *made = mmap(NULL, whole_pages(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                    -1, 0);
+  void *made =
+      mmap(NULL, whole_pages(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   LOCK();
   range *added = range_add((CUdeviceptr)(uintptr_t)made, size, RANGE_HOST, -1);
@@ -38,7 +40,9 @@ CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost_v2(void **memory, size_t size) { return cuMemHostAlloc(memory, size, 0); }
+CUresult cuMemAllocHost_v2(void **memory, size_t size) {
+  return cuMemHostAlloc(memory, size, 0);
+}
 
 CUresult cuMemAllocHost(void **memory, unsigned int size) {
   return cuMemHostAlloc(memory, size, 0);

@@ -74,10 +74,9 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
 }
 
 CUresult cuLaunchKernel(CUfunction f, unsigned int grid_dim_x, unsigned int grid_dim_y,
-                        unsigned int grid_dim_z, unsigned int block_dim_x,
-                        unsigned int block_dim_y, unsigned int block_dim_z,
-                        unsigned int shared_mem_bytes, CUstream stream, void **kernel_params,
-                        void **extra) {
+                        unsigned int grid_dim_z, unsigned int block_dim_x, unsigned int block_dim_y,
+                        unsigned int block_dim_z, unsigned int shared_mem_bytes, CUstream stream,
+                        void **kernel_params, void **extra) {
   CUlaunchConfig config = {.gridDimX = grid_dim_x,
                            .gridDimY = grid_dim_y,
                            .gridDimZ = grid_dim_z,

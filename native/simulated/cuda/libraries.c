@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries: images that belong to no context. Each context that uses one gets a module of it, and a
-// kernel is a name that becomes that module's function where it is launched.
+// Libraries: images that belong to no context. Each context that uses one gets a module of it, and
+// a kernel is a name that becomes that module's function where it is launched.
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,9 +8,9 @@
 
 typedef struct library {
   object head;
-  module names;        // as read once, without memory
-  const void *image;   // compiled: only a mark to load again
-  char *text;          // PTX, kept because the program may free its own
+  module names;       // as read once, without memory
+  const void *image;  // compiled: only a mark to load again
+  char *text;         // PTX, kept because the program may free its own
 } library;
 
 typedef struct kernel {
@@ -74,7 +74,8 @@ static CUresult place(library *from, context *owner, module **loaded) {
     }
   }
   if (at != NULL) {
-    *at = (placed){from, owner, from->head.id, owner->head.id, *loaded, (*loaded)->head.id, at->next};
+    *at =
+        (placed){from, owner, from->head.id, owner->head.id, *loaded, (*loaded)->head.id, at->next};
   }
   UNLOCK();
   return at != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -133,9 +134,8 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *op
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option *options,
-                               void **values, unsigned int count,
-                               CUlibraryOption *library_options, void **library_values,
-                               unsigned int library_count) {
+                               void **values, unsigned int count, CUlibraryOption *library_options,
+                               void **library_values, unsigned int library_count) {
   ENTER();
   if (handle == NULL || path == NULL) return CUDA_ERROR_INVALID_VALUE;
   char *image;
@@ -232,8 +232,7 @@ CUresult cuLibraryGetModule(CUmodule *handle, CUlibrary from) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary from,
-                            const char *name) {
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary from, const char *name) {
   ENTER_CONTEXT(current);
   library *asked;
   TRY(library_of(from, &asked));
@@ -243,8 +242,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary from,
   return module_global(loaded, name, address, size);
 }
 
-CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary from,
-                             const char *name) {
+CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary from, const char *name) {
   library *asked;
   TRY(library_of(from, &asked));
   return CUDA_ERROR_NOT_FOUND;
@@ -431,8 +429,7 @@ CUresult cuLinkCreate(unsigned int count, CUjit_option *options, void **values,
 }
 
 CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size_t size,
-                       const char *name, unsigned int count, CUjit_option *options,
-                       void **values) {
+                       const char *name, unsigned int count, CUjit_option *options, void **values) {
   return cuLinkAddData_v2(handle, type, data, size, name, count, options, values);
 }
 

@@ -98,7 +98,9 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
   return memory_info(current->gpu, free, total);
 }
 
-static unsigned clamp(size_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes; }
+static unsigned clamp(size_t bytes) {
+  return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
+}
 
 CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
   size_t all_free, all;

@@ -226,8 +226,7 @@ CUresult module_global(const module *from, const char *name, CUdeviceptr *addres
   return CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule from,
-                              const char *name) {
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule from, const char *name) {
   module *asked;
   TRY(module_of(from, &asked));
   if (name == NULL) return CUDA_ERROR_INVALID_VALUE;

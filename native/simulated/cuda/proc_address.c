@@ -26,8 +26,8 @@ static CUdriverProcAddressQueryResult look_up(const char *name, int version, int
   const symbol *best = NULL;
   bool known = false;
   *address = NULL;
-  for (size_t at = find_name(name);
-       at < symbol_count && strcmp(symbols[at].name, name) == 0; at++) {
+  for (size_t at = find_name(name); at < symbol_count && strcmp(symbols[at].name, name) == 0;
+       at++) {
     const symbol *row = &symbols[at];
     if (row->version > driver_version) continue;
     known = true;
@@ -47,8 +47,8 @@ static CUdriverProcAddressQueryResult look_up(const char *name, int version, int
 static CUresult get(const char *name, void **address, int version, uint64_t flags,
                     CUdriverProcAddressQueryResult *status) {
   if (name == NULL || address == NULL) return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM |
-                         CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  const uint64_t known =
+      CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
   if ((flags & ~known) != 0 || flags == known) return CUDA_ERROR_INVALID_VALUE;
   int driver_version = 0;
   if (cuDriverGetVersion(&driver_version) != CUDA_SUCCESS) driver_version = 13000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocations under 1 MiB: units of 512 bytes in blocks of 2 MiB, which belong to a context. A block
-// in which nothing is left goes back.
+// Allocations under 1 MiB: units of 512 bytes in blocks of 2 MiB, which belong to a context. A
+// block in which nothing is left goes back.
 #include <stdlib.h>
 #include <string.h>
 

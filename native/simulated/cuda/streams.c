@@ -12,7 +12,9 @@ static uint64_t thread_id(void) {
   return own;
 }
 
-stream *stream_legacy(context *owner) { return owner->legacy; }
+stream *stream_legacy(context *owner) {
+  return owner->legacy;
+}
 
 stream *stream_per_thread(context *owner) {
   uint64_t self = thread_id();
@@ -70,7 +72,9 @@ static CUresult create(CUstream *handle, unsigned flags, int priority) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream *handle, unsigned int flags) { return create(handle, flags, 0); }
+CUresult cuStreamCreate(CUstream *handle, unsigned int flags) {
+  return create(handle, flags, 0);
+}
 
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int priority) {
   return create(handle, flags, priority);
@@ -93,7 +97,9 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamDestroy(CUstream handle) { return cuStreamDestroy_v2(handle); }
+CUresult cuStreamDestroy(CUstream handle) {
+  return cuStreamDestroy_v2(handle);
+}
 
 // ---- waiting -----------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ static void order(const allot_machine_description *description, int gpus[ALLOT_M
   bool by_place = wanted != NULL && strcmp(wanted, "PCI_BUS_ID") == 0;
   for (int count = 0; count < (int)description->gpu_count; count++) {
     int at = count;
-    while (at > 0 && comes_before(&description->gpus[count], &description->gpus[gpus[at - 1]],
-                                  by_place)) {
+    while (at > 0 &&
+           comes_before(&description->gpus[count], &description->gpus[gpus[at - 1]], by_place)) {
       gpus[at] = gpus[at - 1];
       at--;
     }
@@ -59,8 +59,8 @@ static int by_uuid(const allot_machine_description *description, const int *orde
   return found;
 }
 
-static int match(const allot_machine_description *description, const int *ordered,
-                 const char *text, size_t length) {
+static int match(const allot_machine_description *description, const int *ordered, const char *text,
+                 size_t length) {
   if (length == 0) return -1;
   if (length > 4 && strncmp(text, "GPU-", 4) == 0) {
     return by_uuid(description, ordered, text, length);
@@ -69,7 +69,9 @@ static int match(const allot_machine_description *description, const int *ordere
   return by_index(text, length, (int)description->gpu_count);
 }
 
-static bool is_blank(char letter) { return letter == ' ' || letter == '\t'; }
+static bool is_blank(char letter) {
+  return letter == ' ' || letter == '\t';
+}
 
 int visible_devices(const allot_machine_description *description, int gpus[ALLOT_MACHINE_GPUS]) {
   int ordered[ALLOT_MACHINE_GPUS];

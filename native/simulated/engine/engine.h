@@ -99,6 +99,8 @@ void allot_engine_advance(allot_handle *handle, int gpu);
 
 // Sleeps until the work is done.
 void allot_engine_wait(allot_handle *handle, allot_point point);
+// When to look again whether a HOST work may begin.
+uint64_t allot_engine_ready_at(const allot_handle *handle, allot_point point);
 
 // ---- history.c ----
 

@@ -117,6 +117,8 @@ static candidate settle_process(simulation *run, int slot) {
   candidate best = {.slot = slot};
   uint64_t head = allot_load(&ring->head);
   uint64_t last_break = allot_load(&ring->last_break);
+  uint64_t last_other = allot_load(&ring->last_other);
+  bool by_number = allot_load(&ring->has_priorities) == 0;
   bool contiguous = true;
   for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
     allot_work *work = allot_ring_work(ring, number);
@@ -129,6 +131,8 @@ static candidate settle_process(simulation *run, int slot) {
     if (contiguous) allot_store(&ring->tail, number);
     // From here on each work follows the one before it.
     if (!done && number >= last_break) break;
+    // Only kernels are left, and one with a lower number is ready.
+    if (best.kernel != NULL && by_number && number >= last_other) break;
   }
   return best;
 }

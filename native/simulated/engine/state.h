@@ -72,6 +72,7 @@ typedef struct allot_work {
 typedef struct allot_ring {
   _Alignas(64) uint64_t head;  // the number of the next work less one: works 1..head were submitted
   uint64_t last_break;      // the newest work that does not follow the one numbered just before it
+  uint64_t last_other;      // the newest work that is not a kernel
   uint32_t has_priorities;  // some work's priority is not 0
   uint32_t spare;
   _Alignas(64) uint64_t tail;                       // works 1..tail are done

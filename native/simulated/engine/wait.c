@@ -123,6 +123,18 @@ static void wait_for_host(allot_handle *handle, allot_point point) {
   syscall(SYS_futex, progress, FUTEX_WAIT, (uint32_t)seen, &patience, NULL, 0);
 }
 
+// The earliest moment at which all that `own` names can be over.
+static uint64_t earliest(const allot_handle *handle, allot_point point, const need *own,
+                         uint64_t now_ns) {
+  bool company = false;
+  uint64_t most = own->compute_ns > own->copy_ns ? own->compute_ns : own->copy_ns;
+  int gpu = ALLOT_POINT_GPU(point);
+  most += others_have(handle, ALLOT_POINT_SLOT(point), gpu, own->compute_ns, now_ns, &company);
+  if (company && most > COMPANY_NS) most = COMPANY_NS;
+  // Of something in another stream or process the end is not computed: look again soon.
+  return now_ns + (most > 0 ? most : SPIN_NS + 1);
+}
+
 void allot_engine_wait(allot_handle *handle, allot_point point) {
   if (point == 0) return;
   int gpu = ALLOT_POINT_GPU(point);
@@ -132,19 +144,16 @@ void allot_engine_wait(allot_handle *handle, allot_point point) {
     if (allot_work_done(handle, point)) return;
     uint64_t now = allot_now_ns();
     need own = needed(handle, point, now, 0);
-    if (own.compute_ns == 0 && own.copy_ns == 0) {
-      if (own.host != 0) {
-        wait_for_host(handle, own.host);
-        continue;
-      }
-      // Something of another stream or process comes first; its end is not computed from here.
-      sleep_until(now + SPIN_NS + 1);
-      continue;
+    if (own.compute_ns == 0 && own.copy_ns == 0 && own.host != 0) {
+      wait_for_host(handle, own.host);
+    } else {
+      sleep_until(earliest(handle, point, &own, now));
     }
-    bool company = false;
-    uint64_t most = own.compute_ns > own.copy_ns ? own.compute_ns : own.copy_ns;
-    most += others_have(handle, ALLOT_POINT_SLOT(point), gpu, own.compute_ns, now, &company);
-    if (company && most > COMPANY_NS) most = COMPANY_NS;
-    sleep_until(now + most);
   }
+}
+
+uint64_t allot_engine_ready_at(const allot_handle *handle, allot_point point) {
+  uint64_t now = allot_now_ns();
+  need own = needed(handle, point, now, 0);
+  return earliest(handle, point, &own, now);
 }

@@ -56,6 +56,7 @@ allot_point allot_work_submit(allot_handle *handle, int gpu) {
   uint64_t number = allot_load(&ring->head) + 1;
   const allot_work *work = allot_ring_work(ring, number);
   if (work->previous != (uint32_t)(number - 1)) allot_store(&ring->last_break, number);
+  if (work->kind != ALLOT_WORK_KERNEL) allot_store(&ring->last_other, number);
   if (work->priority != 0) allot_store(&ring->has_priorities, 1u);
   allot_store(&ring->head, number);
   // The engine clears the bit before it looks at the head for the last time.
