@@ -220,6 +220,22 @@ def test_command_is_declared(unpacked: Path) -> None:
     assert "allot = allotment.cli:main" in path.read_text()
 
 
+def test_installed_wheel_finds_its_libraries(wheel: Path, tmp_path: Path) -> None:
+    into = tmp_path / "site"
+    install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(into)]
+    subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
+    looked = "from allotment import libraries; print(libraries.library_path(libraries.SHIM))"
+    found = subprocess.run(
+        [sys.executable, "-c", looked],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(into)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(found.stdout.strip()).is_relative_to(into)
+
+
 def test_constraints_are_pins_without_addresses(root: Path) -> None:
     lines = (root / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
