@@ -132,7 +132,7 @@ static nvmlReturn_t c2c(const nvml_gpu *gpu, unsigned int id, unsigned int scope
 
 static nvmlReturn_t pcie_bytes(const nvml_gpu *gpu, unsigned int id, unsigned int scope,
                                answer *out) {
-  allot_engine_advance(gpu->engine, gpu->index);
+  nvml_advance(gpu);
   unsigned long long busy_us =
       allot_load(&gpu->engine->machine->engines[gpu->index].copy_busy_ns) / 1000u;
   unsigned long long rate =

@@ -3,6 +3,8 @@
 // the same load gives the same power, temperature and clocks.
 #include "simulated/nvml/library.h"
 
+#define SECOND_NS 1000000000ull
+
 enum {
   IDLE_GDDR_MEMORY_MHZ = 405,
   IDLE_SM_MHZ = 210,
@@ -12,12 +14,23 @@ enum {
   HOTTER_MEMORY_C = 6,
 };
 
+unsigned int nvml_busy_percent(const allot_history *history) {
+  uint64_t busy = allot_history_busy(history, allot_now_ns(), SECOND_NS);
+  return (unsigned int)((busy * 100 + SECOND_NS / 2) / SECOND_NS);
+}
+
 unsigned int nvml_gpu_percent(const nvml_gpu *gpu) {
-  return allot_gpu_utilization(gpu->engine, gpu->index);
+  nvml_advance(gpu);
+  return nvml_busy_percent(&gpu->engine->machine->engines[gpu->index].compute);
+}
+
+unsigned int nvml_copy_percent(const nvml_gpu *gpu) {
+  nvml_advance(gpu);
+  return nvml_busy_percent(&gpu->engine->machine->engines[gpu->index].copies);
 }
 
 unsigned int nvml_memory_percent(const nvml_gpu *gpu) {
-  unsigned int copies = allot_gpu_copy_utilization(gpu->engine, gpu->index);
+  unsigned int copies = nvml_copy_percent(gpu);
   unsigned int kernels = nvml_gpu_percent(gpu) * MEMORY_PER_GPU_PERCENT / 100;
   return copies > kernels ? copies : kernels;
 }
@@ -45,7 +58,7 @@ unsigned int nvml_power_mw(const nvml_gpu *gpu) {
 
 // Idle since the clock's start, and the load's share of the time the GPU computed.
 unsigned long long nvml_energy_mj(const nvml_gpu *gpu) {
-  allot_engine_advance(gpu->engine, gpu->index);
+  nvml_advance(gpu);
   unsigned long long busy_ms =
       allot_load(&gpu->engine->machine->engines[gpu->index].busy_ns) / 1000000u;
   unsigned long long now_ms = allot_now_ns() / 1000000u;

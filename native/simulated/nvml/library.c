@@ -112,6 +112,7 @@ NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
   if (references > 0) {
     result = NVML_SUCCESS;
     allot_store(&references, references - 1);
+    if (references == 0) allot_machine_detach(engine);
   }
   pthread_mutex_unlock(&life);
   return result;
@@ -161,6 +162,18 @@ nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu) {
   uint32_t hang_us = allot_load(&gpu->faults->hang_us);
   if (hang_us != 0) sleep_us(hang_us);
   return nvml_is_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+// The engine is moved along under a lock that names its holder, so this process needs a slot. Those
+// who only count GPUs never get here.
+void nvml_advance(const nvml_gpu *gpu) {
+  static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&attaching);
+  bool attached = allot_machine_attached(gpu->engine) ||
+                  allot_machine_attach(gpu->engine, ALLOT_PROCESS_MONITOR) == 0;
+  pthread_mutex_unlock(&attaching);
+  // With every slot taken the figures are as old as their last reader.
+  if (attached) allot_engine_advance(gpu->engine, gpu->index);
 }
 
 nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length) {

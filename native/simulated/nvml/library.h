@@ -33,6 +33,8 @@ nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu);
 nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu);
 nvmlDevice_t nvml_device(int index);
 bool nvml_is_lost(const nvml_gpu *gpu);
+// Brings the GPU's engine to the present, for its busy times to be right.
+void nvml_advance(const nvml_gpu *gpu);
 // Copies a text out; INSUFFICIENT_SIZE if it does not fit with its NUL.
 nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length);
 // Microseconds since the epoch: the time stamp of samples and field values.
@@ -75,7 +77,10 @@ bool nvml_remaps_rows(const nvml_gpu *gpu);    // from Ampere on
 
 // ---- figures.c: what a GPU does, from the engine's busy time ----
 
+// Of the last second. The GPU must have been advanced.
+unsigned int nvml_busy_percent(const allot_history *history);
 unsigned int nvml_gpu_percent(const nvml_gpu *gpu);
+unsigned int nvml_copy_percent(const nvml_gpu *gpu);
 unsigned int nvml_memory_percent(const nvml_gpu *gpu);
 bool nvml_has_contexts(const nvml_gpu *gpu);
 unsigned int nvml_power_mw(const nvml_gpu *gpu);

@@ -82,7 +82,7 @@ NVML_GETTER(nvmlDeviceGetPcieSpeed, unsigned int, true,
 
 // Copies are not told apart by direction: each has half of them.
 unsigned int nvml_pcie_kib_per_s(const nvml_gpu *gpu, nvmlPcieUtilCounter_t counter) {
-  unsigned long long percent = allot_gpu_copy_utilization(gpu->engine, gpu->index);
+  unsigned long long percent = nvml_copy_percent(gpu);
   unsigned long long rate = counter == NVML_PCIE_UTIL_TX_BYTES ? gpu->description->d2h_mib_per_s
                                                                : gpu->description->h2d_mib_per_s;
   return (unsigned int)(rate * 1024u * percent / 200u);

@@ -131,8 +131,10 @@ static unsigned int list_samples(const nvml_gpu *gpu, sample samples[ALLOT_MACHI
   user users[ALLOT_MACHINE_PROCESSES];
   unsigned int found = list_users(gpu, users);
   unsigned int count = 0;
+  nvml_advance(gpu);
   for (unsigned int i = 0; i < found; i++) {
-    unsigned int sm = allot_process_utilization(gpu->engine, users[i].slot, gpu->index);
+    const allot_process *process = &gpu->engine->machine->processes[users[i].slot];
+    unsigned int sm = nvml_busy_percent(&process->gpus[gpu->index].compute);
     if (sm == 0) continue;
     samples[count++] = (sample){.pid = users[i].pid, .sm = sm, .memory = sm * 45 / 100};
   }

@@ -135,7 +135,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingT
     *count = SAMPLES;
     return NVML_SUCCESS;
   }
-  allot_engine_advance(gpu.engine, gpu.index);
+  nvml_advance(&gpu);
   unsigned long long epoch_us = nvml_time_us() - now_ns / 1000u;
   uint64_t newest_ns = now_ns / SAMPLE_NS * SAMPLE_NS;
   unsigned int given = 0;
