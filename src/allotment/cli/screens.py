@@ -16,12 +16,12 @@ from rich.text import Text
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import short_uuid
 from allotment.model.formats import format_bytes
-from allotment.shares.views import DeviceView, ShareView
+from allotment.shares.views import DeviceView, ProcessView, ShareView
 
 __all__ = ["SORTS", "Frame", "bar", "draw"]
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_WIDE: Final = 100
+_WIDE: Final = 96
 _MEDIUM: Final = 72
 _ALARM: Final = 0.9
 
@@ -90,21 +90,28 @@ def _count(number: int, word: str) -> str:
 
 
 def _bar_width(width: int) -> int:
-    return max(6, min(28, (width - 50) // 2))
+    return max(6, min(28, width // 6))
 
 
 def _table(*columns: tuple[str, str]) -> Table:
+    """Make a table whose columns keep their width; a last one, COMMAND, has what is left."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=name != "COMMAND")  # type: ignore[arg-type]
     return table
 
 
+def _command(text: str, style: str = "") -> Text:
+    """A command in one line, cut where the terminal ends."""
+    shown = "".join(each if each.isprintable() else " " for each in text)
+    return Text(shown, style=style, no_wrap=True, overflow="ellipsis")
+
+
 def _devices(frame: Frame, width: int) -> Table:
-    wide = width >= _MEDIUM
+    has_model = width >= _WIDE
     table = _table(
         ("GPU", "left"),
-        *([("MODEL", "left")] if wide else []),
+        *([("MODEL", "left")] if has_model else []),
         ("ALLOTTED", "left"),
         ("", "right"),
         ("USED", "right"),
@@ -115,69 +122,82 @@ def _devices(frame: Frame, width: int) -> Table:
         reading = row.reading
         busy = "-" if reading is None or reading.gpu_percent is None else f"{reading.gpu_percent}%"
         used = format_bytes(reading.used_bytes) if reading else row.problem or "?"
-        cells: list[RenderableType] = [short_uuid(row.device.uuid)]
-        if wide:
-            name = row.device.name + (" (simulated)" if row.device.simulated else "")
-            cells.append(name if width >= _WIDE else row.device.name)
-        cells += [
+        kind = " (simulated)" if row.device.simulated else ""
+        table.add_row(
+            short_uuid(row.device.uuid),
+            *([row.device.name + kind] if has_model else []),
             bar(row.allotted, whole, _bar_width(width)),
             f"{format_bytes(row.allotted)} of {format_bytes(whole)}",
             used,
             busy,
-        ]
-        table.add_row(*cells)
+        )
     return table
 
 
 def _shares(frame: Frame, width: int) -> Table:
-    wide = width >= _WIDE
-    table = _table(
-        ("SHARE", "left"),
-        ("GPU", "left"),
-        ("USED OF LIMIT", "left"),
-        ("", "right"),
-        ("PEAK", "right"),
-        ("REFUSED", "right"),
-        ("ENFORCED", "left"),
-        *([("COMMAND", "left")] if wide else []),
-    )
-    if wide:
-        table.columns[-1].overflow = "ellipsis"
+    columns = _Columns(has_device=width >= _MEDIUM, has_more=width >= _WIDE)
+    table = _table(*columns.headings())
     ordered = sorted(frame.shares, key=SORTS[frame.sort])
     for view in ordered[frame.first :]:
         for index, device in enumerate(view.devices):
-            table.add_row(*_share_row(view, device, index, width, wide=wide))
+            table.add_row(*columns.share_row(view, device, index, _bar_width(width)))
         for process in view.processes:
-            pid = process.pid if process.pid is not None else process.pid_inside
-            used = Text(format_bytes(sum(process.used)), style="dim")
-            word = Text("yes", style="dim") if process.is_enforced else Text("no", style="bold red")
-            peak = Text(format_bytes(sum(process.peak)), style="dim")
-            refused = Text(str(process.refusals), style="dim")
-            row: list[RenderableType] = [
-                Text(f"  {pid}", style="dim"),
-                "",
-                "",
-                used,
-                peak,
-                refused,
-                word,
-            ]
-            table.add_row(*row, *([Text(process.command, style="dim")] if wide else []))
+            table.add_row(*columns.process_row(process))
     return table
 
 
-def _share_row(
-    view: ShareView, device: DeviceView, index: int, width: int, *, wide: bool
-) -> list[RenderableType]:
-    enforced = Text("yes", style="green") if view.is_enforced else Text("no", style="bold red")
-    command = " ".join(view.share.command) if view.share else f"({view.state})"
-    cells: list[RenderableType] = [
-        Text(view.name if index == 0 else "", style="bold"),
-        short_uuid(device.uuid),
-        bar(device.used, device.limit, _bar_width(width)),
-        f"{format_bytes(device.used)} of {format_bytes(device.limit)}",
-        format_bytes(device.peak),
-        Text(str(device.refusals), style="yellow" if device.refusals else ""),
-        enforced if index == 0 else "",
-    ]
-    return [*cells, *([Text(command if index == 0 else "")] if wide else [])]
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Which columns of the table of shares there is room for."""
+
+    has_device: bool
+    has_more: bool
+
+    def headings(self) -> list[tuple[str, str]]:
+        return [
+            ("SHARE", "left"),
+            *([("GPU", "left")] if self.has_device else []),
+            ("USED OF LIMIT", "left"),
+            ("", "right"),
+            *([("PEAK", "right")] if self.has_device else []),
+            *([("REFUSED", "right")] if self.has_more else []),
+            ("ENFORCED", "left"),
+            *([("COMMAND", "left")] if self.has_more else []),
+        ]
+
+    def share_row(
+        self, view: ShareView, device: DeviceView, index: int, bar_width: int
+    ) -> list[RenderableType]:
+        is_first = index == 0
+        refused = Text(str(device.refusals), style="yellow" if device.refusals else "")
+        command = " ".join(view.share.command) if view.share else f"({view.state})"
+        return [
+            Text(view.name if is_first else "", style="bold"),
+            *([short_uuid(device.uuid)] if self.has_device else []),
+            bar(device.used, device.limit, bar_width),
+            f"{format_bytes(device.used)} of {format_bytes(device.limit)}",
+            *([format_bytes(device.peak)] if self.has_device else []),
+            *([refused] if self.has_more else []),
+            _enforced(is_enforced=view.is_enforced) if is_first else "",
+            *([_command(command if is_first else "")] if self.has_more else []),
+        ]
+
+    def process_row(self, process: ProcessView) -> list[RenderableType]:
+        pid = process.pid if process.pid is not None else process.pid_inside
+        cells = [
+            f"  {pid}",
+            *([""] if self.has_device else []),
+            "",
+            format_bytes(sum(process.used)),
+            *([format_bytes(sum(process.peak))] if self.has_device else []),
+            *([str(process.refusals)] if self.has_more else []),
+        ]
+        return [
+            *(Text(cell, style="dim") for cell in cells),
+            _enforced(is_enforced=process.is_enforced),
+            *([_command(process.command, "dim")] if self.has_more else []),
+        ]
+
+
+def _enforced(*, is_enforced: bool) -> Text:
+    return Text("yes", style="green") if is_enforced else Text("no", style="bold red")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from allotment.shares.folders import StateFolder
 
 _MIN_PACE_S, _MAX_PACE_S = 0.25, 16.0
+_PIPE_COLUMNS = 160
 
 
 @click.command(short_help="Watch the shares, live.")
@@ -96,9 +97,14 @@ def _print_once(frame: "Frame") -> None:
 
     from allotment.cli.screens import draw
 
-    console = Console()
-    width = console.width if console.is_terminal else max(console.width, 160)
-    console.print(draw(frame, width), width=width, crop=console.is_terminal)
+    if sys.stdout.isatty():
+        console = Console(highlight=False)
+        console.print(draw(frame, console.width))
+        return
+    console = Console(width=_PIPE_COLUMNS, highlight=False, no_color=True)
+    with console.capture() as text:
+        console.print(draw(frame, _PIPE_COLUMNS))
+    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 class _Screen:
