@@ -12,7 +12,6 @@
 #include "share.h"
 
 static loader_functions real;
-static struct link_map *libc_map;
 static int prepared;
 
 SHIM_EARLY static void take_from(const elf_object *object) {
@@ -35,9 +34,9 @@ SHIM_EARLY void loader_prepare(void) {
     elf_object object;
     if (!elf_read(&object, map->l_addr, map->l_ld)) continue;
     // Since glibc 2.34 the functions are in libc itself.
-    bool is_libc = same_text(object.soname, "libc.so.6");
-    if (is_libc || same_text(object.soname, "libdl.so.2")) take_from(&object);
-    if (is_libc) libc_map = map;
+    if (same_text(object.soname, "libc.so.6") || same_text(object.soname, "libdl.so.2")) {
+      take_from(&object);
+    }
   }
   __atomic_store_n(&prepared, 1, __ATOMIC_RELEASE);
 }
@@ -54,8 +53,11 @@ typedef struct choice {
   void *value;
 } choice;
 
-// NULL, and dlerror tells that the name was not found.
-static void *not_found(const char *name) { return real.dlsym(libc_map, name); }
+// NULL, and dlerror tells that the name was not found: the C library is asked for it.
+static void *not_found(const char *name) {
+  void *libc = real.dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  return libc == NULL ? NULL : real.dlsym(libc, name);
+}
 
 // Where a search that begins at a place of the list of objects would end without the shim.
 static void *search_after(const void *caller, bool next, const char *name) {

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forks, execs, threads and closed descriptors: every process has its own slot, and keeps it.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+
+#include "host.h"
+
+extern char **environ;
+
+static int slots_taken(void) {
+  int taken = 0;
+  allot_ledger_reap(&share);
+  for (int slot = 0; slot < ALLOT_MAX_SLOTS; slot++) {
+    if (share.usage->slots[slot].state == ALLOT_SLOT_TAKEN) taken++;
+  }
+  return taken;
+}
+
+static void expect_child(pid_t child) {
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) FAIL("the child ended with %x", status);
+}
+
+static void a_child_is_a_process_of_its_own(void) {
+  CUdeviceptr pointer;
+  EXPECT_EQUAL(slots_taken(), 0);
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+    EXPECT_EQUAL(charged(0), context_cost() + 10 * MIB);
+    EXPECT_EQUAL(slots_taken(), 1);
+    _exit(0);
+  }
+  expect_child(child);
+  EXPECT_EQUAL(charged(0), 0);
+  EXPECT_EQUAL(slots_taken(), 0);
+  AGREE();
+}
+
+static void a_child_of_an_initialised_process(void) {
+  CUdeviceptr pointer, other;
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+  uint64_t before = charged(0);
+  pid_t child = fork();
+  if (child == 0) {
+    // The driver refuses a child that inherits it; nothing of the parent's is touched.
+    GIVES(cuMemAlloc_v2(&other, MIB), CUDA_ERROR_NOT_INITIALIZED);
+    GIVES(cuMemFree_v2(pointer), CUDA_ERROR_NOT_INITIALIZED);
+    GIVES(cuMemAllocAsync(&other, MIB, NULL), CUDA_ERROR_NOT_INITIALIZED);
+    EXPECT_EQUAL(charged(0), before);
+    _exit(0);
+  }
+  expect_child(child);
+  EXPECT_EQUAL(charged(0), before);
+  OK(cuMemFree_v2(pointer));
+  EXPECT_EQUAL(charged(0), context_cost());
+  EXPECT_EQUAL(slots_taken(), 1);
+}
+
+static void *allocate_and_free(void *argument) {
+  CUcontext context = argument;
+  OK(cuCtxSetCurrent(context));
+  unsigned seed = (unsigned)(uintptr_t)&context;
+  CUdeviceptr mine[16] = {0};
+  for (int i = 0; i < 2000; i++) {
+    CUdeviceptr *one = &mine[rand_r(&seed) % 16];
+    if (*one != 0) {
+      OK(cuMemFree_v2(*one));
+      *one = 0;
+    } else {
+      uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (i % 3 == 0 ? 8 * MIB : 64 * KIB);
+      int result = (int)cuMemAlloc_v2(one, bytes);
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) *one = 0;
+      EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+    }
+  }
+  for (int i = 0; i < 16; i++) {
+    if (mine[i] != 0) OK(cuMemFree_v2(mine[i]));
+  }
+  return NULL;
+}
+
+#define THREADS 8
+
+static void threads_at_once(void) {
+  CUcontext context = start_on(0);
+  pthread_t threads[THREADS];
+  for (int i = 0; i < THREADS; i++) {
+    OK(pthread_create(&threads[i], NULL, allocate_and_free, context));
+  }
+  for (int i = 0; i < THREADS; i++) OK(pthread_join(threads[i], NULL));
+  EXPECT_EQUAL(charged(0), context_cost());
+  AGREE();
+}
+
+static void *fork_again_and_again(void *unused) {
+  for (int i = 0; i < 30; i++) {
+    pid_t child = fork();
+    if (child == 0) {
+      CUdeviceptr pointer;
+      cuMemFree_v2(12345);
+      cuMemAlloc_v2(&pointer, 1);
+      _exit(0);
+    }
+    expect_child(child);
+  }
+  return NULL;
+}
+
+// A child must not find a lock that another thread of its parent held.
+static void forks_beside_busy_threads(void) {
+  CUcontext context = start_on(0);
+  pthread_t threads[3];
+  OK(pthread_create(&threads[0], NULL, fork_again_and_again, NULL));
+  OK(pthread_create(&threads[1], NULL, allocate_and_free, context));
+  OK(pthread_create(&threads[2], NULL, allocate_and_free, context));
+  for (int i = 0; i < 3; i++) OK(pthread_join(threads[i], NULL));
+  EXPECT_EQUAL(charged(0), context_cost());
+}
+
+static void *initialise(void *unused) {
+  CUcontext context;
+  OK(cuInit(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  return context;
+}
+
+static void threads_start_together(void) {
+  pthread_t threads[THREADS];
+  void *contexts[THREADS];
+  for (int i = 0; i < THREADS; i++) OK(pthread_create(&threads[i], NULL, initialise, NULL));
+  for (int i = 0; i < THREADS; i++) OK(pthread_join(threads[i], &contexts[i]));
+  for (int i = 1; i < THREADS; i++) EXPECT(contexts[i] == contexts[0]);
+  EXPECT_EQUAL(charged(0), context_cost());
+  EXPECT_EQUAL(slots_taken(), 1);
+  AGREE();
+}
+
+static void descriptors_may_be_closed(void) {
+  CUdeviceptr pointer;
+  OK(cuInit(0));
+  for (int descriptor = 3; descriptor < 1024; descriptor++) close(descriptor);
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+  EXPECT_EQUAL(slots_taken(), 1);
+  EXPECT(allot_ledger_slot_alive(&share, 0));
+  EXPECT_EQUAL(charged(0), context_cost() + 10 * MIB);
+}
+
+static void no_descriptor_stays_open(void) {
+  int lowest = dup(0);
+  close(lowest);
+  CUdeviceptr pointer;
+  size_t free, total;
+  start_on(0);
+  int after_start = dup(0);
+  close(after_start);
+  OK(cuMemAlloc_v2(&pointer, 1));
+  OK(cuMemGetInfo_v2(&free, &total));
+  int after = dup(0);
+  EXPECT_EQUAL(after, after_start);
+}
+
+static void spawned_programs_are_their_own(void) {
+  start_on(0);
+  uint64_t before = charged(0);
+  char *arguments[] = {"/proc/self/exe", "allocates_and_stays", NULL};
+  pid_t child;
+  OK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, arguments, environ));
+  expect_child(child);
+  EXPECT_EQUAL(charged(0), before);
+  pid_t second = vfork();
+  if (second == 0) {
+    execv("/proc/self/exe", arguments);
+    _exit(9);
+  }
+  expect_child(second);
+  EXPECT_EQUAL(charged(0), before);
+  AGREE();
+}
+
+static void allocates_and_stays(void) {
+  CUdeviceptr pointer;
+  uint64_t before = charged(0);
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, 20 * MIB));
+  EXPECT_EQUAL(charged(0), before + context_cost() + 20 * MIB);
+}
+
+// ---- killed ----
+
+static void allocate_for_ever(unsigned seed) {
+  start_on(0);
+  CUdeviceptr mine[32] = {0};
+  for (;;) {
+    CUdeviceptr *one = &mine[rand_r(&seed) % 32];
+    if (*one != 0) {
+      cuMemFree_v2(*one);
+      *one = 0;
+    } else if (cuMemAlloc_v2(one, 1 + (uint64_t)rand_r(&seed) % (16 * MIB)) != CUDA_SUCCESS) {
+      *one = 0;
+    }
+  }
+}
+
+static void killed_processes_leave_nothing(void) {
+  for (int round = 0; round < 5; round++) {
+    pid_t children[6];
+    for (int i = 0; i < 6; i++) {
+      children[i] = fork();
+      if (children[i] == 0) allocate_for_ever((unsigned)(round * 100 + i));
+    }
+    for (int i = 0; i < 20; i++) {
+      usleep(2000);
+      EXPECT(allot_ledger_used(&share, 0) <= limit_of(0));
+      EXPECT(physical(0) <= limit_of(0));
+    }
+    for (int i = 0; i < 6; i++) kill(children[i], SIGKILL);
+    for (int i = 0; i < 6; i++) waitpid(children[i], NULL, 0);
+    EXPECT_EQUAL(charged(0), 0);
+    EXPECT_EQUAL(slots_taken(), 0);
+    AGREE();
+  }
+}
+
+static void stopped_processes_block_nobody(void) {
+  pid_t children[4];
+  for (int i = 0; i < 4; i++) {
+    children[i] = fork();
+    if (children[i] == 0) allocate_for_ever((unsigned)i);
+  }
+  usleep(100000);
+  for (int i = 0; i < 4; i++) kill(children[i], SIGSTOP);
+  CUdeviceptr pointer;
+  start_on(0);
+  for (int i = 0; i < 100; i++) {
+    if (cuMemAlloc_v2(&pointer, MIB) == CUDA_SUCCESS) OK(cuMemFree_v2(pointer));
+  }
+  for (int i = 0; i < 4; i++) kill(children[i], SIGKILL);
+  for (int i = 0; i < 4; i++) waitpid(children[i], NULL, 0);
+  EXPECT_EQUAL(charged(0), context_cost());
+}
+
+static const test_case cases[] = {
+    {"a_child_is_a_process_of_its_own", a_child_is_a_process_of_its_own},
+    {"a_child_of_an_initialised_process", a_child_of_an_initialised_process},
+    {"threads_at_once", threads_at_once},
+    {"forks_beside_busy_threads", forks_beside_busy_threads},
+    {"threads_start_together", threads_start_together},
+    {"descriptors_may_be_closed", descriptors_may_be_closed},
+    {"no_descriptor_stays_open", no_descriptor_stays_open},
+    {"spawned_programs_are_their_own", spawned_programs_are_their_own},
+    {"allocates_and_stays", allocates_and_stays},
+    {"killed_processes_leave_nothing", killed_processes_leave_nothing},
+    {"stopped_processes_block_nobody", stopped_processes_block_nobody},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) { return run_case(cases, argc, argv); }

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// A driver of long ago: libcuda.so.1 with a handful of entry points and no version symbols.
+#include "cuda_abi.h"
+
+#define OLD __attribute__((visibility("default")))
+
+OLD CUresult cuInit(unsigned int flags) { return CUDA_SUCCESS; }
+OLD CUresult cuDriverGetVersion(int *version) {
+  *version = 6000;
+  return CUDA_SUCCESS;
+}
+OLD CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) { return CUDA_ERROR_NOT_INITIALIZED; }
