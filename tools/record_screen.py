@@ -9,7 +9,9 @@ Runs the programs and `allot top` in tmux, takes what is on its screen, and lets
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,13 +22,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 110, 22
+WIDTH, HEIGHT = 118, 24
 SESSION = "allotment-picture"
 SECONDS_TO_SETTLE = 6
 BIN = Path(sys.executable).parent
 PROGRAMS = (
-    ("greedy", "8Gi", "--memory 40Gi --chunk 512Mi --kernel 2ms --seconds 20"),
-    ("steady", "24Gi", "--memory 14Gi --chunk 512Mi --kernel 2ms --seconds 20 --processes 2"),
+    (
+        "greedy",
+        "8Gi",
+        "while :; do allot burn --memory 40Gi --chunk 256Mi --kernel 2ms; sleep 1; done",
+    ),
+    ("train", "24Gi", "exec allot burn --memory 20Gi --chunk 512Mi --kernel 2ms --seconds 60"),
+    ("notebook", "16Gi", "exec allot burn --memory 5Gi --kernel 1ms --seconds 60 --processes 2"),
 )
 
 
@@ -36,26 +43,26 @@ def _tmux(*arguments: str) -> str:
 
 
 def _screen(environment: dict[str, str]) -> str:
-    allot = str(BIN / "allot")
-    run = [allot, "run", "--simulated", "a100-80gb"]
+    run = ["allot", "run", "--simulated", "a100-80gb"]
     programs = [
         subprocess.Popen(
-            [*run, "--memory", limit, "--name", name, "--", allot, "burn", *what.split()],
+            [*run, "--memory", limit, "--name", name, "--", "sh", "-c", what],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         for name, limit, what in PROGRAMS
     ]
     try:
-        top = f"env ALLOTMENT_STATE={environment['ALLOTMENT_STATE']} {allot} top"
+        top = f"env ALLOTMENT_STATE={environment['ALLOTMENT_STATE']} {BIN}/allot top"
         _tmux("new-session", "-d", "-s", SESSION, "-x", str(WIDTH), "-y", str(HEIGHT), top)
         time.sleep(SECONDS_TO_SETTLE)
         return _tmux("capture-pane", "-e", "-p", "-t", SESSION)
     finally:
         subprocess.run(["tmux", "-L", SESSION, "kill-server"], check=False, capture_output=True)
         for program in programs:
-            program.terminate()
+            os.killpg(program.pid, signal.SIGTERM)
             program.wait()
 
 
@@ -65,12 +72,17 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as state:
-        screen = _screen({**os.environ, "ALLOTMENT_STATE": state})
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        # Where this clone lies is nobody's business.
+        screen = _screen({**os.environ, "ALLOTMENT_STATE": state, "PATH": path})
+        screen = screen.replace(f"{BIN}/", "")
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     console.print(Text.from_ansi(screen.rstrip()), soft_wrap=False)
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(str(target), title="allot top")
+    # Without rich's fonts from the network: the reader's monospace font will do.
+    drawn = console.export_svg(title="allot top")
+    target.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))
     return 0
 
 
