@@ -23,7 +23,7 @@ bool elf_read(elf_object *object, uintptr_t base, const ElfW(Dyn) * dynamic);
 // The object's own definition of a function or variable, or NULL.
 const ElfW(Sym) * elf_find(const elf_object *object, const char *name);
 
-static inline void *elf_address(const elf_object *object, const ElfW(Sym) * symbol) {
+SHIM_EARLY static inline void *elf_address(const elf_object *object, const ElfW(Sym) * symbol) {
   return (void *)(object->base + symbol->st_value);
 }
 

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef struct writer {
@@ -117,8 +118,11 @@ bool visible_begin(visible_override *override, char *list) {
   }
   size_t count = 0;
   while (environ != NULL && environ[count] != NULL) count++;
-  override->replaced = malloc((count + 2) * sizeof *environ);
-  if (override->replaced == NULL) return false;
+  // For good, since another thread may read it for a while after: so not from the program's heap.
+  void *array = mmap(NULL, (count + 2) * sizeof *environ, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (array == MAP_FAILED) return false;
+  override->replaced = array;
   if (count > 0) memcpy(override->replaced, environ, count * sizeof *environ);
   override->replaced[count] = list;
   override->replaced[count + 1] = NULL;
@@ -136,10 +140,6 @@ void visible_end(visible_override *override) {
   }
   if (override->replaced != NULL && environ == override->replaced) {
     __atomic_store_n(&environ, override->environment, __ATOMIC_RELEASE);
-    // Another thread may still be reading these few hundred bytes, so they stay for good.
-    static char **kept;
-    kept = override->replaced;
-    (void)kept;
     return;
   }
   for (char **at = environ; at != NULL && *at != NULL; at++) {
