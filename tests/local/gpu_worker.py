@@ -432,6 +432,9 @@ class Worker:
             command = json.loads(line)
             if command["do"] == "fork":
                 if os.fork() == 0:
+                    # The parent's connection must end with the parent.
+                    self.lines.close()
+                    self.socket.close()
                     self.connect()
                     self.run()
                     os._exit(0)
