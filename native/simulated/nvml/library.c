@@ -192,6 +192,10 @@ unsigned long long nvml_time_us(void) {
 // Works before nvmlInit, as the real one does.
 NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
   if (version == NULL) return NVML_ERROR_INVALID_ARGUMENT;
+  if (nvml_ready() == NVML_SUCCESS) {
+    *version = (int)nvml_engine()->machine->description.cuda_version;
+    return NVML_SUCCESS;
+  }
   allot_handle handle;
   if (allot_machine_open(&handle) != 0) return NVML_ERROR_LIBRARY_NOT_FOUND;
   *version = (int)handle.machine->description.cuda_version;
