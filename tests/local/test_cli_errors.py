@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input, bad circumstances: a clear error and the next step; nothing lost, nothing half made."""
+"""Bad input, bad circumstances: a clear error and the next step; nothing lost or half made."""
 
 import json
 import subprocess

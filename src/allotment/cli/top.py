@@ -130,7 +130,7 @@ class _Screen:
             os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is as it was; back by `fg`
             self._frame = self._look(self._sort)
 
-    def _show(self, ready: "Callable[[float], str | None]") -> bool:
+    def _show(self, ready: "Callable[[float], list[str]]") -> bool:
         """Draw until the end (False) or Ctrl-Z (True)."""
         import time
         from dataclasses import replace
@@ -147,17 +147,17 @@ class _Screen:
                 self._first = max(0, min(self._first, len(self._frame.shares) - 1))
                 frame = replace(self._frame, sort=self._sort, is_live=True, first=self._first)
                 live.update(draw(frame, console.width), refresh=True)
-                key = ready(max(0.0, looked + self._pace_s - time.monotonic()))
-                if key in {"q", "Q", "\x03", "\x04"}:
-                    return False
-                if key == "\x1a":
-                    return True
-                self._obey(key)
+                for key in ready(max(0.0, looked + self._pace_s - time.monotonic())):
+                    if key in {"q", "Q", "\x03", "\x04"}:
+                        return False
+                    if key == "\x1a":
+                        return True
+                    self._obey(key)
                 if time.monotonic() >= looked + self._pace_s:
                     self._frame = self._look(self._sort)
                     looked = time.monotonic()
 
-    def _obey(self, key: str | None) -> None:
+    def _obey(self, key: str) -> None:
         from allotment.cli.screens import SORTS
 
         if key == "s":
@@ -174,12 +174,13 @@ class _Screen:
 
 
 @contextmanager
-def _keys() -> "Iterator[Callable[[float], str | None]]":
-    """Take single keys from the terminal; yield what waits for one, a new size, or a time.
+def _keys() -> "Iterator[Callable[[float], list[str]]]":
+    """Take single keys from the terminal; yield what waits for some, a new size, or a time.
 
     Signals that end the program put the terminal back first: they are turned into the key `q`.
     """
     import os
+    import re
     import select
     import signal
     import termios
@@ -191,14 +192,14 @@ def _keys() -> "Iterator[Callable[[float], str | None]]":
     old = {number: signal.signal(number, lambda *_: None) for number in (*ends, signal.SIGWINCH)}
     old_descriptor = signal.set_wakeup_fd(write_end)
 
-    def ready(timeout_s: float) -> str | None:
+    def ready(timeout_s: float) -> list[str]:
         found, _, _ = select.select([terminal, read_end], [], [], timeout_s)
         if read_end in found and set(os.read(read_end, 64)) & {int(number) for number in ends}:
-            return "q"
+            return ["q"]
         if terminal in found:
-            data = os.read(terminal, 16)
-            return data.decode(errors="replace") if data else "q"
-        return None
+            data = os.read(terminal, 64)
+            return re.findall(r"\x1b\[[0-9;]*[A-Za-z~]|.", data.decode(errors="replace")) or ["q"]
+        return []
 
     try:
         ours = termios.tcgetattr(terminal)

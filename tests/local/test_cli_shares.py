@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands about shares, while programs use simulated GPUs in them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allotment.shares.namespaces import can_unshare
+
+Allot = Any  # tests/conftest.py: CommandLine
+Begin = Callable[..., "subprocess.Popen[str]"]
+GI = 1 << 30
+SPEC = ("--simulated", "a100-80gb")
+BURN = (sys.executable, "-m", "allotment", "burn", "-o", "json")
+
+needs_root = pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
+both = pytest.mark.parametrize(
+    "inject", [pytest.param("namespace", marks=needs_root), "environment"]
+)
+
+
+def shares(allot: Allot) -> list[dict[str, Any]]:
+    done = allot("ps", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["shares"]
+    return found
+
+
+def used(allot: Allot) -> int:
+    """What the only share uses, or 0 before it is there."""
+    return sum(share["devices"][0]["memory_used_bytes"] for share in shares(allot))
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 25) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def begin(allot: Allot) -> Iterator[Begin]:
+    """Starts `allot run` with a program that burns for a long time; ends it afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, inject: str = "environment") -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            allot.command("run", *SPEC, "--inject", inject, *words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=allot.environment(),
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.communicate()
+
+
+@both
+def test_a_greedy_program_is_told_its_part_and_stopped_there(allot: Allot, inject: str) -> None:
+    done = allot(
+        "run", *SPEC, "--memory", "2Gi", "--inject", inject, "--", *BURN, "--memory", "6Gi"
+    )
+    assert done.returncode == 9, done.stderr
+    (process,) = json.loads(done.stdout)["processes"]
+    assert process["device"]["total_bytes"] == 2 * GI
+    assert [error["name"] for error in process["errors"]] == ["CUDA_ERROR_OUT_OF_MEMORY"]
+    assert process["got_bytes"] < 2 * GI
+    assert shares(allot) == []
+
+
+@both
+def test_ps_tells_of_a_program_at_work(allot: Allot, begin: Begin, inject: str) -> None:
+    begin("--memory", "4Gi", "--name", "train", "--", *BURN, "--memory", "1Gi", "--seconds", "99",
+          inject=inject)  # fmt: skip
+    wait_until(lambda: used(allot) >= GI)
+    (share,) = shares(allot)
+    (device,) = share["devices"]
+    assert device["memory_limit_bytes"] == 4 * GI
+    assert device["memory_used_bytes"] == device["memory_peak_bytes"] > GI  # with its context
+    (process,) = share["processes"]
+    assert process["enforced"] is True
+    assert "burn" in process["command"]
+    assert process["devices"][0]["memory_used_bytes"] == device["memory_used_bytes"]
+    assert process["devices"][0]["context_bytes"] > 0
+    assert Path(f"/proc/{process['pid']}").exists()
+    (row,) = json.loads(allot("devices", "-o", "json").stdout)["devices"]
+    assert row["memory_allotted_bytes"] == 4 * GI
+    assert row["memory_used_bytes"] == device["memory_used_bytes"]
+    assert row["shares"] == ["train"]
+    assert [each["pid"] for each in row["processes"]] == [process["pid"]]
+    top = allot("top", "--once").stdout
+    assert "train" in top
+    assert "1.4Gi of 4Gi" in top
+    assert "\x1b" not in top
+    assert json.loads(allot("top", "--once", "-o", "json").stdout)["shares"]
+
+
+def test_a_program_without_the_shim_is_shown_as_not_enforced(allot: Allot, begin: Begin) -> None:
+    begin("--memory", "1Gi", "--name", "open", "--", "env", "-u", "LD_PRELOAD", *BURN,
+          "--memory", "3Gi", "--seconds", "99")  # fmt: skip
+    wait_until(lambda: shares(allot) and shares(allot)[0]["processes"])
+    wait_until(lambda: shares(allot)[0]["processes"][0]["devices"][0]["memory_used_bytes"] > 3 * GI)
+    (share,) = shares(allot)
+    assert share["enforced"] is False
+    assert [process["enforced"] for process in share["processes"]] == [False]
+    assert share["devices"][0]["memory_used_bytes"] == 0
+    table = allot("ps").stdout.splitlines()
+    assert [line.split()[-1] for line in table if " no " in line]
+    assert " no " in allot("top", "--once").stdout
+
+
+@needs_root
+def test_who_takes_the_shim_away_in_the_namespace_is_seen_too(allot: Allot, begin: Begin) -> None:
+    burn = " ".join((*BURN, "--memory", "3Gi", "--seconds", "99"))
+    scrubbed = f"env -i PYTHONPATH={os.environ.get('PYTHONPATH', '')}"
+    script = f"umount /etc/ld.so.preload && exec {scrubbed} {burn}"
+    begin("--memory", "1Gi", "--", "sh", "-c", script, inject="namespace")
+    wait_until(lambda: any(share["processes"] for share in shares(allot)))
+    assert shares(allot)[0]["enforced"] is False
+
+
+@needs_root
+def test_a_process_in_its_own_pid_namespace_is_found_on_the_machine(
+    allot: Allot, begin: Begin
+) -> None:
+    begin("--memory", "1Gi", "--", "unshare", "--pid", "--fork", "--mount-proc", *BURN,
+          "--memory", "256Mi", "--seconds", "99", inject="namespace")  # fmt: skip
+    wait_until(lambda: used(allot) >= 256 << 20)
+    (process,) = shares(allot)[0]["processes"]
+    assert process["pid_inside"] < 100
+    assert process["pid"] != process["pid_inside"]
+    assert "burn" in Path(f"/proc/{process['pid']}/cmdline").read_text()
+    os.kill(process["pid"], signal.SIGKILL)  # `unshare` passes no signal on
+
+
+def test_resize_is_seen_by_the_program_and_refused_below_its_use(
+    allot: Allot, begin: Begin
+) -> None:
+    begin("--memory", "4Gi", "--name", "train", "--", *BURN, "--memory", "2Gi", "--seconds", "99")
+    wait_until(lambda: used(allot) >= 2 * GI)
+    small = allot("resize", "train", "--memory", "1Gi")
+    assert small.returncode == 7
+    assert "more than the new limit of 1Gi" in small.stderr
+    assert "--force" in small.stderr
+    assert shares(allot)[0]["devices"][0]["memory_limit_bytes"] == 4 * GI
+    large = allot("resize", "train", "--memory", "90Gi")
+    assert large.returncode == 3
+    assert "need 90Gi, have" in large.stderr
+    for amount, limit in (("6Gi", 6 * GI), ("3Gi", 3 * GI)):
+        assert allot("resize", "train", "--memory", amount).returncode == 0
+        assert shares(allot)[0]["devices"][0]["memory_limit_bytes"] == limit
+    assert allot("resize", "train", "--memory", "1Gi", "--force").returncode == 0
+    share = shares(allot)[0]["devices"][0]
+    assert share["memory_limit_bytes"] == GI
+    assert share["memory_used_bytes"] > 2 * GI
+    again = allot("run", *SPEC, "--memory", "77Gi", "--", "true")
+    assert again.returncode == 0, "what was given back can be allotted"
+
+
+def test_rm_refuses_what_runs(allot: Allot, begin: Begin) -> None:
+    process = begin("--memory", "1Gi", "--name", "busy", "--", "sleep", "99")
+    wait_until(lambda: shares(allot))
+    done = allot("rm", "busy")
+    assert done.returncode == 7
+    assert "in use" in done.stderr
+    assert allot("rm", "busy", "--force").returncode == 0
+    assert shares(allot) == []
+    assert process.poll() is None
+
+
+def test_a_shell_with_simulated_gpus(allot: Allot) -> None:
+    def lines(*arguments: str) -> str:
+        done = allot("env", *arguments)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    burn = " ".join((*BURN, "--memory", "256Mi", "--seconds", "0.1"))
+    script = f"set -e\n{lines('--simulated', 't4:2')}\n{burn}\n{lines('--unset')}\nenv"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, env=allot.environment()
+    )
+    assert done.returncode == 0, done.stderr
+    report, end = json.JSONDecoder().raw_decode(done.stdout)
+    assert report["processes"][0]["device"]["name"] == "Tesla T4"
+    assert report["processes"][0]["device"]["total_bytes"] > 14 * GI
+    assert "ALLOTMENT_SIMULATED" not in done.stdout[end:]
+    assert "LD_LIBRARY_PATH" not in done.stdout[end:]
+
+
+def test_env_quotes_for_the_shell(allot: Allot, tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s a "folder" $HOME'
+    folder.mkdir()
+    (folder / "m.yaml").write_text("gpus: [t4]\n")
+    done = allot("env", "--simulated", str(folder / "m.yaml"))
+    shown = subprocess.run(
+        ["sh", "-c", done.stdout + 'printf %s "$ALLOTMENT_SIMULATED"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == str(folder / "m.yaml")
+
+
+def test_a_gpu_that_is_lost_and_found(allot: Allot) -> None:
+    burn = ("run", "--simulated", "t4", "--memory", "1Gi", "--", *BURN, "--seconds", "0.1")
+    broken = allot("fault", "--simulated", "t4", "--lost")
+    assert broken.returncode == 0, broken.stderr
+    assert "79" in broken.stdout
+    assert allot(*burn).returncode not in {0, 9}
+    row = allot("devices", "--simulated", "t4")
+    assert row.returncode == 0
+    assert "Tesla T4" in row.stdout
+    assert allot("fault", "--simulated", "t4", "--clear").returncode == 0
+    assert allot(*burn).returncode == 0
+    assert allot("fault", "--simulated", "t4", "--gpu", "h100", "--lost").returncode == 4
+
+
+@needs_root
+def test_a_container_gets_its_share_by_cdi(allot: Allot, tmp_path: Path) -> None:
+    """Do what a container runtime does with a spec: mounts, in a namespace of the container's."""
+    made = allot("cdi", "create", *SPEC, "--memory", "2Gi", "--name", "box", "--cdi-dir", tmp_path)
+    assert made.stdout == "allotment.dev/share=box\n"
+    (path,) = tmp_path.glob("*.json")
+    (device,) = json.loads(path.read_text())["devices"]
+    mounts = [
+        (mount["hostPath"], mount["containerPath"])
+        for mount in device["containerEdits"]["mounts"]
+        # This machine's own folders stand for the image's: no file is made in them.
+        if not mount["containerPath"].startswith("/usr/")
+    ]
+    libraries = next(
+        Path(mount["hostPath"]).parent
+        for mount in device["containerEdits"]["mounts"]
+        if mount["containerPath"] == "/usr/lib/libcuda.so.1"
+    )
+    steps = ["mount -t tmpfs none /run", "touch /etc/ld.so.preload"]
+    for source, target in mounts:
+        kind = "mkdir -p" if Path(source).is_dir() else f"mkdir -p {Path(target).parent} && touch"
+        steps += [f"{kind} {target}", f"mount --bind {source} {target}"]
+    burn = " ".join((*BURN, "--memory", "6Gi", "--seconds", "1"))
+    steps.append(f"exec env LD_LIBRARY_PATH={libraries} {burn}")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", "\n".join(steps)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+        timeout=50,
+    )
+    assert done.returncode == 9, done.stderr
+    (process,) = json.loads(done.stdout)["processes"]
+    assert process["device"]["total_bytes"] == 2 * GI
+    (share,) = shares(allot)
+    assert (share["state"], share["injection"]) == ("kept", "cdi")
+    assert share["devices"][0]["memory_used_bytes"] == 0
+    assert 1.9 * GI < share["devices"][0]["memory_peak_bytes"] <= 2 * GI
+    assert "box" in allot("cdi", "list").stdout
+    assert allot("cdi", "rm", "allotment.dev/share=box").returncode == 0
+    assert list(tmp_path.glob("*.json")) == []
+    assert shares(allot) == []
+
+
+def test_the_demo_ends_well(allot: Allot) -> None:
+    done = allot("demo", "--seconds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = done.stdout.partition("What was seen:\n")[2].splitlines()
+    assert len(seen) == 5
+    assert all(line.startswith("  yes  ") for line in seen)
+    assert shares(allot) == []
+
+
+def test_the_demo_says_when_it_cannot_be(allot: Allot) -> None:
+    done = allot("demo", "--simulated", "no-such-gpu")
+    assert done.returncode == 1
+    assert "could not run" in done.stderr
+    assert "hint:" in done.stderr
+    if not Path("/proc/driver/nvidia/version").exists():
+        assert allot("demo", "--real").returncode == 1
+
+
+def test_doctor_names_what_is_missing_and_the_fix(allot: Allot) -> None:
+    done = allot("doctor", "-o", "json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert document["usable"] is True
+    names = {check["name"]: check for check in document["checks"]}
+    assert names["state folder"]["detail"].startswith(str(allot.state))
+    for check in document["checks"]:
+        assert check["outcome"] in {"ok", "note", "missing"}
+        assert check["fix"] or check["outcome"] == "ok"
+    (allot.state / "version").write_text("9\n")
+    broken = allot("doctor")
+    assert broken.returncode == 8
+    assert "newer" in broken.stdout
+    assert "fix:" in broken.stdout
