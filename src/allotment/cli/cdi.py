@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allotment.cli.options import MEMORY, output_option, simulated_option, state_option
+from allotment.cli.options import (
+    MEMORY,
+    complete_share,
+    output_option,
+    simulated_option,
+    state_option,
+)
 
 if TYPE_CHECKING:
     from allotment.model.quantities import MemoryAmount
@@ -144,7 +150,9 @@ def list_(*, output: str, state: Path | None) -> None:
 
 
 @command.command(short_help="Remove shares and their CDI devices.")
-@click.argument("shares", metavar="SHARE...", nargs=-1, required=True)
+@click.argument(
+    "shares", metavar="SHARE...", nargs=-1, required=True, shell_complete=complete_share
+)
 @click.option("--force", is_flag=True, help="Also when containers use it.")
 @state_option
 def rm(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from allotment.model.quantities import MemoryAmount
 
-__all__ = ["MEMORY", "output_option", "simulated_option", "state_option"]
+__all__ = ["MEMORY", "complete_share", "output_option", "simulated_option", "state_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,6 +33,19 @@ class MemoryType(click.ParamType[Any]):
 
 
 MEMORY = MemoryType()
+
+
+def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Complete the name of a share; a folder that cannot be read completes nothing."""
+    from allotment.model.errors import AllotError
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.lives import look
+
+    try:
+        shares = look(StateFolder.at(ctx.params.get("state")))
+    except AllotError:
+        return []
+    return [share.name for share in shares if share.name.startswith(incomplete)]
 
 
 def state_option(function: _F) -> _F:

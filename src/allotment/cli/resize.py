@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allotment.cli.options import MEMORY, state_option
+from allotment.cli.options import MEMORY, complete_share, state_option
 
 if TYPE_CHECKING:
     from allotment.model.quantities import MemoryAmount
 
 
 @click.command(short_help="Change a share's limit while its programs run.")
-@click.argument("share", metavar="SHARE")
+@click.argument("share", metavar="SHARE", shell_complete=complete_share)
 @click.option(
     "--memory",
     metavar="SIZE",

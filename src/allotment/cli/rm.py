@@ -5,11 +5,13 @@ from pathlib import Path
 
 import click
 
-from allotment.cli.options import state_option
+from allotment.cli.options import complete_share, state_option
 
 
 @click.command(short_help="Remove shares.")
-@click.argument("shares", metavar="SHARE...", nargs=-1, required=True)
+@click.argument(
+    "shares", metavar="SHARE...", nargs=-1, required=True, shell_complete=complete_share
+)
 @click.option(
     "--force",
     is_flag=True,

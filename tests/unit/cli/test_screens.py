@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and the screen of `allot top`: whatever the values and the width, it fits, in words."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from allotment.cli.machines import DeviceRow
+from allotment.cli.screens import SORTS, Frame, bar, draw
+from allotment.cli.tables import Column, print_table
+from allotment.devices.sources import Reading
+from allotment.model.devices import Device
+from allotment.model.errors import StateError
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.shares.views import DeviceView, LiveState, ProcessView, ShareView
+
+GI = 1 << 30
+
+
+def device_row(index: int = 0) -> DeviceRow:
+    device = Device(
+        uuid=f"GPU-{index}0000000-1111", name="NVIDIA A100-SXM4-80GB", index=index,
+        memory_bytes=80 * GI, sm_count=108, compute_capability=(8, 0), numa_node=0,
+        pci_bus_id="0000:00:00.0", simulated=True, mig=False,
+    )  # fmt: skip
+    reading = Reading(
+        used_bytes=GI, gpu_percent=50, memory_percent=1, temperature_c=40, power_mw=1, processes=()
+    )
+    return DeviceRow(device, 20 * GI, ("a",), reading)
+
+
+def share_view(
+    name: str = "train", *, used: int = 3 * GI, limit: int = 4 * GI, is_enforced: bool = True,
+    command: tuple[str, ...] = ("python", "train.py"), problem: StateError | None = None,
+) -> ShareView:  # fmt: skip
+    share = Share(
+        id=ShareId("0123456789ab"), name=name, created=1.0, mode="soft",
+        devices=(ShareDevice("GPU-00000000-1111", "A100", limit),), injection=Injection.CDI,
+        command=command,
+    )  # fmt: skip
+    process = ProcessView(
+        pid=4711, pid_inside=1, command=" ".join(command), is_enforced=is_enforced,
+        used=(used,), context=(0,), peak=(used,), refusals=2,
+    )  # fmt: skip
+    device = DeviceView("GPU-00000000-1111", "A100", limit, used, used, 2)
+    return ShareView(share.id, name, LiveState.KEPT, share, (device,), (process,), problem)
+
+
+def drawn(frame: Frame, width: int) -> str:
+    console = Console(width=width, color_system=None, legacy_windows=False)
+    with console.capture() as text:
+        console.print(draw(frame, width))
+    return text.get()
+
+
+def frame(*views: ShareView, sort: str = "used") -> Frame:
+    return Frame([device_row()], views, "12:00:00", sort)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "cells"),
+    [(0, 8, "        "), (8, 8, "████████"), (1, 64, "▏       "), (4, 8, "████    "), (9, 8, "████████"),
+     (1, 0, "        "), (3, 16, "█▌      ")],
+)  # fmt: skip
+def test_bars_are_exact_to_an_eighth(part: int, whole: int, cells: str) -> None:
+    assert bar(part, whole, 8).plain == cells
+
+
+@given(st.integers(0, 2**70), st.integers(0, 2**70), st.integers(1, 60))
+def test_a_bar_has_its_width(part: int, whole: int, width: int) -> None:
+    assert len(bar(part, whole, width).plain) == width
+    if 0 < whole <= part:
+        assert bar(part, whole, width).plain == "█" * width
+    if whole and Fraction(part, whole) < Fraction(1, width * 17):
+        assert bar(part, whole, width).plain.strip() == ""
+
+
+def test_all_is_said_in_words() -> None:
+    text = drawn(frame(share_view(), share_view("open", is_enforced=False)), 160)
+    for words in (
+        "3Gi of 4Gi",
+        "20Gi of 80Gi",
+        "50%",
+        "train.py",
+        "4711",
+        "simulated",
+        "yes",
+        "no",
+    ):
+        assert words in text
+
+
+def test_the_narrow_screen_keeps_what_matters() -> None:
+    text = drawn(frame(share_view(is_enforced=False)), 60)
+    for words in ("train", "3Gi of 4Gi", "no"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("used", "much"), ("limit", "large"), ("name", "large"), ("age", "large")]
+)
+def test_orders(sort: str, first: str) -> None:
+    text = drawn(
+        frame(
+            share_view("much", used=4 * GI), share_view("large", used=GI, limit=9 * GI), sort=sort
+        ),
+        160,
+    )
+    names = ["much", "large"]
+    assert min(names, key=text.index) == first
+    assert sort in SORTS
+
+
+@given(width=st.integers(20, 220), command=st.text(max_size=40), is_broken=st.booleans())
+def test_it_fits_any_width_and_any_command(*, width: int, command: str, is_broken: bool) -> None:
+    problem = StateError("it is broken") if is_broken else None
+    text = drawn(frame(share_view(command=(command,), problem=problem)), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+def test_no_shares_is_said() -> None:
+    assert "No shares." in drawn(frame(), 80)
+
+
+def test_tables_are_aligned_and_keep_control_characters_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    columns = (Column("NAME"), Column("SIZE", is_number=True), Column("COMMAND"))
+    print_table(columns, [("a", "10Gi", "x\x1b[31m\ny"), ("long", "1Gi", "")])
+    assert capsys.readouterr().out == (
+        "NAME  SIZE  COMMAND\n"
+        "a     10Gi  x [31m y\n"
+        "long   1Gi\n"
+    )  # fmt: skip
+
+
+def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table((Column("A"), Column("B")), [])
+    assert capsys.readouterr().out == "A  B\n"
