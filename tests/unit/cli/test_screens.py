@@ -62,9 +62,16 @@ def frame(*views: ShareView, sort: str = "used") -> Frame:
 
 @pytest.mark.parametrize(
     ("part", "whole", "cells"),
-    [(0, 8, "        "), (8, 8, "████████"), (1, 64, "▏       "), (4, 8, "████    "), (9, 8, "████████"),
-     (1, 0, "        "), (3, 16, "█▌      ")],
-)  # fmt: skip
+    [
+        (0, 8, "        "),
+        (8, 8, "████████"),
+        (1, 64, "▏       "),
+        (4, 8, "████    "),
+        (9, 8, "████████"),
+        (1, 0, "        "),
+        (3, 16, "█▌      "),
+    ],
+)
 def test_bars_are_exact_to_an_eighth(part: int, whole: int, cells: str) -> None:
     assert bar(part, whole, 8).plain == cells
 
