@@ -77,27 +77,52 @@ def sanitizing_cc() -> list[str]:
     return pytest.skip("no gcc or clang for the sanitizers (Debian: apt-get install gcc libc6-dev)")
 
 
-@pytest.fixture(scope="session")
-def native_build(sanitizing_cc: list[str]) -> Callable[[str], Path]:
-    """Builds the native libraries with sanitizers: `native_build("thread")` is their folder.
+def make_native(compiler: list[str], *targets: str, sanitizers: str = "") -> Path:
+    """Calls native/Makefile and returns the folder that it builds into.
 
     Incremental, in native/build/, so that only the first run of a clone takes its time.
     """
+    command = ["make", "-C", str(ROOT / "native"), "-s", "-j2", f"CC={' '.join(compiler)}"]
+    # This make is no part of one that may have started the tests.
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    variant = "-".join([platform.machine(), *filter(None, sanitizers.split(","))])
+    folder = ROOT / "native" / "build" / variant
+    paths = [f"build/{variant}/{target}" for target in targets]
+    done = subprocess.run(
+        [*command, f"SANITIZE={sanitizers}", *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
-    def build(sanitizers: str) -> Path:
-        command = ["make", "-C", str(ROOT / "native"), f"CC={sanitizing_cc[0]}", "-s", "-j2"]
-        # This make is not a part of the one that may have started the tests.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
-        done = subprocess.run(
-            [*command, f"SANITIZE={sanitizers}"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**environment, "MAKEFLAGS": ""},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        variant = f"{platform.machine()}-{sanitizers.replace(',', '-')}"
-        return ROOT / "native" / "build" / variant
+
+@pytest.fixture(scope="session")
+def native_build(sanitizing_cc: list[str]) -> Callable[..., Path]:
+    """Builds native libraries with sanitizers: `native_build("thread")` is the folder of all.
+
+    `native_build("thread", "simulated/libcuda.so.1")` builds that one alone.
+    """
+
+    def build(sanitizers: str, *libraries: str) -> Path:
+        return make_native(sanitizing_cc, *libraries, sanitizers=sanitizers)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def native_objects(request: pytest.FixtureRequest) -> Callable[[list[str], str], list[Path]]:
+    """Compiles sources of native/ for a test program: `native_objects(["ledger.c"], "thread")`."""
+
+    def build(sources: list[str], sanitizers: str) -> list[Path]:
+        if not sources:
+            return []
+        compiler = request.getfixturevalue("sanitizing_cc" if sanitizers else "cc")
+        objects = [f"objects/tests/{source}.o" for source in sources]
+        folder = make_native(compiler, *objects, sanitizers=sanitizers)
+        return [folder / name for name in objects]
 
     return build
 

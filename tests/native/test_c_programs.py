@@ -49,6 +49,15 @@ def header_folder(header: str) -> Path:
     return next(Path(str(file.locate())).parent for file in files if file.name == header)
 
 
+def sources(declared: dict[str, list[str]]) -> list[str]:
+    """The sources that a program names, relative to native/, patterns resolved."""
+    return [
+        str(path.relative_to(NATIVE))
+        for pattern in declared.get("sources", [])
+        for path in sorted(NATIVE.glob(pattern))
+    ]
+
+
 def cases() -> list[object]:
     """One for each program and each of its builds."""
     return [
@@ -58,16 +67,12 @@ def cases() -> list[object]:
     ]
 
 
-def compile_program(
-    program: Path, build: str, *, compiler: list[str], library_dir: Path, output: Path
+def link_program(
+    program: Path, build: str, *, compiler: list[str], parts: list[Path], output: Path
 ) -> None:
-    """Compiles `program` with what it needs; a warning is an error, as in the libraries."""
+    """Compiles `program` and links it with `parts`: objects and libraries."""
     recipe = build_native.read_recipe()
-    declared = needs(program)
-    sources = [
-        str(path) for pattern in declared.get("sources", []) for path in NATIVE.glob(pattern)
-    ]
-    libraries = [library_dir / name for name in declared.get("libraries", [])]
+    sanitizers = [f"-fsanitize={build}", "-fno-sanitize-recover=all", "-Wno-error"]
     command = [
         *compiler,
         *recipe["cflags"],
@@ -76,12 +81,11 @@ def compile_program(
         *("-UNDEBUG", "-g", "-O1", "-fno-omit-frame-pointer"),
         # An assertion's words are optional.
         "-Wno-format-zero-length",
-        *([] if build == "plain" else [f"-fsanitize={build}", "-fno-sanitize-recover=all"]),
-        *(f"-isystem{header_folder(header)}" for header in declared.get("needs", [])),
+        *([] if build == "plain" else sanitizers),
+        *(f"-isystem{header_folder(header)}" for header in needs(program).get("needs", [])),
         str(program),
-        *sources,
-        *map(str, libraries),
-        *(f"-Wl,-rpath,{library.parent}" for library in libraries),
+        *map(str, parts),
+        *(f"-Wl,-rpath,{part.parent}" for part in parts if ".so" in part.name),
         *recipe["libs"],
         "-o",
         str(output),
@@ -91,27 +95,28 @@ def compile_program(
 
 
 @pytest.mark.parametrize(("program", "build"), cases())
-@pytest.mark.timeout(300)  # the first of a build compiles the libraries that it needs
+@pytest.mark.timeout(300)  # the first of a build compiles what it links with
 def test_program(
     program: Path,
     build: str,
     *,
     tmp_path: Path,
-    native_dir: Path,
     machine: Callable[[str], Path],
+    native_objects: Callable[[list[str], str], list[Path]],
     request: pytest.FixtureRequest,
 ) -> None:
-    library_dir = native_dir
-    if build == "plain":
-        compiler = request.getfixturevalue("cc")
-    else:
-        compiler = request.getfixturevalue("sanitizing_cc")
-        if "libraries" in needs(program):
-            library_dir = request.getfixturevalue("native_build")(build)
+    declared = needs(program)
+    is_plain = build == "plain"
+    compiler = request.getfixturevalue("cc" if is_plain else "sanitizing_cc")
+    parts = native_objects(sources(declared), "" if is_plain else build)
+    if libraries := declared.get("libraries"):
+        folder = request.getfixturevalue("native_dir" if is_plain else "native_build")
+        folder = folder if is_plain else folder(build, *libraries)
+        parts += [folder / name for name in libraries]
     executable = tmp_path / program.stem
-    compile_program(program, build, compiler=compiler, library_dir=library_dir, output=executable)
+    link_program(program, build, compiler=compiler, parts=parts, output=executable)
     environment = {**os.environ, **SANITIZER_OPTIONS}
-    if spec := needs(program).get("machine"):
+    if spec := declared.get("machine"):
         environment["ALLOTMENT_SIMULATED_MACHINE"] = str(machine(spec[0]))
     command = [str(executable)]
     if build == "thread" and (setarch := shutil.which("setarch")):
