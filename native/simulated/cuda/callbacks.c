@@ -10,9 +10,13 @@
 
 #include "simulated/cuda/driver.h"
 
+// How often a value that another program may write is looked at.
+#define VALUE_NS 200000ull
+
 typedef struct callback {
   callback_function function;
   void *data;
+  bool (*holds)(const void *data);  // NULL: nothing but its turn to wait for
   allot_point point;
   struct callback *next;
 } callback;
@@ -38,6 +42,11 @@ static callback *take_ready(uint64_t *look_again) {
       continue;
     }
     callback *ready = *at;
+    if (ready->holds != NULL && !ready->holds(ready->data)) {
+      uint64_t then = allot_now_ns() + VALUE_NS;
+      if (then < *look_again) *look_again = then;
+      continue;
+    }
     *at = ready->next;
     return ready;
   }
@@ -94,6 +103,11 @@ static bool start_thread(void) {
 }
 
 CUresult callback_submit(stream *target, callback_function function, void *data) {
+  return callback_submit_when(target, NULL, function, data);
+}
+
+CUresult callback_submit_when(stream *target, bool (*holds)(const void *data),
+                              callback_function function, void *data) {
   callback *made = malloc(sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&queue_lock);
@@ -105,7 +119,7 @@ CUresult callback_submit(stream *target, callback_function function, void *data)
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
   __atomic_add_fetch(&pending, 1, __ATOMIC_SEQ_CST);
-  *made = (callback){.function = function, .data = data};
+  *made = (callback){.function = function, .data = data, .holds = holds};
   made->point = submit(target, &(submission){.kind = ALLOT_WORK_HOST});
   pthread_mutex_lock(&queue_lock);
   callback **last = &queue;

@@ -52,6 +52,12 @@ static void destroy_child(object *child) {
     case OBJECT_MODULE:
       module_destroy_locked((module *)child);
       return;
+    case OBJECT_ARRAY:
+      array_destroy_locked((array *)child);
+      return;
+    case OBJECT_MIPMAP:
+      mipmap_destroy_locked((struct mipmap *)child);
+      return;
     default:
       object_free(child);
   }

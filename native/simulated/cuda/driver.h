@@ -167,6 +167,7 @@ enum range_kind {
   RANGE_IMPORTED,  // another process's
   RANGE_EXTERNAL,
   RANGE_GRAPH,  // of a graph's allocation node
+  RANGE_ARRAY,       // an array's or mipmapped array's
 };
 
 typedef struct range {
@@ -182,6 +183,9 @@ typedef struct range {
   uint32_t references;
   context *owner;  // NULL: of no context
   void *origin;    // small_block, pool, physical, ...
+  uint64_t offset;  // MAPPED: into the physical memory
+  uint64_t imported_id;  // IMPORTED: the id that it has in its own process
+  int imported_pid;
   uint64_t id;
   struct range *left, *right;
   uint32_t weight;
@@ -219,6 +223,7 @@ void small_range(const small_block *block, CUdeviceptr *base, uint64_t *size);
 // and the call succeeds, except for host and imported memory, whose range the caller removes.
 CUresult pool_free_locked(range *freed, stream *after);
 CUresult graph_memory_free_locked(range *freed);
+void graph_memory_reset(int gpu);
 void host_free_locked(range *freed);
 void imported_free_locked(range *freed);
 
@@ -252,6 +257,7 @@ struct event {
   allot_point point;
   uint64_t ended_ns;  // known once the work's place in the ring is taken by another
   int shared;         // index among the machine's shared events, -1: not shared
+  uint32_t serial;    // of that shared event
   bool imported;
   struct node *captured;  // recorded in a capture: the node it stands for
   struct capture *capture;
@@ -312,6 +318,9 @@ CUresult stream_submit_copy(stream *target, unsigned engine, uint64_t bytes);
 // callbacks.c: functions on the host, in stream order, on one thread that starts on first use.
 typedef void (*callback_function)(void *data);
 CUresult callback_submit(stream *target, callback_function function, void *data);
+// Waits in the stream until `holds` says so, then calls the function.
+CUresult callback_submit_when(stream *target, bool (*holds)(const void *data),
+                              callback_function function, void *data);
 bool callbacks_pending(void);
 
 // ---- copies ------------------------------------------------------------------------------------
@@ -333,11 +342,15 @@ typedef struct array {
   object head;
   context *owner;
   struct mipmap *mipmap;  // whose level it is
+  struct array *next_level;
+  void *physical;  // deferred mapping: what is mapped into it
   CUdeviceptr base;
   size_t width, height, depth, pitch;  // in texels; pitch in bytes
   CUarray_format format;
   unsigned channels, flags;
 } array;
+void array_destroy_locked(array *dying);
+void mipmap_destroy_locked(struct mipmap *dying);
 CUresult array_of(CUarray handle, array **found);
 size_t array_element_bytes(CUarray handle);  // 1 if it is not valid
 

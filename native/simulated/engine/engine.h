@@ -113,7 +113,7 @@ unsigned allot_gpu_copy_utilization(allot_handle *handle, int gpu);
 unsigned allot_process_utilization(allot_handle *handle, int slot, int gpu);
 
 // Shared words are read and written only so.
-#define allot_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-#define allot_store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+#define allot_load(p) ALLOT_LOAD(p)
+#define allot_store(p, v) ALLOT_STORE(p, v)
 
 #endif

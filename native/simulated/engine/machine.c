@@ -12,7 +12,7 @@
 #include "simulated/engine/engine.h"
 
 _Static_assert(sizeof(allot_machine_description) % 8 == 0, "faults follow without a gap");
-_Static_assert(sizeof(allot_machine_total) == 16, "one compare-and-swap wide");
+_Static_assert(sizeof(allot_machine) <= ALLOT_MACHINE_FILE_BYTES, "the file has room");
 _Static_assert(sizeof(allot_work) == 64, "a work is one cache line");
 _Static_assert(ALLOT_MACHINE_PROCESSES <= 512 && ALLOT_MACHINE_GPUS <= 16, "points have room");
 
@@ -25,7 +25,7 @@ uint64_t allot_now_ns(void) {
 static int map_machine(allot_handle *handle, int descriptor) {
   struct stat status;
   if (fstat(descriptor, &status) != 0) return -errno;
-  if ((uint64_t)status.st_size < sizeof(allot_machine)) return -EINVAL;
+  if ((uint64_t)status.st_size < ALLOT_MACHINE_FILE_BYTES) return -EINVAL;
   void *mapped =
       mmap(NULL, sizeof(allot_machine), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (mapped == MAP_FAILED) return -errno;

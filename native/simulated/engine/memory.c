@@ -5,83 +5,31 @@
 // the use before and after it, and takes effect by the one compare-and-swap of the GPU's total that
 // carries its number. Whoever comes next marks it as committed. So a process may end, or be
 // stopped, at any instruction, and no lock is held meanwhile.
-#include <string.h>
-
 #include "simulated/engine/engine.h"
 
-#define OPERATION_BITS 48
-#define OPERATION_MASK ((1ull << OPERATION_BITS) - 1)
-
-typedef unsigned __int128 __attribute__((may_alias)) total_word;
-
-static allot_machine_total read_total(const allot_gpu_engine *engine) {
-  // The halves may be of two moments: `last` alone is always of an operation that happened, and the
-  // swap fails unless both halves still hold.
-  allot_machine_total total = {.last = allot_load(&engine->memory.last)};
-  total.used = allot_load(&engine->memory.used);
-  return total;
-}
-
-static bool swap_total(allot_gpu_engine *engine, allot_machine_total expected,
-                       allot_machine_total desired) {
-  total_word from, to;
-  memcpy(&from, &expected, sizeof from);
-  memcpy(&to, &desired, sizeof to);
-  return __sync_bool_compare_and_swap((total_word *)(void *)&engine->memory, from, to);
-}
-
-static void raise_to(uint64_t *word, uint64_t value) {
-  uint64_t seen = allot_load(word);
-  while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, false, __ATOMIC_SEQ_CST,
-                                                      __ATOMIC_SEQ_CST)) {
-  }
-}
-
-static void help(allot_machine *machine, int gpu, uint64_t last) {
+// The total as it is, with the operation that made it so marked as committed.
+static allot_counter read_total(allot_machine *machine, int gpu) {
+  allot_counter seen = allot_counter_read(&machine->engines[gpu].memory);
   // Slots are numbered from 1 here: the zero of a new file is no operation of anyone.
-  uint64_t slot = last >> OPERATION_BITS;
-  if (slot == 0 || slot > ALLOT_MACHINE_PROCESSES) return;
-  raise_to(&machine->processes[slot - 1].gpus[gpu].committed, last & OPERATION_MASK);
-}
-
-static uint64_t effective(const allot_process_gpu *own) {
-  uint64_t operation = allot_load(&own->operation);
-  const allot_machine_intent *intent = &own->intents[operation & 1];
-  bool done = allot_load(&own->committed) >= operation;
-  return done ? allot_load(&intent->after) : allot_load(&intent->before);
-}
-
-// Publishes the change and returns its number; until that is committed the slot has `before`.
-static uint64_t publish(allot_process_gpu *own, uint64_t before, uint64_t after) {
-  uint64_t operation = allot_load(&own->operation);
-  if (allot_load(&own->committed) < operation) {
-    // The last one never reached the total, so its number and its `before` serve again.
-    allot_store(&own->intents[operation & 1].after, after);
-    return operation;
+  uint64_t slot = allot_counter_mark(seen.last);
+  if (slot > 0 && slot <= ALLOT_MACHINE_PROCESSES) {
+    allot_part_help(&machine->processes[slot - 1].gpus[gpu].memory, seen.last);
   }
-  allot_machine_intent *intent = &own->intents[(operation + 1) & 1];
-  allot_store(&intent->before, before);
-  allot_store(&intent->after, after);
-  allot_store(&own->operation, operation + 1);
-  return operation + 1;
+  return seen;
 }
 
 static bool take(allot_handle *handle, int gpu, uint64_t bytes) {
   allot_machine *machine = handle->machine;
-  allot_gpu_engine *engine = &machine->engines[gpu];
   allot_process_gpu *own = &machine->processes[handle->slot].gpus[gpu];
   uint64_t capacity = allot_gpu_capacity(handle, gpu);
   for (;;) {
-    allot_machine_total total = read_total(engine);
-    help(machine, gpu, total.last);
-    if (total.used > capacity || bytes > capacity - total.used) return false;
-    uint64_t before = effective(own);
-    uint64_t operation = publish(own, before, before + bytes);
-    allot_machine_total wanted = {
-        .used = total.used + bytes,
-        .last = (uint64_t)(handle->slot + 1) << OPERATION_BITS | operation};
-    if (!swap_total(engine, total, wanted)) continue;
-    raise_to(&own->committed, operation);
+    allot_counter total = read_total(machine, gpu);
+    if (total.value > capacity || bytes > capacity - total.value) return false;
+    uint64_t before = allot_part_value(&own->memory);
+    if (!allot_counter_change(&machine->engines[gpu].memory, total, total.value + bytes,
+                              &own->memory, (uint64_t)handle->slot + 1, before, before + bytes)) {
+      continue;
+    }
     if (before + bytes > own->memory_peak) allot_store(&own->memory_peak, before + bytes);
     return true;
   }
@@ -89,20 +37,17 @@ static bool take(allot_handle *handle, int gpu, uint64_t bytes) {
 
 static void give_back(allot_handle *handle, int slot, int gpu, uint64_t bytes) {
   allot_machine *machine = handle->machine;
-  allot_gpu_engine *engine = &machine->engines[gpu];
-  allot_process_gpu *own = &machine->processes[slot].gpus[gpu];
+  allot_part *own = &machine->processes[slot].gpus[gpu].memory;
   for (;;) {
-    allot_machine_total total = read_total(engine);
-    help(machine, gpu, total.last);
-    uint64_t before = effective(own);
+    allot_counter total = read_total(machine, gpu);
+    uint64_t before = allot_part_value(own);
     uint64_t less = bytes < before ? bytes : before;
     if (less == 0) return;
-    uint64_t operation = publish(own, before, before - less);
-    allot_machine_total wanted = {.used = total.used > less ? total.used - less : 0,
-                                  .last = (uint64_t)(slot + 1) << OPERATION_BITS | operation};
-    if (!swap_total(engine, total, wanted)) continue;
-    raise_to(&own->committed, operation);
-    return;
+    uint64_t left = total.value > less ? total.value - less : 0;
+    if (allot_counter_change(&machine->engines[gpu].memory, total, left, own, (uint64_t)slot + 1,
+                             before, before - less)) {
+      return;
+    }
   }
 }
 
@@ -113,24 +58,13 @@ uint64_t allot_gpu_capacity(const allot_handle *handle, int gpu) {
 }
 
 uint64_t allot_gpu_used(const allot_handle *handle, int gpu) {
-  return allot_load(&handle->machine->engines[gpu].memory.used);
+  return allot_load(&handle->machine->engines[gpu].memory.value);
 }
 
 uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu) {
   const allot_machine *machine = handle->machine;
-  const allot_process_gpu *own = &machine->processes[slot].gpus[gpu];
-  // An operation is in the total before it is marked as committed: look at both, and again while
-  // the owner moves on.
-  for (int tries = 0; tries < 100; tries++) {
-    uint64_t operation = allot_load(&own->operation);
-    uint64_t before = allot_load(&own->intents[operation & 1].before);
-    uint64_t after = allot_load(&own->intents[operation & 1].after);
-    uint64_t mark = (uint64_t)(slot + 1) << OPERATION_BITS | operation;
-    bool done = allot_load(&machine->engines[gpu].memory.last) == mark ||
-                allot_load(&own->committed) >= operation;
-    if (allot_load(&own->operation) == operation) return done ? after : before;
-  }
-  return effective(own);
+  return allot_part_peek(&machine->processes[slot].gpus[gpu].memory, &machine->engines[gpu].memory,
+                         (uint64_t)slot + 1);
 }
 
 bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes) {

@@ -40,6 +40,15 @@ static int open_machine(const allot_handle *handle) {
   return descriptor < 0 ? -errno : descriptor;
 }
 
+static void drop_shared_events(allot_machine *machine, int slot) {
+  for (int index = 0; index < ALLOT_SHARED_EVENTS; index++) {
+    allot_shared_event *shared = &machine->events[index];
+    if (allot_load(&shared->owner) != (uint32_t)slot + 1) continue;
+    allot_store(&shared->state, (uint64_t)0);
+    allot_store(&shared->owner, 0u);
+  }
+}
+
 // Takes everything from the slot. The caller holds the slot's lock.
 static void clear_slot(allot_handle *handle, int slot) {
   allot_process *process = &handle->machine->processes[slot];
@@ -49,6 +58,7 @@ static void clear_slot(allot_handle *handle, int slot) {
     allot_store(&process->gpus[gpu].contexts, 0u);
   }
   allot_process_forget_memory(handle, slot);
+  drop_shared_events(handle->machine, slot);
   allot_store(&process->state, (uint32_t)ALLOT_PROCESS_FREE);
 }
 

@@ -14,6 +14,7 @@
 
 #include <stdint.h>
 
+#include "counter.h"
 #include "simulated/machine.h"
 
 // ---- work --------------------------------------------------------------------------------------
@@ -91,15 +92,9 @@ typedef struct allot_history {
 
 // ---- processes ---------------------------------------------------------------------------------
 
-typedef struct allot_machine_intent {
-  uint64_t before, after;
-} allot_machine_intent;
-
 typedef struct allot_process_gpu {
-  allot_machine_intent intents[2];  // of operation n: intents[n & 1]
-  uint64_t operation;               // newest published by the slot's owner
-  uint64_t committed;               // newest known to be in the GPU's total
-  uint64_t busy_ns;                 // compute time had since the process began
+  allot_part memory;  // bytes in use
+  uint64_t busy_ns;   // compute time had since the process began
   uint64_t copy_busy_ns;
   uint64_t memory_peak;  // bytes
   uint32_t contexts;     // CUDA contexts; NVML lists processes that have one
@@ -131,15 +126,9 @@ typedef struct allot_process {
 
 // ---- GPUs --------------------------------------------------------------------------------------
 
-// Both words change in one compare-and-swap: bytes in use, and the operation that made it so.
-typedef struct allot_machine_total {
-  _Alignas(16) uint64_t used;
-  uint64_t last;
-} allot_machine_total;
-
 typedef struct allot_gpu_engine {
-  _Alignas(64) allot_machine_total memory;
-  _Alignas(64) uint32_t lock;  // 0: free, else the holder's slot + 1 | waiters bit
+  _Alignas(64) allot_counter memory;  // bytes in use; a part's mark is its slot + 1
+  _Alignas(64) uint32_t lock;         // 0: free, else the holder's slot + 1 | waiters bit
   uint32_t spare;
   uint64_t now_ns;        // the simulation is right up to here (CLOCK_MONOTONIC)
   uint64_t slice_end_ns;  // when the holder's turn ends
@@ -159,6 +148,8 @@ typedef struct allot_gpu_engine {
 typedef struct allot_shared_event {
   uint64_t state;  // 0: free, else references << 32 | serial
   allot_point recorded;
+  uint32_t owner;  // slot + 1 of the process that made it, which takes it along when it ends
+  uint32_t spare;
 } allot_shared_event;
 
 // ---- the whole file ----------------------------------------------------------------------------
@@ -175,6 +166,7 @@ typedef struct allot_machine {
   _Alignas(4096) allot_ring rings[ALLOT_MACHINE_PROCESSES][ALLOT_MACHINE_GPUS];
 } allot_machine;
 
-#define ALLOT_MACHINE_FILE_BYTES sizeof(allot_machine)
+// More than is used, so that files outlive small changes of the structures.
+#define ALLOT_MACHINE_FILE_BYTES (640ull << 20)
 
 #endif
