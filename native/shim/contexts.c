@@ -221,7 +221,10 @@ static bool is_active(CUdevice ordinal) {
 static void forget_primary(process *own, CUdevice ordinal) {
   CUcontext context = own->primaries[ordinal];
   own->primaries[ordinal] = NULL;
-  if (context != NULL) give_back_context(own, context);
+  if (context == NULL) return;
+  give_back_context(own, context);
+  int device = process_device(own, ordinal);
+  if (device >= 0) pools_reset(own, device);
 }
 
 static bool is_ordinal(CUdevice ordinal) { return ordinal >= 0 && ordinal < MAX_ORDINALS; }

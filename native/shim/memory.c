@@ -56,7 +56,7 @@ void record_displaced(process *own, const record *stale) {
   if (stale->kind == KIND_SMALL) {
     small_leave(own, stale->key);
   } else if (stale->kind == KIND_POOLED) {
-    pools_freed(own, stale, true);
+    pools_lost(own, stale);
   } else {
     charge_release(own, stale->device, stale->bytes);
   }
@@ -193,33 +193,25 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
 
 // ---- freeing ----
 
-static void freed(process *own, const record *gone) {
-  if (gone->kind == KIND_SMALL) {
-    small_leave(own, gone->key);
-  } else if (gone->kind == KIND_POOLED) {
-    pools_freed(own, gone, true);
-  } else {
-    charge_release(own, gone->device, gone->bytes);
-  }
-}
-
 // The record goes first: as soon as the driver has freed it, another thread may be given the address.
 // What is not known (imported, mapped from elsewhere, freed twice) is the driver's business alone.
-#define FREE(pointer, call)                                                            \
-  do {                                                                                 \
-    process *own = process_state();                                                    \
-    record gone, displaced;                                                            \
-    bool was_displaced;                                                                \
-    if (own == NULL || !records_take(&own->records, SPACE_POINTER, pointer, &gone)) {  \
-      return DRIVER(call);                                                             \
-    }                                                                                  \
-    CUresult result = DRIVER(call);                                                    \
-    if (result == CUDA_SUCCESS) {                                                      \
-      freed(own, &gone);                                                               \
-    } else {                                                                           \
-      records_put(&own->records, &gone, &displaced, &was_displaced);                   \
-    }                                                                                  \
-    return result;                                                                     \
+#define FREE(pointer, call)                                                              \
+  do {                                                                                   \
+    process *own = process_state();                                                      \
+    record gone, displaced;                                                              \
+    bool was_displaced;                                                                  \
+    if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {    \
+      return DRIVER(call);                                                               \
+    }                                                                                    \
+    if (gone.kind == KIND_POOLED) return pools_free(own, pointer);                       \
+    if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) return DRIVER(call); \
+    CUresult result = DRIVER(call);                                                      \
+    if (result == CUDA_SUCCESS) {                                                        \
+      record_displaced(own, &gone);                                                      \
+    } else {                                                                             \
+      records_put(&own->records, &gone, &displaced, &was_displaced);                     \
+    }                                                                                    \
+    return result;                                                                       \
   } while (0)
 
 CUDA_WRAPPER(cuMemFree_v2, (CUdeviceptr pointer)) {

@@ -11,6 +11,7 @@
 
 #include "driver.h"
 #include "memory.h"
+#include "room.h"
 #include "streams.h"
 
 // A pool grows by no less than this.
@@ -65,22 +66,27 @@ static pool_state *known_pool(process *own, CUmemoryPool handle) {
 
 // ---- what a pool reserves ----
 
-static bool read_attribute(const pool_state *pool, CUmemPool_attribute attribute, uint64_t *bytes) {
-  return pool->handle != NULL &&
-         DRIVER(USED(cuMemPoolGetAttribute)(pool->handle, attribute, bytes)) == CUDA_SUCCESS;
+static CUresult read_attribute(const pool_state *pool, CUmemPool_attribute attribute,
+                               uint64_t *bytes) {
+  return DRIVER(USED(cuMemPoolGetAttribute)(pool->handle, attribute, bytes));
 }
 
 // Brings the charge to what is reserved; `ahead` was charged beyond the pool's charge. With the
-// device's pool lock held.
-static void settle_pool(process *own, pool_state *pool, uint64_t ahead) {
+// device's pool lock held. False: the driver knows the pool no more, because its context was reset.
+static bool settle_pool(process *own, pool_state *pool, uint64_t ahead) {
   uint64_t reserved = pool->charged + ahead, used;
-  read_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
+  if (pool->handle == NULL) return true;
+  CUresult result = read_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
+  bool is_gone = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
+  if (is_gone) reserved = 0;
   charge_correct(own, pool->device, pool->charged + ahead, reserved);
   pool->charged = reserved;
-  if (pool->may_shrink != 0 && read_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) &&
-      (reserved == 0 || used == reserved)) {
-    pool->may_shrink = 0;
-  }
+  if (pool->may_shrink == 0) return !is_gone;
+  bool is_full = reserved == 0 || (read_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) ==
+                                       CUDA_SUCCESS &&
+                                   used == reserved);
+  if (is_full) pool->may_shrink = 0;
+  return !is_gone;
 }
 
 // Calls for every pool of the device, with its lock.
@@ -104,14 +110,25 @@ void pools_settle(process *own, int device) { each_pool(own, device, settle_char
 static void settle_shrinking(process *own, pool_state *pool) {
   if (pool->may_shrink == 0) return;
   settle_pool(own, pool, 0);
-  // Others of this device may have been told before that nothing is left to do.
   if (pool->may_shrink != 0) __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
 }
 
-void pools_settle_all(process *own) {
+static void forget_streams(process *own, pool_state *pool) {
+  pool->freed_in = 0;
+  pool->freed_in_many = 0;
+}
+
+void pools_waited(process *own, uint64_t stream) {
   __atomic_store_n(&own->pools_may_shrink, 0, __ATOMIC_RELAXED);
   for (int device = 0; device < (int)own->ledger.policy->device_count; device++) {
     each_pool(own, device, settle_shrinking);
+  }
+  uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);
+  for (uint32_t i = 0; i < count && stream != NO_STREAM && stream != EVERY_STREAM; i++) {
+    pool_state *pool = &own->pools[i];
+    pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+    if (pool->freed_in == stream && pool->freed_in_many == 0) pool->freed_in = 0;
+    pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
   }
 }
 
@@ -131,27 +148,63 @@ typedef struct pool_request {
   uint64_t growth;  // what is reserved for the pool to grow by
 } pool_request;
 
-// Reserves for the growth, making room for it in the pools of this process if need be: what was
-// freed is waited for and trimmed. Called and returns with the pool lock held.
+// Does the pool certainly have a gap? What was freed in this stream can be had in it without waiting,
+// what was freed in others cannot.
+static bool has_room(const pool_request *request) {
+  const pool_state *pool = request->pool;
+  uint64_t reserved;
+  if (pool->freed_in_many != 0) return false;
+  if (pool->freed_in != 0 && pool->freed_in != stream_identity(request->stream)) return false;
+  if (read_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS) {
+    return false;
+  }
+  room_question question = {.holders = SPACE_CHUNK,
+                            .pieces = KIND_POOLED,
+                            .owner = id_of(request->own, pool),
+                            .bytes = request->bytes,
+                            .total = reserved};
+  return room_exists(request->own, &question);
+}
+
+static void wait_for_all(process *own, int device) {
+  if (context_is_capturing() || DRIVER(REAL(cuCtxSynchronize)()) != CUDA_SUCCESS) return;
+  each_pool(own, device, forget_streams);
+}
+
+// Reserves for the growth, or sees that there will be none, making room in the pools of this process
+// if need be: what was freed is waited for and trimmed. Called and returns with the pool lock held.
 static bool reserve_growth(pool_request *request) {
   process *own = request->own;
   int device = request->pool->device;
   pthread_mutex_t *lock = &own->devices[device].pool_lock;
-  if (charge_try(own, device, request->growth)) return true;
+  if (LIKELY(charge_try(own, device, request->growth))) return true;
+  uint64_t growth = request->growth;
+  request->growth = 0;
+  if (has_room(request)) return true;
+  request->growth = growth;
+
   // Other threads' allocations may be what the stream waits for.
   pthread_mutex_unlock(lock);
   pools_settle(own, device);
-  bool fits = charge_try(own, device, request->growth);
+  bool fits = charge_try(own, device, growth);
   if (!fits) {
     DRIVER(REAL(cuStreamSynchronize)(request->stream));
     each_pool(own, device, trim);
-    fits = charge_try(own, device, request->growth);
+    fits = charge_try(own, device, growth);
   }
-  if (!fits && !context_is_capturing()) {
-    DRIVER(REAL(cuCtxSynchronize)());
+  if (!fits) {
+    wait_for_all(own, device);
     each_pool(own, device, trim);
+    fits = charge_try(own, device, growth);
   }
-  fits = fits || charge_last_try(own, device, request->growth);
+  pthread_mutex_lock(lock);
+  if (fits) return true;
+  if (has_room(request)) {
+    request->growth = 0;
+    return true;
+  }
+  pthread_mutex_unlock(lock);
+  fits = charge_last_try(own, device, growth);
   pthread_mutex_lock(lock);
   return fits;
 }
@@ -174,20 +227,41 @@ static bool keep_pooled(const pool_request *request, CUdeviceptr pointer) {
   return true;
 }
 
-// The driver's call; `again` repeats it for the same stream form.
+// A pool that has grown begins its new chunk with the allocation that made it grow.
+static void note_chunk(const pool_request *request, CUdeviceptr pointer, uint64_t bytes) {
+  record chunk = {.space = SPACE_CHUNK,
+                  .key = pointer,
+                  .owner = id_of(request->own, request->pool),
+                  .bytes = bytes,
+                  .device = request->pool->device};
+  record displaced;
+  bool was_displaced;
+  records_put(&request->own->records, &chunk, &displaced, &was_displaced);
+}
+
 typedef CUresult pool_call(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
 
-static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
-  if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = DRIVER(call(pointer, request->bytes, request->pool->handle, request->stream));
-  if (result != CUDA_SUCCESS) {
-    settle_pool(request->own, request->pool, request->growth);
-    return result;
-  }
-  settle_pool(request->own, request->pool, request->growth);
-  if (keep_pooled(request, *pointer)) return CUDA_SUCCESS;
-  DRIVER(REAL(cuMemFreeAsync)(*pointer, request->stream));
+// The pool grew where it had room by the records: that must not stand.
+static CUresult take_back(pool_request *request, CUdeviceptr pointer) {
+  DRIVER(REAL(cuMemFree_v2)(pointer));
+  trim(request->own, request->pool);
   return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
+  pool_state *pool = request->pool;
+  if (pool->may_shrink != 0) settle_pool(request->own, pool, 0);
+  if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t before = pool->charged;
+  CUdeviceptr made = 0;
+  CUresult result = DRIVER(call(&made, request->bytes, pool->handle, request->stream));
+  settle_pool(request->own, pool, request->growth);
+  if (result != CUDA_SUCCESS) return result;
+  if (request->growth == 0 && pool->charged > before) return take_back(request, made);
+  if (pool->charged > before) note_chunk(request, made, pool->charged - before);
+  if (!keep_pooled(request, made)) return take_back(request, made);
+  *pointer = made;
+  return CUDA_SUCCESS;
 }
 
 static CUresult allocate(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
@@ -263,50 +337,116 @@ CUDA_WRAPPER(cuMemAllocFromPoolAsync_ptsz,
 
 // ---- freeing ----
 
+static bool is_of_pool(const record *seen, void *context) {
+  const uint64_t *id = context;
+  return seen->owner == *id && (seen->space == SPACE_CHUNK ||
+                                (seen->space == SPACE_POINTER && seen->kind == KIND_POOLED));
+}
+
+static void forget_contents(process *own, pool_state *pool) {
+  uint64_t id = id_of(own, pool);
+  records_sweep(&own->records, is_of_pool, &id);
+  __atomic_store_n(&pool->allocations, 0, __ATOMIC_RELAXED);
+  forget_streams(own, pool);
+}
+
 // A destroyed pool keeps what was not freed, and nothing of it can be read any more: its charge
 // stays until the last of it is gone for certain.
 static void bury_pool(process *own, pool_state *pool) {
   charge_release(own, pool->device, pool->charged);
   pool->charged = 0;
+  forget_contents(own, pool);
   __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
 }
 
-void pools_freed(process *own, const record *freed, bool is_done) {
-  pool_state *pool = &own->pools[freed->owner - 1];
-  uint32_t left = __atomic_sub_fetch(&pool->allocations, 1, __ATOMIC_RELAXED);
-  bool is_last_of_dead = left == 0 && pool->handle == NULL;
-  if (is_last_of_dead && !is_done) DRIVER(REAL(cuCtxSynchronize)());
-  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
-  if (is_last_of_dead) {
+static void reset_pool(process *own, pool_state *pool) {
+  if (pool->handle == NULL || !settle_pool(own, pool, 0)) {
     bury_pool(own, pool);
-  } else {
-    pool->may_shrink = 1;
-    __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
-    if (is_done) settle_pool(own, pool, 0);
+  } else if (pool->charged == 0) {
+    forget_contents(own, pool);
   }
+}
+
+void pools_reset(process *own, int device) { each_pool(own, device, reset_pool); }
+
+// One piece less; `stream` 0: at once. With the device's pool lock held.
+static void piece_gone(process *own, pool_state *pool, uint64_t stream) {
+  uint32_t left = __atomic_sub_fetch(&pool->allocations, 1, __ATOMIC_RELAXED);
+  if (pool->handle == NULL) {
+    if (left == 0) bury_pool(own, pool);
+    return;
+  }
+  pool->may_shrink = 1;
+  if (stream != 0 && pool->freed_in != 0 && pool->freed_in != stream) pool->freed_in_many = 1;
+  if (stream != 0) pool->freed_in = stream;
+  __atomic_store_n(&own->pools_may_shrink, 1, __ATOMIC_RELAXED);
+  if (stream == 0) settle_pool(own, pool, 0);
+}
+
+void pools_lost(process *own, const record *lost) {
+  pool_state *pool = &own->pools[lost->owner - 1];
+  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  piece_gone(own, pool, 0);
   pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
 }
 
 typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
 
-static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {
-  process *own = process_state();
+static CUresult free_at_once(CUdeviceptr pointer, CUstream unused) {
+  return REAL(cuMemFree_v2)(pointer);
+}
+
+// Record, driver and pool change together: whether a pool has room is judged by all three.
+static CUresult free_piece(process *own, const record *known, CUstream stream, uint64_t identity,
+                           free_call *call) {
+  pool_state *pool = &own->pools[known->owner - 1];
   record gone, displaced;
   bool was_displaced;
-  if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone) ||
-      stream_is_capturing(stream) ||
-      !records_take(&own->records, SPACE_POINTER, pointer, &gone)) {
+  // Of a destroyed pool nothing can be read later: the last piece has to be gone now.
+  bool is_dead = pool->handle == NULL;
+  pthread_mutex_lock(&own->devices[pool->device].pool_lock);
+  bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
+  CUresult result = DRIVER(call(known->key, stream));
+  if (taken && result == CUDA_SUCCESS && is_dead && identity != 0) {
+    result = DRIVER(REAL(cuStreamSynchronize)(stream));
+  }
+  if (taken && result == CUDA_SUCCESS) piece_gone(own, pool, identity);
+  if (taken && result != CUDA_SUCCESS) {
+    records_put(&own->records, &gone, &displaced, &was_displaced);
+  }
+  pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
+  return result;
+}
+
+CUresult pools_free(process *own, CUdeviceptr pointer) {
+  record known;
+  if (!records_find(&own->records, SPACE_POINTER, pointer, &known)) {
+    return DRIVER(REAL(cuMemFree_v2)(pointer));
+  }
+  return free_piece(own, &known, NULL, 0, free_at_once);
+}
+
+static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {
+  process *own = process_state();
+  record known, displaced;
+  bool was_displaced;
+  if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &known) ||
+      stream_is_capturing(stream)) {
+    return DRIVER(call(pointer, stream));
+  }
+  if (known.kind == KIND_POOLED) {
+    return free_piece(own, &known, stream, stream_identity(stream), call);
+  }
+  // Memory of no pool, freed in stream order: when it is gone only the stream can tell.
+  if (!records_take(&own->records, SPACE_POINTER, pointer, &known)) {
     return DRIVER(call(pointer, stream));
   }
   CUresult result = DRIVER(call(pointer, stream));
-  if (result != CUDA_SUCCESS) {
-    records_put(&own->records, &gone, &displaced, &was_displaced);
-  } else if (gone.kind == KIND_POOLED) {
-    pools_freed(own, &gone, false);
-  } else {
-    // Memory of no pool, freed in stream order: when it is gone only the stream can tell.
+  if (result == CUDA_SUCCESS) {
     DRIVER(REAL(cuStreamSynchronize)(stream));
-    record_displaced(own, &gone);
+    record_displaced(own, &known);
+  } else {
+    records_put(&own->records, &known, &displaced, &was_displaced);
   }
   return result;
 }

@@ -40,6 +40,8 @@ typedef struct pool_state {
   uint8_t may_shrink;    // it reserves more than it uses
   uint32_t allocations;  // not freed
   uint64_t charged;      // the reserve as it was last read
+  uint64_t freed_in;     // the stream where all was freed that was not waited for since; 0: nothing
+  uint8_t freed_in_many; // in several streams, rather
 } pool_state;
 
 typedef struct process {

@@ -14,6 +14,7 @@
 typedef enum record_space {
   SPACE_POINTER = 1,  // what cuMemFree takes
   SPACE_BLOCK,        // 2 MiB of small allocations, by address
+  SPACE_CHUNK,        // what a pool once grew by, by address
   SPACE_ARRAY,
   SPACE_MIPMAP,
   SPACE_MODULE,

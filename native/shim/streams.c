@@ -5,6 +5,12 @@
 #include "driver.h"
 #include "pools.h"
 
+uint64_t stream_identity(CUstream stream) {
+  if (stream == NULL) stream = STREAM_LEGACY;
+  return (uint64_t)(uintptr_t)(stream == STREAM_PER_THREAD ? (void *)&driver_depth
+                                                           : (void *)stream);
+}
+
 static bool device_of_context(process *own, CUcontext context, CUdevice *ordinal) {
   record known;
   if (records_find(&own->records, SPACE_CONTEXT, (uint64_t)(uintptr_t)context, &known)) {
@@ -47,29 +53,29 @@ bool context_is_capturing(void) {
 // Pools let go of freed memory when work is waited for, and only this process can see it: other
 // processes of the share wait for what is given back here. For programs without pools this is two
 // loads.
-static CUresult waited(CUresult result) {
+static CUresult waited(CUresult result, uint64_t stream) {
   process *own = process_known();
   if (own != NULL && __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0 &&
       governed()) {
-    pools_settle_all(own);
+    pools_waited(own, stream);
   }
   return result;
 }
 
 CUDA_WRAPPER(cuStreamSynchronize, (CUstream stream)) {
-  return waited(REAL(cuStreamSynchronize)(stream));
+  return waited(REAL(cuStreamSynchronize)(stream), stream_identity(stream));
 }
 
 CUDA_WRAPPER(cuStreamSynchronize_ptsz, (CUstream stream)) {
-  return waited(REAL(cuStreamSynchronize_ptsz)(stream));
+  return waited(REAL(cuStreamSynchronize_ptsz)(stream), stream_identity(per_thread(stream)));
 }
 
 CUDA_WRAPPER(cuEventSynchronize, (CUevent event)) {
-  return waited(REAL(cuEventSynchronize)(event));
+  return waited(REAL(cuEventSynchronize)(event), NO_STREAM);
 }
 
-CUDA_WRAPPER(cuCtxSynchronize, (void)) { return waited(REAL(cuCtxSynchronize)()); }
+CUDA_WRAPPER(cuCtxSynchronize, (void)) { return waited(REAL(cuCtxSynchronize)(), EVERY_STREAM); }
 
 CUDA_WRAPPER(cuCtxSynchronize_v2, (CUcontext context)) {
-  return waited(REAL(cuCtxSynchronize_v2)(context));
+  return waited(REAL(cuCtxSynchronize_v2)(context), NO_STREAM);
 }

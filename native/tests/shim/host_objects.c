@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// VMM, arrays, modules and graphs: what they hold of a GPU is charged once and given back.
+#include "host.h"
+
+#define CONTEXT context_cost()
+
+// ---- virtual memory management ----
+
+static const CUmemAllocationProp on_device = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+
+static CUdeviceptr reserve(uint64_t size) {
+  CUdeviceptr address;
+  OK(cuMemAddressReserve(&address, size, 0, 0, 0));
+  EXPECT_EQUAL(charged(0), charged(0));
+  return address;
+}
+
+static void physical_memory_is_charged_until_nothing_holds_it(void) {
+  start_on(0);
+  CUmemGenericAllocationHandle handle, again;
+  CUdeviceptr address = reserve(64 * MIB);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemCreate(&handle, 8 * MIB, &on_device, 0));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemMap(address, 8 * MIB, 0, handle, 0));
+  OK(cuMemMap(address + 16 * MIB, 8 * MIB, 0, handle, 0));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemRelease(handle));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  AGREE();
+  OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + 6 * MIB)));
+  OK(cuMemUnmap(address, 8 * MIB));
+  OK(cuMemUnmap(address + 16 * MIB, 8 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  AGREE();
+  OK(cuMemRelease(again));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  EXPECT(cuMemRelease(again) != CUDA_SUCCESS);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemAddressFree(address, 64 * MIB));
+}
+
+static void one_unmapping_for_several_mappings(void) {
+  start_on(0);
+  CUdeviceptr address = reserve(64 * MIB);
+  for (uint64_t i = 0; i < 16; i++) {
+    CUmemGenericAllocationHandle handle;
+    OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+    OK(cuMemMap(address + i * 4 * MIB, 4 * MIB, 0, handle, 0));
+    OK(cuMemRelease(handle));
+  }
+  EXPECT_EQUAL(charged(0), CONTEXT + 64 * MIB);
+  OK(cuMemUnmap(address, 32 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + 32 * MIB);
+  AGREE();
+  OK(cuMemUnmap(address + 32 * MIB, 32 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void imported_memory_is_not_charged_again(void) {
+  start_on(0);
+  CUmemGenericAllocationHandle handle, imported;
+  CUdeviceptr address = reserve(8 * MIB);
+  int descriptor;
+  OK(cuMemCreate(&handle, 8 * MIB, &on_device, 0));
+  OK(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                  0));
+  pid_t child = fork();
+  (void)child;
+  if (child == 0) _exit(0);
+  waitpid(child, NULL, 0);
+  OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
+                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemMap(address, 8 * MIB, 0, imported, 0));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemUnmap(address, 8 * MIB));
+  OK(cuMemRelease(imported));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemRelease(handle));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void physical_memory_is_refused(void) {
+  start_on(0);
+  CUmemGenericAllocationHandle handle;
+  GIVES(cuMemCreate(&handle, limit_of(0), &on_device, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  EXPECT(cuMemCreate(&handle, 12345, &on_device, 0) != CUDA_SUCCESS);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  CUmemAllocationProp nowhere = on_device;
+  nowhere.location.id = 9;
+  GIVES(cuMemCreate(&handle, 8 * MIB, &nowhere, 0), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+// ---- arrays ----
+
+static void arrays(void) {
+  start_on(0);
+  CUarray flat, volume, layered;
+  CUmipmappedArray mipmap;
+  CUDA_ARRAY_DESCRIPTOR shape = {1000, 1000, CU_AD_FORMAT_FLOAT, 4};
+  CUDA_ARRAY3D_DESCRIPTOR deep = {100, 90, 80, CU_AD_FORMAT_UNSIGNED_INT8, 1, 0};
+  OK(cuArrayCreate_v2(&flat, &shape));
+  EXPECT(charged(0) >= CONTEXT + 16000000);
+  AGREE();
+  OK(cuArray3DCreate_v2(&volume, &deep));
+  AGREE();
+  deep.Flags = CUDA_ARRAY3D_LAYERED;
+  OK(cuArray3DCreate_v2(&layered, &deep));
+  AGREE();
+  deep.Flags = 0;
+  OK(cuMipmappedArrayCreate(&mipmap, &deep, 5));
+  AGREE();
+  uint64_t all = charged(0);
+  CUarray level;
+  OK(cuMipmappedArrayGetLevel(&level, mipmap, 2));
+  EXPECT_EQUAL(charged(0), all);
+  shape.NumChannels = 3;
+  GIVES(cuArrayCreate_v2(&level, &shape), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQUAL(charged(0), all);
+  OK(cuArrayDestroy(flat));
+  OK(cuArrayDestroy(volume));
+  OK(cuArrayDestroy(layered));
+  OK(cuMipmappedArrayDestroy(mipmap));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  CUDA_ARRAY_DESCRIPTOR huge = {100000, 60000, CU_AD_FORMAT_FLOAT, 4};
+  GIVES(cuArrayCreate_v2(&flat, &huge), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void arrays_go_with_their_context(void) {
+  start_on(0);
+  CUarray flat;
+  CUDA_ARRAY_DESCRIPTOR shape = {1000, 1000, CU_AD_FORMAT_FLOAT, 4};
+  OK(cuArrayCreate_v2(&flat, &shape));
+  AGREE();
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  EXPECT_EQUAL(charged(0), 0);
+  AGREE();
+}
+
+static void sparse_arrays_hold_what_is_mapped_into_them(void) {
+  start_on(0);
+  CUarray sparse;
+  CUmemGenericAllocationHandle handle;
+  CUDA_ARRAY3D_DESCRIPTOR shape = {1024, 1024, 0, CU_AD_FORMAT_FLOAT, 4, CUDA_ARRAY3D_SPARSE};
+  OK(cuArray3DCreate_v2(&sparse, &shape));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemCreate(&handle, 4 * MIB, &on_device, 0));
+  CUarrayMapInfo info = {.resourceType = CU_RESOURCE_TYPE_ARRAY,
+                         .resource = {.array = sparse},
+                         .subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
+                         .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
+                         .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC,
+                         .memHandle = {.memHandle = handle},
+                         .deviceBitMask = 1};
+  info.subresource.sparseLevel.extentWidth = 256;
+  info.subresource.sparseLevel.extentHeight = 256;
+  info.subresource.sparseLevel.extentDepth = 1;
+  if (cuMemMapArrayAsync(&info, 1, NULL) == CUDA_SUCCESS) {
+    OK(cuMemRelease(handle));
+    EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
+  } else {
+    OK(cuMemRelease(handle));
+  }
+  OK(cuArrayDestroy(sparse));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+// ---- modules ----
+
+static const char text[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    "// .global .b8 comment[100000000];\n"
+    ".global .align 4 .b8 large[6000000];\n"
+    ".visible .global .f32 medium[1024][200];\n"
+    ".extern .global .b8 elsewhere[9000000];\n"
+    ".const .u64 table[3] = {1, 2, 3};\n"
+    ".global .v4 .f32 one;\n"
+    ".visible .entry allot_fill() { ret; }\n";
+
+static void variables_of_modules(void) {
+  start_on(0);
+  CUmodule module, second;
+  CUdeviceptr small;
+  OK(cuMemAlloc_v2(&small, 100));
+  OK(cuModuleLoadData(&module, text));
+  EXPECT_EQUAL(charged(0), CONTEXT + 2 * MIB + 6 * MIB);
+  AGREE();
+  OK(cuMemFree_v2(small));
+  AGREE();
+  OK(cuModuleLoadDataEx(&second, text, 0, NULL, NULL));
+  AGREE();
+  OK(cuModuleUnload(module));
+  AGREE();
+  OK(cuModuleUnload(second));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  OK(cuModuleLoadFatBinary(&module, text));
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  EXPECT_EQUAL(charged(0), 0);
+  AGREE();
+}
+
+static void modules_in_files(void) {
+  start_on(0);
+  FILE *file = fopen("module.ptx", "w");
+  EXPECT(file != NULL && fwrite(text, 1, sizeof text - 1, file) == sizeof text - 1);
+  EXPECT(fclose(file) == 0);
+  CUmodule module;
+  CUlibrary library;
+  OK(cuModuleLoad(&module, "module.ptx"));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  AGREE();
+  OK(cuModuleUnload(module));
+  GIVES(cuModuleLoad(&module, "no-such-file.ptx"), CUDA_ERROR_FILE_NOT_FOUND);
+  OK(cuLibraryLoadFromFile(&library, "module.ptx", NULL, NULL, 0, NULL, NULL, 0));
+  AGREE();
+  OK(cuLibraryUnload(library));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  unlink("module.ptx");
+}
+
+static void variables_of_libraries(void) {
+  start_on(0);
+  CUlibrary library;
+  OK(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+  EXPECT(physical(0) <= charged(0));
+  CUdeviceptr address;
+  size_t bytes;
+  OK(cuLibraryGetGlobal(&address, &bytes, library, "large"));
+  AGREE();
+  OK(cuLibraryUnload(library));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void modules_are_refused(void) {
+  start_on(0);
+  CUmodule module;
+  GIVES(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.address_size 64\n"
+                                  ".global .b8 huge[99000000000];\n"),
+        CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  GIVES(cuModuleLoadData(&module, "nonsense .global .b8 a[3000000];"), CUDA_ERROR_INVALID_PTX);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  GIVES(cuModuleLoadData(&module, NULL), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static const test_case cases[] = {
+    {"physical_memory_is_charged_until_nothing_holds_it",
+     physical_memory_is_charged_until_nothing_holds_it},
+    {"one_unmapping_for_several_mappings", one_unmapping_for_several_mappings},
+    {"imported_memory_is_not_charged_again", imported_memory_is_not_charged_again},
+    {"physical_memory_is_refused", physical_memory_is_refused},
+    {"arrays", arrays},
+    {"arrays_go_with_their_context", arrays_go_with_their_context},
+    {"sparse_arrays_hold_what_is_mapped_into_them", sparse_arrays_hold_what_is_mapped_into_them},
+    {"variables_of_modules", variables_of_modules},
+    {"modules_in_files", modules_in_files},
+    {"variables_of_libraries", variables_of_libraries},
+    {"modules_are_refused", modules_are_refused},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) { return run_case(cases, argc, argv); }

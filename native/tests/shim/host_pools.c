@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream-ordered allocation: pools are charged for what they reserve, whatever the program has of it.
+#include <pthread.h>
+
+#include "host.h"
+
+#define CONTEXT context_cost()
+#define POOL_GROWTH (32 * MIB)
+
+static uint64_t reserved_by(CUmemoryPool pool) {
+  uint64_t bytes;
+  OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes));
+  return bytes;
+}
+
+static CUmemoryPool default_pool(void) {
+  CUmemoryPool pool;
+  OK(cuDeviceGetDefaultMemPool(&pool, 0));
+  return pool;
+}
+
+static CUmemoryPool new_pool(void) {
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  CUmemoryPool pool;
+  OK(cuMemPoolCreate(&pool, &properties));
+  return pool;
+}
+
+static void keep_all(CUmemoryPool pool) {
+  uint64_t threshold = UINT64_MAX;
+  OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+}
+
+static void growth_is_charged(void) {
+  start_on(0);
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr small, large;
+  OK(cuMemAllocAsync(&small, 1000, stream));
+  EXPECT_EQUAL(charged(0), CONTEXT + POOL_GROWTH);
+  OK(cuMemAllocAsync(&large, 100 * MIB, stream));
+  EXPECT_EQUAL(charged(0), CONTEXT + POOL_GROWTH + 100 * MIB);
+  AGREE();
+  OK(cuMemFreeAsync(small, stream));
+  OK(cuMemFreeAsync(large, stream));
+  OK(cuStreamSynchronize(stream));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  OK(cuMemAllocAsync_ptsz(&small, 1000, NULL));
+  AGREE();
+  OK(cuMemFree_v2(small));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void each_way_of_waiting_gives_back(void) {
+  CUcontext context = start_on(0);
+  CUdeviceptr pointer;
+  CUevent event;
+  OK(cuEventCreate(&event, 0));
+  for (int way = 0; way < 4; way++) {
+    OK(cuMemAllocAsync(&pointer, 50 * MIB, NULL));
+    OK(cuMemFreeAsync(pointer, NULL));
+    OK(cuEventRecord(event, NULL));
+    if (way == 0) OK(cuCtxSynchronize());
+    if (way == 1) OK(cuCtxSynchronize_v2(context));
+    if (way == 2) OK(cuEventSynchronize(event));
+    if (way == 3) OK(cuStreamSynchronize_ptsz((CUstream)1));
+    AGREE();
+  }
+}
+
+static void a_threshold_keeps_the_charge(void) {
+  start_on(0);
+  CUdeviceptr pointer;
+  keep_all(default_pool());
+  OK(cuMemAllocAsync(&pointer, 200 * MIB, NULL));
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(charged(0), CONTEXT + 200 * MIB);
+  AGREE();
+  OK(cuMemPoolTrimTo(default_pool(), 0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void own_pools(void) {
+  start_on(0);
+  CUmemoryPool pool = new_pool(), other = new_pool();
+  CUdeviceptr first, second;
+  OK(cuMemAllocFromPoolAsync(&first, 10 * MIB, pool, NULL));
+  OK(cuDeviceSetMemPool(0, other));
+  OK(cuMemAllocAsync(&second, 40 * MIB, NULL));
+  EXPECT_EQUAL(reserved_by(other), 40 * MIB);
+  EXPECT_EQUAL(charged(0), CONTEXT + POOL_GROWTH + 40 * MIB);
+  AGREE();
+  OK(cuMemFreeAsync(second, NULL));
+  OK(cuMemPoolDestroy(other));
+  EXPECT_EQUAL(charged(0), CONTEXT + POOL_GROWTH);
+  AGREE();
+  // Destroyed with memory in use, it lives until that is freed.
+  OK(cuMemPoolDestroy(pool));
+  EXPECT_EQUAL(charged(0), CONTEXT + POOL_GROWTH);
+  OK(cuMemFreeAsync(first, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  for (int i = 0; i < 3000; i++) OK(cuMemPoolDestroy(new_pool()));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void plain_memory_freed_in_stream_order(void) {
+  start_on(0);
+  CUdeviceptr pointer;
+  OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+  OK(cuMemFreeAsync(pointer, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemAlloc_v2(&pointer, 1000));
+  OK(cuMemFreeAsync(pointer, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  GIVES(cuMemFreeAsync(12345, NULL), CUDA_ERROR_INVALID_VALUE);
+}
+
+// ---- at the limit ----
+
+static void fill_to(uint64_t left) {
+  CUdeviceptr pointer;
+  while (limit_of(0) - charged(0) >= left + GRANULE) OK(cuMemAlloc_v2(&pointer, GRANULE));
+}
+
+static void refused_at_the_limit(void) {
+  start_on(0);
+  CUdeviceptr pointer;
+  fill_to(POOL_GROWTH - GRANULE);
+  GIVES(cuMemAllocAsync(&pointer, 100, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  GIVES(cuMemAllocAsync(&pointer, 1000 * GIB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  GIVES(cuMemAllocAsync(&pointer, UINT64_MAX, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+}
+
+// What a pool has already can be used to the last, with nothing left under the limit.
+static void a_pools_own_room_can_be_used(void) {
+  start_on(0);
+  CUdeviceptr pieces[32], more;
+  fill_to(POOL_GROWTH + MIB);
+  for (int i = 0; i < 32; i++) OK(cuMemAllocAsync(&pieces[i], MIB, NULL));
+  EXPECT(limit_of(0) - charged(0) < 2 * GRANULE);
+  GIVES(cuMemAllocAsync(&more, 1, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+  for (int round = 0; round < 20; round++) {
+    OK(cuMemFreeAsync(pieces[round], NULL));
+    OK(cuMemAllocAsync(&pieces[round], MIB - 100 * (uint64_t)round, NULL));
+    AGREE();
+  }
+  OK(cuMemFreeAsync(pieces[3], NULL));
+  OK(cuMemFreeAsync(pieces[5], NULL));
+  GIVES(cuMemAllocAsync(&more, 2 * MIB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuMemAllocAsync(&more, MIB, NULL));
+  AGREE();
+}
+
+// Memory that a pool only keeps makes room: for itself, for other pools, for plain memory.
+static void kept_memory_makes_room(void) {
+  start_on(0);
+  CUdeviceptr pointer, other;
+  CUmemoryPool pool = new_pool();
+  keep_all(default_pool());
+  keep_all(pool);
+  uint64_t most = (limit_of(0) - CONTEXT) & ~(GRANULE - 1);
+  OK(cuMemAllocAsync(&pointer, most, NULL));
+  OK(cuMemFreeAsync(pointer, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + most);
+  OK(cuMemAllocAsync(&pointer, most - 64 * MIB, NULL));
+  AGREE();
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuMemAllocFromPoolAsync(&other, most - 100 * MIB, pool, NULL));
+  AGREE();
+  OK(cuMemFreeAsync(other, NULL));
+  OK(cuCtxSynchronize());
+  OK(cuMemAllocAsync(&pointer, most, NULL));
+  AGREE();
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuCtxSynchronize());
+  EXPECT(charged(0) <= limit_of(0));
+}
+
+static CUcontext shared_context;
+
+static void *allocate_in_streams(void *argument) {
+  unsigned seed = (unsigned)(uintptr_t)argument;
+  CUstream streams[2];
+  CUdeviceptr pieces[24] = {0};
+  OK(cuCtxSetCurrent(shared_context));
+  for (int i = 0; i < 2; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 1500; i++) {
+    CUdeviceptr *one = &pieces[rand_r(&seed) % 24];
+    CUstream stream = streams[rand_r(&seed) % 2];
+    if (*one != 0) {
+      OK(cuMemFreeAsync(*one, stream));
+      *one = 0;
+    } else {
+      uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (i % 4 == 0 ? 90 * MIB : MIB);
+      int result = (int)cuMemAllocAsync(one, bytes, stream);
+      EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+      if (result != CUDA_SUCCESS) *one = 0;
+    }
+    if (i % 50 == 0) OK(cuStreamSynchronize(stream));
+    EXPECT(allot_gpu_used(&simulation, 0) <= limit_of(0));
+    EXPECT(allot_ledger_used(&share, 0) <= limit_of(0));
+  }
+  for (int i = 0; i < 24; i++) {
+    if (pieces[i] != 0) OK(cuMemFreeAsync(pieces[i], streams[0]));
+  }
+  for (int i = 0; i < 2; i++) OK(cuStreamSynchronize(streams[i]));
+  return NULL;
+}
+
+static void threads_and_streams_at_the_limit(void) {
+  shared_context = start_on(0);
+  fill_to(700 * MIB);
+  uint64_t before = charged(0);
+  pthread_t threads[4];
+  for (uintptr_t i = 0; i < 4; i++) {
+    OK(pthread_create(&threads[i], NULL, allocate_in_streams, (void *)(i + 1)));
+  }
+  for (int i = 0; i < 4; i++) OK(pthread_join(threads[i], NULL));
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(charged(0), before);
+  AGREE();
+}
+
+static const test_case cases[] = {
+    {"growth_is_charged", growth_is_charged},
+    {"each_way_of_waiting_gives_back", each_way_of_waiting_gives_back},
+    {"a_threshold_keeps_the_charge", a_threshold_keeps_the_charge},
+    {"own_pools", own_pools},
+    {"plain_memory_freed_in_stream_order", plain_memory_freed_in_stream_order},
+    {"refused_at_the_limit", refused_at_the_limit},
+    {"a_pools_own_room_can_be_used", a_pools_own_room_can_be_used},
+    {"kept_memory_makes_room", kept_memory_makes_room},
+    {"threads_and_streams_at_the_limit", threads_and_streams_at_the_limit},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) { return run_case(cases, argc, argv); }
