@@ -10,6 +10,7 @@ Usage: python tools/generate_machine_layout.py [--check] [--cc CC]
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shlex
@@ -92,6 +93,7 @@ def _program() -> str:
         '  printf("MACHINE_FILE_BYTES: Final = %llu\\n",'
         " (unsigned long long)ALLOT_MACHINE_FILE_BYTES);"
     )
+    lines.append(f'  printf("STATE_LAYOUT: Final = \\"{state_layout()}\\"\\n");')
     lines.append('  printf("FAULTS_AT: Final = %zu\\n", offsetof(allot_machine, faults));')
     for struct, short in STRUCTS.items():
         lines.append(f'  printf("\\n{short}_SIZE: Final = %zu\\n", sizeof({struct}));')
@@ -100,6 +102,13 @@ def _program() -> str:
         lines.append('  printf("}\\n");')
     lines.append("  return 0;\n}")
     return "\n".join(lines)
+
+
+def state_layout() -> str:
+    """Return a hash of both headers' declarations: a file of other ones must not be mapped."""
+    text = "".join((SIMULATED / name).read_text() for name in ("machine.h", "engine/state.h"))
+    words = re.sub(r"//.*", "", text).split()
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
 
 def generate(compiler: list[str]) -> str:

@@ -40,13 +40,11 @@ class MachineFacts:
 
 
 def identity(description: MachineDescription) -> str:
-    """Return the machine's name: a hash of all that it is, and of the layout it is written in."""
-    return hashlib.sha256(_machine_bytes(description, "")).hexdigest()[:16]
+    """Return the machine's name: a hash of all that it is, and of the layout it is written in.
 
-
-def pack(description: MachineDescription) -> bytes:
-    """Return `allot_machine_description` of native/simulated/machine.h for a description."""
-    return _machine_bytes(description, identity(description))
+    Two releases of allotment that disagree about the file never meet in one.
+    """
+    return hashlib.sha256(pack(description) + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
 
 
 def unpack(data: bytes) -> MachineFacts:
@@ -123,10 +121,23 @@ def _distances(count: int) -> Iterator[int]:
             yield -distance
 
 
+def _seed(description: MachineDescription) -> str:
+    """Return what UUIDs and serial numbers are made from: the description, and no layout."""
+    gpus = [
+        (gpu.model.key, gpu.memory_bytes, gpu.uuid, gpu.numa_node, gpu.ecc)
+        for gpu in description.gpus
+    ]
+    driver = (description.driver_version, description.cuda_version)
+    times = (description.timeslice_us, description.kernel_us)
+    return hashlib.sha256(repr((gpus, driver, times)).encode()).hexdigest()
+
+
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def _machine_bytes(description: MachineDescription, name: str) -> bytes:
+def pack(description: MachineDescription) -> bytes:
+    """Return `allot_machine_description` of native/simulated/machine.h for a description."""
+    seed = _seed(description)
     data = bytearray(layout.MACHINE_SIZE)
     driver, cuda = description.driver_version, description.cuda_version
     _write(
@@ -150,7 +161,7 @@ def _machine_bytes(description: MachineDescription, name: str) -> bytes:
     for at, gpu in enumerate(description.gpus):
         values = {
             **_model_values(gpu),
-            **_own_values(gpu, name, at),
+            **_own_values(gpu, seed, at),
             "numa_node": nodes[at],
             "nvlink_peer": peers[at],
         }
@@ -158,14 +169,14 @@ def _machine_bytes(description: MachineDescription, name: str) -> bytes:
     return bytes(data)
 
 
-def _own_values(gpu: GpuDescription, name: str, at: int) -> dict[str, Value]:
-    """What tells one GPU of a model from the next; without the machine's name, only the place."""
-    digest = hashlib.sha256(f"{name}/{at}".encode()).hexdigest()
+def _own_values(gpu: GpuDescription, seed: str, at: int) -> dict[str, Value]:
+    """What tells one GPU of a model from the next."""
+    digest = hashlib.sha256(f"{seed}/{at}".encode()).hexdigest()
     made = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
-    serial = f"13{int(digest[32:48], 16) % 10**11:011d}" if gpu.model.has_serial else ""
+    serial = f"13{int(digest[32:48], 16) % 10**11:011d}"
     return {
-        "uuid": gpu.uuid or (made if name else ""),
-        "serial": serial if name else "",
+        "uuid": gpu.uuid or made,
+        "serial": serial if gpu.model.has_serial else "",
         "pci_domain": 0,
         "pci_bus": 7 + _BUS_STEP * at,
         "pci_device": 0,

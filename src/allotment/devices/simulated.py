@@ -3,8 +3,8 @@
 
 A machine is one file below a state folder, named by the hash of its description, so that everyone
 who asks for `a100-80gb:2` with the same state folder is on the same machine. It appears whole (a
-temporary file, then a link), and two makers at once get the same one. The file is sparse: half a
-gigabyte long, a few pages of space.
+temporary file, then a link), and two makers at once get the same one. The file is sparse: hundreds
+of megabytes long, a few pages of space.
 
 Reading a description goes straight to the file: no NVML, nothing to load.
 """
