@@ -19,13 +19,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -109,13 +110,30 @@ class Tenant:
         return self.answer()
 
     def wait(self) -> None:
-        """Until its memory is gone: its socket closes after its mappings do."""
+        """Until it has ended: the kernel closes files, and with them locks, before it says so."""
         with contextlib.suppress(ConnectionResetError):
-            assert not self.lines.readline()
+            while self.lines.readline():
+                pass
         self.lines.close()
         self.connection.close()
         if self.process is not None:
             self.process.wait()
+        else:
+            wait_for_end(self.pid)
+
+
+def wait_for_end(pid: int) -> None:
+    """Until a process that is not our child is gone, or is only its parent's zombie."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state in "ZX":
+            return
+        time.sleep(0.001)
+    pytest.fail(f"process {pid} does not end")
 
 
 class World:
@@ -188,7 +206,9 @@ class ShareMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         try:
-            self.end_of_the_story()
+            # After a failure there is no story to end, only processes.
+            if sys.exc_info()[0] is None:
+                self.end_of_the_story()
         finally:
             for tenant in self.tenants:
                 with contextlib.suppress(ProcessLookupError):
@@ -196,12 +216,13 @@ class ShareMachine(RuleBasedStateMachine):
                 tenant.wait()
             self.world.close()
 
-    def pick(self, index: int, *, is_open: bool) -> Tenant:
+    def pick(self, index: int, *, is_open: bool) -> Tenant | None:
         found = [each for each in self.tenants if each.is_open == is_open and not each.inherited]
-        assume(found)
-        return found[index % len(found)]
+        return found[index % len(found)] if found else None
 
     # ---- rules ----------------------------------------------------------------------------------
+    # Which rules may follow depends on the number of processes alone. What the processes get may
+    # differ from run to run, and a rule that finds nothing to do does nothing.
 
     @precondition(lambda self: len(self.tenants) < MOST_TENANTS)
     @rule(resolving=st.sampled_from(["dlsym", "procaddress"]))
@@ -221,12 +242,12 @@ class ShareMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, MOST_TENANTS - 1))
     def open(self, index: int) -> None:
         tenant = self.pick(index, is_open=False)
+        if tenant is None:
+            return
         used = self.used()
         result = tenant.ask("open")["result"]
         if result == OUT_OF_MEMORY:
             assert used + self.world.device.context_bytes > self.limit
-            # A program that cannot even have a context has nothing left to try here.
-            self.end(tenant)
             return
         assert result == 0
         tenant.is_open = True
@@ -238,6 +259,8 @@ class ShareMachine(RuleBasedStateMachine):
     )
     def allocate(self, index: int, api: str, size: int) -> None:
         tenant = self.pick(index, is_open=True)
+        if tenant is None:
+            return
         used = self.used()
         answer = tenant.ask("allocate", api=api, bytes=size)
         if answer["result"] == OUT_OF_MEMORY:
@@ -253,7 +276,6 @@ class ShareMachine(RuleBasedStateMachine):
     )
     def allocate_together(self, requests: Sequence[tuple[str, int]]) -> None:
         able = [tenant for tenant in self.tenants if tenant.is_open]
-        assume(len(able) > 1)
         for tenant, (api, size) in zip(able, requests, strict=False):
             tenant.send({"do": "allocate", "api": api, "bytes": size})
         for tenant, (api, size) in zip(able, requests, strict=False):
@@ -265,12 +287,14 @@ class ShareMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, MOST_TENANTS - 1), which=st.integers(0, 99))
     def free(self, index: int, which: int) -> None:
         tenant = self.pick(index, is_open=True)
-        assume(tenant.held)
-        self.give_back(tenant, list(tenant.held)[which % len(tenant.held)])
+        if tenant is not None and tenant.held:
+            self.give_back(tenant, list(tenant.held)[which % len(tenant.held)])
 
     @rule(index=st.integers(0, MOST_TENANTS - 1))
     def trim(self, index: int) -> None:
-        assert self.pick(index, is_open=True).ask("trim") == {"result": 0}
+        tenant = self.pick(index, is_open=True)
+        if tenant is not None:
+            assert tenant.ask("trim") == {"result": 0}
 
     @precondition(lambda self: self.tenants)
     @rule(index=st.integers(0, MOST_TENANTS - 1))
@@ -282,11 +306,13 @@ class ShareMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tenants)
     @rule(index=st.integers(0, MOST_TENANTS - 1), api=st.sampled_from(APIS), size=SIZES)
     def kill_in_the_middle(self, index: int, api: str, size: int) -> None:
-        tenant = self.pick(index, is_open=True)
-        tenant.send({"do": "allocate", "api": api, "bytes": size})
+        tenant = self.tenants[index % len(self.tenants)]
+        if tenant.is_open:
+            tenant.send({"do": "allocate", "api": api, "bytes": size})
         os.kill(tenant.pid, signal.SIGKILL)
-        with contextlib.suppress(ConnectionResetError):
-            tenant.lines.readline()  # the answer, if there was time for one
+        if tenant.is_open:
+            with contextlib.suppress(ConnectionResetError):
+                tenant.lines.readline()  # the answer, if there was time for one
         self.forget(tenant)
 
     @precondition(lambda self: self.tenants)
@@ -402,5 +428,9 @@ class ShareMachine(RuleBasedStateMachine):
 
 TestShares = pytest.mark.timeout(180)(ShareMachine.TestCase)
 TestShares.settings = settings(
-    stateful_step_count=25, suppress_health_check=list(HealthCheck), deadline=None
+    stateful_step_count=25,
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+    # A failure is rarely the same twice: what processes do at once is not Hypothesis's to choose.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
