@@ -195,12 +195,15 @@ class World:
 class ShareMachine(RuleBasedStateMachine):
     """The rules: what can happen to a share, and what must hold after it."""
 
+    world: World
+    tenants: list[Tenant]
+
     @initialize(limit=st.integers(1 * GIB, 3 * GIB))
     def begin(self, limit: int) -> None:
         self.limit = limit
         self.allowed = limit  # more than the limit only after a forced resize
         self.world = World(limit)
-        self.tenants: list[Tenant] = []
+        self.tenants = [self.world.start("dlsym"), self.world.start("procaddress")]
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
