@@ -12,7 +12,7 @@ from pathlib import Path
 from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.shares.folders import StateFolder, explained
 
-__all__ = ["shim_copy", "simulated_copy"]
+__all__ = ["is_trusted", "shim_copy", "simulated_copy"]
 
 _SIMULATED_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
@@ -25,7 +25,7 @@ def shim_copy(folder: StateFolder) -> Path:
 def simulated_copy(folder: StateFolder) -> Path:
     """Return the folder with the copies of the simulated libraries."""
     source = library_path(SIMULATED)
-    return _copy([source / name for name in _SIMULATED_LIBRARIES], folder.simulated / "lib")
+    return _copy([source / name for name in _SIMULATED_LIBRARIES], folder.libraries)
 
 
 def _copy(sources: list[Path], parent: Path) -> Path:
@@ -36,13 +36,14 @@ def _copy(sources: list[Path], parent: Path) -> Path:
     for source in sources:
         digest.update(source.read_bytes())
     target = parent / digest.hexdigest()[:32]
-    if target.is_dir() and not _is_trusted(target):
+    if target.is_dir() and not is_trusted(target):
         target = target.with_name(f"{target.name}-{os.geteuid()}")
     if target.is_dir():
         return target
-    draft = parent / f".new-{os.getpid()}"
+    draft = parent / f".new-{os.urandom(6).hex()}"
     try:
-        draft.mkdir(parents=True, mode=0o755)
+        draft.mkdir()
+        draft.chmod(0o755)
         for source in sources:
             shutil.copyfile(source, draft / source.name)
             (draft / source.name).chmod(0o555)
@@ -55,6 +56,6 @@ def _copy(sources: list[Path], parent: Path) -> Path:
     return target
 
 
-def _is_trusted(target: Path) -> bool:
-    """Tell whether a copy is root's or one's own: in a folder of all users anyone may make one."""
-    return target.stat().st_uid in {0, os.geteuid()}
+def is_trusted(target: Path) -> bool:
+    """Tell whether a file is root's or one's own: in a folder of all users anyone may make one."""
+    return target.lstat().st_uid in {0, os.geteuid()}

@@ -65,6 +65,7 @@ class StateFolder:
         self.shares = root / "shares"
         self.shims = root / "shim"
         self.simulated = root / "simulated"
+        self.libraries = self.simulated / "lib"
 
     @classmethod
     def at(cls, root: Path | None) -> Self:
@@ -106,7 +107,7 @@ class StateFolder:
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             mode = self.root.stat().st_mode & 0o7777
-            for folder in (self.shares, self.shims, self.simulated):
+            for folder in (self.shares, self.shims, self.simulated, self.libraries):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
                     folder.chmod(mode)  # a folder shared by all users is so all the way down
@@ -171,12 +172,15 @@ def _make_file(path: Path, content: bytes, mode: int) -> None:
     """
     if path.exists():
         return
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_bytes(content)
+    draft = path.with_name(f".{path.name}-{os.urandom(6).hex()}")
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(draft, flags, 0o600)
     try:
-        draft.chmod(mode)
+        os.write(descriptor, content)
+        os.fchmod(descriptor, mode)
         os.link(draft, path)
     except FileExistsError:
         pass  # another `allot` was first, with the same content
     finally:
+        os.close(descriptor)
         draft.unlink()

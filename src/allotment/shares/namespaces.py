@@ -146,9 +146,9 @@ def _make_cache(path: str, libraries: str) -> None:
 
 
 def _keep(source: str, kept: str) -> None:
-    draft = f"{kept}.{os.getpid()}"
+    draft = f"{kept}.{os.urandom(6).hex()}"
     try:
-        with open(source, "rb") as file, open(draft, "wb") as copy:  # noqa: PTH123
+        with open(source, "rb") as file, open(draft, "xb") as copy:  # noqa: PTH123
             copy.write(file.read())
         os.rename(draft, kept)  # noqa: PTH104
     except OSError:

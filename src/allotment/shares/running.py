@@ -12,8 +12,8 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -24,7 +24,7 @@ from allotment.model.errors import (
     PrerequisiteError,
 )
 
-__all__ = ["Program", "end_as", "find_program", "start", "wait"]
+__all__ = ["Program", "SignalMask", "end_as", "find_program", "signals_held", "start", "wait"]
 
 _SI_KERNEL = 0x80  # <asm-generic/siginfo.h>: sent by the kernel, like the terminal's signals
 _UNBLOCKABLE = {signal.SIGKILL, signal.SIGSTOP}
@@ -38,6 +38,7 @@ _OWN_FAULTS = {
     signal.SIGSYS,
     signal.SIGABRT,
 }
+SignalMask = set[signal.Signals | int]
 _TERMINAL_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -84,26 +85,42 @@ def find_program(arguments: Sequence[str], search_path: str | None) -> Program:
     )
 
 
+@contextmanager
+def signals_held() -> Iterator[SignalMask]:
+    """Let signals wait for `wait`, from before a child is started until its share has ended.
+
+    Yields what was held before: the child is to have that.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
+    try:
+        yield mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def start(
-    program: Program, environment: Mapping[str, str], prepare: Callable[[], None] | None
+    program: Program,
+    environment: Mapping[str, str],
+    *,
+    mask: SignalMask,
+    prepare: Callable[[], None] | None = None,
 ) -> int:
     """Start a program in a child that calls `prepare` first; return the child's process id.
 
-    From here on signals wait for `wait`. Raises `PrerequisiteError` when `prepare` failed (nothing
-    runs then), `CommandNotExecutableError` when the kernel would not execute the program.
+    The caller holds signals; the program gets the mask from before. Raises `PrerequisiteError` when
+    `prepare` failed (nothing runs then), `CommandNotExecutableError` when the kernel would not
+    execute the program.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _become(program, environment, prepare, mask, write_end)
+        _become(program, environment, mask, prepare, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         report = pipe.read()
     if not report:
         return child
     os.waitpid(child, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     stage, number, text = report.decode(errors="replace").split("\0", 2)
     if stage == "prepare":
         raise PrerequisiteError(
@@ -117,8 +134,8 @@ def start(
 def _become(
     program: Program,
     environment: Mapping[str, str],
+    mask: SignalMask,
     prepare: Callable[[], None] | None,
-    mask: set[signal.Signals | int],
     report: int,
 ) -> NoReturn:
     """Turn this child into the program; whatever fails is told through the pipe."""

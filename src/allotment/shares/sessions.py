@@ -12,12 +12,12 @@ from allotment.model.errors import AllotError, NoDevicesError, PrerequisiteError
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.shares import lives
-from allotment.shares.copies import shim_copy, simulated_copy
+from allotment.shares.copies import is_trusted, shim_copy, simulated_copy
 from allotment.shares.folders import RUN_FOLDER, StateFolder
 from allotment.shares.namespaces import NamespacePlan, can_unshare, enter
 from allotment.shares.processes import this_process
 from allotment.shares.records import write_record
-from allotment.shares.running import end_as, find_program, start, wait
+from allotment.shares.running import end_as, find_program, signals_held, start, wait
 
 __all__ = ["Session", "inside_share", "local_devices", "refuse_nesting", "run"]
 
@@ -108,27 +108,30 @@ def run(session: Session) -> NoReturn:
         runner=this_process(),
         command=session.command,
     )
+    # From here on the share is in the books: it is ended by us, or else by the next `allot`.
     share, directory = lives.create(folder, order, devices)
-    try:
-        child = None
-        if injection is Injection.NAMESPACE:
-            plan = _namespace(folder, directory, libraries, machine)
-            try:
-                child = start(program, _inherited(), lambda: enter(plan))
-            except PrerequisiteError as error:
-                if session.inject != "auto":
-                    raise
-                _warn(f"{error}; the limit goes by the environment instead")
-                share = replace(share, injection=Injection.ENVIRONMENT)
-                write_record(directory, share)
-        if child is None:
-            child = start(program, _environment(directory, libraries, machine), None)
-        status = wait(child)
-    except BaseException:
+    with signals_held() as mask:
+        try:
+            child = None
+            if injection is Injection.NAMESPACE:
+                plan = _namespace(folder, directory, libraries, machine)
+                try:
+                    child = start(program, _inherited(), mask=mask, prepare=lambda: enter(plan))
+                except PrerequisiteError as error:
+                    if session.inject != "auto":
+                        raise
+                    _warn(f"{error}; the limit goes by the environment instead")
+                    share = replace(share, injection=Injection.ENVIRONMENT)
+                    write_record(directory, share)
+            if child is None:
+                environment = _environment(directory, libraries, machine)
+                child = start(program, environment, mask=mask)
+            status = wait(child)
+        except BaseException:
+            _end(folder, share)
+            raise
         _end(folder, share)
-        raise
-    _end(folder, share)
-    end_as(status)
+        end_as(status)
 
 
 def _end(folder: StateFolder, share: Share) -> None:
@@ -170,7 +173,10 @@ def _cache_path(folder: StateFolder, libraries: Path) -> Path:
         stamp = f"{now.st_mtime_ns:x}-{now.st_size:x}-{now.st_ino:x}"
     except OSError:
         stamp = "none"
-    return folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}"
+    path = folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}"
+    if path.exists() and not is_trusted(path):
+        return path.with_name(f"{path.name}-{os.geteuid()}")
+    return path
 
 
 def _inherited() -> dict[str, str]:

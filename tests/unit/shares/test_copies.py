@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of the native libraries: named by content, immutable, made once."""
 
+import os
 from pathlib import Path
+
+import pytest
 
 from allotment.libraries import SHIM
 from allotment.shares.copies import shim_copy, simulated_copy
@@ -21,3 +24,14 @@ def test_the_shim_is_copied_once(folder: StateFolder, native_dir: Path) -> None:
 def test_the_simulated_libraries_have_their_real_names(folder: StateFolder) -> None:
     names = sorted(path.name for path in simulated_copy(folder).iterdir())
     assert names == ["libcuda.so.1", "libnvidia-ml.so.1"]
+
+
+def test_what_another_user_planted_is_not_used(folder: StateFolder) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make another's file")
+    planted = shim_copy(folder).parent
+    os.chown(planted, 12345, 12345)
+    own = shim_copy(folder)
+    assert own.parent != planted
+    assert own.parent.stat().st_uid == 0
+    assert shim_copy(folder) == own

@@ -21,6 +21,7 @@ def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> Non
     assert folder.exists()
     names = {path.name for path in folder.root.iterdir()}
     assert names == {"version", "lock", "shares", "shim", "simulated"}
+    assert folder.libraries.is_dir()
 
 
 def test_a_folder_of_all_users_is_so_all_the_way_down(tmp_path: Path) -> None:
