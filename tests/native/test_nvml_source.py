@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allotment.devices import faults
+from allotment.devices.models import MODELS
 from allotment.devices.nvml import Nvml
 from allotment.devices.simulated import SimulatedMachine
 from allotment.devices.sources import Problem, Reading
@@ -113,3 +117,32 @@ def test_without_a_driver_the_hint_is_a_simulated_gpu() -> None:
     with pytest.raises(NoDevicesError) as caught, Nvml():
         pass
     assert "--simulated" in (caught.value.hint or "")
+
+
+def test_a_real_librarys_devices_are_described_by_nvml_alone(
+    machine: Callable[[str], Path], native_dir: Path
+) -> None:
+    # Found by its name and without a file to read from, the simulated library is any driver's.
+    path = machine(",".join(MODELS))
+    code = (
+        "from allotment.devices.nvml import Nvml\n"
+        "with Nvml() as source: print(*source.inventory().devices, sep='\\n')\n"
+        "with Nvml() as source: assert len(source.readings()) == len(source.inventory().devices)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "ALLOTMENT_SIMULATED_MACHINE": str(path),
+            "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = [
+        replace(device, simulated=False, context_bytes=0, numa_node=None)
+        for device in SimulatedMachine(path).devices()
+    ]
+    assert done.stdout.splitlines() == [repr(device) for device in expected]
