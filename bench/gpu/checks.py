@@ -179,8 +179,12 @@ def _burns(runner: Runner) -> Iterator[Check]:
         )
         (process,) = report["processes"]
         before, after = process["memory_before"], process["memory_after"]
+        name = f"`allot burn --api {api}` gets all of its share and no more"
+        if before is None or after is None:
+            yield Check(name=name, is_right=False, seen=str(process["errors"]))
+            continue
         yield Check(
-            name=f"`allot burn --api {api}` gets all of its share and no more",
+            name=name,
             is_right=status == 9
             and before["total_bytes"] == LIMIT
             and after["free_bytes"] < GRANULE
@@ -199,10 +203,14 @@ def _burns(runner: Runner) -> Iterator[Check]:
     )
 
 
+def _configuration(setting: str) -> dict[str, str]:
+    # PyTorch has a newer name for it, and reads this one as well.
+    return {"PYTORCH_CUDA_ALLOC_CONF": setting} if setting else {}
+
+
 def _torch_fills(runner: Runner) -> Iterator[Check]:
     for mode, setting in _MODES.items():
-        # The name changed in 2.10; the old one is still read.
-        with runner.scenario("refill", PYTORCH_CUDA_ALLOC_CONF=setting) as seen:
+        with runner.scenario("refill", **_configuration(setting)) as seen:
             physical = runner.place.used_by(seen["pid"])
         unused = seen["left_bytes"]
         yield Check(
@@ -223,7 +231,7 @@ def _torch_fills(runner: Runner) -> Iterator[Check]:
 
 def _torch_graphs(runner: Runner) -> Iterator[Check]:
     for mode, setting in _MODES.items():
-        with runner.scenario("graphs", PYTORCH_CUDA_ALLOC_CONF=setting) as seen:
+        with runner.scenario("graphs", **_configuration(setting)) as seen:
             # Simulated kernels take time and compute nothing.
             right = runner.place.machine is not None or seen["wrong"] == 0
             yield Check(

@@ -49,11 +49,20 @@ def arguments(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def torch_version(python: str) -> str | None:
-    """Tell which PyTorch that Python has; None when it has none."""
-    command = [python, "-c", "import torch; print(torch.__version__, 'CUDA', torch.version.cuda)"]
+def torch_version(python: str, place: Place) -> str | None:
+    """Tell which PyTorch that Python has; None when it has none that can use this GPU."""
+    command = (
+        "import torch; assert torch.cuda.is_available(); "
+        "print(torch.__version__, 'CUDA', torch.version.cuda)"
+    )
     try:
-        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        answer = subprocess.run(
+            [python, "-W", "ignore", "-c", command],
+            env=place.bare(),
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return answer.stdout.strip()
@@ -71,13 +80,13 @@ def measure(place: Place, *, quick: bool) -> Bench:
 def main(words: list[str]) -> int:
     """Check, measure and report."""
     chosen = arguments(words)
-    torch = torch_version(chosen.python)
-    if torch is None and not chosen.simulated:
-        raise PrerequisiteError(
-            f"{chosen.python} has no PyTorch",
-            hint="pip install torch, or name another Python with --python",
-        )
     with simulated_place() if chosen.simulated else real_place() as place:
+        torch = torch_version(chosen.python, place)
+        if torch is None and not chosen.simulated:
+            raise PrerequisiteError(
+                f"{chosen.python} has no PyTorch that can use {place.device.name}",
+                hint="pip install torch, or name another Python with --python",
+            )
         results = checks.run_all(place, python=chosen.python, with_torch=torch is not None)
         bench = measure(place, quick=chosen.quick)
     document = bench.to_document() | {
