@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from allotment.shares.namespaces import can_unshare
 
 SPEC = ("--simulated", "a100-80gb:2")
+_NEEDED = {"PATH", "PYTHONPATH", "ALLOTMENT_STATE"}
 Allot = Any  # tests/conftest.py: CommandLine
 
 namespace = pytest.param(
@@ -117,6 +119,36 @@ def test_the_programs_signals_are_as_for_any_other(allot: Allot, inject: str) ->
     look = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
     plain = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
     assert allot(*run("sh", "-c", look, inject=inject)).stdout == plain.stdout
+
+
+@both
+def test_a_parent_that_ignores_its_children_is_none_of_ours(allot: Allot, inject: str) -> None:
+    command = allot.command(*run("sh", "-c", "true; exit 7", inject=inject))
+    script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script} os.execv(sys.argv[1], sys.argv[1:])", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    assert shares(allot) == []
+
+
+def test_the_environment_is_the_users_and_nothing_else(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    given = {name: value for name, value in allot.environment().items() if name in _NEEDED}
+    given |= {"LANG": "C", "ODD": "a=b\n c"}
+    done = subprocess.run(
+        allot.command(*run("env", "-0", inject="namespace")),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=given,
+    )
+    assert dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0")) == given
 
 
 @both

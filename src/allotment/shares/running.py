@@ -24,7 +24,7 @@ from allotment.model.errors import (
     PrerequisiteError,
 )
 
-__all__ = ["Program", "SignalMask", "end_as", "find_program", "signals_held", "start", "wait"]
+__all__ = ["Program", "SignalState", "end_as", "find_program", "signals_held", "start", "wait"]
 
 _SI_KERNEL = 0x80  # <asm-generic/siginfo.h>: sent by the kernel, like the terminal's signals
 _UNBLOCKABLE = {signal.SIGKILL, signal.SIGSTOP}
@@ -38,8 +38,15 @@ _OWN_FAULTS = {
     signal.SIGSYS,
     signal.SIGABRT,
 }
-SignalMask = set[signal.Signals | int]
 _TERMINAL_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+
+
+@dataclass(frozen=True, slots=True)
+class SignalState:
+    """What this process was given of signals, and its child is to have."""
+
+    mask: frozenset[signal.Signals | int]
+    ignores_children: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +93,18 @@ def find_program(arguments: Sequence[str], search_path: str | None) -> Program:
 
 
 @contextmanager
-def signals_held() -> Iterator[SignalMask]:
+def signals_held() -> Iterator[SignalState]:
     """Let signals wait for `wait`, from before a child is started until its share has ended.
 
-    Yields what was held before: the child is to have that.
+    Yields how it was before. A parent that ignores its children's end hands that down, and then
+    nobody could wait for them: it is undone for as long.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
+    children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield mask
+        yield SignalState(frozenset(mask), children is signal.SIG_IGN)
     finally:
+        signal.signal(signal.SIGCHLD, children)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -102,19 +112,19 @@ def start(
     program: Program,
     environment: Mapping[str, str],
     *,
-    mask: SignalMask,
+    signals: SignalState,
     prepare: Callable[[], None] | None = None,
 ) -> int:
     """Start a program in a child that calls `prepare` first; return the child's process id.
 
-    The caller holds signals; the program gets the mask from before. Raises `PrerequisiteError` when
-    `prepare` failed (nothing runs then), `CommandNotExecutableError` when the kernel would not
+    The caller holds signals; the program gets them as they were before. Raises `PrerequisiteError`
+    when `prepare` failed (nothing runs then), `CommandNotExecutableError` when the kernel would not
     execute the program.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _become(program, environment, mask, prepare, write_end)
+        _become(program, environment, signals, prepare, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         report = pipe.read()
@@ -134,7 +144,7 @@ def start(
 def _become(
     program: Program,
     environment: Mapping[str, str],
-    mask: SignalMask,
+    signals: SignalState,
     prepare: Callable[[], None] | None,
     report: int,
 ) -> NoReturn:
@@ -149,7 +159,9 @@ def _become(
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if signals.ignores_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals.mask)
         try:
             os.execve(program.path, program.arguments, environment)
         except OSError as error:

@@ -110,13 +110,15 @@ def run(session: Session) -> NoReturn:
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
     share, directory = lives.create(folder, order, devices)
-    with signals_held() as mask:
+    with signals_held() as signals:
         try:
             child = None
             if injection is Injection.NAMESPACE:
                 plan = _namespace(folder, directory, libraries, machine)
                 try:
-                    child = start(program, _inherited(), mask=mask, prepare=lambda: enter(plan))
+                    child = start(
+                        program, _inherited(), signals=signals, prepare=lambda: enter(plan)
+                    )
                 except PrerequisiteError as error:
                     if session.inject != "auto":
                         raise
@@ -125,7 +127,7 @@ def run(session: Session) -> NoReturn:
                     write_record(directory, share)
             if child is None:
                 environment = _environment(directory, libraries, machine)
-                child = start(program, environment, mask=mask)
+                child = start(program, environment, signals=signals)
             status = wait(child)
         except BaseException:
             _end(folder, share)
@@ -181,8 +183,19 @@ def _cache_path(folder: StateFolder, libraries: Path) -> Path:
 
 def _inherited() -> dict[str, str]:
     """Return the environment for a namespace: all is at its default place there."""
-    names = (_SHARE_VARIABLE, _MACHINE_VARIABLE)
+    names = {_SHARE_VARIABLE, _MACHINE_VARIABLE}
+    if "LC_CTYPE" in os.environ and not _was_given(b"LC_CTYPE"):
+        names.add("LC_CTYPE")  # Python's own, where the locale is C (PEP 538)
     return {key: value for key, value in os.environ.items() if key not in names}
+
+
+def _was_given(name: bytes) -> bool:
+    """Tell whether this process was started with a variable."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - start-up time
+            return any(each.startswith(name + b"=") for each in file.read().split(b"\0"))
+    except OSError:
+        return True
 
 
 def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -> Mapping[str, str]:

@@ -12,11 +12,11 @@ from allotment.model.errors import (
     CommandNotFoundError,
     PrerequisiteError,
 )
-from allotment.shares.running import SignalMask, find_program, signals_held, start, wait
+from allotment.shares.running import SignalState, find_program, signals_held, start, wait
 
 
 @pytest.fixture
-def mask() -> Iterator[SignalMask]:
+def signals() -> Iterator[SignalState]:
     with signals_held() as before:
         yield before
 
@@ -66,28 +66,32 @@ def test_not_executable_is_126(
 
 @pytest.mark.parametrize(("name", "status"), [("good", 7), ("bare", 8)])
 def test_scripts_run_as_a_shell_has_it(
-    bin_folder: Path, name: str, status: int, mask: SignalMask
+    bin_folder: Path, name: str, status: int, signals: SignalState
 ) -> None:
     program = find_program([name], str(bin_folder))
-    assert os.waitstatus_to_exitcode(wait(start(program, os.environ, mask=mask))) == status
+    assert os.waitstatus_to_exitcode(wait(start(program, os.environ, signals=signals))) == status
 
 
-def test_a_missing_interpreter_is_told(bin_folder: Path, mask: SignalMask) -> None:
+def test_a_missing_interpreter_is_told(bin_folder: Path, signals: SignalState) -> None:
     with pytest.raises(CommandNotExecutableError) as caught:
-        start(find_program(["lost"], str(bin_folder)), os.environ, mask=mask)
+        start(find_program(["lost"], str(bin_folder)), os.environ, signals=signals)
     assert "interpreter" in (caught.value.hint or "")
 
 
-def test_what_fails_before_the_program_starts_is_told(bin_folder: Path, mask: SignalMask) -> None:
+def test_what_fails_before_the_program_starts_is_told(
+    bin_folder: Path, signals: SignalState
+) -> None:
     def fail() -> None:
         raise PermissionError(1, "Operation not permitted", "/etc/ld.so.preload")
 
     with pytest.raises(PrerequisiteError, match=r"ld\.so\.preload: Operation not permitted"):
-        start(find_program(["good"], str(bin_folder)), os.environ, mask=mask, prepare=fail)
+        start(find_program(["good"], str(bin_folder)), os.environ, signals=signals, prepare=fail)
 
 
-def test_the_program_sees_the_environment_that_was_given(tmp_path: Path, mask: SignalMask) -> None:
+def test_the_program_sees_the_environment_that_was_given(
+    tmp_path: Path, signals: SignalState
+) -> None:
     out = tmp_path / "out"
     program = find_program(["sh", "-c", f'echo "$A" > {out}'], os.environ["PATH"])
-    assert wait(start(program, {"A": "b"}, mask=mask)) == 0
+    assert wait(start(program, {"A": "b"}, signals=signals)) == 0
     assert out.read_text() == "b\n"
