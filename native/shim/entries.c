@@ -29,7 +29,7 @@ SHIM_EARLY static bool may_be_owned(const char *name) {
   return name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l';
 }
 
-SHIM_EARLY int entry_by_name(const char *name) {
+SHIM_EARLY shim_entry entry_by_name(const char *name) {
   if (!may_be_owned(name)) return -1;
   int low = 0, high = ENTRY_COUNT - 1;
   while (low <= high) {
@@ -62,7 +62,7 @@ void *entry_real(shim_entry entry) { return __atomic_load_n(&reals[entry], __ATO
 
 typedef struct address_slot {
   const void *address;  // written last
-  int entry;
+  shim_entry entry;
 } address_slot;
 
 static address_slot addresses[ADDRESS_SLOTS];
@@ -74,7 +74,7 @@ static size_t first_slot(const void *address) {
 
 // Several threads may learn at once, and a child may be forked meanwhile: a slot is claimed before
 // it is filled, and nobody waits for anybody.
-static void remember_address(const void *address, int entry) {
+static void remember_address(const void *address, shim_entry entry) {
   size_t slot = first_slot(address);
   for (int tries = 0; tries < ADDRESS_SLOTS; tries++, slot = (slot + 1) % ADDRESS_SLOTS) {
     if (__atomic_load_n(&addresses[slot].address, __ATOMIC_ACQUIRE) == address) return;
@@ -85,17 +85,17 @@ static void remember_address(const void *address, int entry) {
   }
 }
 
-void entry_alias(shim_entry entry, const void *address) { remember_address(address, (int)entry); }
+void entry_alias(shim_entry entry, const void *address) { remember_address(address, entry); }
 
 void entry_learn(shim_entry entry, void *real) {
   if (real == entry_wrapper(entry)) return;
   void *unknown = NULL;
   __atomic_compare_exchange_n(&reals[entry], &unknown, real, false, __ATOMIC_ACQ_REL,
                               __ATOMIC_ACQUIRE);
-  remember_address(real, (int)entry);
+  remember_address(real, entry);
 }
 
-int entry_by_address(const void *address) {
+shim_entry entry_by_address(const void *address) {
   if (address == NULL) return -1;
   size_t slot = first_slot(address);
   for (int tries = 0; tries < ADDRESS_SLOTS; tries++, slot = (slot + 1) % ADDRESS_SLOTS) {

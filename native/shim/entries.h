@@ -118,7 +118,8 @@
   X(nvmlSystemGetTopologyGpuSet)
 // clang-format on
 
-typedef enum shim_entry {
+typedef int shim_entry;
+enum {
 #define SHIM_ENTRY(name) ENTRY_##name,
   SHIM_CUDA_ENTRIES(SHIM_ENTRY)
   ENTRY_CUDA_END,
@@ -126,12 +127,12 @@ typedef enum shim_entry {
   SHIM_NVML_ENTRIES(SHIM_ENTRY)
 #undef SHIM_ENTRY
   ENTRY_COUNT,
-} shim_entry;
+};
 
 static inline bool entry_is_cuda(shim_entry entry) { return entry < ENTRY_CUDA_END; }
 
 // The owned entry of that name, or -1. Cheap for the names of everything else.
-int entry_by_name(const char *name);
+shim_entry entry_by_name(const char *name);
 const char *entry_name(shim_entry entry);
 // The shim's own function.
 void *entry_wrapper(shim_entry entry);
@@ -143,6 +144,6 @@ void entry_learn(shim_entry entry, void *real);
 // Another address of the same function, in a further copy of the driver.
 void entry_alias(shim_entry entry, const void *address);
 // The entry of a driver's address that was learned, or of a wrapper's own; -1: neither.
-int entry_by_address(const void *address);
+shim_entry entry_by_address(const void *address);
 
 #endif

@@ -57,7 +57,7 @@ static bool is_led(const elf_object *object, int library) {
 // Where a further copy's symbol leads: to the wrapper, or to the first copy's function.
 static void *target_of(int library, const char *name) {
   int entry = entry_by_name(name);
-  if (entry >= 0) return entry_real(entry) == NULL ? NULL : entry_wrapper(entry);
+  if (entry >= 0) return entry_real((shim_entry)entry) == NULL ? NULL : entry_wrapper((shim_entry)entry);
   if (!present[library]) return NULL;
   const ElfW(Sym) *symbol = elf_find(&primaries[library], name);
   return symbol == NULL ? NULL : elf_address(&primaries[library], symbol);
@@ -103,7 +103,7 @@ static void lead_one(void *context, const ElfW(Sym) * symbol) {
   const copy_visit *visit = context;
   const char *name = visit->object->strings + symbol->st_name;
   int entry = entry_by_name(name);
-  if (entry >= 0) entry_alias(entry, elf_address(visit->object, symbol));
+  if (entry >= 0) entry_alias((shim_entry)entry, elf_address(visit->object, symbol));
   void *target = target_of(visit->library, name);
   elf_lock lock;
   if (target == NULL || !elf_unlock(&lock, visit->object, symbol, symbol + 1)) return;

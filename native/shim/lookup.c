@@ -115,9 +115,9 @@ static void exchange(const char *name, void **function, int version, uint64_t fl
   if (entry < 0) {
     entry = entry_of_request(name, version, flags);
     // Calls go through the pointer that the driver gave.
-    if (entry >= 0) entry_learn((shim_entry)entry, *function);
+    if (entry >= 0) entry_learn(entry, *function);
   }
-  if (entry >= 0) *function = entry_wrapper((shim_entry)entry);
+  if (entry >= 0) *function = entry_wrapper(entry);
 }
 
 CUDA_WRAPPER(cuGetProcAddress,

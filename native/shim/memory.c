@@ -9,6 +9,7 @@
 
 #include "driver.h"
 #include "pools.h"
+#include "room.h"
 
 // ---- blocks of small allocations ----
 
@@ -62,7 +63,45 @@ void record_displaced(process *own, const record *stale) {
   }
 }
 
+void leaving_begin(process *own, const record *gone) {
+  record leaving = *gone, displaced;
+  bool was_displaced;
+  leaving.space = SPACE_LEAVING;
+  records_put(&own->records, &leaving, &displaced, &was_displaced);
+}
+
+void leaving_end(process *own, const record *gone) {
+  record left;
+  records_take(&own->records, SPACE_LEAVING, gone->key, &left);
+}
+
 // ---- allocating ----
+
+// Is there a gap in one of the context's blocks? Small allocations come one at a time, so that it is
+// still there when the driver looks for it.
+static bool has_room(const plain_request *request) {
+  room_question question = {.holders = SPACE_BLOCK,
+                            .pieces = KIND_SMALL,
+                            .owner = (uint64_t)(uintptr_t)request->at.context,
+                            .bytes = request->bytes,
+                            .total = UINT64_MAX};
+  return room_exists(request->at.own, &question);
+}
+
+static bool reserve(plain_request *request) {
+  process *own = request->at.own;
+  if (!request->small) return charge_acquire(own, request->at.device, request->reserved);
+  pthread_mutex_lock(&own->small_lock);
+  if (LIKELY(charge_try(own, request->at.device, request->reserved))) return true;
+  if (has_room(request)) {
+    request->reserved = 0;
+    return true;
+  }
+  pthread_mutex_unlock(&own->small_lock);
+  if (!charge_acquire(own, request->at.device, request->reserved)) return false;
+  pthread_mutex_lock(&own->small_lock);
+  return true;
+}
 
 CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) {
   CUresult refusal = target_current(&request->at);
@@ -71,12 +110,12 @@ CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) 
   request->small = may_be_small && bytes < SMALL_LIMIT;
   request->reserved = round_up(bytes, CHARGE_GRANULE);
   // Without a context, or for nothing, the driver has its own error.
-  if (request->at.context == NULL || bytes == 0) request->at.context = NULL;
+  if (bytes == 0) request->at.context = NULL;
   if (request->at.context == NULL) return CUDA_SUCCESS;
-  bool fits = charge_acquire(request->at.own, request->at.device, request->reserved);
-  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  return reserve(request) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// False: the driver has taken more than was reserved, or there is no memory for the record.
 static bool keep(plain_request *request, CUdeviceptr pointer) {
   process *own = request->at.own;
   record added = {.space = SPACE_POINTER,
@@ -90,22 +129,29 @@ static bool keep(plain_request *request, CUdeviceptr pointer) {
   bool was_displaced;
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   if (was_displaced) record_displaced(own, &displaced);
-  if (request->small) {
-    charge_release(own, request->at.device,
-                   request->reserved - small_enter(&request->at, pointer));
+  if (!request->small) return true;
+  uint64_t charged = small_enter(&request->at, pointer);
+  if (charged <= request->reserved) {
+    charge_release(own, request->at.device, request->reserved - charged);
+    return true;
   }
-  return true;
+  // Only after the driver's free may the block's charge, which nothing covers, be given back.
+  charge_force(own, request->at.device, charged);
+  records_take(&own->records, SPACE_POINTER, pointer, &added);
+  DRIVER(REAL(cuMemFree_v2)(pointer));
+  small_leave(own, pointer);
+  return false;
 }
 
 CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer) {
   if (request->at.context == NULL) return result;
+  process *own = request->at.own;
   if (result == CUDA_SUCCESS && !keep(request, pointer)) {
-    DRIVER(REAL(cuMemFree_v2)(pointer));
+    if (!request->small) DRIVER(REAL(cuMemFree_v2)(pointer));
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (result != CUDA_SUCCESS) {
-    charge_release(request->at.own, request->at.device, request->reserved);
-  }
+  if (result != CUDA_SUCCESS) charge_release(own, request->at.device, request->reserved);
+  if (request->small) pthread_mutex_unlock(&own->small_lock);
   return result;
 }
 
@@ -132,26 +178,21 @@ CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
 // back.
 #define PITCH_ALIGNMENT 512
 
-// Narrows the reservation to what the rows turned out to need.
+// Narrows the reservation to what the rows turned out to need. Rows are never padded more than was
+// reserved for; if they are, the memory is given back and refused.
 static CUresult pitched_end(plain_request *request, CUresult result, CUdeviceptr pointer,
                             uint64_t pitch, uint64_t height) {
-  if (result != CUDA_SUCCESS || request->at.context == NULL) {
+  if (result != CUDA_SUCCESS || request->at.context == NULL || request->small) {
     return plain_end(request, result, pointer);
   }
-  uint64_t actual = multiply(pitch, height);
-  uint64_t needed = round_up(actual, CHARGE_GRANULE);
   process *own = request->at.own;
-  if (needed > request->reserved &&
-      !charge_acquire(own, request->at.device, needed - request->reserved)) {
+  uint64_t needed = round_up(multiply(pitch, height), CHARGE_GRANULE);
+  if (needed > request->reserved) {
     DRIVER(REAL(cuMemFree_v2)(pointer));
     return plain_end(request, CUDA_ERROR_OUT_OF_MEMORY, pointer);
   }
-  if (needed < request->reserved) {
-    charge_release(own, request->at.device, request->reserved - needed);
-  }
+  charge_release(own, request->at.device, request->reserved - needed);
   request->reserved = needed;
-  request->bytes = actual;
-  request->small = actual < SMALL_LIMIT;
   return plain_end(request, result, pointer);
 }
 
@@ -205,12 +246,13 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
     }                                                                                    \
     if (gone.kind == KIND_POOLED) return pools_free(own, pointer);                       \
     if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) return DRIVER(call); \
+    if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                              \
     CUresult result = DRIVER(call);                                                      \
-    if (result == CUDA_SUCCESS) {                                                        \
-      record_displaced(own, &gone);                                                      \
-    } else {                                                                             \
+    if (result != CUDA_SUCCESS) {                                                        \
       records_put(&own->records, &gone, &displaced, &was_displaced);                     \
     }                                                                                    \
+    if (gone.kind == KIND_SMALL) leaving_end(own, &gone);                                \
+    if (result == CUDA_SUCCESS) record_displaced(own, &gone);                            \
     return result;                                                                       \
   } while (0)
 

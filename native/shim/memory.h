@@ -14,7 +14,7 @@ typedef struct plain_request {
   target at;
   uint64_t bytes;     // as asked for
   uint64_t reserved;
-  bool small;
+  bool small;  // then the process's small_lock is held from begin to end
 } plain_request;
 CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small);
 // After the driver's answer: keeps the charge with the pointer, or gives it back. Returns the result
@@ -26,6 +26,9 @@ CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer)
 uint64_t small_enter(const target *at, uint64_t pointer);
 // A small allocation is gone: the last one of a block gives the block back.
 void small_leave(process *own, uint64_t pointer);
+// A small allocation or a piece of a pool counts as being there until the driver has freed it.
+void leaving_begin(process *own, const record *gone);
+void leaving_end(process *own, const record *gone);
 // A record was found at an address that the driver has just given out again.
 void record_displaced(process *own, const record *stale);
 

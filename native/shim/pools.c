@@ -392,25 +392,19 @@ void pools_lost(process *own, const record *lost) {
 
 typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
 
-static CUresult free_at_once(CUdeviceptr pointer, CUstream unused) {
-  return REAL(cuMemFree_v2)(pointer);
-}
-
 // Record, driver and pool change together: whether a pool has room is judged by all three.
-static CUresult free_piece(process *own, const record *known, CUstream stream, uint64_t identity,
-                           free_call *call) {
+static CUresult free_piece(process *own, const record *known, CUstream stream, free_call *call) {
   pool_state *pool = &own->pools[known->owner - 1];
   record gone, displaced;
   bool was_displaced;
-  // Of a destroyed pool nothing can be read later: the last piece has to be gone now.
-  bool is_dead = pool->handle == NULL;
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
   bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
   CUresult result = DRIVER(call(known->key, stream));
-  if (taken && result == CUDA_SUCCESS && is_dead && identity != 0) {
+  // Of a destroyed pool nothing can be read later: what is freed has to be gone now.
+  if (taken && result == CUDA_SUCCESS && pool->handle == NULL) {
     result = DRIVER(REAL(cuStreamSynchronize)(stream));
   }
-  if (taken && result == CUDA_SUCCESS) piece_gone(own, pool, identity);
+  if (taken && result == CUDA_SUCCESS) piece_gone(own, pool, stream_identity(stream));
   if (taken && result != CUDA_SUCCESS) {
     records_put(&own->records, &gone, &displaced, &was_displaced);
   }
@@ -418,12 +412,19 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, u
   return result;
 }
 
+// cuMemFree waits for the device, so no lock is held meanwhile.
 CUresult pools_free(process *own, CUdeviceptr pointer) {
-  record known;
-  if (!records_find(&own->records, SPACE_POINTER, pointer, &known)) {
+  record gone, displaced;
+  bool was_displaced;
+  if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) {
     return DRIVER(REAL(cuMemFree_v2)(pointer));
   }
-  return free_piece(own, &known, NULL, 0, free_at_once);
+  leaving_begin(own, &gone);
+  CUresult result = DRIVER(REAL(cuMemFree_v2)(pointer));
+  if (result != CUDA_SUCCESS) records_put(&own->records, &gone, &displaced, &was_displaced);
+  leaving_end(own, &gone);
+  if (result == CUDA_SUCCESS) pools_lost(own, &gone);
+  return result;
 }
 
 static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {
@@ -435,7 +436,7 @@ static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *
     return DRIVER(call(pointer, stream));
   }
   if (known.kind == KIND_POOLED) {
-    return free_piece(own, &known, stream, stream_identity(stream), call);
+    return free_piece(own, &known, stream, call);
   }
   // Memory of no pool, freed in stream order: when it is gone only the stream can tell.
   if (!records_take(&own->records, SPACE_POINTER, pointer, &known)) {

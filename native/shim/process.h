@@ -57,6 +57,7 @@ typedef struct process {
   device_state devices[ALLOT_MAX_DEVICES];
   record_table records;
 
+  pthread_mutex_t small_lock;           // small allocations, one at a time
   pthread_mutex_t context_lock;         // who creates and destroys contexts
   CUcontext primaries[MAX_ORDINALS];    // charged primary contexts
   pthread_mutex_t virtual_lock;         // handles and mappings change together

@@ -13,6 +13,7 @@
 // Values of different spaces are told apart: a context may have the number of a device pointer.
 typedef enum record_space {
   SPACE_POINTER = 1,  // what cuMemFree takes
+  SPACE_LEAVING,      // the same, while the driver frees it
   SPACE_BLOCK,        // 2 MiB of small allocations, by address
   SPACE_CHUNK,        // what a pool once grew by, by address
   SPACE_ARRAY,

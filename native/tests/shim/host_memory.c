@@ -177,6 +177,25 @@ static void the_last_granule_can_be_had(void) {
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
+// A block that is there can be used to the last unit, with nothing left under the limit.
+static void a_blocks_own_room_can_be_used(void) {
+  start_on(0);
+  CUdeviceptr small[4096], more;
+  OK(cuMemAlloc_v2(&small[0], 512));
+  fill(pointers, MOST);
+  AGREE();
+  for (int i = 1; i < 4096; i++) OK(cuMemAlloc_v2(&small[i], 512));
+  GIVES(cuMemAlloc_v2(&more, 1), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+  OK(cuMemFree_v2(small[7]));
+  OK(cuMemFree_v2(small[100]));
+  GIVES(cuMemAlloc_v2(&more, 513), CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuMemAlloc_v2(&more, 512));
+  OK(cuMemAlloc_v2(&more, 1));
+  GIVES(cuMemAlloc_v2(&more, 1), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+}
+
 static void limits_change_live(void) {
   const char *directory = getenv("ALLOTMENT_SHARE");
   start_on(0);
@@ -257,6 +276,7 @@ static const test_case cases[] = {
     {"managed", managed},
     {"host_memory_is_free", host_memory_is_free},
     {"the_last_granule_can_be_had", the_last_granule_can_be_had},
+    {"a_blocks_own_room_can_be_used", a_blocks_own_room_can_be_used},
     {"limits_change_live", limits_change_live},
     {"reports", reports},
     {"errors_stay_the_drivers", errors_stay_the_drivers},
