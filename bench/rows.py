@@ -68,11 +68,14 @@ class Bench:
 
     facts: dict[str, str]
     rows: tuple[Row, ...]
+    failures: dict[str, str]
+    """Questions that got no answer, and why."""
 
     def to_document(self) -> dict[str, Any]:
-        """Give the JSON document: `version`, `machine` (facts by name) and `rows`."""
+        """Give the JSON document: `version`, `machine` (facts by name), `rows`, `failures`."""
         return {
             "version": 1,
             "machine": self.facts,
             "rows": [row.to_document() for row in self.rows],
+            "failures": self.failures,
         }

@@ -17,9 +17,9 @@ import json
 import sys
 from pathlib import Path
 
-from measuring import QUESTIONS, Sizes
-from places import ROOT, Place, facts, simulated_place
-from rows import Bench, Row
+from amounts import Sizes
+from measuring import QUESTIONS, measure
+from places import ROOT, simulated_place
 from tables import put_between_markers, render_markdown, render_text
 
 from allotment.model.errors import AllotError
@@ -51,20 +51,11 @@ def arguments(words: list[str]) -> argparse.Namespace:
     return chosen
 
 
-def measure(place: Place, *, only: list[str], quick: bool) -> Bench:
-    """Ask the questions in turn, telling on stderr which one it is."""
-    rows: list[Row] = []
-    for name in only:
-        print(f"measuring: {name}", file=sys.stderr)
-        rows.extend(QUESTIONS[name](place, Sizes(quick=quick)))
-    return Bench(facts=facts(place), rows=tuple(rows))
-
-
 def main(words: list[str]) -> int:
     """Measure and report; 1 when a target was missed under --strict."""
     chosen = arguments(words)
     with simulated_place() as place:
-        bench = measure(place, only=chosen.only, quick=chosen.quick)
+        bench = measure(place, Sizes(quick=chosen.quick), only=chosen.only)
     if chosen.output == "json":
         print(json.dumps(bench.to_document(), indent=2))
     else:
@@ -75,7 +66,7 @@ def main(words: list[str]) -> int:
             chosen.markdown, name="bench", title="Beside the bare simulated driver", body=body
         )
     missed = [row.name for row in bench.rows if row.is_met is False]
-    return 1 if missed and chosen.strict else 0
+    return 1 if bench.failures or (missed and chosen.strict) else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def render_text(bench: Bench) -> str:
     ]
     lines.append("")
     lines += [f"{row.name}: {row.method}; {row.samples} samples" for row in bench.rows]
+    lines += [f"{name}: NOT MEASURED: {why}" for name, why in bench.failures.items()]
     return "\n".join(lines)
 
 
@@ -36,6 +37,7 @@ def render_markdown(bench: Bench, *, command: str) -> str:
     lines += [_markdown_line(_cells(row)) for row in bench.rows]
     lines += ["", "How each row is measured:", ""]
     lines += [f"- **{row.name}**: {row.method} ({row.samples} samples)." for row in bench.rows]
+    lines += [f"- **{name}**: not measured: {why}." for name, why in bench.failures.items()]
     return "\n".join(lines)
 
 

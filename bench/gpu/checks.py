@@ -59,7 +59,7 @@ def run_all(place: Place, *, python: str, with_torch: bool) -> list[Check]:
 
 def render_text(results: list[Check]) -> str:
     """Write the checks for a terminal."""
-    return "\n".join(f"{_verdict(check):<8}{check.name}: {check.seen}" for check in results)
+    return "\n".join(f"{_verdict(check):<11}{check.name}: {check.seen}" for check in results)
 
 
 def render_markdown(results: list[Check]) -> str:
@@ -94,11 +94,11 @@ class Runner:
         }
         return {**kept, "ALLOTMENT_STATE": str(self.state), **variables}
 
-    def answer(self, command: list[str], **variables: str) -> tuple[dict[str, Any], int]:
+    def answer(self, command: list[str]) -> tuple[dict[str, Any], int]:
         """Run to the end; the JSON object on stdout, and the exit status."""
         done = subprocess.run(
             command,
-            env=self.environment(variables),
+            env=self.environment({}),
             capture_output=True,
             text=True,
             timeout=SCENARIO_SECONDS,
@@ -112,11 +112,11 @@ class Runner:
 
     @contextmanager
     def scenario(
-        self, name: str, *, inside: bool = True, **variables: str
+        self, name: str, variables: Mapping[str, str] | None = None, *, inside: bool = True
     ) -> Iterator[dict[str, Any]]:
         """Run a PyTorch scenario; it still holds its memory within the block."""
         command = [self.python, str(HERE / "scenario.py"), name]
-        environment = self.environment(variables)
+        environment = self.environment(variables or {})
         if not inside:
             environment |= self.place.bare()
         program = subprocess.Popen(
@@ -210,7 +210,7 @@ def _configuration(setting: str) -> dict[str, str]:
 
 def _torch_fills(runner: Runner) -> Iterator[Check]:
     for mode, setting in _MODES.items():
-        with runner.scenario("refill", **_configuration(setting)) as seen:
+        with runner.scenario("refill", _configuration(setting)) as seen:
             physical = runner.place.used_by(seen["pid"])
         unused = seen["left_bytes"]
         yield Check(
@@ -231,7 +231,7 @@ def _torch_fills(runner: Runner) -> Iterator[Check]:
 
 def _torch_graphs(runner: Runner) -> Iterator[Check]:
     for mode, setting in _MODES.items():
-        with runner.scenario("graphs", **_configuration(setting)) as seen:
+        with runner.scenario("graphs", _configuration(setting)) as seen:
             # Simulated kernels take time and compute nothing.
             right = runner.place.machine is not None or seen["wrong"] == 0
             yield Check(

@@ -22,9 +22,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import checks  # noqa: E402 - found only after the line above
-from measuring import QUESTIONS, Sizes  # noqa: E402
-from places import ROOT, Place, facts, real_place, simulated_place  # noqa: E402
-from rows import Bench, Row  # noqa: E402
+from amounts import Sizes  # noqa: E402
+from measuring import QUESTIONS, measure  # noqa: E402
+from places import ROOT, Place, real_place, simulated_place  # noqa: E402
 from tables import put_between_markers, render_markdown, render_text  # noqa: E402
 
 from allotment.model.errors import AllotError, PrerequisiteError  # noqa: E402
@@ -68,15 +68,6 @@ def torch_version(python: str, place: Place) -> str | None:
     return answer.stdout.strip()
 
 
-def measure(place: Place, *, quick: bool) -> Bench:
-    """Make the overhead table on this place's driver."""
-    rows: list[Row] = []
-    for name, question in QUESTIONS.items():
-        print(f"measuring: {name}", file=sys.stderr)
-        rows.extend(question(place, Sizes(quick=quick)))
-    return Bench(facts=facts(place), rows=tuple(rows))
-
-
 def main(words: list[str]) -> int:
     """Check, measure and report."""
     chosen = arguments(words)
@@ -88,7 +79,7 @@ def main(words: list[str]) -> int:
                 hint="pip install torch, or name another Python with --python",
             )
         results = checks.run_all(place, python=chosen.python, with_torch=torch is not None)
-        bench = measure(place, quick=chosen.quick)
+        bench = measure(place, Sizes(quick=chosen.quick), only=list(QUESTIONS))
     document = bench.to_document() | {
         "torch": torch,
         "checks": [result.to_document() for result in results],
@@ -103,7 +94,9 @@ def main(words: list[str]) -> int:
         put_between_markers(
             chosen.markdown, name="gpu-bench", title="On a real GPU, with PyTorch", body=body
         )
-    return 0 if all(result.is_right is not False for result in results) else 1
+    return (
+        0 if not bench.failures and all(result.is_right is not False for result in results) else 1
+    )
 
 
 if __name__ == "__main__":
