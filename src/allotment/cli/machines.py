@@ -12,6 +12,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError, StateError
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found
+from allotment.shares.views import Readings
 
 __all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "survey"]
 
@@ -52,22 +53,22 @@ def devices_of(found: Found) -> tuple[Device, ...]:
 
 
 def survey(
-    folder: StateFolder, spec: str | None, shares: list[Found]
+    folder: StateFolder, spec: str | None, shares: list[Found], ask: Readings = readings
 ) -> tuple[list[DeviceRow], list[Problem]]:
     """Ask every machine that is meant: the one of `spec`, else the real one and those of shares.
 
-    Raises `NoDevicesError` when none has a device.
+    `ask` is who is asked for live figures. Raises `NoDevicesError` when none has a device.
     """
     if spec:
         folder.prepare()
         machine = machine_path(folder.root, spec)
-        return _rows(SimulatedMachine(machine).devices(), machine, shares), []
+        return _rows(SimulatedMachine(machine).devices(), machine, shares, ask), []
     rows: list[DeviceRow] = []
     problems: list[Problem] = []
     failure: NoDevicesError | None = None
     try:
         inventory = real_inventory()
-        rows += _rows(inventory.devices, None, shares)
+        rows += _rows(inventory.devices, None, shares, ask)
         problems += inventory.problems
     except NoDevicesError as error:
         failure = error
@@ -75,7 +76,7 @@ def survey(
         {each.share.machine for each in shares if each.share and each.share.machine}
     ):
         try:
-            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares)
+            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares, ask)
         except StateError as error:
             problems.append(Problem(index=-1, uuid=None, message=error.message))
     if not rows and not problems:
@@ -87,9 +88,9 @@ def survey(
 
 
 def _rows(
-    devices: Iterable[Device], machine: Path | None, shares: Iterable[Found]
+    devices: Iterable[Device], machine: Path | None, shares: Iterable[Found], ask: Readings
 ) -> list[DeviceRow]:
-    live = readings(machine)
+    live = ask(machine)
     known = list(shares)
     rows = []
     for device in devices:

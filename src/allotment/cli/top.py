@@ -78,6 +78,7 @@ def command(
 
 def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
     import time
+    from functools import cache
 
     from allotment.cli.machines import readings, survey
     from allotment.cli.screens import Frame
@@ -85,11 +86,12 @@ def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
     from allotment.shares.views import current, view
 
     shares = current(folder)
+    once = cache(readings)  # both tables are of the same moment
     try:
-        devices, _ = survey(folder, spec, shares)
+        devices, _ = survey(folder, spec, shares, once)
     except NoDevicesError:
         devices = []  # a machine without a GPU has no shares on one either
-    return Frame(devices, view(shares, readings), time.strftime("%H:%M:%S"), sort)
+    return Frame(devices, view(shares, once), time.strftime("%H:%M:%S"), sort)
 
 
 def _print_once(frame: "Frame") -> None:
