@@ -46,11 +46,11 @@ def test_a_call_that_is_not_wrapped_is_the_drivers_own(root: Path) -> None:
 @pytest.mark.usefixtures("native_dir")
 def test_the_table_goes_between_its_markers(root: Path, tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
-    page.write_text("# Performance\n\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n\nMore.\n")
+    page.write_text("# Performance\n\n<!-- bench:begin -->\nSTALE\n<!-- bench:end -->\n\nMore.\n")
     done = bench(root, "--only", "size", "--markdown", str(page))
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "old" not in text
+    assert "STALE" not in text
     assert text.startswith("# Performance\n\n<!-- bench:begin -->\nMade by `make bench` on:")
     assert text.endswith("<!-- bench:end -->\n\nMore.\n")
     assert "| a share's folder, space it takes |" in text
