@@ -214,7 +214,7 @@ static void modules_in_files(void) {
   start_on(0);
   FILE *file = fopen("module.ptx", "w");
   EXPECT(file != NULL && fwrite(text, 1, sizeof text - 1, file) == sizeof text - 1);
-  EXPECT(fclose(file) == 0);
+  OK(fclose(file));
   CUmodule module;
   CUlibrary library;
   OK(cuModuleLoad(&module, "module.ptx"));
