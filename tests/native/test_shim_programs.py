@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import build_native
+from shim_hosts import Share
 
 SOURCES = build_native.NATIVE / "tests" / "shim"
 PROGRAMS = (
@@ -26,12 +27,12 @@ PROGRAMS = (
 )
 BUILDS = ("plain", "address,undefined", "thread")
 #: AddressSanitizer's runtime cannot be in two namespaces of a process.
-NO_NAMESPACES = re.compile(r"namespace")
+NO_NAMESPACES = re.compile("namespace")
 
 
 def cases() -> list[object]:
     """Every case of every program, in every build that can run it."""
-    found = []
+    found: list[object] = []
     for program in PROGRAMS:
         text = (SOURCES / f"{program}.c").read_text()
         table = text[text.index("static const test_case cases[]") :]
@@ -50,7 +51,7 @@ def test_host_program(
     case: str,
     build: str,
     *,
-    share_of: Callable[..., object],
+    share_of: Callable[..., Share],
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from shim_hosts import Share, ShimHosts
+
+ShareMaker = Callable[..., Share]
 GIB = 1 << 30
 NO_DEVICE = "100"
 SYSTEM_NOT_READY = "802"
@@ -24,7 +27,7 @@ SLOT_LOCK_BASE = 0x40000000
 POLICY_VERSION_AT = 8
 
 
-def seen(hosts, share, **variables: str) -> list[str]:  # type: ignore[no-untyped-def]
+def seen(hosts: ShimHosts, share: Share, **variables: str) -> list[str]:
     """What cuInit gives, then UUID and bytes of each device."""
     done = hosts.run([hosts.program("host_devices")], hosts.environment(share, **variables))
     assert (done.returncode, done.stderr) == (0, "")
@@ -53,7 +56,9 @@ def seen(hosts, share, **variables: str) -> list[str]:  # type: ignore[no-untype
         pytest.param("MIG-01234567-89ab-cdef-0123-456789abcdef", (), id="mig-of-another-tenant"),
     ],
 )
-def test_visible_devices(choice: str | None, wanted: tuple[int, ...], shim_hosts, share_of) -> None:  # type: ignore[no-untyped-def]
+def test_visible_devices(
+    choice: str | None, wanted: tuple[int, ...], *, shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
     share = share_of("a100-80gb:4", order=(2, 0), limits=LIMITS)
     variables = {}
     if choice is not None:
@@ -65,7 +70,9 @@ def test_visible_devices(choice: str | None, wanted: tuple[int, ...], shim_hosts
 
 
 @pytest.mark.parametrize("choice", [None, "1,0", "{1},{0}"])
-def test_charges_follow_the_device_not_the_index(choice, shim_hosts, share_of) -> None:  # type: ignore[no-untyped-def]
+def test_charges_follow_the_device_not_the_index(
+    choice: str | None, *, shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
     share = share_of("a100-80gb:4", order=(2, 0), limits=LIMITS)
     chosen = {} if choice is None else {"CUDA_VISIBLE_DEVICES": choice.format(*share.uuids)}
     done = shim_hosts.run(
@@ -76,7 +83,9 @@ def test_charges_follow_the_device_not_the_index(choice, shim_hosts, share_of) -
     assert used == ([False, True] if choice is None else [True, False])
 
 
-def test_a_program_in_no_share_sees_the_machine(shim_hosts, share_of) -> None:  # type: ignore[no-untyped-def]
+def test_a_program_in_no_share_sees_the_machine(
+    shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
     share = share_of("a100-80gb:4", order=(2, 0), limits=LIMITS)
     environment = shim_hosts.environment(share)
     del environment["ALLOTMENT_SHARE"]
@@ -87,7 +96,9 @@ def test_a_program_in_no_share_sees_the_machine(shim_hosts, share_of) -> None:  
     assert all(int(line.split()[1]) > 70 * GIB for line in lines[1:])
 
 
-def test_a_program_with_its_own_entry_point(shim_hosts, share_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_program_with_its_own_entry_point(
+    shim_hosts: ShimHosts, share_of: ShareMaker, tmp_path: Path
+) -> None:
     # Exported, so that the driver's name leads to the program for everyone.
     done = shim_hosts.run(
         [shim_hosts.program("host_next")], shim_hosts.environment(share_of()), cwd=tmp_path
@@ -96,7 +107,9 @@ def test_a_program_with_its_own_entry_point(shim_hosts, share_of, tmp_path: Path
 
 
 @pytest.mark.parametrize("knows_contexts", [True, False], ids=["known-cost", "measured-cost"])
-def test_context_cost(knows_contexts, shim_hosts, share_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_context_cost(
+    *, knows_contexts: bool, shim_hosts: ShimHosts, share_of: ShareMaker, tmp_path: Path
+) -> None:
     share = share_of(knows_contexts=knows_contexts)
     for case in ("starts_with_a_context", "explicit_contexts"):
         shim_hosts.expect("host_memory", case, share, cwd=tmp_path)
@@ -134,7 +147,9 @@ def overwrite(share: Path, name: str, at: int, data: bytes) -> None:
         ),
     ],
 )
-def test_an_unusable_ledger_means_no_gpu(damage, shim_hosts, share_of) -> None:  # type: ignore[no-untyped-def]
+def test_an_unusable_ledger_means_no_gpu(
+    damage: Callable[[Path], object], *, shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
     share = share_of()
     damage(share.directory)
     assert seen(shim_hosts, share) == [SYSTEM_NOT_READY]
@@ -157,7 +172,9 @@ def lock_slots() -> Iterator[Callable[[Path], None]]:
         os.close(descriptor)
 
 
-def test_no_slot_left_means_no_gpu(lock_slots, shim_hosts, share_of) -> None:  # type: ignore[no-untyped-def]
+def test_no_slot_left_means_no_gpu(
+    lock_slots: Callable[[Path], None], *, shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
     share = share_of()
     lock_slots(share.directory / "usage")
     assert seen(shim_hosts, share) == [SYSTEM_NOT_READY]
@@ -173,7 +190,7 @@ def test_wrapper_names_are_sorted(root: Path) -> None:
     assert names == sorted(names)
 
 
-def test_everything_owned_is_exported(shim_hosts, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_everything_owned_is_exported(shim_hosts: ShimHosts, root: Path) -> None:
     text = (root / "native" / "shim" / "entries.h").read_text()
     names = [line.split("(")[1].split(")")[0] for line in text.splitlines() if "  X(" in line]
     library = ctypes.CDLL(str(shim_hosts.shim))
