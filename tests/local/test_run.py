@@ -256,6 +256,14 @@ def test_a_share_lasts_as_long_as_what_the_command_left_behind(allot: Allot, inj
     wait_until(lambda: not shares(allot))
 
 
+def test_inside_of_a_share_the_others_are_not_seen(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    inner = allot.command("ps", "--state", "/run/allotment")
+    done = allot(*run(*inner, inject="namespace"))
+    assert (done.stdout, done.stderr) == ("", "No shares can be seen from inside of one.\n")
+
+
 @both
 def test_shares_do_not_nest(allot: Allot, inject: str) -> None:
     inner = allot.command("run", *SPEC, "--memory", "1Gi", "--", "true")

@@ -45,7 +45,10 @@ def _print(views: "list[ShareView]") -> None:
     from allotment.cli.tables import Column, print_table
 
     if not views:
-        click.echo("No shares.", err=True)
+        from allotment.shares.sessions import inside_share
+
+        where = " can be seen from inside of one" if inside_share() else ""
+        click.echo(f"No shares{where}.", err=True)
         return
     columns = (
         Column("SHARE"),
