@@ -16,8 +16,8 @@ static CUresult check_managed(CUdeviceptr address, size_t size) {
 
 static CUresult check_place(CUmemLocationType type, int id) {
   bool device = type == CU_MEM_LOCATION_TYPE_DEVICE;
-  if (!device) return type > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ? CUDA_ERROR_INVALID_VALUE
-                                                                    : CUDA_SUCCESS;
+  if (!device)
+    return type > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   if (id == CU_DEVICE_CPU) return CUDA_SUCCESS;
   return id >= 0 && id < driver.device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -82,7 +82,8 @@ CUresult cuMemPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t c
 CUresult cuMemDiscardBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t count,
                                 unsigned long long flags, CUstream stream) {
   ENTER();
-  if (addresses == NULL || sizes == NULL || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (addresses == NULL || sizes == NULL || count == 0 || flags != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; i++) TRY(check_managed(addresses[i], sizes[i]));
   return CUDA_SUCCESS;
 }

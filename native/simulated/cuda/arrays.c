@@ -35,9 +35,13 @@ static size_t element_bytes(CUarray_format format, unsigned channels) {
   }
 }
 
-static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+static size_t round_up(size_t value, size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
-static size_t at_least_one(size_t value) { return value > 0 ? value : 1; }
+static size_t at_least_one(size_t value) {
+  return value > 0 ? value : 1;
+}
 
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
   if (shape == NULL || shape->Width == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -60,7 +64,8 @@ static CUDA_ARRAY3D_DESCRIPTOR level_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape,
 }
 
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
-  size_t row = round_up(shape->Width * element_bytes(shape->Format, shape->NumChannels), TILE_BYTES);
+  size_t row =
+      round_up(shape->Width * element_bytes(shape->Format, shape->NumChannels), TILE_BYTES);
   size_t rows = shape->Height > 1 ? round_up(shape->Height, TILE_ROWS) : 1;
   return (uint64_t)row * rows * at_least_one(shape->Depth);
 }
@@ -112,7 +117,8 @@ static array *new_array(context *owner, const CUDA_ARRAY3D_DESCRIPTOR *shape, CU
   made->format = shape->Format;
   made->channels = shape->NumChannels;
   made->flags = shape->Flags;
-  made->pitch = round_up(shape->Width * element_bytes(shape->Format, shape->NumChannels), TILE_BYTES);
+  made->pitch =
+      round_up(shape->Width * element_bytes(shape->Format, shape->NumChannels), TILE_BYTES);
   return made;
 }
 
@@ -214,7 +220,8 @@ CUresult cuArrayGetPlane(CUarray *plane, CUarray handle, unsigned int index) {
 static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *wanted, unsigned flags,
                              uint64_t bytes) {
   if (wanted == NULL || !(flags & WITHOUT_MEMORY)) return CUDA_ERROR_INVALID_VALUE;
-  *wanted = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = round_up(bytes, 2 * MIB), .alignment = 2 * MIB};
+  *wanted =
+      (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = round_up(bytes, 2 * MIB), .alignment = 2 * MIB};
   return CUDA_SUCCESS;
 }
 

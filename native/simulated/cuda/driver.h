@@ -167,7 +167,7 @@ enum range_kind {
   RANGE_IMPORTED,  // another process's
   RANGE_EXTERNAL,
   RANGE_GRAPH,  // of a graph's allocation node
-  RANGE_ARRAY,       // an array's or mipmapped array's
+  RANGE_ARRAY,  // an array's or mipmapped array's
 };
 
 typedef struct range {
@@ -181,9 +181,9 @@ typedef struct range {
   bool accessible;  // MAPPED: access was set
   bool sync_memops;
   uint32_t references;
-  context *owner;  // NULL: of no context
-  void *origin;    // small_block, pool, physical, ...
-  uint64_t offset;  // MAPPED: into the physical memory
+  context *owner;        // NULL: of no context
+  void *origin;          // small_block, pool, physical, ...
+  uint64_t offset;       // MAPPED: into the physical memory
   uint64_t imported_id;  // IMPORTED: the id that it has in its own process
   int imported_pid;
   uint64_t id;
@@ -246,6 +246,8 @@ struct stream {
   uint64_t thread;          // per_thread: whose
   stream *sibling;          // per_thread: the context's next
   struct capture *capture;  // not NULL: launches are recorded
+  struct node **tips;       // what the next one recorded will depend on
+  size_t tip_count;
   CUstreamAttrValue window, policy, domain, domain_map;
 };
 
@@ -259,8 +261,8 @@ struct event {
   int shared;         // index among the machine's shared events, -1: not shared
   uint32_t serial;    // of that shared event
   bool imported;
-  struct node *captured;  // recorded in a capture: the node it stands for
-  struct capture *capture;
+  struct node **captured;  // recorded in a capture: what the stream had come to
+  size_t captured_count;
   uint64_t capture_id;
 };
 
@@ -282,6 +284,8 @@ CUresult capture_forbids_waiting(stream *waited);  // waiting for this stream
 CUresult capture_forbids_legacy(stream *target);   // work that captured streams would wait for
 CUresult capture_unsupported(stream *target);      // ends the capture in failure
 void capture_abandon(stream *dying);
+void capture_forget_event(event *forgotten);
+CUresult capture_child(stream *target, CUgraph child);
 // What would be submitted becomes a node instead.
 CUresult capture_event_record(stream *target, event *recorded, unsigned flags);
 CUresult capture_event_wait(stream *target, event *waited, unsigned flags);

@@ -36,6 +36,7 @@ static CUresult event_of(CUevent handle, event **found) {
 }
 
 void event_destroy_locked(event *dying) {
+  capture_forget_event(dying);
   submit_forget_event(dying);
   shared_event_release(dying);
   object_free(dying);
@@ -56,7 +57,7 @@ CUresult cuEventDestroy(CUevent handle) {
 
 CUresult event_record(event *recorded, stream *target) {
   if (recorded->owner->gpu != target->owner->gpu) return CUDA_ERROR_INVALID_HANDLE;
-  recorded->captured = NULL;
+  capture_forget_event(recorded);
   allot_point point = submit(target, &(submission){.kind = ALLOT_WORK_MARK, .marked = recorded});
   shared_event_record(recorded, point);
   return CUDA_SUCCESS;

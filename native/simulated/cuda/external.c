@@ -52,8 +52,8 @@ CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *address, CUexternalMemory 
     return CUDA_ERROR_INVALID_VALUE;
   }
   LOCK();
-  const range *mapped = handoff_map_locked(from->descriptor, wanted->offset, wanted->size,
-                                           from->gpu, RANGE_EXTERNAL);
+  const range *mapped =
+      handoff_map_locked(from->descriptor, wanted->offset, wanted->size, from->gpu, RANGE_EXTERNAL);
   if (mapped != NULL) *address = mapped->base;
   UNLOCK();
   return mapped != NULL ? CUDA_SUCCESS : CUDA_ERROR_MAP_FAILED;

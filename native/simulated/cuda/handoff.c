@@ -33,7 +33,9 @@ bool handoff_read_name(int descriptor, const char *what, int *gpu, uint64_t *byt
   return strcmp(uuid, driver_description(*gpu)->uuid) == 0;
 }
 
-int handoff_keep(int descriptor) { return fcntl(descriptor, F_DUPFD_CLOEXEC, LOWEST); }
+int handoff_keep(int descriptor) {
+  return fcntl(descriptor, F_DUPFD_CLOEXEC, LOWEST);
+}
 
 int handoff_open(int pid, int descriptor) {
   char path[64];

@@ -4,7 +4,9 @@
 
 #include "simulated/cuda/pool.h"
 
-static bool is_device(const range *asked) { return asked->gpu >= 0; }
+static bool is_device(const range *asked) {
+  return asked->gpu >= 0;
+}
 
 // A context to name for memory that belongs to none.
 static context *context_for(const range *asked) {
@@ -14,11 +16,17 @@ static context *context_for(const range *asked) {
   return primary != NULL && primary->active ? primary : NULL;
 }
 
-static void put(void *data, const void *value, size_t size) { memcpy(data, value, size); }
+static void put(void *data, const void *value, size_t size) {
+  memcpy(data, value, size);
+}
 
-static void put_int(void *data, int value) { put(data, &value, sizeof value); }
+static void put_int(void *data, int value) {
+  put(data, &value, sizeof value);
+}
 
-static void put_address(void *data, CUdeviceptr value) { put(data, &value, sizeof value); }
+static void put_address(void *data, CUdeviceptr value) {
+  put(data, &value, sizeof value);
+}
 
 static int memory_type(const range *asked) {
   return is_device(asked) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -58,8 +66,8 @@ static CUresult answer(void *data, CUpointer_attribute attribute, const range *a
       put_int(data, asked->kind == RANGE_MANAGED);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      put_int(data, is_device(asked) ? driver_ordinal(asked->gpu)
-                                     : (owner != NULL ? owner->ordinal : 0));
+      put_int(data,
+              is_device(asked) ? driver_ordinal(asked->gpu) : (owner != NULL ? owner->ordinal : 0));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       put_int(data, legacy_ipc);

@@ -12,11 +12,11 @@ typedef struct pool {
   CUmemAllocationHandleType handle_types;
   uint64_t threshold, most;  // most 0: no limit of its own
   uint64_t reserved, reserved_high, used, used_high;
-  uint32_t reuse[3];   // the three reuse policies, which make no difference here
-  uint32_t access;     // a bit for each ordinal that was given access
-  bool dead;           // destroyed, with memory still in use
+  uint32_t reuse[3];  // the three reuse policies, which make no difference here
+  uint32_t access;    // a bit for each ordinal that was given access
+  bool dead;          // destroyed, with memory still in use
   bool imported;
-  int descriptor;      // once exported or imported: what names the pool between processes
+  int descriptor;  // once exported or imported: what names the pool between processes
   struct chunk *chunks;
 } pool;
 

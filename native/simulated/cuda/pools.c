@@ -24,7 +24,9 @@ typedef struct chunk {
   struct chunk *next;
 } chunk;
 
-static uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) & ~(unit - 1); }
+static uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) & ~(unit - 1);
+}
 
 // ---- chunks ------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ static range *opened_before(const memory_handle *handle) {
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags) {
   ENTER_CONTEXT(current);
-  if (address == NULL || flags > CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  if (address == NULL || flags > CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+    return CUDA_ERROR_INVALID_VALUE;
   memory_handle described;
   memcpy(&described, &handle, sizeof described);
   // A process cannot open what it shares itself.
@@ -284,9 +285,8 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event_handle_) {
   if (!object_valid(event_handle_, OBJECT_EVENT)) return CUDA_ERROR_INVALID_HANDLE;
   const event *shared = (event *)event_handle_;
   if (shared->shared < 0 || shared->imported) return CUDA_ERROR_INVALID_HANDLE;
-  event_handle described = {.magic = EVENT_MAGIC,
-                            .index = (uint32_t)shared->shared,
-                            .serial = shared->serial};
+  event_handle described = {
+      .magic = EVENT_MAGIC, .index = (uint32_t)shared->shared, .serial = shared->serial};
   memset(handle, 0, sizeof *handle);
   memcpy(handle, &described, sizeof described);
   return CUDA_SUCCESS;

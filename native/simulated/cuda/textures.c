@@ -38,8 +38,7 @@ static texture *new_texture(enum object_kind kind, context *owner,
 }
 
 CUresult cuTexObjectCreate(CUtexObject *handle, const CUDA_RESOURCE_DESC *resource,
-                           const CUDA_TEXTURE_DESC *sampling,
-                           const CUDA_RESOURCE_VIEW_DESC *view) {
+                           const CUDA_TEXTURE_DESC *sampling, const CUDA_RESOURCE_VIEW_DESC *view) {
   ENTER_CONTEXT(current);
   if (handle == NULL || sampling == NULL) return CUDA_ERROR_INVALID_VALUE;
   TRY(check(resource));
@@ -79,9 +78,13 @@ static CUresult destroy(unsigned long long handle, enum object_kind kind) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuTexObjectDestroy(CUtexObject handle) { return destroy(handle, OBJECT_TEXTURE); }
+CUresult cuTexObjectDestroy(CUtexObject handle) {
+  return destroy(handle, OBJECT_TEXTURE);
+}
 
-CUresult cuSurfObjectDestroy(CUsurfObject handle) { return destroy(handle, OBJECT_SURFACE); }
+CUresult cuSurfObjectDestroy(CUsurfObject handle) {
+  return destroy(handle, OBJECT_SURFACE);
+}
 
 CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *resource, CUtexObject handle) {
   texture *asked;

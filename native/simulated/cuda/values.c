@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing and awaiting values in memory in stream order.
 //
-// Both go the way of functions on the host: a write happens when its turn comes, and a wait keeps its
-// stream back until the value is as wanted.
+// Both go the way of functions on the host: a write happens when its turn comes, and a wait keeps
+// its stream back until the value is as wanted.
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +50,9 @@ static bool is_as_wanted(const void *data) {
   }
 }
 
-static void forget(void *data) { free(data); }
+static void forget(void *data) {
+  free(data);
+}
 
 static CUresult check(CUdeviceptr address, bool wide) {
   size_t size = wide ? 8 : 4;
@@ -77,22 +79,22 @@ static CUresult perform(CUstream handle, bool waits, const operation *wanted) {
   return result;
 }
 
-#define VALUE(bits, type)                                                                     \
-  CUresult cuStreamWriteValue##bits##_v2(CUstream stream, CUdeviceptr address, type value,    \
-                                         unsigned int flags) {                                \
-    return perform(stream, false, &(operation){address, value, bits == 64, flags});           \
-  }                                                                                           \
-  CUresult cuStreamWaitValue##bits##_v2(CUstream stream, CUdeviceptr address, type value,     \
-                                        unsigned int flags) {                                 \
-    return perform(stream, true, &(operation){address, value, bits == 64, flags});            \
-  }                                                                                           \
-  CUresult cuStreamWriteValue##bits(CUstream stream, CUdeviceptr address, type value,         \
-                                    unsigned int flags) {                                     \
-    return cuStreamWriteValue##bits##_v2(stream, address, value, flags);                      \
-  }                                                                                           \
-  CUresult cuStreamWaitValue##bits(CUstream stream, CUdeviceptr address, type value,          \
-                                   unsigned int flags) {                                      \
-    return cuStreamWaitValue##bits##_v2(stream, address, value, flags);                       \
+#define VALUE(bits, type)                                                                  \
+  CUresult cuStreamWriteValue##bits##_v2(CUstream stream, CUdeviceptr address, type value, \
+                                         unsigned int flags) {                             \
+    return perform(stream, false, &(operation){address, value, bits == 64, flags});        \
+  }                                                                                        \
+  CUresult cuStreamWaitValue##bits##_v2(CUstream stream, CUdeviceptr address, type value,  \
+                                        unsigned int flags) {                              \
+    return perform(stream, true, &(operation){address, value, bits == 64, flags});         \
+  }                                                                                        \
+  CUresult cuStreamWriteValue##bits(CUstream stream, CUdeviceptr address, type value,      \
+                                    unsigned int flags) {                                  \
+    return cuStreamWriteValue##bits##_v2(stream, address, value, flags);                   \
+  }                                                                                        \
+  CUresult cuStreamWaitValue##bits(CUstream stream, CUdeviceptr address, type value,       \
+                                   unsigned int flags) {                                   \
+    return cuStreamWaitValue##bits##_v2(stream, address, value, flags);                    \
   }
 
 VALUE(32, uint32_t)
@@ -110,8 +112,8 @@ static CUresult one_of(CUstream stream, const CUstreamBatchMemOpParams *wanted) 
       return cuStreamWriteValue32_v2(stream, wanted->writeValue.address, wanted->writeValue.value,
                                      wanted->writeValue.flags);
     case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-      return cuStreamWriteValue64_v2(stream, wanted->writeValue.address,
-                                     wanted->writeValue.value64, wanted->writeValue.flags);
+      return cuStreamWriteValue64_v2(stream, wanted->writeValue.address, wanted->writeValue.value64,
+                                     wanted->writeValue.flags);
     case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
     case CU_STREAM_MEM_OP_BARRIER:
       return CUDA_SUCCESS;  // writes are seen at once here
@@ -120,8 +122,8 @@ static CUresult one_of(CUstream stream, const CUstreamBatchMemOpParams *wanted) 
   }
 }
 
-CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
-                               CUstreamBatchMemOpParams *list, unsigned int flags) {
+CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list,
+                               unsigned int flags) {
   ENTER();
   if (list == NULL || count > 256 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned i = 0; i < count; i++) TRY(one_of(stream, &list[i]));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Virtual memory management: reserved addresses, physical memory, and mapping one at the other.
 //
-// Physical memory is a part of this process's device-memory file until it is exported; then it gets a
-// memory file of its own, whose descriptor is the shareable handle.
+// Physical memory is a part of this process's device-memory file until it is exported; then it gets
+// a memory file of its own, whose descriptor is the shareable handle.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,13 +18,15 @@ typedef struct reservation {
 
 static reservation *reservations;
 
-static void *at(CUdeviceptr address) { return (void *)(uintptr_t)address; }
+static void *at(CUdeviceptr address) {
+  return (void *)(uintptr_t)address;
+}
 
 // ---- addresses ---------------------------------------------------------------------------------
 
 static CUdeviceptr reserve(uint64_t size, uint64_t alignment) {
-  void *mapped = mmap(NULL, size + alignment, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *mapped =
+      mmap(NULL, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return 0;
   CUdeviceptr first = (CUdeviceptr)(uintptr_t)mapped;
   CUdeviceptr base = (first + alignment - 1) & ~(alignment - 1);
@@ -328,8 +330,7 @@ static bool move_to_own_file(physical *moved) {
     if (one->kind == RANGE_MAPPED && one->origin == moved) touched = touched || one->touched;
   }
   for (uint64_t done = 0; touched && done < moved->size;) {
-    ssize_t written =
-        pwrite(descriptor, at(moved->home + done), moved->size - done, (off_t)done);
+    ssize_t written = pwrite(descriptor, at(moved->home + done), moved->size - done, (off_t)done);
     if (written <= 0) {
       close(descriptor);
       return false;

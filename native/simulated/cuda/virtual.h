@@ -23,7 +23,8 @@ typedef struct physical {
 physical *physical_of(CUmemGenericAllocationHandle handle);
 void physical_drop_locked(physical *dropped);
 
-// handoff.c. A memory file says in its name what it is, so that a bare descriptor can be understood.
+// handoff.c. A memory file says in its name what it is, so that a bare descriptor can be
+// understood.
 void handoff_name(char *name, size_t size, const char *what, int gpu, uint64_t bytes);
 bool handoff_read_name(int descriptor, const char *what, int *gpu, uint64_t *bytes);
 int handoff_keep(int descriptor);  // a descriptor of our own for the same file
