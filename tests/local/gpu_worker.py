@@ -31,6 +31,7 @@ from ctypes import (
 from typing import Any, ClassVar
 
 INTERFACE_VERSION = 12000
+OUT_OF_MEMORY = 2
 DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 PINNED = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
 READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -347,6 +348,20 @@ class Cuda:
             self.call("cuMemPoolTrimTo", self.pool, c_size_t(0))
         self.call("cuDeviceGraphMemTrim", c_int(0))
 
+    def storm(self, size: int, times: int) -> int:
+        """Allocate and give back, over and over; how often there was room."""
+        granted = 0
+        for _ in range(times):
+            try:
+                release = self.allocate_plain(size)
+            except CudaFailureError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                continue
+            release()
+            granted += 1
+        return granted
+
     def report(self) -> dict[str, int]:
         free, total, whole = c_size_t(), c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
@@ -462,6 +477,8 @@ class Worker:
         match command["do"]:
             case "allocate":
                 return {"number": self.cuda.allocate(command["api"], command["bytes"])}
+            case "storm":
+                return {"granted": self.cuda.storm(command["bytes"], command["times"])}
             case "free":
                 self.cuda.release(command["number"])
             case "trim":

@@ -202,6 +202,7 @@ class ShareMachine(RuleBasedStateMachine):
     def begin(self, limit: int) -> None:
         self.limit = limit
         self.allowed = limit  # more than the limit only after a forced resize
+        self.most_allowed = limit
         self.world = World(limit)
         self.tenants = [self.world.start("dlsym"), self.world.start("procaddress")]
 
@@ -287,6 +288,19 @@ class ShareMachine(RuleBasedStateMachine):
             if answer["result"] == 0:
                 tenant.held[answer["number"]] = (api, size)
 
+    @rule(part=st.floats(0.5, 1.0, exclude_min=True))
+    def storm(self, part: float) -> None:
+        """Memory for one is there, for two it is not; all try at once, many times."""
+        able = [tenant for tenant in self.tenants if tenant.is_open]
+        size = int((self.limit - self.used()) * part) // GRANULE * GRANULE
+        if size <= 0:
+            return
+        for tenant in able:
+            tenant.send({"do": "storm", "bytes": size, "times": 300})
+        granted = [tenant.answer() for tenant in able]
+        assert all(answer["result"] == 0 for answer in granted)
+        assert not able or sum(answer["granted"] for answer in granted) > 0
+
     @rule(index=st.integers(0, MOST_TENANTS - 1), which=st.integers(0, 99))
     def free(self, index: int, which: int) -> None:
         tenant = self.pick(index, is_open=True)
@@ -335,6 +349,7 @@ class ShareMachine(RuleBasedStateMachine):
         assert force or used <= limit
         self.limit = limit
         self.allowed = max(limit, used)
+        self.most_allowed = max(self.most_allowed, limit)
 
     # ---- what must hold -------------------------------------------------------------------------
 
@@ -350,6 +365,7 @@ class ShareMachine(RuleBasedStateMachine):
         used = state.devices[0].used
         assert used == sum(process.used[0] for process in state.processes)
         assert used <= self.allowed
+        assert state.devices[0].peak <= self.most_allowed
         self.allowed = max(self.limit, used)
         self.check_against_the_model(state)
         self.check_against_the_driver(used)
