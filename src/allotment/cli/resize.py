@@ -41,7 +41,8 @@ def command(*, share: str, memory: "MemoryAmount", force: bool, state: Path | No
     from allotment.cli.machines import devices_of
     from allotment.model.formats import format_bytes
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import find, resize
+    from allotment.shares.lives import find
+    from allotment.shares.resizing import resize
 
     folder = StateFolder.at(state)
     found = find(folder, share)

@@ -3,7 +3,8 @@
 
 folders      the state folder: its place, layout, version, lock
 records      share.json
-lives        create, look, find, resize, destroy, recover
+lives        create, look, find, destroy, recover
+resizing     another limit for a share that lives
 copies       immutable copies of the native libraries
 namespaces   a mount namespace with the shim in it
 running      a child process as if `allot` were not there
@@ -11,10 +12,12 @@ sessions     `allot run`
 processes    who lives, and who is in which share
 views        shares as people and programs see them, with what is enforced
 cdi          shares as CDI devices
+drivers      what a container needs of a real driver
+containers   `allot cdi create`
 """
 
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import Found, Order, create, destroy, find, look, recover, resize
+from allotment.shares.lives import Found, Order, create, destroy, find, look, recover
 
 __all__ = [
     "Found",
@@ -25,5 +28,4 @@ __all__ = [
     "find",
     "look",
     "recover",
-    "resize",
 ]

@@ -18,6 +18,7 @@ from allotment.model.shares import Injection, Runner
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 from allotment.shares.processes import this_process
+from allotment.shares.resizing import resize
 
 TOTAL = 100
 DEVICES = tuple(
@@ -68,11 +69,11 @@ class Books(RuleBasedStateMachine):
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), amount=st.integers(1, 110))
-    def resize(self, data: st.DataObject, amount: int) -> None:
+    def change(self, data: st.DataObject, amount: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.given)))
         fits = all(self.free(uuid, but=name) >= amount for uuid in self.given[name])
         try:
-            lives.resize(self.folder, name, parse_memory(str(amount)), DEVICES, force=False)
+            resize(self.folder, name, parse_memory(str(amount)), DEVICES, force=False)
         except DoesNotFitError:
             assert not fits
             return
