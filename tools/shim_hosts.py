@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and runs the shim's host programs (native/tests/shim) in shares.
 
-They are plain programs that use a GPU, with the shim preloaded, as any user's would be. Apart from the tests that use it, so that they can name its types.
+They are plain programs that use a GPU, with the shim preloaded, as any user's would be.
+Apart from the tests that use it, so that they can name its types.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ static uint64_t level_bytes(uint64_t row_bytes, uint64_t rows, uint64_t layers) 
   return multiply(multiply(round_up(row_bytes, TILE_BYTES), tiled_rows), layers);
 }
 
-static uint64_t at_least_one(uint64_t count) { return count == 0 ? 1 : count; }
+static uint64_t at_least_one(uint64_t count) {
+  return count == 0 ? 1 : count;
+}
 
 static uint64_t halved(uint64_t count, unsigned level) {
   return level >= 64 ? 1 : at_least_one(count >> level);

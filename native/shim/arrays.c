@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays and mipmapped arrays: the device's tiles of them, in units of 64 KiB.
 //
-// Sparse arrays and those with deferred mapping have no memory of their own; what is mapped into them
-// was charged when it was made (virtual.c).
+// Sparse arrays and those with deferred mapping have no memory of their own; what is mapped into
+// them was charged when it was made (virtual.c).
 #include "array_size.h"
 #include "charge.h"
 #include "driver.h"
@@ -61,13 +61,13 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
                                    .NumChannels = shape->NumChannels};
 }
 
-#define CREATE_ARRAY(handle, shape_of_it, call)                                         \
-  do {                                                                                  \
-    array_request request;                                                              \
-    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                        \
-    CUresult result = array_begin(&request, &shape, 1);                                 \
-    if (result != CUDA_SUCCESS) return result;                                          \
-    result = DRIVER(call);                                                              \
+#define CREATE_ARRAY(handle, shape_of_it, call)                                                 \
+  do {                                                                                          \
+    array_request request;                                                                      \
+    CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                                \
+    CUresult result = array_begin(&request, &shape, 1);                                         \
+    if (result != CUDA_SUCCESS) return result;                                                  \
+    result = DRIVER(call);                                                                      \
     return array_end(&request, result, SPACE_ARRAY, result == CUDA_SUCCESS ? *(handle) : NULL); \
   } while (0)
 
@@ -118,22 +118,22 @@ CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
 }
 
 // As with pointers, the record goes before the handle can be given out again.
-#define DESTROY_ARRAY(handle, space, call)                                          \
-  do {                                                                              \
-    process *own = governed() ? process_state() : NULL;                             \
-    if (own == NULL) return call;                                                   \
-    record gone, displaced;                                                         \
-    bool was_displaced;                                                             \
-    uint64_t key = (uint64_t)(uintptr_t)(handle);                                   \
-    bool known = records_take(&own->records, space, key, &gone);                    \
-    CUresult result = DRIVER(call);                                                 \
-    if (result == CUDA_SUCCESS) {                                                   \
-      if (known) charge_release(own, gone.device, gone.bytes);                      \
-      virtual_array_gone(own, key);                                                 \
-    } else if (known) {                                                             \
-      records_put(&own->records, &gone, &displaced, &was_displaced);                \
-    }                                                                               \
-    return result;                                                                  \
+#define DESTROY_ARRAY(handle, space, call)                           \
+  do {                                                               \
+    process *own = governed() ? process_state() : NULL;              \
+    if (own == NULL) return call;                                    \
+    record gone, displaced;                                          \
+    bool was_displaced;                                              \
+    uint64_t key = (uint64_t)(uintptr_t)(handle);                    \
+    bool known = records_take(&own->records, space, key, &gone);     \
+    CUresult result = DRIVER(call);                                  \
+    if (result == CUDA_SUCCESS) {                                    \
+      if (known) charge_release(own, gone.device, gone.bytes);       \
+      virtual_array_gone(own, key);                                  \
+    } else if (known) {                                              \
+      records_put(&own->records, &gone, &displaced, &was_displaced); \
+    }                                                                \
+    return result;                                                   \
   } while (0)
 
 CUDA_WRAPPER(cuArrayDestroy, (CUarray array)) {

@@ -86,7 +86,8 @@ static CUresult unknown_device(CUdevice ordinal) {
   int count;
   CUresult result = DRIVER(USED(cuDeviceGetCount)(&count));
   if (result != CUDA_SUCCESS) return result;
-  return ordinal < 0 || ordinal >= count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return ordinal < 0 || ordinal >= count ? CUDA_ERROR_INVALID_DEVICE
+                                         : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 CUresult target_device(target *found, CUdevice ordinal) {

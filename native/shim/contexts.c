@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts: their own memory is charged before they exist, and all that was allocated in one is given
-// back when it goes.
+// Contexts: their own memory is charged before they exist, and all that was allocated in one is
+// given back when it goes.
 //
 // One lock for all of a process's contexts is held across the driver's calls, so that a number that
-// is used again cannot be mistaken for the context that had it before. The driver makes contexts one
-// at a time anyway.
+// is used again cannot be mistaken for the context that had it before. The driver makes contexts
+// one at a time anyway.
 #include "charge.h"
 #include "driver.h"
 #include "extra_abi.h"
@@ -105,8 +105,7 @@ static bool creation_measure(creation *made) {
   if (!made->is_measured || !measure_process_bytes(own, made->at.device, &after)) return true;
   if (after <= made->before || after - made->before > 4096 * MIB) return true;  // not the context
   uint64_t actual = after - made->before;
-  if (actual > made->reserved &&
-      !charge_acquire(own, made->at.device, actual - made->reserved)) {
+  if (actual > made->reserved && !charge_acquire(own, made->at.device, actual - made->reserved)) {
     return false;
   }
   if (actual < made->reserved) {
@@ -141,16 +140,16 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   return result;
 }
 
-#define CREATE_CONTEXT(device, context, call)                                \
-  do {                                                                       \
-    process *own = process_attach();                                         \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                     \
-    pthread_mutex_lock(&own->context_lock);                                  \
-    creation made = {.reserved = 0};                                         \
-    CUresult result = creation_begin(&made, device);                         \
+#define CREATE_CONTEXT(device, context, call)                                           \
+  do {                                                                                  \
+    process *own = process_attach();                                                    \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                \
+    pthread_mutex_lock(&own->context_lock);                                             \
+    creation made = {.reserved = 0};                                                    \
+    CUresult result = creation_begin(&made, device);                                    \
     if (result == CUDA_SUCCESS) result = finish_explicit(&made, DRIVER(call), context); \
-    pthread_mutex_unlock(&own->context_lock);                                \
-    return result;                                                           \
+    pthread_mutex_unlock(&own->context_lock);                                           \
+    return result;                                                                      \
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
@@ -175,15 +174,15 @@ CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
-#define DESTROY_CONTEXT(context, call, is_gone)                          \
-  do {                                                                   \
-    process *own = process_attach();                                     \
-    if (own == NULL) return DRIVER(call);                                \
-    pthread_mutex_lock(&own->context_lock);                              \
-    CUresult result = DRIVER(call);                                      \
+#define DESTROY_CONTEXT(context, call, is_gone)                               \
+  do {                                                                        \
+    process *own = process_attach();                                          \
+    if (own == NULL) return DRIVER(call);                                     \
+    pthread_mutex_lock(&own->context_lock);                                   \
+    CUresult result = DRIVER(call);                                           \
     if (result == CUDA_SUCCESS && (is_gone)) give_back_context(own, context); \
-    pthread_mutex_unlock(&own->context_lock);                            \
-    return result;                                                       \
+    pthread_mutex_unlock(&own->context_lock);                                 \
+    return result;                                                            \
   } while (0)
 
 CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
@@ -227,7 +226,9 @@ static void forget_primary(process *own, CUdevice ordinal) {
   if (device >= 0) pools_reset(own, device);
 }
 
-static bool is_ordinal(CUdevice ordinal) { return ordinal >= 0 && ordinal < MAX_ORDINALS; }
+static bool is_ordinal(CUdevice ordinal) {
+  return ordinal >= 0 && ordinal < MAX_ORDINALS;
+}
 
 // Runs a call that may bring the primary context to life. `context` is what that call fills in, or
 // NULL when it does not tell.
@@ -248,7 +249,8 @@ static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call,
     return result;
   }
   CUcontext primary = context != NULL ? *context : NULL;
-  if (primary == NULL && DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
+  if (primary == NULL &&
+      DRIVER(REAL(cuDevicePrimaryCtxRetain)(&primary, ordinal)) == CUDA_SUCCESS) {
     DRIVER(REAL(cuDevicePrimaryCtxRelease_v2)(ordinal));
   }
   if (!creation_keep(&made, primary)) {
@@ -284,14 +286,14 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
   return result;
 }
 
-#define RELEASE_PRIMARY(device, call, is_reset)                               \
-  do {                                                                        \
-    process *own = process_attach();                                          \
-    if (own == NULL) return DRIVER(call);                                     \
-    pthread_mutex_lock(&own->context_lock);                                   \
-    CUresult result = primary_released(own, device, DRIVER(call), is_reset);  \
-    pthread_mutex_unlock(&own->context_lock);                                 \
-    return result;                                                            \
+#define RELEASE_PRIMARY(device, call, is_reset)                              \
+  do {                                                                       \
+    process *own = process_attach();                                         \
+    if (own == NULL) return DRIVER(call);                                    \
+    pthread_mutex_lock(&own->context_lock);                                  \
+    CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
+    pthread_mutex_unlock(&own->context_lock);                                \
+    return result;                                                           \
   } while (0)
 
 CUDA_WRAPPER(cuDevicePrimaryCtxRelease, (CUdevice device)) {
@@ -349,51 +351,5 @@ CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
     if (own->primaries[ordinal] != NULL && !is_active(ordinal)) forget_primary(own, ordinal);
   }
   pthread_mutex_unlock(&own->context_lock);
-  return result;
-}
-
-// ---- limits that are memory ----
-
-// What a context has of each without being asked is part of what it costs.
-#define DEFAULT_HEAP_BYTES (8 * MIB)
-#define DEFAULT_FIFO_BYTES (1 * MIB)
-
-static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, size_t value) {
-  record_space space = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? SPACE_HEAP : SPACE_FIFO;
-  uint64_t included = space == SPACE_HEAP ? DEFAULT_HEAP_BYTES : DEFAULT_FIFO_BYTES;
-  uint64_t rounded = round_up(value, CHARGE_GRANULE);
-  record before = {.bytes = 0}, displaced;
-  bool was_displaced, existed = records_find(&own->records, space, (uint64_t)(uintptr_t)at->context,
-                                             &before);
-  record after = {.space = (uint8_t)space,
-                  .key = (uint64_t)(uintptr_t)at->context,
-                  .owner = (uint64_t)(uintptr_t)at->context,
-                  .device = (int16_t)at->device,
-                  .bytes = value > included ? rounded - included : 0};
-  uint64_t old = existed ? before.bytes : 0;
-  if (after.bytes > old && !charge_acquire(own, at->device, after.bytes - old)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  if (result != CUDA_SUCCESS ||
-      !records_put(&own->records, &after, &displaced, &was_displaced)) {
-    if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
-    return result;
-  }
-  if (after.bytes < old) charge_release(own, at->device, old - after.bytes);
-  charge_note_context(own, at->device, (int64_t)(after.bytes - old));
-  return result;
-}
-
-CUDA_WRAPPER(cuCtxSetLimit, (CUlimit limit, size_t value)) {
-  bool is_memory = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
-  if (!is_memory || !governed()) return REAL(cuCtxSetLimit)(limit, value);
-  target at;
-  CUresult refusal = target_current(&at);
-  if (refusal != CUDA_SUCCESS) return refusal;
-  if (at.context == NULL) return DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  pthread_mutex_lock(&at.own->context_lock);
-  CUresult result = set_memory_limit(at.own, &at, limit, value);
-  pthread_mutex_unlock(&at.own->context_lock);
   return result;
 }

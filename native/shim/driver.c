@@ -12,7 +12,9 @@ static const char *const names[USED_COUNT] = {
 
 static void *addresses[USED_COUNT];
 
-static CUresult not_there(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+static CUresult not_there(void) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
 
 void *driver_function_address(driver_function function) {
   void *address = __atomic_load_n(&addresses[function], __ATOMIC_ACQUIRE);

@@ -11,19 +11,21 @@
 #include "shim.h"
 
 // Defines wrap_<name> and exports it under the driver's name.
-#define WRAPPER(type, name, parameters)                                     \
-  type wrap_##name parameters;                                              \
+#define WRAPPER(type, name, parameters)                                   \
+  type wrap_##name parameters;                                            \
   SHIM_EXPORT type name parameters __attribute__((alias("wrap_" #name))); \
   type wrap_##name parameters
 #define CUDA_WRAPPER(name, parameters) WRAPPER(CUresult, name, parameters)
 #define NVML_WRAPPER(name, parameters) WRAPPER(nvmlReturn_t, name, parameters)
 
-// More than zero while this thread is in the driver on the shim's behalf: a driver that calls its own
-// exported functions comes through here again, and is not charged twice.
+// More than zero while this thread is in the driver on the shim's behalf: a driver that calls its
+// own exported functions comes through here again, and is not charged twice.
 extern __thread unsigned driver_depth __attribute__((tls_model("initial-exec")));
 
 // Does this call concern the share? If not, it is the driver's alone.
-static inline bool governed(void) { return share_present() && driver_depth == 0; }
+static inline bool governed(void) {
+  return share_present() && driver_depth == 0;
+}
 
 // The driver's own function behind an owned entry.
 #define REAL(name) ((__typeof__(&name))libraries_real(ENTRY_##name))
@@ -60,7 +62,7 @@ typedef enum driver_function {
 #define DRIVER_FUNCTION(name) USED_##name,
   DRIVER_FUNCTIONS(DRIVER_FUNCTION)
 #undef DRIVER_FUNCTION
-  USED_COUNT,
+      USED_COUNT,
 } driver_function;
 
 // Never NULL: where the driver has no such function, one that answers CUDA_ERROR_NOT_SUPPORTED.
@@ -68,12 +70,12 @@ void *driver_function_address(driver_function function);
 #define USED(name) ((__typeof__(&name))driver_function_address(USED_##name))
 
 // Runs an expression that calls the driver.
-#define DRIVER(call)                \
-  ({                                \
-    driver_depth++;                 \
-    __auto_type result_ = call;     \
-    driver_depth--;                 \
-    result_;                        \
+#define DRIVER(call)            \
+  ({                            \
+    driver_depth++;             \
+    __auto_type result_ = call; \
+    driver_depth--;             \
+    result_;                    \
   })
 
 #endif

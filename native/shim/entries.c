@@ -4,8 +4,8 @@
 
 #include "elf.h"
 
-// Wrappers are named wrap_<name> inside; only their exported aliases bear the driver's names, so that
-// a host program's own definition of such a name never gets between.
+// Wrappers are named wrap_<name> inside; only their exported aliases bear the driver's names, so
+// that a host program's own definition of such a name never gets between.
 #define SHIM_ENTRY(name) extern int wrap_##name(void);
 SHIM_CUDA_ENTRIES(SHIM_ENTRY)
 SHIM_NVML_ENTRIES(SHIM_ENTRY)
@@ -50,11 +50,17 @@ SHIM_EARLY shim_entry entry_by_name(const char *name) {
   return -1;
 }
 
-const char *entry_name(shim_entry entry) { return descriptions[entry].name; }
+const char *entry_name(shim_entry entry) {
+  return descriptions[entry].name;
+}
 
-void *entry_wrapper(shim_entry entry) { return (void *)descriptions[entry].wrapper; }
+void *entry_wrapper(shim_entry entry) {
+  return (void *)descriptions[entry].wrapper;
+}
 
-void *entry_real(shim_entry entry) { return __atomic_load_n(&reals[entry], __ATOMIC_ACQUIRE); }
+void *entry_real(shim_entry entry) {
+  return __atomic_load_n(&reals[entry], __ATOMIC_ACQUIRE);
+}
 
 // ---- from an address to its entry ----
 
@@ -85,7 +91,9 @@ static void remember_address(const void *address, shim_entry entry) {
   }
 }
 
-void entry_alias(shim_entry entry, const void *address) { remember_address(address, entry); }
+void entry_alias(shim_entry entry, const void *address) {
+  remember_address(address, entry);
+}
 
 void entry_learn(shim_entry entry, void *real) {
   if (real == entry_wrapper(entry)) return;

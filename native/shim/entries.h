@@ -121,15 +121,16 @@
 typedef int shim_entry;
 enum {
 #define SHIM_ENTRY(name) ENTRY_##name,
-  SHIM_CUDA_ENTRIES(SHIM_ENTRY)
-  ENTRY_CUDA_END,
+  SHIM_CUDA_ENTRIES(SHIM_ENTRY) ENTRY_CUDA_END,
   ENTRY_NVML_START = ENTRY_CUDA_END - 1,  // the next one continues the count
   SHIM_NVML_ENTRIES(SHIM_ENTRY)
 #undef SHIM_ENTRY
-  ENTRY_COUNT,
+      ENTRY_COUNT,
 };
 
-static inline bool entry_is_cuda(shim_entry entry) { return entry < ENTRY_CUDA_END; }
+static inline bool entry_is_cuda(shim_entry entry) {
+  return entry < ENTRY_CUDA_END;
+}
 
 // The owned entry of that name, or -1. Cheap for the names of everything else.
 shim_entry entry_by_name(const char *name);

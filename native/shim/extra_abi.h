@@ -8,8 +8,8 @@
 typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
 CU_ENTRY(cuCtxDetach, (CUcontext ctx));
-CU_ENTRY(cuGreenCtxCreate,
-         (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device, unsigned int flags));
+CU_ENTRY(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device,
+                            unsigned int flags));
 CU_ENTRY(cuGreenCtxDestroy, (CUgreenCtx context));
 
 #endif

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs with memory nodes. The driver places their memory in a reserve of the device when they are
 // launched (or uploaded), and shares it among graphs that do not run at the same time: charged is
-// the growth of that reserve, and before each call that may grow it, what the graph allocates in all.
+// the growth of that reserve, and before each call that may grow it, what the graph allocates in
+// all.
 //
 // Graphs without memory nodes pass with one load, as long as no graph of the program has any.
 #include "graphs.h"
@@ -138,7 +139,9 @@ static void settle_needed(process *own, const graph_need *need, uint64_t graph, 
 // One record says which devices a graph needs, and one for each of them how much. Handles are
 // addresses of aligned objects, so that the following numbers are free.
 
-static uint64_t part_of(uint64_t graph, int device) { return graph ^ (uint64_t)(device + 1) << 56; }
+static uint64_t part_of(uint64_t graph, int device) {
+  return graph ^ (uint64_t)(device + 1) << 56;
+}
 
 static bool put(process *own, const record *added) {
   record displaced;
@@ -186,25 +189,25 @@ static void forget(process *own, uint64_t graph) {
 
 // ---- entry points ----
 
-#define INSTANTIATE(made, graph, call)                                      \
-  do {                                                                      \
-    process *own = process_attach();                                        \
-    graph_need need = {.devices = 0};                                       \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                    \
-    add_graph(own, graph, &need, 0);                                        \
-    if (need.devices == 0) return DRIVER(call);                             \
-    pthread_mutex_lock(&own->graph_lock);                                   \
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                             \
-    if (reserve_all(own, &need, 0, NULL)) {                                 \
-      result = DRIVER(call);                                                \
-      settle_needed(own, &need, 0, false);                                  \
-    }                                                                       \
+#define INSTANTIATE(made, graph, call)                                                   \
+  do {                                                                                   \
+    process *own = process_attach();                                                     \
+    graph_need need = {.devices = 0};                                                    \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                 \
+    add_graph(own, graph, &need, 0);                                                     \
+    if (need.devices == 0) return DRIVER(call);                                          \
+    pthread_mutex_lock(&own->graph_lock);                                                \
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \
+    if (reserve_all(own, &need, 0, NULL)) {                                              \
+      result = DRIVER(call);                                                             \
+      settle_needed(own, &need, 0, false);                                               \
+    }                                                                                    \
     if (result == CUDA_SUCCESS && !remember(own, (uint64_t)(uintptr_t)*(made), &need)) { \
-      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                            \
-      result = CUDA_ERROR_OUT_OF_MEMORY;                                    \
-    }                                                                       \
-    pthread_mutex_unlock(&own->graph_lock);                                 \
-    return result;                                                          \
+      DRIVER(REAL(cuGraphExecDestroy)(*(made)));                                         \
+      result = CUDA_ERROR_OUT_OF_MEMORY;                                                 \
+    }                                                                                    \
+    pthread_mutex_unlock(&own->graph_lock);                                              \
+    return result;                                                                       \
   } while (0)
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
@@ -257,13 +260,13 @@ static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_
   return result;
 }
 
-#define LAUNCH_WRAPPER(name, stream_meant)                            \
-  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {          \
-    process *own = process_known();                                   \
-    if (LIKELY(!some_allocate(own)) || !governed()) {                 \
-      return REAL(name)(graph, stream);                               \
-    }                                                                 \
-    return launch(own, graph, stream_meant, REAL(name));              \
+#define LAUNCH_WRAPPER(name, stream_meant)                   \
+  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) { \
+    process *own = process_known();                          \
+    if (LIKELY(!some_allocate(own)) || !governed()) {        \
+      return REAL(name)(graph, stream);                      \
+    }                                                        \
+    return launch(own, graph, stream_meant, REAL(name));     \
   }
 
 LAUNCH_WRAPPER(cuGraphLaunch, stream)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variables of a PTX text and of an ELF image (cubin), plain or in a fat binary without compression.
+// Variables of a PTX text and of an ELF image (cubin), plain or in a fat binary without
+// compression.
 //
 // Foreign bytes: an ELF image and a fat binary tell their own sizes, a text ends with a NUL, and
 // nothing beyond that is read. tests fuzz these readers.
@@ -271,8 +272,7 @@ static void read_fat(const char *start, image_visit *visit, void *context) {
   fat_entry entry;
   for (uint64_t at = header.header_bytes; at + sizeof entry <= end;) {
     memcpy(&entry, start + at, sizeof entry);
-    if (entry.header_bytes < 16 ||
-        !lies_within(entry.header_bytes, entry.bytes, end - at)) {
+    if (entry.header_bytes < 16 || !lies_within(entry.header_bytes, entry.bytes, end - at)) {
       break;
     }
     fat_sum sum = {0};

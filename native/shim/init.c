@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuInit: joins the share, and shows the driver the share's devices under the program's own choice of
-// CUDA_VISIBLE_DEVICES.
+// cuInit: joins the share, and shows the driver the share's devices under the program's own choice
+// of CUDA_VISIBLE_DEVICES.
 #include <string.h>
 
 #include "driver.h"

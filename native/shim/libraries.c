@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the driver's libraries in: learns the addresses of owned entries, then changes the library's
-// own symbol table (this process's private copy of it) so that any look-up, by whichever loader
-// function, from whichever scope, finds the wrappers.
+// Takes the driver's libraries in: learns the addresses of owned entries, then changes the
+// library's own symbol table (this process's private copy of it) so that any look-up, by whichever
+// loader function, from whichever scope, finds the wrappers.
 //
 // A process has one driver. A further copy of the library (another namespace, a copy under another
 // path) would have a state of its own, with contexts and memory that the first knows nothing of, so
@@ -26,7 +26,9 @@ static const char *const names[LIBRARY_COUNT] = {"libcuda.so.1", "libnvidia-ml.s
 static elf_object primaries[LIBRARY_COUNT];
 static bool present[LIBRARY_COUNT];
 
-const char *library_name(int library) { return names[library]; }
+const char *library_name(int library) {
+  return names[library];
+}
 
 static int library_of(const elf_object *object) {
   for (int library = 0; library < LIBRARY_COUNT; library++) {
@@ -57,7 +59,8 @@ static bool is_led(const elf_object *object, int library) {
 // Where a further copy's symbol leads: to the wrapper, or to the first copy's function.
 static void *target_of(int library, const char *name) {
   int entry = entry_by_name(name);
-  if (entry >= 0) return entry_real((shim_entry)entry) == NULL ? NULL : entry_wrapper((shim_entry)entry);
+  if (entry >= 0)
+    return entry_real((shim_entry)entry) == NULL ? NULL : entry_wrapper((shim_entry)entry);
   if (!present[library]) return NULL;
   const ElfW(Sym) *symbol = elf_find(&primaries[library], name);
   return symbol == NULL ? NULL : elf_address(&primaries[library], symbol);
@@ -78,7 +81,7 @@ static void learn(const elf_object *object, int library) {
 }
 
 static void lead_owned(const elf_object *object, int library) {
-  const ElfW(Sym) *found[ENTRY_COUNT], *lowest = NULL, *highest = NULL;
+  const ElfW(Sym) * found[ENTRY_COUNT], *lowest = NULL, *highest = NULL;
   for (shim_entry entry = first_entry(library); entry < end_entry(library); entry++) {
     const ElfW(Sym) *symbol = found[entry] = elf_find(object, entry_name(entry));
     if (symbol == NULL) continue;
@@ -194,10 +197,18 @@ void libraries_load(int library) {
 
 // ---- what a wrapper calls when there is no driver ----
 
-static CUresult no_cuda(void) { return CUDA_ERROR_NO_DEVICE; }
-static CUresult no_cuda_entry(void) { return CUDA_ERROR_NOT_SUPPORTED; }
-static nvmlReturn_t no_nvml(void) { return NVML_ERROR_LIBRARY_NOT_FOUND; }
-static nvmlReturn_t no_nvml_entry(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
+static CUresult no_cuda(void) {
+  return CUDA_ERROR_NO_DEVICE;
+}
+static CUresult no_cuda_entry(void) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+static nvmlReturn_t no_nvml(void) {
+  return NVML_ERROR_LIBRARY_NOT_FOUND;
+}
+static nvmlReturn_t no_nvml_entry(void) {
+  return NVML_ERROR_FUNCTION_NOT_FOUND;
+}
 
 void *libraries_real(shim_entry entry) {
   void *real = entry_real(entry);
@@ -291,7 +302,9 @@ static bool is_own_namespace(const struct link_map *map) {
   return map == _r_debug.r_map;
 }
 
-void libraries_adopt_namespace(void *handle) { adopt_map(handle); }
+void libraries_adopt_namespace(void *handle) {
+  adopt_map(handle);
+}
 
 void libraries_adopt_namespace_of(const void *caller) {
   struct link_map *map = libraries_map_of(caller);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuGetProcAddress: the program's request goes to the driver as it is, with its version and flags,
 // and of what comes back an owned function is exchanged for the wrapper of that very variant.
+#include <dlfcn.h>
 #include <string.h>
 
 #include "driver.h"
 
 // Drivers return the addresses that they also export, which tells the variant. For one that does
-// not, this is the order in which variants of a name came: of those up to the version that was asked
-// for, the last. Versions as in NVIDIA's cudaTypedefs.h.
+// not, this is the order in which variants of a name came: of those up to the version that was
+// asked for, the last. Versions as in NVIDIA's cudaTypedefs.h.
 typedef struct variant {
   const char *name;
   int version;
@@ -109,26 +110,33 @@ static int entry_of_request(const char *name, int version, uint64_t flags) {
              : chosen->entry;
 }
 
+// The name under which the driver exports the very address, or NULL.
+static const char *exported_name(const void *address) {
+  Dl_info info;
+  return dladdr(address, &info) != 0 && info.dli_saddr == address ? info.dli_sname : NULL;
+}
+
 static void exchange(const char *name, void **function, int version, uint64_t flags) {
   if (name == NULL || function == NULL || *function == NULL) return;
   int entry = entry_by_address(*function);
   if (entry < 0) {
-    entry = entry_of_request(name, version, flags);
+    const char *exported = exported_name(*function);
+    // A name that is not owned is also a variant that came after this shim.
+    entry = exported != NULL ? entry_by_name(exported) : entry_of_request(name, version, flags);
     // Calls go through the pointer that the driver gave.
     if (entry >= 0) entry_learn(entry, *function);
   }
   if (entry >= 0) *function = entry_wrapper(entry);
 }
 
-CUDA_WRAPPER(cuGetProcAddress,
-             (const char *symbol, void **function, int version, uint64_t flags)) {
+CUDA_WRAPPER(cuGetProcAddress, (const char *symbol, void **function, int version, uint64_t flags)) {
   CUresult result = DRIVER(REAL(cuGetProcAddress)(symbol, function, version, flags));
   if (result == CUDA_SUCCESS && share_present()) exchange(symbol, function, version, flags);
   return result;
 }
 
-CUDA_WRAPPER(cuGetProcAddress_v2, (const char *symbol, void **function, int version,
-                                   uint64_t flags, CUdriverProcAddressQueryResult *status)) {
+CUDA_WRAPPER(cuGetProcAddress_v2, (const char *symbol, void **function, int version, uint64_t flags,
+                                   CUdriverProcAddressQueryResult *status)) {
   CUresult result = DRIVER(REAL(cuGetProcAddress_v2)(symbol, function, version, flags, status));
   if (result == CUDA_SUCCESS && share_present()) exchange(symbol, function, version, flags);
   return result;

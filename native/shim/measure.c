@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks NVML for this process's own memory. Starting NVML takes milliseconds and is done only where a
-// context's cost is not known from the policy; making a context takes far longer.
+// Asks NVML for this process's own memory. Starting NVML takes milliseconds and is done only where
+// a context's cost is not known from the policy; making a context takes far longer.
 #include "measure.h"
 
 #include <unistd.h>
@@ -15,10 +15,10 @@ typedef nvmlReturn_t nvml_processes(nvmlDevice_t device, unsigned *count,
                                     nvmlProcessInfo_v2_t *list);
 
 static bool find_own(nvmlDevice_t device, uint64_t *bytes) {
-  nvml_processes *list_processes = (nvml_processes *)entry_real(
-      entry_real(ENTRY_nvmlDeviceGetComputeRunningProcesses_v3) != NULL
-          ? ENTRY_nvmlDeviceGetComputeRunningProcesses_v3
-          : ENTRY_nvmlDeviceGetComputeRunningProcesses_v2);
+  nvml_processes *list_processes =
+      (nvml_processes *)entry_real(entry_real(ENTRY_nvmlDeviceGetComputeRunningProcesses_v3) != NULL
+                                       ? ENTRY_nvmlDeviceGetComputeRunningProcesses_v3
+                                       : ENTRY_nvmlDeviceGetComputeRunningProcesses_v2);
   nvmlProcessInfo_v2_t list[PROCESSES];
   unsigned count = PROCESSES;
   if (list_processes == NULL || DRIVER(list_processes(device, &count, list)) != NVML_SUCCESS) {

@@ -18,7 +18,9 @@ typedef struct block_visit {
   uint64_t charged;
 } block_visit;
 
-static uint64_t block_of(uint64_t pointer) { return pointer / CHARGE_GRANULE; }
+static uint64_t block_of(uint64_t pointer) {
+  return pointer / CHARGE_GRANULE;
+}
 
 static bool enter_block(record *block, bool exists, void *context) {
   block_visit *visit = context;
@@ -35,7 +37,8 @@ static bool enter_block(record *block, bool exists, void *context) {
 // charged then, not too little.
 uint64_t small_enter(const target *at, uint64_t pointer) {
   block_visit visit = {.at = at};
-  bool kept = records_change(&at->own->records, SPACE_BLOCK, block_of(pointer), enter_block, &visit);
+  bool kept =
+      records_change(&at->own->records, SPACE_BLOCK, block_of(pointer), enter_block, &visit);
   return kept ? visit.charged : CHARGE_GRANULE;
 }
 
@@ -77,8 +80,8 @@ void leaving_end(process *own, const record *gone) {
 
 // ---- allocating ----
 
-// Is there a gap in one of the context's blocks? Small allocations come one at a time, so that it is
-// still there when the driver looks for it.
+// Is there a gap in one of the context's blocks? Small allocations come one at a time, so that it
+// is still there when the driver looks for it.
 static bool has_room(const plain_request *request) {
   room_question question = {.holders = SPACE_BLOCK,
                             .pieces = KIND_SMALL,
@@ -118,13 +121,13 @@ CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) 
 // False: the driver has taken more than was reserved, or there is no memory for the record.
 static bool keep(plain_request *request, CUdeviceptr pointer) {
   process *own = request->at.own;
-  record added = {.space = SPACE_POINTER,
-                  .kind = request->small ? KIND_SMALL : KIND_PLAIN,
-                  .key = pointer,
-                  .owner = (uint64_t)(uintptr_t)request->at.context,
-                  .device = (int16_t)request->at.device,
-                  .bytes = request->small ? round_up(request->bytes, SMALL_UNIT)
-                                          : request->reserved};
+  record added = {
+      .space = SPACE_POINTER,
+      .kind = request->small ? KIND_SMALL : KIND_PLAIN,
+      .key = pointer,
+      .owner = (uint64_t)(uintptr_t)request->at.context,
+      .device = (int16_t)request->at.device,
+      .bytes = request->small ? round_up(request->bytes, SMALL_UNIT) : request->reserved};
   record displaced;
   bool was_displaced;
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
@@ -200,8 +203,8 @@ static CUresult pitched_begin(plain_request *request, uint64_t width, uint64_t h
   return plain_begin(request, multiply(round_up(width, PITCH_ALIGNMENT), height), true);
 }
 
-CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width,
-                                  size_t height, unsigned int element_bytes)) {
+CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height,
+                                  unsigned int element_bytes)) {
   if (!governed()) return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
@@ -234,26 +237,27 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
 
 // ---- freeing ----
 
-// The record goes first: as soon as the driver has freed it, another thread may be given the address.
-// What is not known (imported, mapped from elsewhere, freed twice) is the driver's business alone.
-#define FREE(pointer, call)                                                              \
-  do {                                                                                   \
-    process *own = process_state();                                                      \
-    record gone, displaced;                                                              \
-    bool was_displaced;                                                                  \
-    if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {    \
-      return DRIVER(call);                                                               \
-    }                                                                                    \
-    if (gone.kind == KIND_POOLED) return pools_free(own, pointer);                       \
+// The record goes first: as soon as the driver has freed it, another thread may be given the
+// address. What is not known (imported, mapped from elsewhere, freed twice) is the driver's
+// business alone.
+#define FREE(pointer, call)                                                               \
+  do {                                                                                    \
+    process *own = process_state();                                                       \
+    record gone, displaced;                                                               \
+    bool was_displaced;                                                                   \
+    if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {     \
+      return DRIVER(call);                                                                \
+    }                                                                                     \
+    if (gone.kind == KIND_POOLED) return pools_free(own, pointer);                        \
     if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) return DRIVER(call); \
-    if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                              \
-    CUresult result = DRIVER(call);                                                      \
-    if (result != CUDA_SUCCESS) {                                                        \
-      records_put(&own->records, &gone, &displaced, &was_displaced);                     \
-    }                                                                                    \
-    if (gone.kind == KIND_SMALL) leaving_end(own, &gone);                                \
-    if (result == CUDA_SUCCESS) record_displaced(own, &gone);                            \
-    return result;                                                                       \
+    if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                               \
+    CUresult result = DRIVER(call);                                                       \
+    if (result != CUDA_SUCCESS) {                                                         \
+      records_put(&own->records, &gone, &displaced, &was_displaced);                      \
+    }                                                                                     \
+    if (gone.kind == KIND_SMALL) leaving_end(own, &gone);                                 \
+    if (result == CUDA_SUCCESS) record_displaced(own, &gone);                             \
+    return result;                                                                        \
   } while (0)
 
 CUDA_WRAPPER(cuMemFree_v2, (CUdeviceptr pointer)) {

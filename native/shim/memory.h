@@ -12,17 +12,17 @@
 // Reserves what an allocation may take at most. CUDA_SUCCESS, or what to return.
 typedef struct plain_request {
   target at;
-  uint64_t bytes;     // as asked for
+  uint64_t bytes;  // as asked for
   uint64_t reserved;
   bool small;  // then the process's small_lock is held from begin to end
 } plain_request;
 CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small);
-// After the driver's answer: keeps the charge with the pointer, or gives it back. Returns the result
-// for the program; an allocation that cannot be recorded is freed again.
+// After the driver's answer: keeps the charge with the pointer, or gives it back. Returns the
+// result for the program; an allocation that cannot be recorded is freed again.
 CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer);
 
-// Counts a small allocation in its block. Returns the bytes that this charges: a whole block for the
-// first, nothing for others. They must be reserved.
+// Counts a small allocation in its block. Returns the bytes that this charges: a whole block for
+// the first, nothing for others. They must be reserved.
 uint64_t small_enter(const target *at, uint64_t pointer);
 // A small allocation is gone: the last one of a block gives the block back.
 void small_leave(process *own, uint64_t pointer);

@@ -215,15 +215,15 @@ static void unmap_image(mapped_file file) {
 
 // ---- entry points ----
 
-#define LOAD(handle, image, call, end)                                              \
-  do {                                                                              \
-    module_request request;                                                         \
-    CUresult result = module_begin(&request, image);                                \
-    if (result == CUDA_SUCCESS) {                                                   \
-      result = DRIVER(call);                                                        \
-      result = end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL);    \
-    }                                                                               \
-    return result;                                                                  \
+#define LOAD(handle, image, call, end)                                           \
+  do {                                                                           \
+    module_request request;                                                      \
+    CUresult result = module_begin(&request, image);                             \
+    if (result == CUDA_SUCCESS) {                                                \
+      result = DRIVER(call);                                                     \
+      result = end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL); \
+    }                                                                            \
+    return result;                                                               \
   } while (0)
 
 CUDA_WRAPPER(cuModuleLoadData, (CUmodule * module, const void *image)) {
@@ -273,10 +273,9 @@ CUDA_WRAPPER(cuModuleUnload, (CUmodule module)) {
 
 // ---- libraries ----
 
-CUDA_WRAPPER(cuLibraryLoadData,
-             (CUlibrary * library, const void *code, CUjit_option *jit_options, void **jit_values,
-              unsigned int jit_count, CUlibraryOption *options, void **values,
-              unsigned int count)) {
+CUDA_WRAPPER(cuLibraryLoadData, (CUlibrary * library, const void *code, CUjit_option *jit_options,
+                                 void **jit_values, unsigned int jit_count,
+                                 CUlibraryOption *options, void **values, unsigned int count)) {
   if (!governed()) {
     return REAL(cuLibraryLoadData)(library, code, jit_options, jit_values, jit_count, options,
                                    values, count);

@@ -133,8 +133,8 @@ static nvmlReturn_t show_own(nvmlDevice_t *found, unsigned found_count, unsigned
   return NVML_SUCCESS;
 }
 
-NVML_WRAPPER(nvmlDeviceGetTopologyNearestGpus, (nvmlDevice_t device, unsigned int level,
-                                                unsigned int *count, nvmlDevice_t *list)) {
+NVML_WRAPPER(nvmlDeviceGetTopologyNearestGpus,
+             (nvmlDevice_t device, unsigned int level, unsigned int *count, nvmlDevice_t *list)) {
   if (count == NULL || !governed()) {
     return REAL(nvmlDeviceGetTopologyNearestGpus)(device, level, count, list);
   }

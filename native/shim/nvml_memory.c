@@ -4,8 +4,7 @@
 #include "report.h"
 
 // `device` gets the policy's index if NVML itself answers for the device.
-static nvmlReturn_t answered(nvmlReturn_t result, nvmlDevice_t handle, process **own,
-                             int *device) {
+static nvmlReturn_t answered(nvmlReturn_t result, nvmlDevice_t handle, process **own, int *device) {
   if (result != NVML_SUCCESS) return result;
   *own = process_view();
   return *own == NULL ? NVML_NO_SHARE : nvml_device(*own, handle, device);
@@ -33,9 +32,7 @@ NVML_WRAPPER(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t handle, nvmlMemory_v2_t *
       answered(DRIVER(REAL(nvmlDeviceGetMemoryInfo_v2)(handle, &whole)), handle, &own, &device);
   if (result != NVML_SUCCESS) return result;
   memory_report report = report_memory(own, device);
-  *memory = (nvmlMemory_v2_t){.version = whole.version,
-                              .total = report.total,
-                              .free = report.free,
-                              .used = report.used};
+  *memory = (nvmlMemory_v2_t){
+      .version = whole.version, .total = report.total, .free = report.free, .used = report.used};
   return NVML_SUCCESS;
 }

@@ -77,13 +77,13 @@ static nvmlReturn_t fill(const lists *asked, nvmlReturn_t real_result, nvmlProce
   return NVML_SUCCESS;
 }
 
-#define PROCESS_LIST(name, type, old_list, new_list, empty)                             \
-  NVML_WRAPPER(name, (nvmlDevice_t device, unsigned int *count, type *list)) {          \
-    if (count == NULL || !governed()) return REAL(name)(device, count, list);           \
-    unsigned none = 0;                                                                  \
-    nvmlReturn_t real_result = DRIVER(REAL(name)(device, &none, NULL));                 \
-    lists asked = {device, count, empty};                                               \
-    return fill(&asked, real_result, old_list, new_list);                               \
+#define PROCESS_LIST(name, type, old_list, new_list, empty)                    \
+  NVML_WRAPPER(name, (nvmlDevice_t device, unsigned int *count, type *list)) { \
+    if (count == NULL || !governed()) return REAL(name)(device, count, list);  \
+    unsigned none = 0;                                                         \
+    nvmlReturn_t real_result = DRIVER(REAL(name)(device, &none, NULL));        \
+    lists asked = {device, count, empty};                                      \
+    return fill(&asked, real_result, old_list, new_list);                      \
   }
 
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, list, NULL, false)
@@ -110,7 +110,8 @@ NVML_WRAPPER(nvmlDeviceGetRunningProcessDetailList,
   result = nvml_device(own, handle, &device);
   if (result != NVML_SUCCESS) return result;
   membership all = {.count = 0};
-  bool has_any = details->mode == NVML_PROCESS_MODE_COMPUTE || details->mode == NVML_PROCESS_MODE_ALL;
+  bool has_any =
+      details->mode == NVML_PROCESS_MODE_COMPUTE || details->mode == NVML_PROCESS_MODE_ALL;
   if (has_any) find_members(own, device, &all);
   unsigned room = details->procArray == NULL ? 0 : details->numProcArrayEntries;
   details->numProcArrayEntries = all.count;

@@ -5,6 +5,8 @@
 
 #include "process.h"
 
+// ---- for the rest of the shim ----
+
 // Gives back what pools of the device no longer reserve. Not with one of their locks held.
 void pools_settle(process *own, int device);
 // After a synchronisation, when pools may have let go of what was freed.
@@ -19,5 +21,27 @@ void pools_reset(process *own, int device);
 CUresult pools_free(process *own, CUdeviceptr pointer);
 // An allocation of a pool is known to be gone.
 void pools_lost(process *own, const record *lost);
+
+// ---- between pools.c and pool_pieces.c ----
+
+pool_state *pool_find(process *own, CUmemoryPool handle);
+// As pool_find, and also a device's default pool, which is met without having been made. NULL: the
+// pool is another process's, or its memory is not a device's.
+pool_state *pool_known(process *own, CUmemoryPool handle);
+uint64_t pool_id(const process *own, const pool_state *pool);
+
+// The rest is called with the pool's device's pool_lock held.
+CUresult pool_read(const pool_state *pool, CUmemPool_attribute attribute, uint64_t *bytes);
+// Brings the charge to what is reserved; `ahead` was charged beyond the pool's charge. False: the
+// driver knows the pool no more, because its context was reset.
+bool pool_settle(process *own, pool_state *pool, uint64_t ahead);
+void pool_trim(process *own, pool_state *pool);
+// All that was freed has been waited for.
+void pool_forget_streams(process *own, pool_state *pool);
+// Gives back all that a destroyed pool had, and its place.
+void pool_bury(process *own, pool_state *pool);
+
+// Calls for every pool of the device, taking its lock.
+void pools_each(process *own, int device, void (*visit)(process *, pool_state *));
 
 #endif

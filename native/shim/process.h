@@ -2,8 +2,8 @@
 // This process in its share: what is lost in a fork, because the child has none of it.
 //
 // All of it lies in pages that the kernel wipes in a forked child. The child finds zeros: no locks
-// held by threads that it does not have, no slot, no records; it attaches as a process of its own at
-// its first call. Addresses of functions are the same in the child and live elsewhere.
+// held by threads that it does not have, no slot, no records; it attaches as a process of its own
+// at its first call. Addresses of functions are the same in the child and live elsewhere.
 #ifndef ALLOTMENT_SHIM_PROCESS_H
 #define ALLOTMENT_SHIM_PROCESS_H
 
@@ -33,7 +33,7 @@ typedef struct device_state {
 #define MAX_POOLS 1024
 
 typedef struct pool_state {
-  CUmemoryPool handle;   // NULL: destroyed, but some of its memory is still held
+  CUmemoryPool handle;  // NULL: destroyed, but some of its memory is still held
   CUdevice ordinal;
   int16_t device;
   uint8_t taken;         // the place is in use
@@ -41,7 +41,7 @@ typedef struct pool_state {
   uint32_t allocations;  // not freed
   uint64_t charged;      // the reserve as it was last read
   uint64_t freed_in;     // the stream where all was freed that was not waited for since; 0: nothing
-  uint8_t freed_in_many; // in several streams, rather
+  uint8_t freed_in_many;  // in several streams, rather
 } pool_state;
 
 typedef struct process {
@@ -57,18 +57,18 @@ typedef struct process {
   device_state devices[ALLOT_MAX_DEVICES];
   record_table records;
 
-  pthread_mutex_t small_lock;           // small allocations, one at a time
-  pthread_mutex_t context_lock;         // who creates and destroys contexts
-  CUcontext primaries[MAX_ORDINALS];    // charged primary contexts
-  pthread_mutex_t virtual_lock;         // handles and mappings change together
-  uint64_t physical_serial;             // names VMM allocations
-  uint64_t largest_mapping;             // bytes
-  uint32_t sparse_mappings;             // VMM allocations that arrays hold
+  pthread_mutex_t small_lock;         // small allocations, one at a time
+  pthread_mutex_t context_lock;       // who creates and destroys contexts
+  CUcontext primaries[MAX_ORDINALS];  // charged primary contexts
+  pthread_mutex_t virtual_lock;       // handles and mappings change together
+  uint64_t physical_serial;           // names VMM allocations
+  uint64_t largest_mapping;           // bytes
+  uint32_t sparse_mappings;           // VMM allocations that arrays hold
   pthread_mutex_t pool_table_lock;
-  uint32_t pool_count;                  // places of `pools` that were ever taken
+  uint32_t pool_count;  // places of `pools` that were ever taken
   uint32_t pools_may_shrink;
   pthread_mutex_t graph_lock;
-  uint32_t allocating_graphs;           // executable graphs with memory nodes
+  uint32_t allocating_graphs;  // executable graphs with memory nodes
   pool_state pools[MAX_POOLS];
 } process;
 
@@ -81,8 +81,8 @@ static inline process *process_known(void) {
   return __atomic_load_n(&process_pages, __ATOMIC_ACQUIRE);
 }
 
-// The process with the ledger mapped for reading (view) or with a slot of its own (attach), or NULL:
-// the ledger is not there, damaged, of another version, or full.
+// The process with the ledger mapped for reading (view) or with a slot of its own (attach), or
+// NULL: the ledger is not there, damaged, of another version, or full.
 process *process_view(void);
 process *process_attach(void);
 

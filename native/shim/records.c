@@ -93,8 +93,7 @@ static bool put_record(record *changed, bool exists, void *context) {
   return true;
 }
 
-bool records_put(record_table *table, const record *added, record *displaced,
-                 bool *was_displaced) {
+bool records_put(record_table *table, const record *added, record *displaced, bool *was_displaced) {
   put_context put = {.added = added, .displaced = displaced};
   bool kept = records_change(table, added->space, added->key, put_record, &put);
   *was_displaced = put.was_displaced;

@@ -20,8 +20,8 @@ typedef enum record_space {
   SPACE_MIPMAP,
   SPACE_MODULE,
   SPACE_LIBRARY,
-  SPACE_GRAPH,    // executable graphs that allocate
-  SPACE_HANDLE,   // VMM allocation handles
+  SPACE_GRAPH,     // executable graphs that allocate
+  SPACE_HANDLE,    // VMM allocation handles
   SPACE_PHYSICAL,  // VMM allocations, by a number of the shim's own
   SPACE_MAPPING,   // VMM mappings, by their first address
   SPACE_SPARSE,    // VMM allocations that are mapped into arrays
@@ -39,10 +39,10 @@ typedef enum record_kind {
 typedef struct record {
   uint64_t key;
   uint64_t bytes;
-  uint64_t owner;    // the context it dies with, the pool or allocation it belongs to; 0: none
-  uint32_t count;    // of a block: small allocations in it; of a handle: references
-  int16_t device;    // index in the policy
-  uint8_t space;     // 0: the place is empty
+  uint64_t owner;  // the context it dies with, the pool or allocation it belongs to; 0: none
+  uint32_t count;  // of a block: small allocations in it; of a handle: references
+  int16_t device;  // index in the policy
+  uint8_t space;   // 0: the place is empty
   uint8_t kind;
 } record;
 

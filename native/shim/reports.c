@@ -37,7 +37,7 @@ static CUresult share_info(size_t *free, size_t *total) {
   return CUDA_SUCCESS;
 }
 
-CUDA_WRAPPER(cuMemGetInfo_v2, (size_t * free, size_t *total)) {
+CUDA_WRAPPER(cuMemGetInfo_v2, (size_t *free, size_t *total)) {
   if (free == NULL || total == NULL || !governed()) return REAL(cuMemGetInfo_v2)(free, total);
   return share_info(free, total);
 }
@@ -60,7 +60,7 @@ static CUresult share_total(uint64_t *bytes, CUdevice ordinal) {
   return device >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUDA_WRAPPER(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
+CUDA_WRAPPER(cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device)) {
   CUresult result = DRIVER(REAL(cuDeviceTotalMem_v2)(bytes, device));
   if (result != CUDA_SUCCESS || !governed()) return result;
   uint64_t limit;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Near the limit, whether the driver takes more memory for an allocation or has a gap for it decides
-// between refusing and allowing. The driver does not tell; the records of what lies where do.
+// Near the limit, whether the driver takes more memory for an allocation or has a gap for it
+// decides between refusing and allowing. The driver does not tell; the records of what lies where
+// do.
 //
 // Asked for only when a reservation has failed, so it may look at every record.
 #include "room.h"
@@ -47,7 +48,8 @@ static int by_place(const void *one, const void *other) {
   return (int)b->is_holder - (int)a->is_holder;
 }
 
-// All stretches in memory of their own, by place. False: no memory, or too much has changed meanwhile.
+// All stretches in memory of their own, by place. False: no memory, or too much has changed
+// meanwhile.
 static bool take_survey(process *own, survey *all) {
   records_sweep(&own->records, note, all);
   all->capacity = all->count + 64;

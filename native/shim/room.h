@@ -5,7 +5,8 @@
 
 #include "process.h"
 
-// Stretches of device memory (chunks of a pool, blocks of a context), and the pieces in use of them.
+// Stretches of device memory (chunks of a pool, blocks of a context), and the pieces in use of
+// them.
 typedef struct room_question {
   record_space holders;  // SPACE_CHUNK or SPACE_BLOCK
   record_kind pieces;    // KIND_POOLED or KIND_SMALL
@@ -16,8 +17,8 @@ typedef struct room_question {
   uint64_t total;
 } room_question;
 
-// True only if the piece certainly fits, by what is recorded. Stretches that are found to be gone are
-// taken out of the records. The caller keeps both kinds of records from changing.
+// True only if the piece certainly fits, by what is recorded. Stretches that are found to be gone
+// are taken out of the records. The caller keeps both kinds of records from changing.
 bool room_exists(process *own, const room_question *question);
 
 #endif

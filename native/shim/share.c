@@ -47,4 +47,6 @@ const char *share_directory(void) {
 // A host program that is built with AddressSanitizer and its shared runtime refuses to start when
 // any library was loaded before that runtime. The program's own definition of this goes first.
 SHIM_EXPORT const char *__asan_default_options(void);
-SHIM_EARLY const char *__asan_default_options(void) { return "verify_asan_link_order=0"; }
+SHIM_EARLY const char *__asan_default_options(void) {
+  return "verify_asan_link_order=0";
+}

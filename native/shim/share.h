@@ -8,6 +8,8 @@
 // The share's directory, or NULL: this program runs in no share and the shim does nothing.
 const char *share_directory(void);
 
-static inline bool share_present(void) { return share_directory() != NULL; }
+static inline bool share_present(void) {
+  return share_directory() != NULL;
+}
 
 #endif

@@ -55,8 +55,7 @@ bool context_is_capturing(void) {
 // loads.
 static CUresult waited(CUresult result, uint64_t stream) {
   process *own = process_known();
-  if (own != NULL && __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0 &&
-      governed()) {
+  if (own != NULL && __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0 && governed()) {
     pools_waited(own, stream);
   }
   return result;
@@ -74,7 +73,9 @@ CUDA_WRAPPER(cuEventSynchronize, (CUevent event)) {
   return waited(REAL(cuEventSynchronize)(event), NO_STREAM);
 }
 
-CUDA_WRAPPER(cuCtxSynchronize, (void)) { return waited(REAL(cuCtxSynchronize)(), EVERY_STREAM); }
+CUDA_WRAPPER(cuCtxSynchronize, (void)) {
+  return waited(REAL(cuCtxSynchronize)(), EVERY_STREAM);
+}
 
 CUDA_WRAPPER(cuCtxSynchronize_v2, (CUcontext context)) {
   return waited(REAL(cuCtxSynchronize_v2)(context), NO_STREAM);

@@ -13,8 +13,8 @@ static inline CUstream per_thread(CUstream stream) {
   return stream == NULL ? STREAM_PER_THREAD : stream;
 }
 
-// Tells streams apart, whatever they are called: the per-thread stream is another one in each thread.
-// Never 0.
+// Tells streams apart, whatever they are called: the per-thread stream is another one in each
+// thread. Never 0.
 uint64_t stream_identity(CUstream stream);
 
 // As target_current, for the stream's context and device.

@@ -152,8 +152,7 @@ CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
   pthread_mutex_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemMap)(address, size, offset, handle, flags));
   if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
-    record mapping = {
-        .space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
+    record mapping = {.space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
     if (size > own->largest_mapping) own->largest_mapping = size;
     put(own, &mapping);
     hold(own, name.owner);

@@ -41,8 +41,8 @@ static bool starts_with(const char *text, const char *start, size_t length) {
   return true;
 }
 
-// A full or shortened UUID, or a MIG name of either form ("MIG-<uuid>", "MIG-GPU-<uuid>/<gi>/<ci>"),
-// that fits exactly one device; -1 otherwise.
+// A full or shortened UUID, or a MIG name of either form ("MIG-<uuid>",
+// "MIG-GPU-<uuid>/<gi>/<ci>"), that fits exactly one device; -1 otherwise.
 static int device_of_uuid(const allot_policy *policy, const char *token, size_t length) {
   int found = -1;
   if (length <= 4 || (!starts_with(token, "GPU-", 4) && !starts_with(token, "MIG-", 4))) return -1;
