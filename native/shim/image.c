@@ -219,6 +219,7 @@ static void read_elf(const void *start, uint64_t available, image_visit *visit, 
 
 #define FAT_WRAPPER_MAGIC 0x466243b1u
 #define FAT_MAGIC 0xba55ed50u
+#define ELF_MAGIC 0x464c457fu
 #define FAT_PTX 1
 #define FAT_ELF 2
 #define FAT_COMPRESSED 0xe000u /* each of these bits is a way to compress */
@@ -290,33 +291,41 @@ static void read_fat(const char *start, image_visit *visit, void *context) {
 
 // ---- any image ----
 
-static bool is_text(const unsigned char *at) {
+// The first four bytes, 0 if it ends before: no kind of image has a NUL among them.
+static uint32_t first_bytes(const unsigned char *at) {
+  uint32_t bytes = 0;
   for (int i = 0; i < 4; i++) {
-    if (at[i] == '\0' || (at[i] < ' ' && strchr("\t\r\n", at[i]) == NULL) || at[i] > '~') {
-      return false;
-    }
+    if (at[i] == '\0') return 0;
+    bytes |= (uint32_t)at[i] << (8 * i);
+  }
+  return bytes;
+}
+
+static bool is_text(uint32_t bytes) {
+  for (; bytes != 0; bytes >>= 8) {
+    unsigned char c = bytes & 0xff;
+    if (c > '~' || (c < ' ' && strchr("\t\r\n", c) == NULL)) return false;
   }
   return true;
 }
 
 void image_variables(const void *image, image_visit *visit, void *context) {
-  uint32_t magic;
-  if (image == NULL) return;
-  if (is_text(image)) {
+  uint32_t magic = image == NULL ? 0 : first_bytes(image);
+  if (magic == 0) return;
+  if (is_text(magic)) {
     read_ptx(image, visit, context);
     return;
   }
-  memcpy(&magic, image, sizeof magic);
   if (magic == FAT_WRAPPER_MAGIC) {
     fat_wrapper wrapper;
     memcpy(&wrapper, image, sizeof wrapper);
     if (wrapper.data == NULL) return;
     image = wrapper.data;
-    memcpy(&magic, image, sizeof magic);
+    magic = first_bytes(image);
   }
   if (magic == FAT_MAGIC) {
     read_fat(image, visit, context);
-  } else if (memcmp(image, ELFMAG, SELFMAG) == 0) {
+  } else if (magic == ELF_MAGIC) {
     read_elf(image, UINT64_MAX, visit, context);
   }
 }

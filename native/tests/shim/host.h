@@ -22,30 +22,30 @@
 #define GIB (UINT64_C(1) << 30)
 #define GRANULE (2 * MIB)
 
-#define FAIL(...)                                              \
-  do {                                                         \
-    fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);            \
-    fprintf(stderr, __VA_ARGS__);                              \
-    fputc('\n', stderr);                                       \
-    _exit(1);                                                  \
+#define FAIL(...)                                   \
+  do {                                              \
+    fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
+    fprintf(stderr, __VA_ARGS__);                   \
+    fputc('\n', stderr);                            \
+    _exit(1);                                       \
   } while (0)
 
-#define EXPECT(condition)                         \
-  do {                                            \
+#define EXPECT(condition)                          \
+  do {                                             \
     if (!(condition)) FAIL("not so: " #condition); \
   } while (0)
 
-#define EXPECT_EQUAL(actual, wanted)                                                       \
-  do {                                                                                     \
-    unsigned long long actual_ = (unsigned long long)(actual);                             \
-    unsigned long long wanted_ = (unsigned long long)(wanted);                             \
+#define EXPECT_EQUAL(actual, wanted)                                                            \
+  do {                                                                                          \
+    unsigned long long actual_ = (unsigned long long)(actual);                                  \
+    unsigned long long wanted_ = (unsigned long long)(wanted);                                  \
     if (actual_ != wanted_) FAIL(#actual " is %llu, not %llu (" #wanted ")", actual_, wanted_); \
   } while (0)
 
-#define OK(call)                                                       \
-  do {                                                                 \
-    int result_ = (int)(call);                                         \
-    if (result_ != 0) FAIL("%s: result %d", #call, result_);           \
+#define OK(call)                                             \
+  do {                                                       \
+    int result_ = (int)(call);                               \
+    if (result_ != 0) FAIL("%s: result %d", #call, result_); \
   } while (0)
 
 #define GIVES(call, wanted)                                                            \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints what cuInit gives, then the UUID and the total memory of each device that the program sees.
-// With an argument, first allocates on the device of that ordinal.
+// Prints what cuInit gives, then the UUID and the total memory of each device that the program
+// sees. With an argument, first allocates on the device of that ordinal.
 #include "host.h"
 
 static void print_device(CUdevice device) {

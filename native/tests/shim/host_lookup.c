@@ -10,12 +10,12 @@ static const char *file_of(const void *address) {
   return address != NULL && dladdr(address, &info) != 0 ? info.dli_fname : "nothing";
 }
 
-#define IS_IN(address, library)                                                         \
-  do {                                                                                  \
-    const void *address_ = (const void *)(address);                                     \
-    if (strstr(file_of(address_), library) == NULL) {                                   \
-      FAIL(#address " is in %s, not in " library, file_of(address_));                   \
-    }                                                                                   \
+#define IS_IN(address, library)                                       \
+  do {                                                                \
+    const void *address_ = (const void *)(address);                   \
+    if (strstr(file_of(address_), library) == NULL) {                 \
+      FAIL(#address " is in %s, not in " library, file_of(address_)); \
+    }                                                                 \
   } while (0)
 
 static void *open_driver(void) {
@@ -117,8 +117,7 @@ static void get_proc_address_gives_the_right_variant(void) {
       {"cuMemAllocAsync", 11020, CU_GET_PROC_ADDRESS_LEGACY_STREAM, "cuMemAllocAsync"},
       {"cuMemAllocAsync", 11020, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
        "cuMemAllocAsync_ptsz"},
-      {"cuGraphLaunch", 10000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
-       "cuGraphLaunch_ptsz"},
+      {"cuGraphLaunch", 10000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, "cuGraphLaunch_ptsz"},
       {"cuDevicePrimaryCtxRelease", 12000, 0, "cuDevicePrimaryCtxRelease_v2"},
       {"cuGetProcAddress", 11030, 0, "cuGetProcAddress"},
       {"cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"},
@@ -127,7 +126,7 @@ static void get_proc_address_gives_the_right_variant(void) {
        "cuLaunchKernel_ptsz"},
   };
   void *driver = open_driver();
-  CUresult (*init)(unsigned) = (CUresult(*)(unsigned))dlsym(driver, "cuInit");
+  CUresult (*init)(unsigned) = (CUresult (*)(unsigned))dlsym(driver, "cuInit");
   OK(init(0));
   look_up_v1 *first = (look_up_v1 *)dlsym(driver, "cuGetProcAddress");
   look_up_v2 *second = (look_up_v2 *)dlsym(driver, "cuGetProcAddress_v2");
@@ -174,4 +173,6 @@ static const test_case cases[] = {
     {NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_case(cases, argc, argv); }
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

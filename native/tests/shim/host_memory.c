@@ -284,4 +284,6 @@ static const test_case cases[] = {
     {NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_case(cases, argc, argv); }
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

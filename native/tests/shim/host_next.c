@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host program that stands before the driver itself: its own cuMemAlloc_v2 counts calls and goes on
-// to the next one, which is the shim's.
+// A host program that stands before the driver itself: its own cuMemAlloc_v2 counts calls and goes
+// on to the next one, which is the shim's.
 #include <dlfcn.h>
 
 #include "host.h"

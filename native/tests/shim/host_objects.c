@@ -247,8 +247,9 @@ static void variables_of_libraries(void) {
 static void modules_are_refused(void) {
   start_on(0);
   CUmodule module;
-  GIVES(cuModuleLoadData(&module, ".version 6.0\n.target sm_50\n.address_size 64\n"
-                                  ".global .b8 huge[99000000000];\n"),
+  GIVES(cuModuleLoadData(&module,
+                         ".version 6.0\n.target sm_50\n.address_size 64\n"
+                         ".global .b8 huge[99000000000];\n"),
         CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQUAL(charged(0), CONTEXT);
   GIVES(cuModuleLoadData(&module, "nonsense .global .b8 a[3000000];"), CUDA_ERROR_INVALID_PTX);
@@ -274,4 +275,6 @@ static const test_case cases[] = {
     {NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_case(cases, argc, argv); }
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens plugin.c deep-bound, or in a namespace of its own: what it allocates is charged all the same.
-// Not linked with the driver: the plugin brings it.
+// Opens plugin.c deep-bound, or in a namespace of its own: what it allocates is charged all the
+// same. Not linked with the driver: the plugin brings it.
 #include <dlfcn.h>
 
 #include "host.h"
@@ -27,19 +27,29 @@ static void all_ways(void *plugin) {
   allocate_by(plugin, "plugin_get_proc_and_allocate");
 }
 
-static void opened(void) { all_ways(dlopen("plugin.so", RTLD_NOW)); }
+static void opened(void) {
+  all_ways(dlopen("plugin.so", RTLD_NOW));
+}
 
-static void opened_lazily(void) { all_ways(dlopen("plugin.so", RTLD_LAZY | RTLD_LOCAL)); }
+static void opened_lazily(void) {
+  all_ways(dlopen("plugin.so", RTLD_LAZY | RTLD_LOCAL));
+}
 
-static void opened_deep_bound(void) { all_ways(dlopen("plugin.so", RTLD_NOW | RTLD_DEEPBIND)); }
+static void opened_deep_bound(void) {
+  all_ways(dlopen("plugin.so", RTLD_NOW | RTLD_DEEPBIND));
+}
 
 static void opened_deep_bound_and_lazily(void) {
   all_ways(dlopen("plugin.so", RTLD_LAZY | RTLD_DEEPBIND));
 }
 
-static void in_a_namespace(void) { all_ways(dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_NOW)); }
+static void in_a_namespace(void) {
+  all_ways(dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_NOW));
+}
 
-static void in_a_namespace_lazily(void) { all_ways(dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_LAZY)); }
+static void in_a_namespace_lazily(void) {
+  all_ways(dlmopen(LM_ID_NEWLM, "plugin.so", RTLD_LAZY));
+}
 
 static void in_two_namespaces_at_once(void) {
   all_ways(dlopen("plugin.so", RTLD_NOW));
@@ -83,4 +93,6 @@ static const test_case cases[] = {
     {NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_case(cases, argc, argv); }
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-ordered allocation: pools are charged for what they reserve, whatever the program has of it.
+// Stream-ordered allocation: pools are charged for what they reserve, whatever the program has of
+// it.
 #include <pthread.h>
 
 #include "host.h"
@@ -243,4 +244,6 @@ static const test_case cases[] = {
     {NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_case(cases, argc, argv); }
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

@@ -4,9 +4,13 @@
 
 #define OLD __attribute__((visibility("default")))
 
-OLD CUresult cuInit(unsigned int flags) { return CUDA_SUCCESS; }
+OLD CUresult cuInit(unsigned int flags) {
+  return CUDA_SUCCESS;
+}
 OLD CUresult cuDriverGetVersion(int *version) {
   *version = 6000;
   return CUDA_SUCCESS;
 }
-OLD CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) { return CUDA_ERROR_NOT_INITIALIZED; }
+OLD CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+  return CUDA_ERROR_NOT_INITIALIZED;
+}

@@ -38,8 +38,8 @@ __attribute__((visibility("default"))) int plugin_look_up_and_allocate(unsigned 
 }
 
 // By the driver's own look-up.
-__attribute__((visibility("default"))) int plugin_get_proc_and_allocate(
-    unsigned long long *pointer, unsigned long long bytes) {
+__attribute__((visibility("default"))) int plugin_get_proc_and_allocate(unsigned long long *pointer,
+                                                                        unsigned long long bytes) {
   __typeof__(&cuMemAlloc_v2) allocate;
   int result = plugin_allocate(pointer, bytes);
   if (result == 0) result = cuMemFree_v2(*pointer);
