@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,23 +19,26 @@ def running(
 
     Each says "ready" (`ready` times, when it has several processes) before the block is entered.
     """
+    reader, writer = os.pipe()
     programs = [
         subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, env=dict(environment), stdin=reader, stdout=subprocess.PIPE, text=True
         )
         for command in commands
     ]
+    os.close(reader)
+    # One pipe for all of them: closing it is one instant.
+    gate = os.fdopen(writer, "w")
     try:
         for program in programs:
+            program.stdin = gate
             for _ in range(ready):
                 expect(line_of(program), "ready")
         yield programs
     finally:
+        gate.close()
         for program in programs:
+            program.stdin = None
             if program.poll() is None:
                 program.kill()
             if program.stdout is not None and not program.stdout.closed:
