@@ -17,6 +17,7 @@ import pytest
 
 from allotment import ledger
 from allotment.devices import simulated
+from allotment.devices.faults import set_fault
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -30,6 +31,7 @@ class Gpu:
     """A simulated GPU, and a share of it."""
 
     def __init__(self, machine: Path, native: Path, folder: Path) -> None:
+        self.machine = machine
         self.device = simulated.read_machine(machine).devices[0]
         self.share = folder / "share"
         self.share.mkdir()
@@ -173,6 +175,19 @@ def test_a_killed_process_is_told_apart_from_the_others(gpu: Gpu) -> None:
     assert [error["name"] for error in lost["errors"]] == ["killed by signal 9"]
     assert not other["errors"]
     assert other["kernels"] > 0
+
+
+def test_a_gpu_that_falls_off_the_bus_is_reported(gpu: Gpu) -> None:
+    options = ("--memory", "64Mi", "--seconds", "60", "-o", "json")
+    program = start(*options, environment=gpu.shared)
+    gpu.wait_until(lambda: gpu.used() >= gpu.device.context_bytes + 64 * MIB)
+    set_fault(gpu.machine, 0, lost=True)
+    output, complaint = program.communicate(timeout=30)
+    (process,) = json.loads(output)["processes"]
+    assert not complaint
+    assert program.returncode == 1
+    assert process["errors"]
+    assert all(error["name"] != "CUDA_ERROR_OUT_OF_MEMORY" for error in process["errors"])
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
