@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs with memory nodes: what they reserve of a device is charged when it grows, and refused
+// before it does.
+#include "host.h"
+
+#define CONTEXT context_cost()
+
+static CUgraphNode add_allocation(CUgraph graph, const CUgraphNode *after, uint64_t bytes,
+                                  CUdeviceptr *pointer) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+      .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+      .bytesize = bytes};
+  CUgraphNode node;
+  OK(cuGraphAddMemAllocNode(&node, graph, after, after == NULL ? 0 : 1, &parameters));
+  *pointer = parameters.dptr;
+  return node;
+}
+
+// A graph that allocates and frees.
+static CUgraph allocating_graph(uint64_t bytes) {
+  CUgraph graph;
+  CUdeviceptr pointer;
+  CUgraphNode allocation, end;
+  OK(cuGraphCreate(&graph, 0));
+  allocation = add_allocation(graph, NULL, bytes, &pointer);
+  OK(cuGraphAddMemFreeNode(&end, graph, &allocation, 1, pointer));
+  return graph;
+}
+
+static CUgraphExec executable(CUgraph graph) {
+  CUgraphExec made;
+  OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  return made;
+}
+
+static void memory_nodes_are_charged_at_launch(void) {
+  start_on(0);
+  CUgraphExec graph = executable(allocating_graph(100 * MIB));
+  AGREE();
+  for (int i = 0; i < 5; i++) OK(cuGraphLaunch(graph, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  AGREE();
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  OK(cuDeviceGraphMemTrim(0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+  OK(cuGraphLaunch(graph, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  OK(cuCtxSynchronize());
+  OK(cuGraphExecDestroy(graph));
+  OK(cuDeviceGraphMemTrim(0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void graphs_share_their_memory(void) {
+  start_on(0);
+  CUgraphExec one = executable(allocating_graph(100 * MIB));
+  CUgraphExec other = executable(allocating_graph(60 * MIB));
+  OK(cuGraphLaunch(other, NULL));
+  OK(cuGraphLaunch(one, NULL));
+  OK(cuGraphLaunch(other, NULL));
+  AGREE();
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  EXPECT_EQUAL(charged(0), 0);
+  AGREE();
+}
+
+static void captured_allocations_are_nodes(void) {
+  start_on(0);
+  CUstream stream;
+  CUgraph graph;
+  CUdeviceptr pointer;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuMemAllocAsync(&pointer, 64 * MIB, stream));
+  OK(cuMemsetD8Async(pointer, 1, 64 * MIB, stream));
+  OK(cuMemFreeAsync(pointer, stream));
+  OK(cuStreamEndCapture(stream, &graph));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  CUgraphExec made;
+  OK(cuGraphInstantiate(&made, graph, NULL, NULL, 0));
+  OK(cuGraphUpload(made, stream));
+  OK(cuGraphLaunch_ptsz(made, stream));
+  EXPECT_EQUAL(charged(0), CONTEXT + 64 * MIB);
+  AGREE();
+}
+
+static void children_count(void) {
+  start_on(0);
+  CUgraph parent;
+  CUgraphNode child;
+  OK(cuGraphCreate(&parent, 0));
+  // A child with memory nodes has to be handed over (CUDA 12.9), or is refused.
+  CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+  parameters.graph.graph = allocating_graph(48 * MIB);
+  parameters.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  if (cuGraphAddNode_v2(&child, parent, NULL, NULL, 0, &parameters) != CUDA_SUCCESS) {
+    if (cuGraphAddChildGraphNode(&child, parent, NULL, 0, parameters.graph.graph) != CUDA_SUCCESS) {
+      return;
+    }
+  }
+  CUgraphExec made = executable(parent);
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 48 * MIB);
+  AGREE();
+}
+
+static void allocations_outlive_their_graph(void) {
+  start_on(0);
+  CUgraph graph;
+  CUdeviceptr pointer;
+  OK(cuGraphCreate(&graph, 0));
+  add_allocation(graph, NULL, 80 * MIB, &pointer);
+  CUgraphExec made = executable(graph);
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 80 * MIB);
+  OK(cuGraphExecDestroy(made));
+  OK(cuDeviceGraphMemTrim(0));
+  EXPECT_EQUAL(charged(0), CONTEXT + 80 * MIB);
+  AGREE();
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuCtxSynchronize());
+  OK(cuDeviceGraphMemTrim(0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+static void launches_are_refused(void) {
+  start_on(0);
+  CUgraph huge = allocating_graph(1000 * GIB);
+  CUgraphExec made;
+  GIVES(cuGraphInstantiateWithFlags(&made, huge, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  CUgraphExec graph = executable(allocating_graph(200 * MIB));
+  CUdeviceptr pointer;
+  while (limit_of(0) - charged(0) >= 200 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  GIVES(cuGraphLaunch(graph, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+  OK(cuMemFree_v2(pointer));
+  OK(cuGraphLaunch(graph, NULL));
+  AGREE();
+  // Once placed it runs on, with nothing left under the limit.
+  for (int i = 0; i < 20; i++) OK(cuGraphLaunch(graph, NULL));
+  AGREE();
+}
+
+// Two graphs that take turns near the limit make room for each other.
+static void graphs_take_turns_at_the_limit(void) {
+  start_on(0);
+  CUgraphExec one = executable(allocating_graph(200 * MIB));
+  CUgraphExec other = executable(allocating_graph(150 * MIB));
+  CUdeviceptr pointer;
+  while (limit_of(0) - charged(0) >= 202 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  for (int i = 0; i < 10; i++) {
+    OK(cuGraphLaunch(one, NULL));
+    AGREE();
+    OK(cuGraphLaunch(other, NULL));
+    AGREE();
+    EXPECT(charged(0) <= limit_of(0));
+  }
+  // And for plain memory.
+  OK(cuCtxSynchronize());
+  OK(cuDeviceGraphMemTrim(0));
+  OK(cuMemAlloc_v2(&pointer, 100 * MIB));
+  GIVES(cuGraphLaunch(one, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+}
+
+static void graphs_without_memory_are_free(void) {
+  start_on(0);
+  CUgraph graph;
+  CUgraphNode node;
+  OK(cuGraphCreate(&graph, 0));
+  OK(cuGraphAddEmptyNode(&node, graph, NULL, 0));
+  CUgraphExec made = executable(graph);
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuGraphExecDestroy(made));
+  CUgraphExec with = executable(allocating_graph(10 * MIB));
+  made = executable(graph);
+  OK(cuGraphLaunch(made, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuGraphExecDestroy(made));
+  OK(cuGraphExecDestroy(with));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static const test_case cases[] = {
+    {"memory_nodes_are_charged_at_launch", memory_nodes_are_charged_at_launch},
+    {"graphs_share_their_memory", graphs_share_their_memory},
+    {"captured_allocations_are_nodes", captured_allocations_are_nodes},
+    {"children_count", children_count},
+    {"allocations_outlive_their_graph", allocations_outlive_their_graph},
+    {"launches_are_refused", launches_are_refused},
+    {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
+    {"graphs_without_memory_are_free", graphs_without_memory_are_free},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}
