@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
     else:
         print(render_text(bench))
     if chosen.markdown is not None:
-        body = render_markdown(bench, command="make bench")
+        body = render_markdown(bench, command="python bench/run.py --markdown")
         put_between_markers(
             chosen.markdown, name="bench", title="Beside the bare simulated driver", body=body
         )

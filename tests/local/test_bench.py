@@ -51,7 +51,9 @@ def test_the_table_goes_between_its_markers(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "STALE" not in text
-    assert text.startswith("# Performance\n\n<!-- bench:begin -->\nMade by `make bench` on:")
+    assert text.startswith(
+        "# Performance\n\n<!-- bench:begin -->\nMade by `python bench/run.py --markdown` on:"
+    )
     assert text.endswith("<!-- bench:end -->\n\nMore.\n")
     assert "| a share's folder, space it takes |" in text
 
