@@ -181,8 +181,8 @@ static void time_unwrapped(size_t count) {
   need(wrapped_cuGetProcAddress("cuStreamQuery", &found, 11080, 0), "cuGetProcAddress");
   bool same = (void *)wrapped_cuStreamQuery == (void *)bare_cuStreamQuery &&
               found == (void *)bare_cuStreamQuery;
-  print_pairs(same ? "unwrapped call, same address" : "unwrapped call, other address",
-              queries.bare, queries.wrapped, index, BATCH);
+  print_pairs(same ? "unwrapped call, same address" : "unwrapped call, other address", queries.bare,
+              queries.wrapped, index, BATCH);
   drop_pairs(&queries);
 }
 

@@ -103,8 +103,8 @@ int main(int count, char **arguments) {
     return 2;
   }
   int processes = atoi(arguments[1]), threads = atoi(arguments[2]);
-  tallies *tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                        -1, 0);
+  tallies *tally =
+      mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (tally == MAP_FAILED) return 3;
   for (int number = 0; number < processes; number++) {
     pid_t child = fork();
