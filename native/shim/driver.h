@@ -47,8 +47,10 @@ static inline bool governed(void) {
   X(cuDeviceGetUuid_v2) \
   X(cuDevicePrimaryCtxGetState) \
   X(cuGraphChildGraphNodeGetGraph) \
+  X(cuGraphGetEdges) \
   X(cuGraphGetNodes) \
   X(cuGraphMemAllocNodeGetParams) \
+  X(cuGraphMemFreeNodeGetParams) \
   X(cuGraphNodeGetType) \
   X(cuLibraryGetGlobal) \
   X(cuMemPoolGetAttribute) \

@@ -7,59 +7,11 @@
 // Graphs without memory nodes pass with one load, as long as no graph of the program has any.
 #include "graphs.h"
 
-#include <stdlib.h>
-
 #include "charge.h"
 #include "driver.h"
+#include "graph_need.h"
+#include "pools.h"
 #include "streams.h"
-
-// What a graph allocates, by the policy's devices.
-typedef struct graph_need {
-  uint64_t bytes[ALLOT_MAX_DEVICES];
-  CUdevice ordinals[ALLOT_MAX_DEVICES];
-  uint32_t devices;  // a bit for each that is not zero
-} graph_need;
-
-// ---- what is in a graph ----
-
-static void add_allocation(process *own, CUgraphNode node, graph_need *need) {
-  CUDA_MEM_ALLOC_NODE_PARAMS parameters;
-  if (DRIVER(USED(cuGraphMemAllocNodeGetParams)(node, &parameters)) != CUDA_SUCCESS) return;
-  if (parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
-  CUdevice ordinal = parameters.poolProps.location.id;
-  int device = process_device(own, ordinal);
-  if (device < 0) return;
-  uint64_t bytes = round_up(parameters.bytesize, CHARGE_GRANULE);
-  uint64_t sum = need->bytes[device] + bytes;
-  need->bytes[device] = sum < bytes ? UINT64_MAX : sum;
-  need->ordinals[device] = ordinal;
-  need->devices |= 1u << device;
-}
-
-#define DEEPEST_CHILD 64
-
-static void add_graph(process *own, CUgraph graph, graph_need *need, int depth) {
-  size_t count = 0;
-  if (depth == DEEPEST_CHILD ||
-      DRIVER(USED(cuGraphGetNodes)(graph, NULL, &count)) != CUDA_SUCCESS || count == 0) {
-    return;
-  }
-  CUgraphNode *nodes = malloc(count * sizeof(CUgraphNode));
-  if (nodes == NULL) return;
-  if (DRIVER(USED(cuGraphGetNodes)(graph, nodes, &count)) != CUDA_SUCCESS) count = 0;
-  for (size_t i = 0; i < count; i++) {
-    CUgraphNodeType type;
-    CUgraph child;
-    if (DRIVER(USED(cuGraphNodeGetType)(nodes[i], &type)) != CUDA_SUCCESS) continue;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
-      add_allocation(own, nodes[i], need);
-    } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
-               DRIVER(USED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child)) == CUDA_SUCCESS) {
-      add_graph(own, child, need, depth + 1);
-    }
-  }
-  free(nodes);
-}
 
 // ---- the reserve; with graph_lock held ----
 
@@ -87,40 +39,41 @@ static void trim_device(process *own, int device, CUdevice ordinal) {
   own->devices[device].last_graph = 0;
 }
 
-static bool reserve_device(process *own, int device, CUdevice ordinal, uint64_t bytes,
-                           CUstream stream) {
+static bool try_device(process *own, graph_need *need, int device) {
+  need->reserved[device] = need->most[device];
+  if (charge_try(own, device, need->most[device])) return true;
+  need->reserved[device] = need->least[device];
+  return need->least[device] < need->most[device] && charge_try(own, device, need->least[device]);
+}
+
+static bool reserve_device(process *own, graph_need *need, int device, CUstream stream) {
+  CUdevice ordinal = need->ordinals[device];
   own->devices[device].graph_ordinal = ordinal;
-  if (charge_try(own, device, bytes)) return true;
+  if (try_device(own, need, device)) return true;
   // Memory of graphs that have ended can be had back when their ends were waited for.
   if (stream_is_capturing(stream) || context_is_capturing()) return false;
   pthread_mutex_unlock(&own->graph_lock);
   DRIVER(REAL(cuStreamSynchronize)(stream));
   pthread_mutex_lock(&own->graph_lock);
   trim_device(own, device, ordinal);
-  if (charge_try(own, device, bytes)) return true;
+  if (try_device(own, need, device)) return true;
   pthread_mutex_unlock(&own->graph_lock);
   DRIVER(REAL(cuCtxSynchronize)());
+  pools_settle(own, device);
   pthread_mutex_lock(&own->graph_lock);
   trim_device(own, device, ordinal);
-  return charge_last_try(own, device, bytes);
+  return try_device(own, need, device) || charge_last_try(own, device, need->reserved[device]);
 }
 
 // An executable graph that is launched again, with no other in between, finds its memory in place.
-static uint64_t ahead_of(const process *own, const graph_need *need, int device, uint64_t graph) {
-  bool is_placed = graph != 0 && own->devices[device].last_graph == graph;
-  return is_placed ? 0 : need->bytes[device];
-}
-
 // `graph` 0: there is no executable graph yet.
-static bool reserve_all(process *own, const graph_need *need, uint64_t graph, CUstream stream) {
+static bool reserve_all(process *own, graph_need *need, uint64_t graph, CUstream stream) {
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    need->reserved[device] = 0;
     if ((need->devices & 1u << device) == 0) continue;
-    uint64_t ahead = ahead_of(own, need, device, graph);
-    if (ahead == 0 || reserve_device(own, device, need->ordinals[device], ahead, stream)) continue;
-    while (device-- > 0) {
-      if ((need->devices & 1u << device) == 0) continue;
-      charge_release(own, device, ahead_of(own, need, device, graph));
-    }
+    if (graph != 0 && own->devices[device].last_graph == graph) continue;
+    if (reserve_device(own, need, device, stream)) continue;
+    while (device-- > 0) charge_release(own, device, need->reserved[device]);
     return false;
   }
   return true;
@@ -129,7 +82,7 @@ static bool reserve_all(process *own, const graph_need *need, uint64_t graph, CU
 static void settle_needed(process *own, const graph_need *need, uint64_t graph, bool launched) {
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     if ((need->devices & 1u << device) == 0) continue;
-    settle_device(own, device, ahead_of(own, need, device, graph));
+    settle_device(own, device, need->reserved[device]);
     own->devices[device].last_graph = launched ? graph : 0;
   }
 }
@@ -156,7 +109,8 @@ static bool remember(process *own, uint64_t graph, const graph_need *need) {
     if ((need->devices & 1u << device) == 0) continue;
     record part = {.space = SPACE_GRAPH,
                    .key = part_of(graph, device),
-                   .bytes = need->bytes[device],
+                   .bytes = need->most[device],
+                   .owner = need->least[device],
                    .count = (uint32_t)need->ordinals[device]};
     kept = kept && put(own, &part);
   }
@@ -171,7 +125,8 @@ static bool recall(process *own, uint64_t graph, graph_need *need) {
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     if ((need->devices & 1u << device) == 0) continue;
     if (!records_find(&own->records, SPACE_GRAPH, part_of(graph, device), &part)) return false;
-    need->bytes[device] = part.bytes;
+    need->most[device] = part.bytes;
+    need->least[device] = part.owner;
     need->ordinals[device] = (CUdevice)part.count;
   }
   return true;
@@ -192,9 +147,9 @@ static void forget(process *own, uint64_t graph) {
 #define INSTANTIATE(made, graph, call)                                                   \
   do {                                                                                   \
     process *own = process_attach();                                                     \
-    graph_need need = {.devices = 0};                                                    \
+    graph_need need;                                                                     \
     if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                 \
-    add_graph(own, graph, &need, 0);                                                     \
+    graph_need_of(own, graph, &need);                                                    \
     if (need.devices == 0) return DRIVER(call);                                          \
     pthread_mutex_lock(&own->graph_lock);                                                \
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \

@@ -148,6 +148,25 @@ static void launches_are_refused(void) {
   AGREE();
 }
 
+// A chain that frees before it allocates again needs its largest part, whatever the sum.
+static void chains_need_their_peak(void) {
+  start_on(0);
+  CUstream stream;
+  CUgraph graph;
+  CUdeviceptr pointer;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  for (int i = 0; i < 40; i++) {
+    OK(cuMemAllocAsync(&pointer, 300 * MIB, stream));
+    OK(cuMemFreeAsync(pointer, stream));
+  }
+  OK(cuStreamEndCapture(stream, &graph));
+  CUgraphExec made = executable(graph);
+  for (int i = 0; i < 3; i++) OK(cuGraphLaunch(made, stream));
+  EXPECT_EQUAL(charged(0), CONTEXT + 300 * MIB);
+  AGREE();
+}
+
 // Two graphs that take turns near the limit make room for each other.
 static void graphs_take_turns_at_the_limit(void) {
   start_on(0);
@@ -196,6 +215,7 @@ static const test_case cases[] = {
     {"children_count", children_count},
     {"allocations_outlive_their_graph", allocations_outlive_their_graph},
     {"launches_are_refused", launches_are_refused},
+    {"chains_need_their_peak", chains_need_their_peak},
     {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
     {"graphs_without_memory_are_free", graphs_without_memory_are_free},
     {NULL, NULL},
