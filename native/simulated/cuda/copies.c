@@ -156,10 +156,12 @@ CUresult copy_on(stream *target, const CUDA_MEMCPY3D *copy) {
     if (later == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
     *later = moved;
     TRY(callback_submit(target, move_later, later));
-  } else {
-    move_bytes(&moved);
+    return stream_submit_copy(target, engine_of(&moved), bytes);
   }
-  return stream_submit_copy(target, engine_of(&moved), bytes);
+  // The time on the engine begins now, however long this machine takes to move the bytes.
+  TRY(stream_submit_copy(target, engine_of(&moved), bytes));
+  move_bytes(&moved);
+  return CUDA_SUCCESS;
 }
 
 CUresult copy_async(CUstream handle, const CUDA_MEMCPY3D *copy) {

@@ -62,10 +62,11 @@ CUresult fill_on(stream *target, const CUDA_MEMSET_NODE_PARAMS *fill) {
     if (later == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
     *later = *fill;
     TRY(callback_submit(target, fill_later, later));
-  } else if (!zeros) {
-    fill_bytes(fill);
+    zeros = true;
   }
-  return stream_submit_copy(target, ALLOT_COPY_D2D, fill->width * fill->elementSize * fill->height);
+  TRY(stream_submit_copy(target, ALLOT_COPY_D2D, fill->width * fill->elementSize * fill->height));
+  if (!zeros) fill_bytes(fill);
+  return CUDA_SUCCESS;
 }
 
 static CUresult fill_async(CUstream handle, const CUDA_MEMSET_NODE_PARAMS *fill) {

@@ -30,13 +30,16 @@ static void order(allot_work *work, const stream *target, uint64_t number) {
   bool blocking = !target->legacy && !(target->flags & CU_STREAM_NON_BLOCKING);
   work->previous = (uint32_t)(target->last != 0 ? target->last : number);
   work->after = (uint32_t)number;
-  work->flags = 0;
+  uint8_t flags = 0;
   if (blocking) {
-    work->flags |= ALLOT_WORK_BLOCKING;
+    flags = ALLOT_WORK_BLOCKING;
     if (owner->legacy_last != 0) work->after = (uint32_t)owner->legacy_last;
   } else if (target->legacy && owner->blocking > 0) {
-    work->flags |= ALLOT_WORK_BARRIER;
+    flags = ALLOT_WORK_BARRIER;
   }
+  // The engine may still look at these of the work whose place this one takes.
+  __atomic_store_n(&work->flags, flags, __ATOMIC_RELAXED);
+  __atomic_store_n(&work->context, (uint32_t)owner->head.id, __ATOMIC_RELAXED);
 }
 
 static void mark_event(device *own, event *marked, allot_point point) {
@@ -67,7 +70,6 @@ allot_point submit(stream *target, const submission *wanted) {
   order(work, target, number);
   allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_WAITING, wanted->duration_ns));
   work->submitted_ns = now;
-  work->context = (uint32_t)target->owner->head.id;
   work->kind = (uint8_t)wanted->kind;
   work->engine = (uint8_t)wanted->engine;
   work->priority = (int8_t)target->priority;

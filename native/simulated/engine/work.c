@@ -117,9 +117,16 @@ bool allot_work_ready(const allot_handle *handle, allot_point point, uint64_t *r
   if (!ended(ring, work->previous, number, ready_ns)) return false;
   if (!ended(ring, work->after, number, ready_ns)) return false;
   if (!(work->flags & ALLOT_WORK_BARRIER)) return true;
-  for (uint64_t other = allot_load(&ring->tail) + 1; other < number; other++) {
+  // What came before the stream's last work was waited for by that one: it was a barrier too.
+  uint64_t previous = allot_whole_number(work->previous, number);
+  uint64_t first = number >= ALLOT_RING_WORKS ? number - ALLOT_RING_WORKS + 1 : 1;
+  if (previous < number && previous >= first) first = previous + 1;
+  for (uint64_t other = first; other < number; other++) {
+    // Of works under the tail the owner may be writing a successor: hence loads of their own.
     const allot_work *earlier = allot_ring_work(ring, other);
-    if (!(earlier->flags & ALLOT_WORK_BLOCKING) || earlier->context != work->context) continue;
+    unsigned flags = __atomic_load_n(&earlier->flags, __ATOMIC_RELAXED);
+    if (!(flags & ALLOT_WORK_BLOCKING)) continue;
+    if (__atomic_load_n(&earlier->context, __ATOMIC_RELAXED) != work->context) continue;
     if (!ended(ring, (uint32_t)other, number, ready_ns)) return false;
   }
   return true;
