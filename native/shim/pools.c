@@ -9,14 +9,19 @@
 
 #include "charge.h"
 #include "driver.h"
+#include "streams.h"
 
 // ---- the table ----
 
+static bool is_taken(const pool_state *pool) {
+  return __atomic_load_n(&pool->taken, __ATOMIC_ACQUIRE) != 0;
+}
+
 pool_state *pool_find(process *own, CUmemoryPool handle) {
   uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count && handle != NULL; i++) {
     pool_state *pool = &own->pools[i];
-    if (__atomic_load_n(&pool->taken, __ATOMIC_ACQUIRE) != 0 && pool->handle == handle) return pool;
+    if (is_taken(pool) && __atomic_load_n(&pool->handle, __ATOMIC_RELAXED) == handle) return pool;
   }
   return NULL;
 }
@@ -26,7 +31,7 @@ static pool_state *add_pool(process *own, CUmemoryPool handle, CUdevice ordinal,
   pthread_mutex_lock(&own->pool_table_lock);
   pool_state *added = pool_find(own, handle);
   for (uint32_t i = 0; i < MAX_POOLS && added == NULL; i++) {
-    if (own->pools[i].taken != 0) continue;
+    if (is_taken(&own->pools[i])) continue;
     added = &own->pools[i];
     *added = (pool_state){.handle = handle, .ordinal = ordinal, .device = (int16_t)device};
     __atomic_store_n(&added->taken, 1, __ATOMIC_RELEASE);
@@ -88,7 +93,7 @@ void pools_each(process *own, int device, void (*visit)(process *, pool_state *)
   pthread_mutex_lock(&own->devices[device].pool_lock);
   for (uint32_t i = 0; i < count; i++) {
     pool_state *pool = &own->pools[i];
-    if (pool->taken != 0 && pool->device == device) visit(own, pool);
+    if (is_taken(pool) && pool->device == device) visit(own, pool);
   }
   pthread_mutex_unlock(&own->devices[device].pool_lock);
 }
@@ -208,11 +213,11 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL) return DRIVER(REAL(cuMemPoolDestroy)(handle));
-  if (pool->may_shrink != 0) DRIVER(REAL(cuCtxSynchronize)());
+  if (pool->may_shrink != 0 && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
   CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
   if (result == CUDA_SUCCESS) {
-    pool->handle = NULL;
+    __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) == 0) pool_bury(own, pool);
   }
   pthread_mutex_unlock(&own->devices[pool->device].pool_lock);

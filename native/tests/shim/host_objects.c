@@ -70,10 +70,6 @@ static void imported_memory_is_not_charged_again(void) {
   OK(cuMemCreate(&handle, 8 * MIB, &on_device, 0));
   OK(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                   0));
-  pid_t child = fork();
-  (void)child;
-  if (child == 0) _exit(0);
-  waitpid(child, NULL, 0);
   OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
   EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
@@ -83,6 +79,38 @@ static void imported_memory_is_not_charged_again(void) {
   OK(cuMemRelease(imported));
   EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
   OK(cuMemRelease(handle));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+// Another process's memory has that process's charge, and no second one.
+static void memory_of_another_process_is_not_charged(void) {
+  int handles[2], done[2];
+  OK(pipe(handles));
+  OK(pipe(done));
+  CUipcMemHandle handle;
+  pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr pointer;
+    char byte;
+    close(done[1]);
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, 24 * MIB));
+    OK(cuIpcGetMemHandle(&handle, pointer));
+    EXPECT(write(handles[1], &handle, sizeof handle) == sizeof handle);
+    _exit((int)read(done[0], &byte, 1));
+  }
+  EXPECT(read(handles[0], &handle, sizeof handle) == sizeof handle);
+  start_on(0);
+  EXPECT_EQUAL(charged(0), 2 * CONTEXT + 24 * MIB);
+  CUdeviceptr imported;
+  OK(cuIpcOpenMemHandle_v2(&imported, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  EXPECT_EQUAL(charged(0), 2 * CONTEXT + 24 * MIB);
+  AGREE();
+  OK(cuIpcCloseMemHandle(imported));
+  EXPECT_EQUAL(charged(0), 2 * CONTEXT + 24 * MIB);
+  close(done[1]);
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
@@ -264,6 +292,7 @@ static const test_case cases[] = {
      physical_memory_is_charged_until_nothing_holds_it},
     {"one_unmapping_for_several_mappings", one_unmapping_for_several_mappings},
     {"imported_memory_is_not_charged_again", imported_memory_is_not_charged_again},
+    {"memory_of_another_process_is_not_charged", memory_of_another_process_is_not_charged},
     {"physical_memory_is_refused", physical_memory_is_refused},
     {"arrays", arrays},
     {"arrays_go_with_their_context", arrays_go_with_their_context},
