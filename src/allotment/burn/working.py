@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _EVENT_BLOCKING: Final = 1
 _STREAM_NON_BLOCKING: Final = 1
 _HOLDING_STEP_SECONDS: Final = 0.05
+_ORIGIN_LASTS_MS: Final = 10_000.0
 
 
 def work(driver: Driver, plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> ProcessReport:
@@ -139,9 +140,8 @@ class _Burn:
         waiting = list(lanes.lanes)
         while waiting:
             lane = waiting.pop(0)
-            latency_ns, gpu_seconds = lanes.finish(lane)
-            self.report.latencies.add(latency_ns)
-            self.report.gpu_seconds += gpu_seconds
+            self.report.latencies.add(lanes.finish(lane))
+            self.report.gpu_seconds += lanes.busy_seconds(lane)
             self.report.launches += 1
             self.report.kernels += self.plan.kernels_per_launch
             if time.monotonic() < deadline and not self.is_stopping():
@@ -168,7 +168,10 @@ class _Lanes:
     function: c_void_p
     parameters: ctypes.Array[c_void_p]
     duration: c_uint64
+    origin: c_void_p
+    """An event: times on the GPU are counted from it."""
     lanes: list[_Lane] = field(default_factory=list)
+    counted_ms: float = 0.0
 
     @classmethod
     @contextlib.contextmanager
@@ -182,7 +185,9 @@ class _Lanes:
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, SPIN_ENTRY)
             duration = c_uint64(plan.kernel_ns)
             parameters = (c_void_p * 1)(ctypes.addressof(duration))
-            lanes = cls(driver, function, parameters, duration)
+            origin = _open_event(driver, undo)
+            driver.call("cuEventRecord", origin, None)
+            lanes = cls(driver, function, parameters, duration, origin)
             for _ in range(plan.streams):
                 lane = _open_lane(driver, undo)
                 if plan.graph_nodes:
@@ -236,20 +241,42 @@ class _Lanes:
             self.driver.call("cuGraphLaunch", lane.graph, lane.stream)
         self.driver.call("cuEventRecord", lane.after, lane.stream)
 
-    def finish(self, lane: _Lane) -> tuple[int, float]:
-        """Wait for a lane; its latency in nanoseconds and its time on the GPU in seconds."""
+    def finish(self, lane: _Lane) -> int:
+        """Wait for a lane; return its latency in nanoseconds."""
         self.driver.call("cuEventSynchronize", lane.after)
-        latency_ns = time.monotonic_ns() - lane.launched_ns
+        return time.monotonic_ns() - lane.launched_ns
+
+    def busy_seconds(self, lane: _Lane) -> float:
+        """Tell how much of a finished lane's time on the GPU no lane finished before it had.
+
+        Lanes that wait for each other overlap: the sum of their spans would be more than the GPU's
+        time. What counts is the part after the end of all that has been counted.
+        """
+        begin = max(self._elapsed_ms(self.origin, lane.before), self.counted_ms)
+        end = self._elapsed_ms(self.origin, lane.after)
+        self.counted_ms = max(self.counted_ms, end)
+        if end > _ORIGIN_LASTS_MS:
+            # Milliseconds come as 32-bit floats: far from the origin they get coarse. What other
+            # lanes did before the new one was counted, or will be cut off at it.
+            self.origin, lane.after = lane.after, self.origin
+            self.counted_ms = 0.0
+        return max(0.0, end - begin) / 1000
+
+    def _elapsed_ms(self, start: c_void_p, end: c_void_p) -> float:
         milliseconds = c_float()
-        self.driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), lane.before, lane.after)
-        return latency_ns, milliseconds.value / 1000
+        self.driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return milliseconds.value
 
 
 def _open_lane(driver: Driver, undo: contextlib.ExitStack) -> _Lane:
-    stream, before, after = c_void_p(), c_void_p(), c_void_p()
+    stream = c_void_p()
     driver.call("cuStreamCreate", ctypes.byref(stream), _STREAM_NON_BLOCKING)
     undo.callback(driver.call, "cuStreamDestroy", stream)
-    for event in (before, after):
-        driver.call("cuEventCreate", ctypes.byref(event), _EVENT_BLOCKING)
-        undo.callback(driver.call, "cuEventDestroy", event)
-    return _Lane(stream, before, after)
+    return _Lane(stream, _open_event(driver, undo), _open_event(driver, undo))
+
+
+def _open_event(driver: Driver, undo: contextlib.ExitStack) -> c_void_p:
+    event = c_void_p()
+    driver.call("cuEventCreate", ctypes.byref(event), _EVENT_BLOCKING)
+    undo.callback(driver.call, "cuEventDestroy", event)
+    return event

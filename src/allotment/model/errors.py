@@ -156,6 +156,7 @@ EXIT_CODES: Mapping[int, str] = {
     6: "the state folder or a ledger cannot be used",
     7: "in use: going on would take something from its user",
     8: "this machine lacks a prerequisite (see `allot doctor`)",
+    9: "`allot burn`: the driver refused memory",
     126: "`allot run`: the command is not executable",
     127: "`allot run`: the command was not found",
 }
