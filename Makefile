@@ -71,6 +71,8 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@$(pip) install --constraint constraints.txt --group build
 	@ALLOTMENT_NATIVE=later \
 	  $(pip) install --constraint constraints.txt --no-build-isolation --editable .
+	@# An editable install compiles nothing; `allot` should start fast from the first time on.
+	@$(python) -m compileall -q src
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed pyproject.toml constraints.txt
