@@ -90,20 +90,31 @@ static void stop(context *dying) {
   count_contexts(dying->gpu, -1);
 }
 
-void context_drain(int gpu, const context *only) {
+allot_point context_pending(int gpu, const context *only, unsigned flags, uint64_t head) {
+  allot_ring *ring = allot_ring_of(&driver.machine, driver.machine.slot, gpu);
+  for (uint64_t number = head; number > allot_load(&ring->tail); number--) {
+    const allot_work *work = allot_ring_work(ring, number);
+    uint32_t owner = __atomic_load_n(&work->context, __ATOMIC_RELAXED);
+    if (only != NULL && owner != (uint32_t)only->head.id) continue;
+    if (flags != 0 && !(__atomic_load_n(&work->flags, __ATOMIC_RELAXED) & flags)) continue;
+    allot_point point = ALLOT_POINT(driver.machine.slot, gpu, number);
+    if (!allot_work_done(&driver.machine, point)) return point;
+  }
+  return 0;
+}
+
+void context_drain_some(int gpu, const context *only, unsigned flags) {
   allot_ring *ring = allot_ring_of(&driver.machine, driver.machine.slot, gpu);
   uint64_t head = allot_load(&ring->head);
-  while (allot_load(&ring->tail) < head) {
-    uint64_t pending = 0;
-    for (uint64_t number = head; number > allot_load(&ring->tail) && pending == 0; number--) {
-      const allot_work *work = allot_ring_work(ring, number);
-      if (only != NULL && work->context != (uint32_t)only->head.id) continue;
-      allot_point point = ALLOT_POINT(driver.machine.slot, gpu, number);
-      if (!allot_work_done(&driver.machine, point)) pending = point;
-    }
+  for (;;) {
+    allot_point pending = context_pending(gpu, only, flags, head);
     if (pending == 0) return;
     allot_engine_wait(&driver.machine, pending);
   }
+}
+
+void context_drain(int gpu, const context *only) {
+  context_drain_some(gpu, only, 0);
 }
 
 CUresult context_synchronize(context *waited) {

@@ -105,6 +105,10 @@ void context_forget(context *gone);  // current.c: no longer current in the call
 CUresult context_synchronize(context *waited);
 // Waits for works of the GPU that are already submitted; `only` NULL: of every context.
 void context_drain(int gpu, const context *only);
+// The same for works with one of these flags (0: all of them).
+void context_drain_some(int gpu, const context *only, unsigned flags);
+// Newest of these works up to number `head` that is not done, 0: none.
+allot_point context_pending(int gpu, const context *only, unsigned flags, uint64_t head);
 // What happens to each kind of child when its context goes.
 void context_destroy_children(context *dying);
 

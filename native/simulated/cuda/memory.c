@@ -148,6 +148,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 CUresult cuMemFree_v2(CUdeviceptr address) {
   ENTER();
   if (address == 0) return CUDA_SUCCESS;
+  TRY(capture_forbids(NULL));
   LOCK();
   range *freed = range_find(address);
   bool known = freed != NULL && freed->base == address && freed->gpu >= 0 &&

@@ -16,7 +16,7 @@ stream *stream_legacy(context *owner) {
   return owner->legacy;
 }
 
-stream *stream_per_thread(context *owner) {
+static stream *find_or_make_own(context *owner) {
   uint64_t self = thread_id();
   LOCK();
   stream *own = owner->per_thread;
@@ -34,6 +34,18 @@ stream *stream_per_thread(context *owner) {
   }
   UNLOCK();
   return own;
+}
+
+stream *stream_per_thread(context *owner) {
+  static __thread stream *last;
+  static __thread uint64_t last_id;
+  bool same = last != NULL && object_valid(last, OBJECT_STREAM) && last->head.id == last_id &&
+              last->owner == owner;
+  if (!same) {
+    last = find_or_make_own(owner);
+    last_id = last != NULL ? last->head.id : 0;
+  }
+  return last;
 }
 
 CUresult stream_of(CUstream handle, stream **found) {
@@ -103,27 +115,39 @@ CUresult cuStreamDestroy(CUstream handle) {
 
 // ---- waiting -----------------------------------------------------------------------------------
 
-// What must be done for all of the stream to be done. A barrier tells for the legacy stream.
-static allot_point end_of(stream *asked) {
-  if (asked->legacy && asked->owner->blocking > 0) {
-    return submit(asked, &(submission){.kind = ALLOT_WORK_MARK});
-  }
+static allot_point end_of(const stream *asked) {
   uint64_t last = __atomic_load_n(&asked->last, __ATOMIC_RELAXED);
-  if (last == 0) return 0;
-  return ALLOT_POINT(driver.machine.slot, asked->owner->gpu, last);
+  return last == 0 ? 0 : ALLOT_POINT(driver.machine.slot, asked->owner->gpu, last);
 }
+
+// The legacy stream is done when the streams that it synchronises with are done, too.
+static bool stands_for_others(const stream *asked) {
+  return asked->legacy && asked->owner->blocking > 0;
+}
+
+#define LEGACY_AND_BLOCKING ((unsigned)(ALLOT_WORK_LEGACY | ALLOT_WORK_BLOCKING))
 
 CUresult stream_synchronize(stream *waited) {
   int gpu = waited->owner->gpu;
-  allot_engine_wait(&driver.machine, end_of(waited));
+  if (stands_for_others(waited)) {
+    context_drain_some(gpu, waited->owner, LEGACY_AND_BLOCKING);
+  } else {
+    allot_engine_wait(&driver.machine, end_of(waited));
+  }
   return driver_gpu_usable(gpu);
 }
 
+static bool is_done(const stream *asked) {
+  if (!stands_for_others(asked)) return allot_work_done(&driver.machine, end_of(asked));
+  int gpu = asked->owner->gpu;
+  const allot_ring *ring = allot_ring_of(&driver.machine, driver.machine.slot, gpu);
+  return context_pending(gpu, asked->owner, LEGACY_AND_BLOCKING, allot_load(&ring->head)) == 0;
+}
+
 bool stream_idle(stream *asked) {
-  allot_point end = end_of(asked);
-  if (allot_work_done(&driver.machine, end)) return true;
+  if (is_done(asked)) return true;
   allot_engine_advance(&driver.machine, asked->owner->gpu);
-  return allot_work_done(&driver.machine, end);
+  return is_done(asked);
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {

@@ -34,8 +34,8 @@ static void order(allot_work *work, const stream *target, uint64_t number) {
   if (blocking) {
     flags = ALLOT_WORK_BLOCKING;
     if (owner->legacy_last != 0) work->after = (uint32_t)owner->legacy_last;
-  } else if (target->legacy && owner->blocking > 0) {
-    flags = ALLOT_WORK_BARRIER;
+  } else if (target->legacy) {
+    flags = owner->blocking > 0 ? ALLOT_WORK_LEGACY | ALLOT_WORK_BARRIER : ALLOT_WORK_LEGACY;
   }
   // The engine may still look at these of the work whose place this one takes.
   __atomic_store_n(&work->flags, flags, __ATOMIC_RELAXED);

@@ -51,6 +51,7 @@ enum {
   // Waits for every earlier work of a blocking stream: what the legacy default stream does.
   ALLOT_WORK_BARRIER = 1,
   ALLOT_WORK_BLOCKING = 2,  // belongs to a blocking stream
+  ALLOT_WORK_LEGACY = 4,    // belongs to the legacy default stream
 };
 
 typedef struct allot_work {
