@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hand-written CUDA declarations against NVIDIA's own header.
 
-The header is not ours to commit. It comes with the test requirement `nvidia-cuda-runtime`; where that
-is not installed, `ALLOTMENT_CUDA_INCLUDE` may name the folder that has `cuda.h`.
+The header is not ours to commit. It comes with the test requirement `nvidia-cuda-runtime`; where
+that is not installed, `ALLOTMENT_CUDA_INCLUDE` may name the folder that has `cuda.h`.
 """
 
 import importlib.util
@@ -15,6 +15,18 @@ from pathlib import Path
 import pytest
 
 INCLUDE = Path(__file__).parents[2] / "native" / "include"
+PROGRAM = """\
+#define __CUDA_API_VERSION_INTERNAL
+#include <stddef.h>
+#include <stdio.h>
+#include "%(header)s"
+static const long long facts[] = {
+%(facts)s
+};
+int main(void) {
+  for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) printf("%%lld\\n", facts[i]);
+}
+"""
 NO_PROFILER = re.compile(r"CU_ENTRY\w*\(cuProfiler")
 
 
@@ -60,7 +72,9 @@ def _facts(text: str) -> list[str]:
         r"typedef (?:struct|union) \w+ \{\n(.*?)\n\} (\w+);", text, re.DOTALL
     ):
         facts.append(f"(long long)sizeof({name})")
-        for field in re.findall(r"^  (?:[^ \n}][^\n]*[ *]|\} )(\w+)(?:\[\d+\])*;$", body, re.MULTILINE):
+        for field in re.findall(
+            r"^  (?:[^ \n}][^\n]*[ *]|\} )(\w+)(?:\[\d+\])*;$", body, re.MULTILINE
+        ):
             if field not in {"struct", "union"}:
                 facts.append(f"(long long)offsetof({name}, {field})")
     return facts
@@ -69,11 +83,7 @@ def _facts(text: str) -> list[str]:
 def _values(compiler: str, folder: Path, header: str, include: Path, facts: list[str]) -> list[int]:
     lines = ",\n".join(facts)
     source = folder / f"{header.replace('.', '_')}_facts.c"
-    source.write_text(
-        f'#define __CUDA_API_VERSION_INTERNAL\n#include <stddef.h>\n#include <stdio.h>\n#include "{header}"\n'
-        f"static const long long facts[] = {{\n{lines}\n}};\n"
-        'int main(void) { for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) printf("%lld\\n", facts[i]); }\n'
-    )
+    source.write_text(PROGRAM % {"header": header, "facts": lines})
     program = source.with_suffix("")
     subprocess.run([compiler, "-w", "-I", include, source, "-o", program], check=True)
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
@@ -100,7 +110,9 @@ def test_prototypes_are_those_of_the_real_header(
 ) -> None:
     text = _declarations()
     macros = "".join(
-        re.findall(r"^#define CU_ENTRY.*?(?=^#define CU_ENTRY|^#endif)", text, re.DOTALL | re.MULTILINE)
+        re.findall(
+            r"^#define CU_ENTRY.*?(?=^#define CU_ENTRY|^#endif)", text, re.DOTALL | re.MULTILINE
+        )
     )
     entries = re.findall(r"^CU_ENTRY\w*\(.*?\)\);$", text, re.DOTALL | re.MULTILINE)
     assert len(entries) > 300
