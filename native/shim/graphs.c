@@ -23,7 +23,7 @@ static void settle_device(process *own, int device, uint64_t ahead) {
                                             CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
   charge_correct(own, device, state->graph_charged + ahead, reserved);
   if (reserved < state->graph_charged) state->last_graph = 0;
-  state->graph_charged = reserved;
+  __atomic_store_n(&state->graph_charged, reserved, __ATOMIC_RELAXED);
 }
 
 void graphs_settle(process *own, int device) {
@@ -250,11 +250,14 @@ CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
 CUDA_WRAPPER(cuDeviceGraphMemTrim, (CUdevice ordinal)) {
   CUresult result = DRIVER(REAL(cuDeviceGraphMemTrim)(ordinal));
   process *own = governed() ? process_known() : NULL;
-  int device = own == NULL ? -1 : process_device(own, ordinal);
-  if (device < 0 || own->devices[device].graph_charged == 0) return result;
+  if (own == NULL) return result;
   pthread_mutex_lock(&own->graph_lock);
-  settle_device(own, device, 0);
-  own->devices[device].last_graph = 0;
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    device_state *state = &own->devices[device];
+    if (state->graph_charged == 0 || state->graph_ordinal != ordinal) continue;
+    settle_device(own, device, 0);
+    state->last_graph = 0;
+  }
   pthread_mutex_unlock(&own->graph_lock);
   return result;
 }

@@ -213,7 +213,9 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL) return DRIVER(REAL(cuMemPoolDestroy)(handle));
-  if (pool->may_shrink != 0 && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
+  // What is freed in a stream but not done yet has to be gone before nothing can be read any more.
+  bool is_pending = __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0;
+  if (is_pending && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
   CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
   if (result == CUDA_SUCCESS) {

@@ -9,7 +9,7 @@
 memory_report report_memory(process *own, int device) {
   // A call here is worth the search for the dead: what is told has to be true when a neighbour was
   // killed a moment ago.
-  if (own->attached != 0) {
+  if (__atomic_load_n(&own->attached, __ATOMIC_ACQUIRE) != 0) {
     pools_settle(own, device);
     graphs_settle(own, device);
   }

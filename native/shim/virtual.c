@@ -194,7 +194,7 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
   record held = {.space = SPACE_SPARSE, .key = key, .owner = array, .bytes = name.owner};
   record before;
   if (records_find(&own->records, SPACE_SPARSE, key, &before) || !put(own, &held)) return;
-  own->sparse_mappings++;
+  __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
   hold(own, name.owner);
 }
 
@@ -241,7 +241,7 @@ void virtual_array_gone(process *own, uint64_t array) {
     sweep.count = 0;
     records_sweep(&own->records, is_of_array, &sweep);
     for (unsigned i = 0; i < sweep.count; i++) let_go(own, sweep.ids[i]);
-    own->sparse_mappings -= sweep.count;
+    __atomic_sub_fetch(&own->sparse_mappings, sweep.count, __ATOMIC_RELAXED);
   } while (sweep.count == SWEPT);
   pthread_mutex_unlock(&own->virtual_lock);
 }
