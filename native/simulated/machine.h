@@ -21,8 +21,8 @@
 #define ALLOT_MACHINE_PROCESSES 512
 
 typedef struct allot_gpu_description {
-  char uuid[48];        // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", stable for a given machine
-  char name[96];        // "NVIDIA A100-SXM4-80GB"
+  char uuid[48];          // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", stable for a given machine
+  char name[96];          // "NVIDIA A100-SXM4-80GB"
   char architecture[16];  // "Ampere"
   char serial[32];
   char vbios[32];
@@ -44,18 +44,18 @@ typedef struct allot_gpu_description {
   uint32_t pci_device_id, pci_subsystem_id;  // (device << 16) | vendor, as NVML has them
   uint32_t pcie_generation, pcie_width;
   int32_t numa_node;
-  uint32_t minor;            // /dev/nvidiaN
-  uint32_t brand;            // nvmlBrandType_t
+  uint32_t minor;              // /dev/nvidiaN
+  uint32_t brand;              // nvmlBrandType_t
   uint32_t nvml_architecture;  // nvmlDeviceArchitecture_t
   uint32_t ecc_supported, ecc_enabled;
-  uint32_t mig_supported;    // the model can; MIG itself comes with a later issue
-  uint32_t nvlink_count;     // links this GPU has, 0 to 18
+  uint32_t mig_supported;  // the model can; MIG itself comes with a later issue
+  uint32_t nvlink_count;   // links this GPU has, 0 to 18
   uint32_t nvlink_version;
-  int32_t nvlink_peer[18];   // index of the GPU at the other end, -1: none, -2: an NVSwitch
+  int32_t nvlink_peer[18];  // index of the GPU at the other end, -1: none, -2: an NVSwitch
   uint32_t encoder_supported;
   uint32_t engine_concurrent_kernels;
   uint32_t h2d_mib_per_s, d2h_mib_per_s, d2d_mib_per_s;  // copy rates
-  uint32_t integrated;       // GH200-like coherent memory: 0/1
+  uint32_t integrated;                                   // GH200-like coherent memory: 0/1
   uint32_t spare[15];
 } allot_gpu_description;
 
@@ -63,11 +63,11 @@ typedef struct allot_machine_description {
   uint64_t magic;
   uint32_t version;
   uint32_t gpu_count;
-  uint64_t file_bytes;       // size of the whole file
-  char driver_version[32];   // "580.95.05"
-  char nvml_version[32];     // "13.580.95.05"
-  uint32_t cuda_version;     // 13000: what cuDriverGetVersion returns
-  uint32_t timeslice_us;     // 2000
+  uint64_t file_bytes;         // size of the whole file
+  char driver_version[32];     // "580.95.05"
+  char nvml_version[32];       // "13.580.95.05"
+  uint32_t cuda_version;       // 13000: what cuDriverGetVersion returns
+  uint32_t timeslice_us;       // 2000
   uint32_t default_kernel_us;  // duration of a kernel that is not allot_spin
   uint32_t spare[13];
   allot_gpu_description gpus[ALLOT_MACHINE_GPUS];
@@ -75,14 +75,18 @@ typedef struct allot_machine_description {
 
 // Faults on demand. Written by `allot` (Python) at any time, read by both libraries.
 typedef struct allot_gpu_faults {
-  uint32_t lost;             // fell off the bus: every call on it fails (CUDA 999/719.., NVML 15)
-  uint32_t hang_us;          // every call on it takes this long more
-  uint32_t xid_head;         // number of XID events so far; event n is xids[n % 64]
+  uint32_t lost;      // fell off the bus: every call on it fails (CUDA 999/719.., NVML 15)
+  uint32_t hang_us;   // every call on it takes this long more
+  uint32_t xid_head;  // number of XID events so far; event n is xids[n % 64]
   uint32_t spare;
-  struct { uint64_t time_ns; uint64_t xid; } xids[64];
+  struct {
+    uint64_t time_ns;
+    uint64_t xid;
+  } xids[64];
   uint64_t ecc_volatile_corrected, ecc_volatile_uncorrected;
   uint64_t ecc_aggregate_corrected, ecc_aggregate_uncorrected;
-  uint32_t retired_pages_sbe, retired_pages_dbe, remapped_rows_correctable, remapped_rows_uncorrectable;
+  uint32_t retired_pages_sbe, retired_pages_dbe, remapped_rows_correctable,
+      remapped_rows_uncorrectable;
 } allot_gpu_faults;
 
 typedef struct allot_machine_faults {
