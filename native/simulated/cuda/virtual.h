@@ -22,6 +22,8 @@ typedef struct physical {
 
 physical *physical_of(CUmemGenericAllocationHandle handle);
 void physical_drop_locked(physical *dropped);
+// Maps physical memory, from an offset in it on, at an address that is reserved.
+bool physical_map_at(CUdeviceptr address, uint64_t size, const physical *mapped, uint64_t from);
 
 // handoff.c. A memory file says in its name what it is, so that a bare descriptor can be
 // understood.

@@ -183,6 +183,28 @@ static void virtual_memory(void) {
   expect_taken(0);
 }
 
+static void external(void) {
+  int descriptor = fileno(tmpfile());
+  assert(descriptor >= 0 && ftruncate(descriptor, 1 << 20) == 0);
+  CUDA_EXTERNAL_MEMORY_HANDLE_DESC wanted = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+                                             .handle = {.fd = dup(descriptor)},
+                                             .size = MIB};
+  CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = {.offset = 100, .size = 5000};
+  CUexternalMemory memory;
+  CUdeviceptr address;
+  OK(cuImportExternalMemory(&memory, &wanted));
+  OK(cuExternalMemoryGetMappedBuffer(&address, memory, &buffer));
+  OK(cuMemcpyHtoD_v2(address, "there", 5));
+  char back[5];
+  assert(pread(descriptor, back, 5, 100) == 5 && memcmp(back, "there", 5) == 0);
+  expect_taken(0);
+  OK(cuMemFree_v2(address));
+  OK(cuDestroyExternalMemory(memory));
+  wanted.handle.fd = descriptor;
+  wanted.size = 2 * MIB;
+  FAILS(CUDA_ERROR_INVALID_VALUE, cuImportExternalMemory(&memory, &wanted));
+}
+
 static void modules(void) {
   CUmodule module;
   CUdeviceptr address;
@@ -216,6 +238,11 @@ static void contexts(void) {
   OK(cuArrayCreate_v2(&array, &flat));
   OK(cuCtxDestroy_v2(context));  // takes all along
   expect_taken(0);
+  CUdeviceptr most;
+  OK(cuMemAlloc_v2(&most, (before - 10 * MIB) / (2 * MIB) * (2 * MIB)));
+  FAILS(CUDA_ERROR_OUT_OF_MEMORY, cuCtxCreate_v2(&context, 0, 0));  // costs more than is left
+  OK(cuMemFree_v2(most));
+  expect_taken(0);
   OK(cuMemAlloc_v2(&memory, 10 * MIB));
   OK(cuMemAllocAsync(&memory, 10 * MIB, NULL));
   OK(cuDevicePrimaryCtxReset_v2(0));
@@ -233,6 +260,7 @@ int main(void) {
   pools();
   arrays();
   virtual_memory();
+  external();
   modules();
   contexts();
   return 0;
