@@ -125,8 +125,9 @@ int allot_ledger_create(const char *directory, const allot_policy *policy) {
     uint64_t magic;
     uint32_t version, slot_count;
   } head = {ALLOT_USAGE_MAGIC, ALLOT_LEDGER_VERSION, ALLOT_MAX_SLOTS};
-  // The share's programs may run under several users.
-  error = create_file(directory, "usage", &head, sizeof head, sizeof(allot_usage), 0666);
+  // A share that root makes may have programs of several users; any other user's has that user's.
+  mode_t mode = geteuid() == 0 ? 0666 : 0644;
+  error = create_file(directory, "usage", &head, sizeof head, sizeof(allot_usage), mode);
   if (error != 0) remove_in(directory, "policy");
   return error;
 }
@@ -401,11 +402,15 @@ static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, 
   if (*used > bytes && !force) return -EBUSY;
   uint64_t old = load(&policy->devices[device].memory_limit);
   store(&policy->devices[device].memory_limit, bytes);
-  fence(ledger, device, policy->generation + 1);
+  COUNTER_STEP("limited");
+  // A mark of its own, also after an agent that ended between these steps.
+  uint64_t generation = __atomic_add_fetch(&policy->generation, 1, __ATOMIC_SEQ_CST);
+  COUNTER_STEP("generated");
+  fence(ledger, device, generation);
+  COUNTER_STEP("fenced");
   *used = allot_ledger_used(ledger, device);
   bool overtaken = *used > bytes && !force;  // an allocation came first
   if (overtaken) store(&policy->devices[device].memory_limit, old);
-  __atomic_add_fetch(&policy->generation, 1, __ATOMIC_SEQ_CST);
   return overtaken ? -EBUSY : 0;
 }
 

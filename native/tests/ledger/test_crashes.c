@@ -3,8 +3,8 @@
 // (It includes ledger.c to be told of the steps.)
 #include <stdbool.h>
 
-static void step(void);
-#define COUNTER_STEP(name) step()
+static void step(const char *name);
+#define COUNTER_STEP(name) step(name)
 #include "../../ledger.c"
 
 #include "ledger_test.h"
@@ -12,7 +12,10 @@ static void step(void);
 static int steps_left = -1;
 static int fatal_signal;
 
-static void step(void) {
+static void (*interruption)(const char *name);
+
+static void step(const char *name) {
+  if (interruption != NULL) interruption(name);
   if (steps_left > 0 && --steps_left == 0) raise(fatal_signal);
 }
 
@@ -162,6 +165,88 @@ static void resize_at_every_step(void) {
   CHECK(overtook && refused);
 }
 
+static void lower_limit_until(int at, int *status) {
+  pid_t agent = fork();
+  if (agent == 0) {
+    uint64_t used;
+    fatal_signal = SIGKILL;
+    steps_left = at;
+    allot_ledger_set_limit(share, 0, 900, false, &used);
+    _exit(0);
+  }
+  waitpid(agent, status, 0);
+}
+
+// The same after an agent that was killed at any step of its resize. Nothing else happens between
+// the two resizes, so that the total looks as the first left it.
+static void resize_after_a_killed_resize(void) {
+  for (int at = 1;; at++) {
+    make_share(1000);
+    allot_ledger ledger = open_share();
+    pid_t tenant = fork();
+    if (tenant == 0) {
+      allot_ledger own = attach_share();
+      CHECK(allot_ledger_reserve(&own, 0, 50));
+      raise(SIGSTOP);
+      const int published = 3;
+      fatal_signal = SIGSTOP;
+      steps_left = published;
+      _exit(allot_ledger_reserve(&own, 0, 100) ? 1 : 0);
+    }
+    int status, agent_status;
+    CHECK(waitpid(tenant, &status, WUNTRACED) == tenant && WIFSTOPPED(status));
+    lower_limit_until(at, &agent_status);
+    kill(tenant, SIGCONT);
+    CHECK(waitpid(tenant, &status, WUNTRACED) == tenant && WIFSTOPPED(status));
+    uint64_t used;
+    CHECK(allot_ledger_set_limit(share, 0, 120, false, &used) == 0 && used == 50);
+    kill(tenant, SIGCONT);
+    CHECK(waitpid(tenant, &status, 0) == tenant && status == 0, "killed at step %d", at);
+    allot_ledger_close(&ledger);
+    remove_share();
+    if (WIFEXITED(agent_status)) return;
+  }
+}
+
+static allot_ledger overtaker;
+
+static void overtake(const char *name) {
+  if (strcmp(name, "generated") != 0) return;
+  interruption = NULL;
+  allot_ledger_charge(&overtaker, 0, 500);
+}
+
+// What was allocated while a limit was lowered, and does not fit below it, takes the change back.
+static void an_overtaken_resize_is_taken_back(void) {
+  make_share(1000);
+  overtaker = attach_share();
+  uint64_t used;
+  interruption = overtake;
+  CHECK(allot_ledger_set_limit(share, 0, 400, false, &used) == -EBUSY && used == 500);
+  CHECK(interruption == NULL && allot_ledger_limit(&overtaker, 0) == 1000);
+  allot_ledger_close(&overtaker);
+  remove_share();
+}
+
+static void a_second_agent_waits_for_the_first(void) {
+  make_share(1000);
+  int first = open_in(share, "policy", O_RDWR);
+  CHECK(flock(first, LOCK_EX) == 0);
+  pid_t second = fork();
+  if (second == 0) {
+    close(first);
+    uint64_t used;
+    _exit(allot_ledger_set_limit(share, 0, 400, false, &used) == 0 ? 0 : 1);
+  }
+  usleep(100000);
+  CHECK(waitpid(second, NULL, WNOHANG) == 0, "it did not wait");
+  CHECK(flock(first, LOCK_UN) == 0);
+  int status;
+  CHECK(waitpid(second, &status, 0) == second && status == 0);
+  close(first);
+  remove_share();
+}
+
 int main(void) {
   setvbuf(stdout, NULL, _IONBF, 0);  // children must not print it again
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
@@ -171,5 +256,8 @@ int main(void) {
     printf("%s: %d steps\n", operations[i].name, steps - 1);
   }
   resize_at_every_step();
+  resize_after_a_killed_resize();
+  an_overtaken_resize_is_taken_back();
+  a_second_agent_waits_for_the_first();
   return 0;
 }
