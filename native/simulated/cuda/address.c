@@ -20,7 +20,7 @@
 #define GIB (1024ull * MIB)
 // Sanitizers and 47-bit addresses leave room for a few of these; one holds the largest GPU.
 #define REGION_BYTES (256 * GIB)
-#define SMALLEST_REGION (4 * GIB)
+#define SMALLEST_REGION (GIB / 4)
 #define REGIONS 32
 #define GRANULE (2 * MIB)
 
