@@ -125,9 +125,9 @@ int allot_ledger_create(const char *directory, const allot_policy *policy) {
     uint64_t magic;
     uint32_t version, slot_count;
   } head = {ALLOT_USAGE_MAGIC, ALLOT_LEDGER_VERSION, ALLOT_MAX_SLOTS};
-  // A share that root makes may have programs of several users; any other user's has that user's.
-  mode_t mode = geteuid() == 0 ? 0666 : 0644;
-  error = create_file(directory, "usage", &head, sizeof head, sizeof(allot_usage), mode);
+  // Its owner's to write: who can write it can end the share's programs. For a container of other
+  // users the mode is widened when the share is made.
+  error = create_file(directory, "usage", &head, sizeof head, sizeof(allot_usage), 0644);
   if (error != 0) remove_in(directory, "policy");
   return error;
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError
-from allotment.shares.folders import RUN_FOLDER, StateFolder
+from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
 
 __all__ = ["Finding", "Outcome", "examine"]
@@ -126,7 +126,7 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
             "state folder",
             Outcome.NOTE,
             f"{mode}: shares of other folders are not seen, so a GPU may be given out twice",
-            f"to share GPUs among users, let root make {RUN_FOLDER}: mkdir -m 1777 {RUN_FOLDER}",
+            f"to share GPUs among users, let root make it: {shared_folder_command(RUN_FOLDER)}",
         )
     if os.statvfs(root).f_flag & os.ST_NOEXEC and not can_unshare():
         yield Finding(

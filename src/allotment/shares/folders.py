@@ -22,7 +22,14 @@ from typing import Self
 from allotment.model.errors import BusyError, StateError
 from allotment.model.shares import ShareId
 
-__all__ = ["LAYOUT_VERSION", "RUN_FOLDER", "StateFolder", "default_root", "explained"]
+__all__ = [
+    "LAYOUT_VERSION",
+    "RUN_FOLDER",
+    "StateFolder",
+    "default_root",
+    "explained",
+    "shared_folder_command",
+]
 
 LAYOUT_VERSION = 1
 RUN_FOLDER = Path("/run/allotment")
@@ -54,6 +61,12 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
         errno.ENOTDIR: f"a file is where a folder should be: {_ELSEWHERE}",
     }.get(error.errno or 0, f"make it yours and writable, or {_ELSEWHERE}")
     return StateError(f"{path}: cannot {doing}: {error.strerror or error}", hint=hint)
+
+
+def shared_folder_command(root: Path) -> str:
+    """Return what an administrator runs to make a state folder for all users."""
+    folders = ("", "/shares", "/shim", "/simulated", "/simulated/lib")
+    return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
 
 
 class StateFolder:
@@ -102,10 +115,12 @@ class StateFolder:
     def prepare(self) -> None:
         """Make what is missing of the folder; raise `StateError` where it cannot be used."""
         if self.exists() and self.shares.is_dir():
+            self._check_owners()
             self._check_writable()
             return
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._check_owners()
             mode = self.root.stat().st_mode & 0o7777
             for folder in (self.shares, self.shims, self.simulated, self.libraries):
                 if not folder.is_dir():
@@ -118,6 +133,33 @@ class StateFolder:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
         self.exists()
+
+    def _check_owners(self) -> None:
+        """Refuse folders in which another user could put a share or a library in place of ours.
+
+        The owner of a folder may rename what others have in it, whatever its mode. In one that is
+        for all users only root may therefore make the folders that all use.
+        """
+        for folder in (self.root, self.shares, self.shims, self.simulated, self.libraries):
+            try:
+                status = folder.stat()
+            except FileNotFoundError:
+                if self.root.stat().st_uid in {0, os.geteuid()} and not self._is_for_others():
+                    continue
+                raise StateError(
+                    f"{folder} is not there, and root has to make it: {self.root} is for all users",
+                    hint=f"let root make it: {shared_folder_command(self.root)}",
+                ) from None
+            if status.st_uid not in {0, os.geteuid()}:
+                raise StateError(
+                    f"{folder} belongs to another user (uid {status.st_uid}), who could replace"
+                    " what is in it",
+                    hint=f"{_ELSEWHERE}; one for all users is root's:"
+                    f" {shared_folder_command(self.root)}",
+                )
+
+    def _is_for_others(self) -> bool:
+        return bool(self.root.stat().st_mode & 0o002) and os.geteuid() != 0
 
     def _check_writable(self) -> None:
         if not os.access(self.shares, os.W_OK | os.X_OK):

@@ -190,6 +190,9 @@ def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Sha
         draft.mkdir()
         draft.chmod(0o755)
         mode_named(order.mode).create(draft, placement, share=share_id, name=share.name)
+        if order.cdi_folder:
+            # Whatever user a container's programs run as, they take slots in it.
+            (draft / "usage").chmod(0o666)
         write_record(draft, share)
         draft.rename(directory)
     except OSError as error:

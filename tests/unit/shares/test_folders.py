@@ -4,6 +4,7 @@
 import errno
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,43 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert StateFolder.at(None).root == Path("/home/u/state/allotment")
     (tmp_path / "run").mkdir()
     assert StateFolder.at(None).root == tmp_path / "run" / "allotment"
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+NOBODY = 65534
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["shares", "shim", "simulated", "simulated/lib"])
+def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    os.chown(folder.root / name, NOBODY, NOBODY)
+
+    with pytest.raises(StateError, match=r"belongs to another user \(uid 65534\)"):
+        folder.prepare()
+
+
+@needs_root
+def test_only_root_makes_what_all_users_share(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    root.mkdir()
+    root.chmod(0o1777)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)  # pytest's are closed to others
+    folder = StateFolder(root)
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(StateError, match="root has to make it") as caught:
+            folder.prepare()
+    finally:
+        os.seteuid(0)
+    assert not folder.shares.exists()
+    hint = caught.value.hint or ""
+    subprocess.run(hint.partition(": ")[2].split(), check=True)
+    os.seteuid(NOBODY)
+    try:
+        folder.prepare()
+    finally:
+        os.seteuid(0)
+    assert folder.shares.stat().st_mode & 0o7777 == 0o1777
