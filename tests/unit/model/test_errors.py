@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that ends a command has a documented exit code."""
 
+from allotment.cli.burn import EXIT_OUT_OF_MEMORY
 from allotment.model import errors
 
 
@@ -10,7 +11,8 @@ def _all(kind: type[errors.AllotError]) -> set[type[errors.AllotError]]:
 
 def test_every_exit_code_is_documented() -> None:
     ours = {each for each in _all(errors.AllotError) if each.__module__ == errors.__name__}
-    assert {each.exit_code for each in ours} | {0} == set(errors.EXIT_CODES)
+    of_no_error = {0, EXIT_OUT_OF_MEMORY}
+    assert {each.exit_code for each in ours} | of_no_error == set(errors.EXIT_CODES)
 
 
 def test_the_tree_in_the_prologue_names_every_class() -> None:
