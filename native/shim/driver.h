@@ -53,6 +53,7 @@ static inline bool governed(void) {
   X(cuGraphMemFreeNodeGetParams) \
   X(cuGraphNodeGetType) \
   X(cuLibraryGetGlobal) \
+  X(cuMemGetAddressRange_v2) \
   X(cuMemPoolGetAttribute) \
   X(cuModuleGetGlobal_v2) \
   X(cuStreamGetCtx) \

@@ -63,10 +63,12 @@
   X(cuMemAllocPitch_v2) \
   X(cuMemAlloc_v2) \
   X(cuMemCreate) \
+  X(cuMemExportToShareableHandle) \
   X(cuMemFree) \
   X(cuMemFreeAsync) \
   X(cuMemFreeAsync_ptsz) \
   X(cuMemFree_v2) \
+  X(cuMemGetHandleForAddressRange) \
   X(cuMemGetInfo) \
   X(cuMemGetInfo_v2) \
   X(cuMemMap) \

@@ -235,6 +235,29 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
+// ---- exporting ----
+
+static bool keep_charged(record *changed, bool exists, void *context) {
+  if (exists) changed->bytes = 0;
+  return exists;
+}
+
+bool plain_exported(process *own, uint64_t address) {
+  CUdeviceptr base = 0;
+  size_t size;
+  record known;
+  if (DRIVER(USED(cuMemGetAddressRange_v2)(&base, &size, address)) != CUDA_SUCCESS ||
+      !records_find(&own->records, SPACE_POINTER, base, &known)) {
+    return false;
+  }
+  if (known.kind == KIND_PLAIN) {
+    records_change(&own->records, SPACE_POINTER, base, keep_charged, NULL);
+  } else if (known.kind == KIND_SMALL) {
+    records_change(&own->records, SPACE_BLOCK, block_of(base), keep_charged, NULL);
+  }
+  return true;
+}
+
 // ---- freeing ----
 
 // The record goes first: as soon as the driver has freed it, another thread may be given the

@@ -21,6 +21,10 @@ CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small);
 // result for the program; an allocation that cannot be recorded is freed again.
 CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer);
 
+// Memory around this address was exported: whoever has the export keeps it after it was freed, so
+// its charge is not given back before this process ends. False: it is no plain memory.
+bool plain_exported(process *own, uint64_t address);
+
 // Counts a small allocation in its block. Returns the bytes that this charges: a whole block for
 // the first, nothing for others. They must be reserved.
 uint64_t small_enter(const target *at, uint64_t pointer);

@@ -34,7 +34,8 @@ static bool note(const record *seen, void *context) {
                   seen->kind == question->pieces;
   if (seen->owner != question->owner || (!is_holder && !is_piece)) return false;
   if (all->count < all->capacity) {
-    uint64_t size = is_holder ? seen->bytes : round_up(seen->bytes, SMALL_UNIT);
+    // Of a block that was exported no bytes are left to give back.
+    uint64_t size = seen->space == SPACE_BLOCK ? CHARGE_GRANULE : round_up(seen->bytes, SMALL_UNIT);
     all->found[all->count] = (stretch){start_of(seen), size, is_holder};
   }
   all->count++;

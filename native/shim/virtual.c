@@ -3,11 +3,13 @@
 // holds it: no handle (cuMemRetainAllocationHandle makes more of them), no mapping, no array.
 //
 // Handles and mappings that are not known are of memory that came from elsewhere
-// (cuMemImportFromShareableHandle): whoever made it has the charge.
+// (cuMemImportFromShareableHandle): whoever made it has the charge. So that it always has one,
+// what was exported is not given back before its maker ends.
 #include "virtual.h"
 
 #include "charge.h"
 #include "driver.h"
+#include "memory.h"
 
 // ---- what holds an allocation, counted; with virtual_lock held ----
 
@@ -32,6 +34,17 @@ static void let_go(process *own, uint64_t id) {
   record gone = {.bytes = 0};
   records_change(&own->records, SPACE_PHYSICAL, id, remove_holder, &gone);
   if (gone.bytes != 0) charge_release(own, gone.device, gone.bytes);
+}
+
+// What was exported lives on in descriptors and imports, here and in other processes, and nobody
+// tells when the last of them is gone.
+static bool keep_charged(record *physical, bool exists, void *context) {
+  if (exists) physical->bytes = 0;  // nothing to give back, whatever lets go of it
+  return exists;
+}
+
+static void exported(process *own, uint64_t id) {
+  records_change(&own->records, SPACE_PHYSICAL, id, keep_charged, NULL);
 }
 
 // ---- handles ----
@@ -109,6 +122,21 @@ CUDA_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
   return result;
 }
 
+CUDA_WRAPPER(cuMemExportToShareableHandle,
+             (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+              unsigned long long flags)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+  record name;
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags));
+  if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
+    exported(own, name.owner);
+  }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
 // The mapping that an address lies in. Mappings begin at multiples of the granule.
 static bool mapping_of(process *own, uint64_t address, record *mapping) {
   uint64_t start = address & ~(CHARGE_GRANULE - 1);
@@ -172,6 +200,27 @@ CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
     if (known) let_go(own, mapping.owner);
     at += known ? mapping.bytes : CHARGE_GRANULE;
   }
+  pthread_mutex_unlock(&own->virtual_lock);
+  return result;
+}
+
+static void range_exported(process *own, uint64_t address, uint64_t size) {
+  record mapping;
+  for (uint64_t at = address; at - address < size;) {
+    bool known = mapping_of(own, at, &mapping);
+    if (known) exported(own, mapping.owner);
+    at = known ? mapping.key + mapping.bytes : (at & ~(CHARGE_GRANULE - 1)) + CHARGE_GRANULE;
+  }
+}
+
+// A DMA buffer of mapped or of plain memory.
+CUDA_WRAPPER(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr address, size_t size,
+                                             CUmemRangeHandleType type, unsigned long long flags)) {
+  process *own = governed() ? process_state() : NULL;
+  if (own == NULL) return REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags);
+  pthread_mutex_lock(&own->virtual_lock);
+  CUresult result = DRIVER(REAL(cuMemGetHandleForAddressRange)(handle, address, size, type, flags));
+  if (result == CUDA_SUCCESS && !plain_exported(own, address)) range_exported(own, address, size);
   pthread_mutex_unlock(&own->virtual_lock);
   return result;
 }

@@ -78,8 +78,46 @@ static void imported_memory_is_not_charged_again(void) {
   OK(cuMemUnmap(address, 8 * MIB));
   OK(cuMemRelease(imported));
   EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
-  OK(cuMemRelease(handle));
-  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+// The descriptor and what was imported from it keep the memory after its handle was released.
+static void exported_memory_stays_charged(void) {
+  pid_t child = fork();
+  if (child == 0) {
+    start_on(0);
+    uint64_t before = charged(0), kept = 0;
+    CUmemGenericAllocationHandle handle, imported;
+    CUdeviceptr address = reserve(GIB);
+    while (cuMemCreate(&handle, GIB, &on_device, 0) == CUDA_SUCCESS) {
+      int descriptor;
+      GIVES(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+            CUDA_ERROR_NOT_SUPPORTED);
+      OK(cuMemMap(address, GIB, 0, handle, 0));
+      for (int i = 0; i < 2; i++) {
+        OK(cuMemExportToShareableHandle(&descriptor, handle,
+                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+      }
+      OK(cuMemRelease(handle));
+      OK(cuMemUnmap(address, GIB));
+      OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
+                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+      kept += GIB;
+      EXPECT_EQUAL(charged(0), before + kept);
+      EXPECT(kept <= limit_of(0));
+    }
+    EXPECT(kept > 0);
+    // Only what was exported: not what failed to be, nor other memory.
+    uint64_t full = charged(0);
+    OK(cuMemCreate(&handle, 8 * MIB, &on_device, 0));
+    GIVES(cuMemExportToShareableHandle(&imported, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+          CUDA_ERROR_NOT_SUPPORTED);
+    OK(cuMemRelease(handle));
+    EXPECT_EQUAL(charged(0), full);
+    _exit(0);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  EXPECT_EQUAL(charged(0), 0);
 }
 
 // Another process's memory has that process's charge, and no second one.
@@ -292,6 +330,7 @@ static const test_case cases[] = {
      physical_memory_is_charged_until_nothing_holds_it},
     {"one_unmapping_for_several_mappings", one_unmapping_for_several_mappings},
     {"imported_memory_is_not_charged_again", imported_memory_is_not_charged_again},
+    {"exported_memory_stays_charged", exported_memory_stays_charged},
     {"memory_of_another_process_is_not_charged", memory_of_another_process_is_not_charged},
     {"physical_memory_is_refused", physical_memory_is_refused},
     {"arrays", arrays},
