@@ -18,6 +18,7 @@ from allotment.shares.namespaces import can_unshare
 SPEC = ("--simulated", "a100-80gb:2")
 _NEEDED = {"PATH", "PYTHONPATH", "ALLOTMENT_STATE"}
 Allot = Any  # tests/conftest.py: CommandLine
+LOADED = "/bin/grep -o 'liballotment-shim.so$' /proc/self/maps | /usr/bin/sort -u"
 
 namespace = pytest.param(
     "namespace", marks=pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
@@ -311,3 +312,58 @@ def test_runs_at_once_never_overcommit(
         out, err = process.communicate("")
         assert (out == "in\n") != (process.returncode == 3)
         assert process.returncode == 0 or "need" in err
+
+
+@pytest.mark.parametrize("name", ["a b", "a:b", "a;b", "a$LIB", "a\tb"])
+def test_a_state_folder_that_the_environment_cannot_carry_is_refused(
+    allot: Allot, name: str
+) -> None:
+    folder = allot.state / name
+    options = ("--state", folder, "--memory", "1Gi", *SPEC)
+    done = allot("run", *options, "--inject", "environment", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr.startswith("error: ")
+    assert "\n\nhint: choose" in done.stderr
+    assert not folder.exists()
+    if can_unshare():
+        done = allot("run", *options, "--inject", "namespace", "--", "sh", "-c", LOADED)
+        assert done.stdout == "liballotment-shim.so\n", done.stderr
+
+
+def test_a_shell_cannot_carry_such_a_folder_either(allot: Allot) -> None:
+    done = allot("env", "--state", allot.state / "a:b", "--simulated", "t4")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert allot("env", "--state", allot.state / "a b", "--simulated", "t4").returncode == 0
+
+
+def test_a_removed_working_folder_keeps_the_namespace(allot: Allot, tmp_path: Path) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    command = allot.command("run", *SPEC, "--memory", "1Gi", "--", "env", "-i", "sh", "-c", LOADED)
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', tmp_path / "gone", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert done.stdout == "liballotment-shim.so\n", done.stderr
+    assert "warning" not in done.stderr
+
+
+def test_a_working_folder_that_is_covered_keeps_the_namespace(allot: Allot) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    script = """
+        mount -t tmpfs none /run && mkdir -p /run/allotment/here && cd /run/allotment/here && "$@"
+    """
+    command = allot.command("run", *SPEC, "--memory", "1Gi", "--", "pwd", "-P")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert (done.stdout, done.stderr) == ("/run/allotment\n", "")

@@ -41,9 +41,10 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
         )
     from allotment.shares.copies import simulated_copy
     from allotment.shares.folders import StateFolder
-    from allotment.shares.sessions import local_devices
+    from allotment.shares.sessions import check_listable, local_devices
 
     folder = StateFolder.at(state)
+    check_listable(folder, blanks=False)
     machine, _ = local_devices(folder, simulated)
     libraries = str(simulated_copy(folder))
     spec = str(Path(simulated).absolute()) if Path(simulated).is_file() else simulated

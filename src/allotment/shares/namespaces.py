@@ -57,7 +57,7 @@ def enter(plan: NamespacePlan) -> None:
     What is needed of the machine is opened before it is covered, and mounted through descriptors.
     """
     _make_mount_points()
-    here = os.getcwd()  # noqa: PTH109
+    here = _working_folder()
     _libc_call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     # Opened in the new namespace: the kernel binds nothing from another one.
@@ -85,7 +85,27 @@ def enter(plan: NamespacePlan) -> None:
         )
         os.close(cache_folder)
     _mount("none", RUN_FOLDER, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    os.chdir(here)
+    if here is not None:
+        _return_to(here)
+
+
+def _working_folder() -> str | None:
+    """Return where this process is; None in a folder that was removed: there it simply stays."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return None
+
+
+def _return_to(folder: str) -> None:
+    """Go to a folder by its name, so that what was mounted over it counts.
+
+    One of the state folder is covered, and not to be seen: then to the nearest that is there.
+    """
+    try:
+        os.chdir(folder)
+    except FileNotFoundError:
+        os.chdir(RUN_FOLDER)
 
 
 def _make_mount_points() -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from allotment.model.devices import Device
-from allotment.model.errors import AllotError, NoDevicesError, PrerequisiteError, UsageError
+from allotment.model.errors import (
+    AllotError,
+    NoDevicesError,
+    PrerequisiteError,
+    StateError,
+    UsageError,
+)
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.shares import lives
@@ -19,10 +25,19 @@ from allotment.shares.processes import this_process
 from allotment.shares.records import write_record
 from allotment.shares.running import end_as, find_program, signals_held, start, wait
 
-__all__ = ["Session", "inside_share", "local_devices", "refuse_nesting", "run"]
+__all__ = [
+    "Session",
+    "check_listable",
+    "inside_share",
+    "local_devices",
+    "refuse_nesting",
+    "run",
+]
 
 _SHARE_VARIABLE = "ALLOTMENT_SHARE"
 _MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
+# Where ld.so cuts LD_PRELOAD or LD_LIBRARY_PATH, and what it replaces ($LIB).
+_LIST_CHARACTERS = frozenset(":;$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +111,8 @@ def run(session: Session) -> NoReturn:
     program = find_program(session.command, os.environ.get("PATH"))
     injection = _injection(session.inject)
     folder = StateFolder.at(session.state)
+    if injection is Injection.ENVIRONMENT:
+        check_listable(folder, blanks=True)
     machine, devices = local_devices(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
@@ -122,6 +139,7 @@ def run(session: Session) -> NoReturn:
                 except PrerequisiteError as error:
                     if session.inject != "auto":
                         raise
+                    check_listable(folder, blanks=True)
                     _warn(f"{error}; the limit goes by the environment instead")
                     share = replace(share, injection=Injection.ENVIRONMENT)
                     write_record(directory, share)
@@ -134,6 +152,25 @@ def run(session: Session) -> NoReturn:
             raise
         _end(folder, share)
         end_as(status)
+
+
+def check_listable(folder: StateFolder, *, blanks: bool) -> None:
+    """Raise `StateError` when a variable of the loader cannot carry the folder's path whole.
+
+    The loader would look for pieces of it, find none of our libraries, and run the program without
+    them: without its limit. `blanks`: they are separators too (LD_PRELOAD).
+    """
+    text = str(folder.root)
+    found = sorted(
+        {each for each in text if each in _LIST_CHARACTERS or (blanks and each.isspace())}
+    )
+    if found:
+        raise StateError(
+            f"{text}: the path of the state folder has {' and '.join(map(repr, found))} in it, and"
+            " the loader's variables (LD_PRELOAD, LD_LIBRARY_PATH) cannot carry that",
+            hint="choose a folder with a plain path by --state or ALLOTMENT_STATE, or use"
+            " --inject namespace (as root), which needs no variables",
+        )
 
 
 def _end(folder: StateFolder, share: Share) -> None:
