@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands ask of machines, real and simulated, in words of `devices`."""
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allotment.devices.nvml import Nvml
-from allotment.devices.simulated import SimulatedMachine, machine_path
+from allotment.devices.simulated import (
+    DEFAULT_PATH,
+    MACHINE_VARIABLE,
+    SimulatedMachine,
+    machine_path,
+)
 from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError, StateError
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found
+from allotment.shares.sessions import inside_share
 from allotment.shares.views import Readings
 
 __all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "survey"]
@@ -57,8 +64,14 @@ def survey(
 ) -> tuple[list[DeviceRow], list[Problem]]:
     """Ask every machine that is meant: the one of `spec`, else the real one and those of shares.
 
-    `ask` is who is asked for live figures. Raises `NoDevicesError` when none has a device.
+    `ask` is who is asked for live figures. Inside a share that is the share's own part alone: the
+    driver there tells of nothing else. Raises `NoDevicesError` when none has a device.
     """
+    if inside_share():
+        inventory = real_inventory()
+        simulated = bool(os.environ.get(MACHINE_VARIABLE)) or DEFAULT_PATH.exists()
+        own = [replace(device, simulated=simulated) for device in inventory.devices]
+        return _rows(own, None, shares, ask), list(inventory.problems)
     if spec:
         folder.prepare()
         machine = machine_path(folder.root, spec)

@@ -37,6 +37,9 @@ class Frame:
     is_live: bool = False
     first: int = 0
     """How many shares are scrolled away."""
+    is_inside: bool = False
+    """It is drawn inside of a share, from where no shares can be seen."""
+    has_bars: bool = True
 
 
 def _used(view: ShareView) -> int:
@@ -69,12 +72,17 @@ def bar(part: int, whole: int, width: int) -> Text:
 def draw(frame: Frame, width: int) -> RenderableType:
     """Draw a frame for a terminal of so many columns."""
     parts: list[RenderableType] = [_heading(frame), Text(), _devices(frame, width), Text()]
-    parts.append(_shares(frame, width) if frame.shares else Text("No shares.", style="dim"))
+    parts.append(_shares(frame, width) if frame.shares else _no_shares(frame))
     problems = [view for view in frame.shares if view.problem]
     parts += [Text(f"! {view.name}: {view.problem}", style="red") for view in problems]
     if frame.is_live:
         parts += [Text(), Text("q quit   s sort   ↑↓ scroll   +/- pace", style="dim")]
     return Group(*parts)
+
+
+def _no_shares(frame: Frame) -> Text:
+    where = " can be seen from inside of one" if frame.is_inside else ""
+    return Text(f"No shares{where}.", style="dim")
 
 
 def _heading(frame: Frame) -> Text:

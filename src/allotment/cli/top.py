@@ -83,6 +83,7 @@ def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
     from allotment.cli.machines import readings, survey
     from allotment.cli.screens import Frame
     from allotment.model.errors import NoDevicesError
+    from allotment.shares.sessions import inside_share
     from allotment.shares.views import current, view
 
     shares = current(folder)
@@ -91,7 +92,13 @@ def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
         devices, _ = survey(folder, spec, shares, once)
     except NoDevicesError:
         devices = []  # a machine without a GPU has no shares on one either
-    return Frame(devices, view(shares, once), time.strftime("%H:%M:%S"), sort)
+    return Frame(
+        devices,
+        view(shares, once),
+        time.strftime("%H:%M:%S"),
+        sort,
+        is_inside=bool(inside_share()),
+    )
 
 
 def _print_once(frame: "Frame") -> None:

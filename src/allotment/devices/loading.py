@@ -8,6 +8,7 @@ every use, and users take turns.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -75,14 +76,23 @@ def nvml_of(machine: Path | None) -> Iterator[ModuleType]:
 
 
 def leave(machine: Path | None) -> None:
-    """Let go of a simulated machine, if the library is still on it."""
+    """Let go of the driver's library (None), or of a simulated machine if ours is still on it."""
     import pynvml
 
     with _libraries.lock:
-        if machine is not None and machine == _libraries.machine:
+        if machine is None:
+            _bind(pynvml, _real())
+            _shut_down(pynvml)
+        elif machine == _libraries.machine:
             _bind(pynvml, _libraries.load_simulated())
-            pynvml.nvmlShutdown()
+            _shut_down(pynvml)
             _libraries.machine = None
+
+
+def _shut_down(pynvml: ModuleType) -> None:
+    """End NVML. In a share both libraries may be one (the shim answers): it may have ended."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
 
 
 def _real() -> ctypes.CDLL:
@@ -107,7 +117,7 @@ def _move_to(pynvml: ModuleType, machine: Path) -> None:
     if _libraries.machine == machine:
         return
     if _libraries.machine is not None:
-        pynvml.nvmlShutdown()
+        _shut_down(pynvml)
         _libraries.machine = None
     before = os.environ.get(MACHINE_VARIABLE)
     os.environ[MACHINE_VARIABLE] = str(machine)

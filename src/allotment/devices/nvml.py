@@ -62,11 +62,7 @@ class Nvml:
         trace: TracebackType | None,
     ) -> None:
         """Let NVML go."""
-        if self._machine is not None:
-            loading.leave(self._machine)
-            return
-        with loading.nvml_of(None) as nvml:
-            nvml.nvmlShutdown()
+        loading.leave(self._machine)
 
     def inventory(self) -> Inventory:
         """Return the devices that answer, and those that do not."""

@@ -92,8 +92,14 @@ class ShareView:
 
 
 def current(folder: StateFolder) -> list[Found]:
-    """Return the shares that live; those that ended are removed where that is possible."""
-    if not folder.exists():
+    """Return the shares that live; those that ended are removed where that is possible.
+
+    None from inside of a share: the kernel and the driver tell of that one alone there, and the
+    others would look as if they had ended.
+    """
+    from allotment.shares.sessions import inside_share  # late: it starts programs as well
+
+    if inside_share() or not folder.exists():
         return []
     try:
         with folder.locked():
