@@ -10,13 +10,47 @@
 
 process *process_pages;
 
+static bool is_wiped;  // the kernel clears the pages in children
+
 // glibc's own registration, which pthread_atfork calls: it is in every libc.so.6.
 extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
                              void *object);
 
+// A child that is forked while another thread takes a slot would inherit what holds the slot's lock
+// (its descriptor, or its mapping before it is kept out of children), and keep the slot alive after
+// its owner's end: forks wait for it. Not that of the thread itself, which is then in a signal's
+// handler; nothing can be waited for there.
+static __thread bool is_joining __attribute__((tls_model("initial-exec")));
+static __thread process *fork_locked __attribute__((tls_model("initial-exec")));
+
+static void before_fork(void) {
+  int error = errno;
+  fork_locked = !is_joining && share_present() ? process_state() : NULL;
+  if (fork_locked != NULL) pthread_mutex_lock(&fork_locked->attach_lock);
+  errno = error;
+}
+
+static void after_fork(void) {
+  if (fork_locked != NULL) pthread_mutex_unlock(&fork_locked->attach_lock);
+  fork_locked = NULL;
+}
+
+// On kernels before 4.14 nothing was wiped; elsewhere most of the pages do not exist.
 static void forget_in_child(void) {
   process *own = __atomic_load_n(&process_pages, __ATOMIC_RELAXED);
-  if (own != NULL) memset((void *)own, 0, sizeof *own);
+  if (fork_locked != NULL) {
+    // In wiped pages it is free already; this says so to sanitizers, which count by themselves.
+    pthread_mutex_unlock(&fork_locked->attach_lock);
+    memset(&fork_locked->attach_lock, 0, sizeof fork_locked->attach_lock);
+  }
+  if (own != NULL && !is_wiped) memset((void *)own, 0, sizeof *own);
+  fork_locked = NULL;
+  is_joining = false;
+}
+
+// From the start: a fork that began before the first call may end in the midst of it.
+__attribute__((constructor)) static void watch_forks(void) {
+  __register_atfork(before_fork, after_fork, forget_in_child, NULL);
 }
 
 static process *make_pages(void) {
@@ -26,14 +60,15 @@ static process *make_pages(void) {
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
-  bool wiped = madvise(made, sizeof(process), MADV_WIPEONFORK) == 0;  // Linux 4.14
+  // Linux 4.14. Threads that get here together are told the same.
+  bool wiped = madvise(made, sizeof(process), MADV_WIPEONFORK) == 0;
+  __atomic_store_n(&is_wiped, wiped, __ATOMIC_RELAXED);
   process *first = NULL;
   if (!__atomic_compare_exchange_n(&process_pages, &first, made, false, __ATOMIC_ACQ_REL,
                                    __ATOMIC_ACQUIRE)) {
     munmap(made, sizeof(process));
     return first;
   }
-  if (!wiped) __register_atfork(NULL, NULL, forget_in_child, NULL);
   return made;
 }
 
@@ -63,9 +98,11 @@ static bool attach_locked(process *own) {
 static process *join(uint32_t *joined, process *own, bool (*step)(process *)) {
   if (LIKELY(__atomic_load_n(joined, __ATOMIC_ACQUIRE) != 0)) return own;
   int error = errno;
+  is_joining = true;
   pthread_mutex_lock(&own->attach_lock);
   bool done = step(own);
   pthread_mutex_unlock(&own->attach_lock);
+  is_joining = false;
   errno = error;
   return done ? own : NULL;
 }

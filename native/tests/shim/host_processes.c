@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
 
 #include "host.h"
 
@@ -195,6 +197,85 @@ static void allocates_and_stays(void) {
   EXPECT_EQUAL(charged(0), before + context_cost() + 20 * MIB);
 }
 
+// ---- forked in the midst of taking a slot ----
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
+static bool is_armed, is_attaching, is_forked;
+
+static bool await(const bool *sign, int milliseconds) {
+  struct timespec end;
+  OK(clock_gettime(CLOCK_REALTIME, &end));
+  end.tv_nsec += milliseconds % 1000 * 1000000L;
+  end.tv_sec += milliseconds / 1000 + end.tv_nsec / 1000000000;
+  end.tv_nsec %= 1000000000;
+  pthread_mutex_lock(&turn);
+  while (!*sign && pthread_cond_timedwait(&turned, &turn, &end) == 0) continue;
+  bool came = *sign;
+  pthread_mutex_unlock(&turn);
+  return came;
+}
+
+static void announce(bool *sign) {
+  pthread_mutex_lock(&turn);
+  *sign = true;
+  pthread_cond_broadcast(&turned);
+  pthread_mutex_unlock(&turn);
+}
+
+// Stands before libc's: where the slot's mapping is not yet kept out of children, the other thread
+// has as long as it wants for a fork. It must have to wait.
+int madvise(void *start, size_t bytes, int advice) {
+  if (is_armed && advice == MADV_DONTFORK) {
+    is_armed = false;
+    announce(&is_attaching);
+    if (await(&is_forked, 100)) FAIL("forked in the midst of an attach");
+  }
+  return (int)syscall(SYS_madvise, start, bytes, advice);
+}
+
+static void *fork_a_bystander(void *pipe_end) {
+  EXPECT(await(&is_attaching, 10000));
+  pid_t bystander = fork();
+  if (bystander == 0) {
+    for (int descriptor = 1; descriptor < 64; descriptor++) close(descriptor);
+    alarm(20);
+    pause();
+    _exit(0);
+  }
+  announce(&is_forked);
+  EXPECT(write(*(int *)pipe_end, &bystander, sizeof bystander) == sizeof bystander);
+  return NULL;
+}
+
+static void a_bystander_does_not_keep_the_slot(void) {
+  int ends[2];
+  OK(pipe(ends));
+  pid_t owner = fork();
+  if (owner == 0) {
+    pthread_t thread;
+    OK(pthread_create(&thread, NULL, fork_a_bystander, &ends[1]));
+    is_armed = true;
+    CUdeviceptr pointer;
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+    OK(pthread_join(thread, NULL));
+    EXPECT(!is_armed);
+    EXPECT_EQUAL(slots_taken(), 1);
+    kill(getpid(), SIGKILL);
+  }
+  pid_t bystander;
+  close(ends[1]);
+  EXPECT(read(ends[0], &bystander, sizeof bystander) == sizeof bystander);
+  int status;
+  EXPECT(waitpid(owner, &status, 0) == owner && WIFSIGNALED(status));
+  int taken = slots_taken();
+  uint64_t left = charged(0);
+  OK(kill(bystander, SIGKILL));
+  EXPECT_EQUAL(taken, 0);
+  EXPECT_EQUAL(left, 0);
+}
+
 // ---- killed ----
 
 static void allocate_for_ever(unsigned seed) {
@@ -259,6 +340,7 @@ static const test_case cases[] = {
     {"no_descriptor_stays_open", no_descriptor_stays_open},
     {"spawned_programs_are_their_own", spawned_programs_are_their_own},
     {"allocates_and_stays", allocates_and_stays},
+    {"a_bystander_does_not_keep_the_slot", a_bystander_does_not_keep_the_slot},
     {"killed_processes_leave_nothing", killed_processes_leave_nothing},
     {"stopped_processes_block_nobody", stopped_processes_block_nobody},
     {NULL, NULL},
