@@ -118,22 +118,21 @@ CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
 }
 
 // As with pointers, the record goes before the handle can be given out again.
-#define DESTROY_ARRAY(handle, space, call)                           \
-  do {                                                               \
-    process *own = governed() ? process_state() : NULL;              \
-    if (own == NULL) return call;                                    \
-    record gone, displaced;                                          \
-    bool was_displaced;                                              \
-    uint64_t key = (uint64_t)(uintptr_t)(handle);                    \
-    bool known = records_take(&own->records, space, key, &gone);     \
-    CUresult result = DRIVER(call);                                  \
-    if (result == CUDA_SUCCESS) {                                    \
-      if (known) charge_release(own, gone.device, gone.bytes);       \
-      virtual_array_gone(own, key);                                  \
-    } else if (known) {                                              \
-      records_put(&own->records, &gone, &displaced, &was_displaced); \
-    }                                                                \
-    return result;                                                   \
+#define DESTROY_ARRAY(handle, space, call)                       \
+  do {                                                           \
+    process *own = governed() ? process_state() : NULL;          \
+    if (own == NULL) return call;                                \
+    record gone;                                                 \
+    uint64_t key = (uint64_t)(uintptr_t)(handle);                \
+    bool known = records_take(&own->records, space, key, &gone); \
+    CUresult result = DRIVER(call);                              \
+    if (result == CUDA_SUCCESS) {                                \
+      if (known) charge_release(own, gone.device, gone.bytes);   \
+      virtual_array_gone(own, key);                              \
+    } else if (known) {                                          \
+      records_keep(&own->records, &gone);                        \
+    }                                                            \
+    return result;                                               \
   } while (0)
 
 CUDA_WRAPPER(cuArrayDestroy, (CUarray array)) {

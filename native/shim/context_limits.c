@@ -11,9 +11,8 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
   record_space space = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? SPACE_HEAP : SPACE_FIFO;
   uint64_t included = space == SPACE_HEAP ? DEFAULT_HEAP_BYTES : DEFAULT_FIFO_BYTES;
   uint64_t rounded = round_up(value, CHARGE_GRANULE);
-  record before = {.bytes = 0}, displaced;
-  bool was_displaced,
-      existed = records_find(&own->records, space, (uint64_t)(uintptr_t)at->context, &before);
+  record before = {.bytes = 0};
+  bool existed = records_find(&own->records, space, (uint64_t)(uintptr_t)at->context, &before);
   record after = {.space = (uint8_t)space,
                   .key = (uint64_t)(uintptr_t)at->context,
                   .owner = (uint64_t)(uintptr_t)at->context,
@@ -24,7 +23,7 @@ static CUresult set_memory_limit(process *own, const target *at, CUlimit limit, 
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   CUresult result = DRIVER(REAL(cuCtxSetLimit)(limit, value));
-  if (result != CUDA_SUCCESS || !records_put(&own->records, &after, &displaced, &was_displaced)) {
+  if (result != CUDA_SUCCESS || !records_keep(&own->records, &after)) {
     if (after.bytes > old) charge_release(own, at->device, after.bytes - old);
     return result;
   }

@@ -96,15 +96,9 @@ static uint64_t part_of(uint64_t graph, int device) {
   return graph ^ (uint64_t)(device + 1) << 56;
 }
 
-static bool put(process *own, const record *added) {
-  record displaced;
-  bool was_displaced;
-  return records_put(&own->records, added, &displaced, &was_displaced);
-}
-
 static bool remember(process *own, uint64_t graph, const graph_need *need) {
   record whole = {.space = SPACE_GRAPH, .key = graph, .count = need->devices};
-  bool kept = put(own, &whole);
+  bool kept = records_keep(&own->records, &whole);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     if ((need->devices & 1u << device) == 0) continue;
     record part = {.space = SPACE_GRAPH,
@@ -112,7 +106,7 @@ static bool remember(process *own, uint64_t graph, const graph_need *need) {
                    .bytes = need->most[device],
                    .owner = need->least[device],
                    .count = (uint32_t)need->ordinals[device]};
-    kept = kept && put(own, &part);
+    kept = kept && records_keep(&own->records, &part);
   }
   if (kept) __atomic_add_fetch(&own->allocating_graphs, 1, __ATOMIC_RELEASE);
   return kept;

@@ -67,10 +67,9 @@ void record_displaced(process *own, const record *stale) {
 }
 
 void leaving_begin(process *own, const record *gone) {
-  record leaving = *gone, displaced;
-  bool was_displaced;
+  record leaving = *gone;
   leaving.space = SPACE_LEAVING;
-  records_put(&own->records, &leaving, &displaced, &was_displaced);
+  records_keep(&own->records, &leaving);
 }
 
 void leaving_end(process *own, const record *gone) {
@@ -266,8 +265,7 @@ bool plain_exported(process *own, uint64_t address) {
 #define FREE(pointer, call)                                                               \
   do {                                                                                    \
     process *own = process_state();                                                       \
-    record gone, displaced;                                                               \
-    bool was_displaced;                                                                   \
+    record gone;                                                                          \
     if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &gone)) {     \
       return DRIVER(call);                                                                \
     }                                                                                     \
@@ -276,7 +274,7 @@ bool plain_exported(process *own, uint64_t address) {
     if (gone.kind == KIND_SMALL) leaving_begin(own, &gone);                               \
     CUresult result = DRIVER(call);                                                       \
     if (result != CUDA_SUCCESS) {                                                         \
-      records_put(&own->records, &gone, &displaced, &was_displaced);                      \
+      records_keep(&own->records, &gone);                                                 \
     }                                                                                     \
     if (gone.kind == KIND_SMALL) leaving_end(own, &gone);                                 \
     if (result == CUDA_SUCCESS) record_displaced(own, &gone);                             \

@@ -109,9 +109,7 @@ static void note_chunk(const pool_request *request, CUdeviceptr pointer, uint64_
                   .owner = pool_id(request->own, request->pool),
                   .bytes = bytes,
                   .device = request->pool->device};
-  record displaced;
-  bool was_displaced;
-  records_put(&request->own->records, &chunk, &displaced, &was_displaced);
+  records_keep(&request->own->records, &chunk);
 }
 
 typedef CUresult pool_call(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
@@ -238,8 +236,7 @@ typedef CUresult free_call(CUdeviceptr pointer, CUstream stream);
 // Record, driver and pool change together: whether a pool has room is judged by all three.
 static CUresult free_piece(process *own, const record *known, CUstream stream, free_call *call) {
   pool_state *pool = &own->pools[known->owner - 1];
-  record gone, displaced;
-  bool was_displaced;
+  record gone;
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
   bool taken = records_take(&own->records, SPACE_POINTER, known->key, &gone);
   CUresult result = DRIVER(call(known->key, stream));
@@ -249,7 +246,7 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
   }
   if (taken && result == CUDA_SUCCESS) piece_gone(own, pool, stream_identity(stream));
   if (taken && result != CUDA_SUCCESS) {
-    records_put(&own->records, &gone, &displaced, &was_displaced);
+    records_keep(&own->records, &gone);
   }
   pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
   return result;
@@ -257,14 +254,13 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
 
 // cuMemFree waits for the device, so no lock is held meanwhile.
 CUresult pools_free(process *own, CUdeviceptr pointer) {
-  record gone, displaced;
-  bool was_displaced;
+  record gone;
   if (!records_take(&own->records, SPACE_POINTER, pointer, &gone)) {
     return DRIVER(REAL(cuMemFree_v2)(pointer));
   }
   leaving_begin(own, &gone);
   CUresult result = DRIVER(REAL(cuMemFree_v2)(pointer));
-  if (result != CUDA_SUCCESS) records_put(&own->records, &gone, &displaced, &was_displaced);
+  if (result != CUDA_SUCCESS) records_keep(&own->records, &gone);
   leaving_end(own, &gone);
   if (result == CUDA_SUCCESS) pools_lost(own, &gone);
   return result;
@@ -272,8 +268,7 @@ CUresult pools_free(process *own, CUdeviceptr pointer) {
 
 static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *call) {
   process *own = process_state();
-  record known, displaced;
-  bool was_displaced;
+  record known;
   if (own == NULL || !records_find(&own->records, SPACE_POINTER, pointer, &known) ||
       stream_is_capturing(stream)) {
     return DRIVER(call(pointer, stream));
@@ -290,7 +285,7 @@ static CUresult free_in_stream(CUdeviceptr pointer, CUstream stream, free_call *
     DRIVER(REAL(cuStreamSynchronize)(stream));
     record_displaced(own, &known);
   } else {
-    records_put(&own->records, &known, &displaced, &was_displaced);
+    records_keep(&own->records, &known);
   }
   return result;
 }

@@ -100,6 +100,12 @@ bool records_put(record_table *table, const record *added, record *displaced, bo
   return kept;
 }
 
+bool records_keep(record_table *table, const record *added) {
+  record displaced;
+  bool was_displaced;
+  return records_put(table, added, &displaced, &was_displaced);
+}
+
 static bool look(record_table *table, record_space space, uint64_t key, record *found, bool take) {
   uint64_t hash = mix(space, key);
   record_shard *shard = shard_of(table, hash);

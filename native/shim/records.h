@@ -62,6 +62,8 @@ typedef struct record_table {
 // False: no memory for it. If there is a record of that key already, it is handed out in
 // *displaced (its object must be gone, or the driver would not have given its number again).
 bool records_put(record_table *table, const record *added, record *displaced, bool *was_displaced);
+// The same where nothing can be displaced, or what is displaced has no charge of its own.
+bool records_keep(record_table *table, const record *added);
 // Takes the record out.
 bool records_take(record_table *table, record_space space, uint64_t key, record *taken);
 bool records_find(record_table *table, record_space space, uint64_t key, record *found);

@@ -49,12 +49,6 @@ static void exported(process *own, uint64_t id) {
 
 // ---- handles ----
 
-static bool put(process *own, const record *added) {
-  record displaced;
-  bool was_displaced;
-  return records_put(&own->records, added, &displaced, &was_displaced);
-}
-
 static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
   if (properties == NULL) return -1;
   if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return properties->location.id;
@@ -79,7 +73,7 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
                        .count = 1,
                        .device = (int16_t)at->device};
     record name = {.space = SPACE_HANDLE, .key = *handle, .owner = id, .count = 1};
-    if (!put(own, &physical) || !put(own, &name)) {
+    if (!records_keep(&own->records, &physical) || !records_keep(&own->records, &name)) {
       records_take(&own->records, SPACE_PHYSICAL, id, &physical);
       DRIVER(REAL(cuMemRelease)(*handle));
       result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -182,7 +176,7 @@ CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
   if (result == CUDA_SUCCESS && records_find(&own->records, SPACE_HANDLE, handle, &name)) {
     record mapping = {.space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
     if (size > own->largest_mapping) own->largest_mapping = size;
-    put(own, &mapping);
+    records_keep(&own->records, &mapping);
     hold(own, name.owner);
   }
   pthread_mutex_unlock(&own->virtual_lock);
@@ -242,7 +236,9 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
   uint64_t key = array * UINT64_C(0x9e3779b97f4a7c15) ^ name.owner;
   record held = {.space = SPACE_SPARSE, .key = key, .owner = array, .bytes = name.owner};
   record before;
-  if (records_find(&own->records, SPACE_SPARSE, key, &before) || !put(own, &held)) return;
+  if (records_find(&own->records, SPACE_SPARSE, key, &before) ||
+      !records_keep(&own->records, &held))
+    return;
   __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
   hold(own, name.owner);
 }
