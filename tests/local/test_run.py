@@ -3,17 +3,22 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
 from allotment.shares.namespaces import can_unshare
+from allotment.shares.processes import census
 
 SPEC = ("--simulated", "a100-80gb:2")
 _NEEDED = {"PATH", "PYTHONPATH", "ALLOTMENT_STATE"}
@@ -367,3 +372,98 @@ def test_a_working_folder_that_is_covered_keeps_the_namespace(allot: Allot) -> N
         env=allot.environment(),
     )
     assert (done.stdout, done.stderr) == ("/run/allotment\n", "")
+
+
+BURN = f"{sys.executable} -m allotment burn --memory 3Gi --seconds 99 >/dev/null 2>&1 </dev/null"
+
+
+def test_a_daemon_that_scrubbed_its_environment_is_shown_and_booked(
+    allot: Allot, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    kept = " ".join(
+        f'{name}="${name}"'
+        for name in ("ALLOTMENT_SIMULATED_MACHINE", "LD_LIBRARY_PATH", "PYTHONPATH")
+    )
+    process = begin(*run("sh", "-c", f"(setsid env -i {kept} {BURN} &); cat"))
+
+    def seen() -> list[tuple[int, bool]]:
+        return [
+            (each["pid"], each["enforced"])
+            for share in shares(allot)
+            for each in share["processes"]
+            if each["devices"][0]["memory_used_bytes"] > 3 << 30
+        ]
+
+    wait_until(seen)
+    ((daemon, is_enforced),) = seen()
+    assert not is_enforced
+    assert shares(allot)[0]["enforced"] is False
+    process.communicate("")
+    assert process.returncode == 0
+    assert [share["state"] for share in shares(allot)] == ["left"]
+    assert seen() == [(daemon, False)]
+    assert allot("run", *SPEC, "--memory", "78Gi", "--count", "2", "--", "true").returncode == 3
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not shares(allot))
+
+
+@both
+def test_adopted_processes_are_let_go_when_they_end(
+    begin: Callable[..., "subprocess.Popen[str]"], inject: str
+) -> None:
+    process = begin(*run("sh", "-c", "(setsid sh -c 'echo $$; exec sleep 0.1' &); cat; exit 7",
+                         inject=inject))  # fmt: skip
+    assert process.stdout
+    orphan = int(process.stdout.readline())
+    status = Path(f"/proc/{orphan}/status")
+    wait_until(lambda: not status.exists())  # nor is it a zombie
+    process.communicate("")
+    assert process.returncode == 7
+
+
+def test_children_that_allot_had_before_are_not_its_shares(allot: Allot) -> None:
+    command = " ".join(allot.command(*run("true")))
+    done = subprocess.run(
+        ["sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $!; exec {command}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=allot.environment(),
+    )
+    assert shares(allot) == []
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_members_of_a_namespace_whatever_their_root_folder_is(
+    allot: Allot,
+    begin: Callable[..., "subprocess.Popen[str]"],
+    tmp_path: Path,
+    is_recorded: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    if not can_unshare():
+        pytest.skip("needs CAP_SYS_ADMIN")
+    (tmp_path / "root").mkdir()
+    chroot = f"env -i {shutil.which('chroot')} {tmp_path}/root /bin/sleep 60"
+    # The first by number is in a root folder of its own, in which the share is not mounted.
+    second = chroot if is_recorded else "sleep 60"
+    script = f"mount --bind / {tmp_path}/root; (setsid {second} & echo $$ $!); exec {chroot}"
+    process = begin(*run("sh", "-c", script, inject="namespace"))
+    assert process.stdout
+    pids = set(map(int, process.stdout.readline().split()))
+    (found,) = lives.look(StateFolder(allot.state))
+    assert found.share
+    traces = found.directory / "processes.json"
+    wait_until(traces.exists)
+    if not is_recorded:
+        traces.unlink()
+    orphan = replace(found.share, runner=None)
+
+    def are_changed() -> bool:
+        roots = [str(Path(f"/proc/{pid}/root").readlink()) for pid in pids]
+        return roots.count(f"{tmp_path}/root") == (2 if is_recorded else 1)
+
+    wait_until(are_changed)
+    assert census([(orphan, found.directory)])[found.id] == pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 
 folders      the state folder: its place, layout, version, lock
 records      share.json
+traces       processes.json: by what a share's processes are known
 lives        create, look, find, destroy, recover
 resizing     another limit for a share that lives
 copies       immutable copies of the native libraries

@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,8 +34,9 @@ from allotment.modes import DEFAULT_MODE, mode_named
 from allotment.placement import choose, explain, unknown_selectors
 from allotment.shares.cdi import remove_spec, spec_name
 from allotment.shares.folders import StateFolder, explained
-from allotment.shares.processes import census, is_alive
+from allotment.shares.processes import census, is_alive, named
 from allotment.shares.records import read_record, write_record
+from allotment.shares.traces import read_traces, write_traces
 
 __all__ = ["Found", "Order", "allotted", "create", "destroy", "find", "look", "recover"]
 
@@ -259,6 +261,8 @@ def recover(folder: StateFolder) -> list[Found]:
     for each in orphans:
         if each.id in ended:
             _remove(each)
+        else:
+            _remember(each.directory, members[each.id])
     return [each for each in shares if each.id not in ended]
 
 
@@ -266,16 +270,29 @@ def _is_orphan(share: Share) -> bool:
     return share.runner is not None and not is_alive(share.runner)
 
 
-def end(folder: StateFolder, share: Share) -> bool:
-    """End a share whose command has ended, unless processes are left in it; tell if it is gone."""
+def _remember(directory: Path, members: Iterable[int]) -> None:
+    """Write down who is in a share that no runner stands for any more: nothing else may tell."""
+    before = read_traces(directory)
+    after = replace(before, members=tuple(map(named, sorted(members))))
+    if after != before:
+        with suppress(StateError):  # another user's share: its owner sees to it
+            write_traces(directory, after)
+
+
+def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -> bool:
+    """End a share whose command has ended, unless processes are left in it; tell if it is gone.
+
+    What is left is written down. `strangers` are children of the runner that are not the share's.
+    """
     directory = folder.share(share.id)
     with folder.locked():
         found = _read(directory)
         if found is None:
             return True
-        left = census([(replace(share, runner=None), directory)])[share.id]
+        left = census([(share, directory)], strangers=strangers)[share.id]
         left.discard(os.getpid())
         if left or (found.ledger and found.ledger.processes):
+            _remember(directory, left)
             return False
         _remove(found)
     return True

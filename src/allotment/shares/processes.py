@@ -1,20 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine's processes, as far as shares need them: who lives, and who belongs to which share.
 
-A process belongs to a share when its mount namespace has the share's ledger mounted, when its
-environment names the share's directory, or when it descends from the share's runner. Processes
-that this user may not look into are passed over: they cannot be this user's share's.
+A process belongs to a share when its mount namespace is the share's (it has the share's ledger
+mounted, or was recorded as such), when its environment names the share's directory, when it
+was recorded as a process of the share, or when it descends from one of those or from the share's
+runner: that adopts what the command leaves behind, as long as it lives. Processes that this user
+may not look into are passed over: they cannot be this user's share's.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 from allotment.model.shares import Runner, Share, ShareId
+from allotment.shares.traces import read_traces
 
-__all__ = ["census", "command_of", "is_alive", "pid_inside", "this_process"]
+__all__ = [
+    "census",
+    "children",
+    "command_of",
+    "is_alive",
+    "named",
+    "pid_inside",
+    "start_time",
+    "this_process",
+]
 
 _PROC = Path("/proc")
 _MOUNTED_SHARE = re.compile(
@@ -49,7 +61,7 @@ def start_time(pid: int) -> int | None:
 
 def this_process() -> Runner:
     """Return what names this process."""
-    return Runner(os.getpid(), start_time(os.getpid()) or 0, _boot_id())
+    return named(os.getpid())
 
 
 def is_alive(runner: Runner) -> bool:
@@ -110,53 +122,99 @@ def _directory_of_environment(pid: int) -> str:
     return ""
 
 
-def census(shares: Iterable[tuple[Share, Path]]) -> dict[ShareId, set[int]]:
+def named(pid: int) -> Runner:
+    """Return what names a process of this machine."""
+    return Runner(pid, start_time(pid) or 0, _boot_id())
+
+
+def children() -> frozenset[int]:
+    """Return this process's children; none where the kernel does not list them."""
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123 - start-up time
+            return frozenset(map(int, file.read().split()))
+    except OSError:
+        return frozenset()
+
+
+def census(
+    shares: Iterable[tuple[Share, Path]], *, strangers: Collection[int] = ()
+) -> dict[ShareId, set[int]]:
     """Return the processes of each share (a share and its directory), by their number on the host.
 
-    The runner itself is not one of them.
+    The runner itself is not one of them, nor are `strangers` and what descends from them only.
     """
     known = list(shares)
     members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
     by_directory = {str(directory): share.id for share, directory in known}
-    runners = {
+    roots = {
         share.runner.pid: share.id
         for share, _ in known
         if share.runner is not None and is_alive(share.runner)
     }
-    by_namespace: dict[str, str] = {}
+    standing = set(roots.values())
+    parents, namespaces, by_namespace = _look_around()
+    for share, directory in known:
+        traces = read_traces(directory)
+        here = members[share.id]
+        here.update(each.pid for each in traces.members if is_alive(each))
+        roots.update(dict.fromkeys(here, share.id))
+        # The number is another namespace's when this one is gone: not while someone keeps it.
+        if traces.namespace is not None and (
+            share.id in standing or any(namespaces.get(pid) == traces.namespace for pid in here)
+        ):
+            by_namespace.setdefault(traces.namespace, share.id)
+    for pid, namespace in namespaces.items():
+        found = by_namespace.get(namespace)
+        if found is None and by_directory:
+            found = by_directory.get(_directory_of_environment(pid))
+        if found in members:
+            members[found].add(pid)
+    for pid in parents:
+        found = _share_of_ancestors(pid, parents, roots, strangers)
+        if found in members:
+            members[found].add(pid)
+    return members
+
+
+def _look_around() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
+    """Return every process's parent and mount namespace, and the namespaces known by their mounts.
+
+    A process in a root folder of its own sees only the mounts below that: it says nothing about
+    its namespace unless it has the share's mount. So one look is taken for each root folder.
+    """
     parents: dict[int, int] = {}
+    namespaces: dict[int, int] = {}
+    by_namespace: dict[int, ShareId] = {}
+    looked: set[tuple[int, str]] = set()
     for pid in _pids():
         fields = _stat(pid)
         if fields is None or fields[0] in "ZX":
             continue
         parents[pid] = int(fields[1])
         try:
-            namespace = os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115 - no path: `mnt:[1]`
+            # Read as a link, not followed: that is allowed wherever looking is.
+            namespace = int(os.readlink(f"/proc/{pid}/ns/mnt")[5:-1])  # noqa: PTH115 - `mnt:[1]`
+            view = namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
         except OSError:
             continue  # another user's, or gone
-        if namespace not in by_namespace:
-            by_namespace[namespace] = _share_of_mounts(pid)
-        found = ShareId(by_namespace[namespace])
-        if not found and by_directory:
-            found = by_directory.get(_directory_of_environment(pid), ShareId(""))
-        if found in members:
-            members[found].add(pid)
-    for pid in parents:
-        found = _share_of_ancestors(pid, parents, runners)
+        namespaces[pid] = namespace
+        if namespace in by_namespace or view in looked:
+            continue
+        looked.add(view)
+        found = _share_of_mounts(pid)
         if found:
-            members[found].add(pid)
-    return members
+            by_namespace[namespace] = ShareId(found)
+    return parents, namespaces, by_namespace
 
 
 def _share_of_ancestors(
-    pid: int, parents: Mapping[int, int], runners: Mapping[int, ShareId]
-) -> ShareId:
-    """Return the share whose runner is the nearest such ancestor of a process."""
+    pid: int, parents: Mapping[int, int], roots: Mapping[int, ShareId], strangers: Collection[int]
+) -> ShareId | None:
+    """Return the share whose root (its runner, a process of it) is the nearest such ancestor."""
     seen = 0
-    parent = parents.get(pid, 0)
-    while parent and seen < len(parents):
-        if parent in runners:
-            return runners[parent]
-        parent = parents.get(parent, 0)
+    while pid and seen < len(parents) and pid not in strangers:
+        pid = parents.get(pid, 0)
+        if pid in roots:
+            return roots[pid]
         seen += 1
-    return ShareId("")
+    return None

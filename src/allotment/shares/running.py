@@ -24,9 +24,19 @@ from allotment.model.errors import (
     PrerequisiteError,
 )
 
-__all__ = ["Program", "SignalState", "end_as", "find_program", "signals_held", "start", "wait"]
+__all__ = [
+    "Program",
+    "SignalState",
+    "adopt_orphans",
+    "end_as",
+    "find_program",
+    "signals_held",
+    "start",
+    "wait",
+]
 
 _SI_KERNEL = 0x80  # <asm-generic/siginfo.h>: sent by the kernel, like the terminal's signals
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _UNBLOCKABLE = {signal.SIGKILL, signal.SIGSTOP}
 # Faults of `allot` itself: they have to end it, not be passed on.
 _OWN_FAULTS = {
@@ -193,9 +203,29 @@ def wait(child: int) -> int:
         if ended:
             _stop_along(child, os.WSTOPSIG(status))
             continue
+        _reap_adopted(child)
         info = signal.sigwaitinfo(awaited)
         if info.si_signo != signal.SIGCHLD and not _came_to_both(child, info.si_code):
             _send(child, info.si_signo)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what the command leaves behind (daemons), instead of process 1.
+
+    So whatever comes from the command is known to. A kernel that will not goes on without.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3)
+
+
+def _reap_adopted(child: int) -> None:
+    """Let adopted processes that ended go; the child's own end is left for `wait`."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None or ended.si_pid == child:
+            return
+        os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _passed_on() -> set[signal.Signals]:

@@ -2,7 +2,8 @@
 """What `allot run` does: find the command, make its share, run it there, end the share with it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -21,9 +22,17 @@ from allotment.shares import lives
 from allotment.shares.copies import is_trusted, shim_copy, simulated_copy
 from allotment.shares.folders import RUN_FOLDER, StateFolder
 from allotment.shares.namespaces import NamespacePlan, can_unshare, enter
-from allotment.shares.processes import this_process
+from allotment.shares.processes import children, named, this_process
 from allotment.shares.records import write_record
-from allotment.shares.running import end_as, find_program, signals_held, start, wait
+from allotment.shares.running import (
+    adopt_orphans,
+    end_as,
+    find_program,
+    signals_held,
+    start,
+    wait,
+)
+from allotment.shares.traces import Traces, write_traces
 
 __all__ = [
     "Session",
@@ -127,6 +136,8 @@ def run(session: Session) -> NoReturn:
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
     share, directory = lives.create(folder, order, devices)
+    strangers = children()  # of whoever became this `allot` by exec
+    adopt_orphans()
     with signals_held() as signals:
         try:
             child = None
@@ -146,11 +157,12 @@ def run(session: Session) -> NoReturn:
             if child is None:
                 environment = _environment(directory, libraries, machine)
                 child = start(program, environment, signals=signals)
+            _trace(directory, share, child)
             status = wait(child)
         except BaseException:
-            _end(folder, share)
+            _end(folder, share, strangers)
             raise
-        _end(folder, share)
+        _end(folder, share, strangers)
         end_as(status)
 
 
@@ -173,9 +185,21 @@ def check_listable(folder: StateFolder, *, blanks: bool) -> None:
         )
 
 
-def _end(folder: StateFolder, share: Share) -> None:
+def _trace(directory: Path, share: Share, child: int) -> None:
+    """Write down by what the share's processes are known, should this process be killed."""
+    namespace = None
+    if share.injection is Injection.NAMESPACE:
+        with suppress(OSError):  # it has ended already: then it has nothing to be known by
+            # Open until the end: as long, no other namespace gets the number.
+            kept = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            namespace = os.fstat(kept).st_ino
+    with suppress(StateError):  # `allot` goes by mounts and environments then
+        write_traces(directory, Traces(namespace, (named(child),)))
+
+
+def _end(folder: StateFolder, share: Share, strangers: Collection[int]) -> None:
     try:
-        lives.end(folder, share)
+        lives.end(folder, share, strangers=strangers)
     except AllotError as error:
         # The command's own status counts; the next `allot` removes the share.
         _warn(f"the share {share.id} was not removed: {error}")
