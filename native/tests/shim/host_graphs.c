@@ -205,6 +205,23 @@ static void graphs_take_turns_at_the_limit(void) {
   AGREE();
 }
 
+// A graph whose memory went without a trim of the program's has it no longer in place.
+static void a_reset_takes_graphs_memory(void) {
+  CUdevice device = 0;
+  start_on(device);
+  CUgraphExec graph = executable(allocating_graph(200 * MIB));
+  OK(cuGraphLaunch(graph, NULL));
+  OK(cuCtxSynchronize());
+  OK(cuDevicePrimaryCtxReset_v2(device));
+  EXPECT_EQUAL(charged(0), 0);
+  start_on(device);
+  CUdeviceptr pointer;
+  while (limit_of(0) - charged(0) >= 200 * MIB) OK(cuMemAlloc_v2(&pointer, GRANULE));
+  EXPECT(cuGraphLaunch(graph, NULL) != CUDA_SUCCESS);
+  EXPECT(physical(0) <= limit_of(0));
+  AGREE();
+}
+
 static void graphs_without_memory_are_free(void) {
   start_on(0);
   CUgraph graph;
@@ -234,6 +251,7 @@ static const test_case cases[] = {
     {"launches_are_refused", launches_are_refused},
     {"chains_need_their_peak", chains_need_their_peak},
     {"graphs_take_turns_at_the_limit", graphs_take_turns_at_the_limit},
+    {"a_reset_takes_graphs_memory", a_reset_takes_graphs_memory},
     {"graphs_without_memory_are_free", graphs_without_memory_are_free},
     {NULL, NULL},
 };

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way to get device memory: charged once, as much as the GPU has less of, and given back.
+#include <sys/syscall.h>
+#include <time.h>
+
 #include "host.h"
 
 #define CONTEXT context_cost()
@@ -266,6 +269,32 @@ static void device_heap_is_charged(void) {
   EXPECT_EQUAL(charged(0), 0);
 }
 
+// ---- another's reservation for a moment ----
+
+static allot_ledger other;
+static uint64_t held_for_a_moment;
+
+// Stands before libc's: the other gives back while this one waits.
+int nanosleep(const struct timespec *time, struct timespec *left) {
+  if (held_for_a_moment != 0) allot_ledger_release(&other, 0, held_for_a_moment);
+  held_for_a_moment = 0;
+  return (int)syscall(SYS_nanosleep, time, left);
+}
+
+static void momentary_reservations_are_outlasted(void) {
+  start_on(0);
+  OK(allot_ledger_open(&other, share.directory));
+  OK(allot_ledger_attach(&other));
+  CUdeviceptr pointer;
+  uint64_t rest = limit_of(0) - charged(0);
+  EXPECT(allot_ledger_reserve(&other, 0, rest));
+  GIVES(cuMemAlloc_v2(&pointer, 10 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+  held_for_a_moment = rest;
+  OK(cuMemAlloc_v2(&pointer, 10 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + 10 * MIB);
+  allot_ledger_close(&other);
+}
+
 static const test_case cases[] = {
     {"starts_with_a_context", starts_with_a_context},
     {"explicit_contexts", explicit_contexts},
@@ -281,6 +310,7 @@ static const test_case cases[] = {
     {"reports", reports},
     {"errors_stay_the_drivers", errors_stay_the_drivers},
     {"device_heap_is_charged", device_heap_is_charged},
+    {"momentary_reservations_are_outlasted", momentary_reservations_are_outlasted},
     {NULL, NULL},
 };
 
