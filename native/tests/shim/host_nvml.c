@@ -25,6 +25,10 @@ nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned *,
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t, unsigned *,
                                                         nvmlProcessInfo_v2_t *);
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t, nvmlProcessDetailList_v1_t *);
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t, nvmlProcessUtilizationSample_t *,
+                                             unsigned *, unsigned long long);
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t,
+                                                   nvmlProcessesUtilizationInfo_v1_t *);
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t, unsigned, unsigned *, nvmlDevice_t *);
 
 static const allot_gpu_description *gpu(int index) {
@@ -187,6 +191,81 @@ static void processes_are_the_shares(void) {
   expect_list(0, 1, &pids[1]);
 }
 
+// ---- utilisation by process ----
+
+#define NEIGHBOUR "neighbour"
+
+static const char spin[] =
+    ".version 7.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry allot_spin(.param .u64 nanoseconds)\n{\n  ret;\n}\n";
+
+static void keep_busy(CUdevice ordinal) {
+  CUmodule module;
+  CUfunction function;
+  uint64_t nanoseconds = 20 * 1000 * 1000;
+  void *parameters[] = {&nanoseconds};
+  start_on(ordinal);
+  OK(cuModuleLoadData(&module, spin));
+  OK(cuModuleGetFunction(&function, module, "allot_spin"));
+  OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+  OK(cuCtxSynchronize());
+}
+
+// Does one of both lists name the process? All samples of the last second are asked for.
+static bool has_sample(nvmlDevice_t device, unsigned pid) {
+  nvmlProcessUtilizationSample_t samples[16];
+  nvmlProcessUtilizationInfo_v1_t newer[16];
+  nvmlProcessesUtilizationInfo_v1_t info = {nvmlProcessesUtilizationInfo_v1, 16, 0, newer};
+  unsigned count = 16;
+  bool found = false;
+  if (nvmlDeviceGetProcessUtilization(device, samples, &count, 0) != NVML_SUCCESS) count = 0;
+  for (unsigned i = 0; i < count; i++) found = found || samples[i].pid == pid;
+  count = 0;
+  if (nvmlDeviceGetProcessesUtilizationInfo(device, &info) == NVML_SUCCESS) {
+    count = info.processSamplesCount;
+  }
+  for (unsigned i = 0; i < count; i++) found = found || newer[i].pid == pid;
+  return found;
+}
+
+// The program again, without a share: on the GPU that is the share's first. It ends with the pipe.
+static void is_a_neighbour(void) {
+  char byte = 0;
+  nvmlDevice_t device;
+  keep_busy(2);
+  OK(nvmlInit_v2());
+  OK(nvmlDeviceGetHandleByIndex_v2(2, &device));
+  EXPECT(has_sample(device, (unsigned)getpid()));
+  EXPECT(write(1, &byte, 1) == 1);
+  _exit((int)read(0, &byte, 1));
+}
+
+static void samples_of_neighbours_are_left_out(void) {
+  int ready[2], done[2];
+  OK(pipe(ready));
+  OK(pipe(done));
+  pid_t neighbour = fork();
+  if (neighbour == 0) {
+    dup2(done[0], 0);
+    dup2(ready[1], 1);
+    close(done[1]);
+    unsetenv("ALLOTMENT_SHARE");
+    execl("/proc/self/exe", "host_nvml", NEIGHBOUR, NULL);
+    _exit(9);
+  }
+  char byte;
+  close(ready[1]);
+  EXPECT(read(ready[0], &byte, 1) == 1);
+  OK(nvmlInit_v2());
+  EXPECT(!has_sample(handle_of(0), (unsigned)neighbour));
+  keep_busy(0);
+  EXPECT(has_sample(handle_of(0), (unsigned)getpid()));
+  EXPECT(!has_sample(handle_of(0), (unsigned)neighbour));
+  close(done[1]);
+  int status;
+  EXPECT(waitpid(neighbour, &status, 0) == neighbour && status == 0);
+}
+
 // A program that only looks takes no slot.
 static void looking_takes_no_slot(void) {
   OK(nvmlInit_v2());
@@ -201,10 +280,12 @@ static const test_case cases[] = {
     {"neighbours_are_the_shares", neighbours_are_the_shares},
     {"memory_is_the_shares", memory_is_the_shares},
     {"processes_are_the_shares", processes_are_the_shares},
+    {"samples_of_neighbours_are_left_out", samples_of_neighbours_are_left_out},
     {"looking_takes_no_slot", looking_takes_no_slot},
     {NULL, NULL},
 };
 
 int main(int argc, char **argv) {
+  if (argc == 2 && strcmp(argv[1], NEIGHBOUR) == 0) is_a_neighbour();
   return run_case(cases, argc, argv);
 }
