@@ -93,6 +93,7 @@ def _program() -> str:
         '  printf("MACHINE_FILE_BYTES: Final = %llu\\n",'
         " (unsigned long long)ALLOT_MACHINE_FILE_BYTES);"
     )
+    lines.append('  printf("MACHINE_RINGS_AT: Final = %zu\\n", offsetof(allot_machine, rings));')
     lines.append(f'  printf("STATE_LAYOUT: Final = \\"{state_layout()}\\"\\n");')
     lines.append('  printf("FAULTS_AT: Final = %zu\\n", offsetof(allot_machine, faults));')
     for struct, short in STRUCTS.items():

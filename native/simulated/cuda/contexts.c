@@ -25,6 +25,7 @@ static void set_default_limits(context *made) {
 
 // Brings a context to life: takes what it costs and makes its default stream.
 static CUresult start(context *made) {
+  if (!allot_ring_prepare(&driver.machine, made->gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!allot_gpu_take(&driver.machine, made->gpu, driver_description(made->gpu)->context_bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

@@ -69,6 +69,8 @@ void allot_engine_break_locks(allot_handle *handle, int slot);
 
 // ---- work.c ----
 
+// Gives the caller's ring for a GPU its space on the disk. False: the disk is full.
+bool allot_ring_prepare(allot_handle *handle, int gpu);
 allot_ring *allot_ring_of(const allot_handle *handle, int slot, int gpu);
 allot_work *allot_ring_work(allot_ring *ring, uint64_t number);
 // The whole number of which `low` is the low half, for a number not above `near`.

@@ -2,8 +2,9 @@
 // What changes in a simulated machine, in the machine file after description and faults.
 //
 // A file of zeros behind description and faults is a machine that has just been switched on. The
-// file is sparse: only what processes use takes space. docs/designs/simulated-gpus.md has the
-// reasons for the forms chosen here.
+// file is sparse, but what is touched has its space on the disk first, since a full disk would else
+// end the program by SIGBUS: all before the rings when the file is made, a ring when its process
+// comes to use its GPU. docs/designs/simulated-gpus.md has the reasons for the forms chosen here.
 //
 // Two kinds of change are told apart. Memory in use changes without any lock, by one 16-byte
 // compare-and-swap per operation, as in the ledger. The engine (who runs when) changes under the
@@ -99,7 +100,7 @@ typedef struct allot_process_gpu {
   uint64_t copy_busy_ns;
   uint64_t memory_peak;  // bytes
   uint32_t contexts;     // CUDA contexts; NVML lists processes that have one
-  uint32_t spare;
+  uint32_t has_ring;     // the slot's ring for the GPU has its space on the disk, and keeps it
   allot_history compute;
 } allot_process_gpu;
 
@@ -164,6 +165,7 @@ typedef struct allot_machine {
   uint64_t memory_serial;  // names pieces of memory that processes hand to each other
   allot_shared_event events[ALLOT_SHARED_EVENTS];
   _Alignas(64) allot_process processes[ALLOT_MACHINE_PROCESSES];
+  // Not to be touched, not even read, unless allot_process_gpu's `has_ring` says so.
   _Alignas(4096) allot_ring rings[ALLOT_MACHINE_PROCESSES][ALLOT_MACHINE_GPUS];
 } allot_machine;
 

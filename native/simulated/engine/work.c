@@ -3,11 +3,33 @@
 //
 // The process adds at the head without any lock; whoever holds the GPU's lock moves works through
 // their states and the tail along. A launch therefore costs a few stores, whatever the GPU does.
+#include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
+#include <stddef.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
+
+bool allot_ring_prepare(allot_handle *handle, int gpu) {
+  uint32_t *has_ring = &handle->machine->processes[handle->slot].gpus[gpu].has_ring;
+  if (allot_load(has_ring)) return true;
+  int error = 0;
+  int descriptor = open(handle->path, O_RDWR | O_CLOEXEC);
+  if (descriptor >= 0) {
+    size_t at = offsetof(allot_machine, rings) +
+                sizeof(allot_ring) * ((size_t)handle->slot * ALLOT_MACHINE_GPUS + (size_t)gpu);
+    do {
+      error = posix_fallocate(descriptor, (off_t)at, (off_t)sizeof(allot_ring));
+    } while (error == EINTR);
+    close(descriptor);
+  }
+  // A sandbox that forbids asking is no full disk.
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) return false;
+  allot_store(has_ring, 1u);
+  return true;
+}
 
 allot_ring *allot_ring_of(const allot_handle *handle, int slot, int gpu) {
   return &handle->machine->rings[slot][gpu];
@@ -74,6 +96,7 @@ void allot_work_finish_host(allot_handle *handle, allot_point point) {
 }
 
 void allot_work_cancel(allot_handle *handle, int slot, int gpu) {
+  if (!allot_load(&handle->machine->processes[slot].gpus[gpu].has_ring)) return;
   allot_ring *ring = allot_ring_of(handle, slot, gpu);
   if (allot_load(&ring->head) == allot_load(&ring->tail)) return;
   // Without a slot of its own (and none left) there is no way to lock; the next reaper has one.

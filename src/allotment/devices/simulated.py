@@ -4,12 +4,14 @@
 A machine is one file below a state folder, named by the hash of its description, so that everyone
 who asks for `a100-80gb:2` with the same state folder is on the same machine. It appears whole (a
 temporary file, then a link), and two makers at once get the same one. The file is sparse: hundreds
-of megabytes long, a few pages of space.
+of megabytes long, a few megabytes of space, which it has from the beginning: programs map it, and
+a disk that is full only then would end them by SIGBUS.
 
 Reading a description goes straight to the file: no NVML, nothing to load.
 """
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -40,6 +42,10 @@ SPEC_VARIABLE: Final = "ALLOTMENT_SIMULATED"
 DEFAULT_PATH: Final = Path("/run/allotment/simulated/machine")
 """Where the libraries look when the variable is not set: a share's own mount."""
 
+_FULL_HINT: Final = (
+    f"it needs {-(-layout.MACHINE_RINGS_AT >> 20)} MiB: make room, or choose another state folder with"
+    " --state or ALLOTMENT_STATE"
+)
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 
@@ -119,6 +125,8 @@ def _make(path: Path, description: bytes) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(description)
+                file.flush()
+                os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
                 file.truncate(layout.MACHINE_FILE_BYTES)
                 # Programs of any user run on it, as they do on /dev/nvidia0.
                 os.fchmod(file.fileno(), 0o666)
@@ -130,7 +138,9 @@ def _make(path: Path, description: bytes) -> None:
     except OSError as error:
         raise StateError(
             f"cannot make the simulated machine {path}: {error.strerror}",
-            hint="choose a writable state folder with --state or ALLOTMENT_STATE",
+            hint=_FULL_HINT
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}
+            else "choose a writable state folder with --state or ALLOTMENT_STATE",
         ) from error
 
 
