@@ -190,6 +190,27 @@ def test_a_gpu_that_falls_off_the_bus_is_reported(gpu: Gpu) -> None:
     assert all(error["name"] != "CUDA_ERROR_OUT_OF_MEMORY" for error in process["errors"])
 
 
+def test_what_processes_got_in_sum_they_had_at_the_same_time(gpu: Gpu) -> None:
+    options = ("--processes", "2", "--memory", "2Gi", "--seconds", "0.2")
+    report, status = burn(*options, environment=gpu.shared)
+    assert status == 9
+    assert LIMIT // 2 < report["got_bytes"] < LIMIT
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_no_room_for_the_context_is_a_lack_of_memory(gpu: Gpu, processes: str) -> None:
+    ledger.set_limit(gpu.share, 0, MIB)
+    options = ("--processes", processes, "--memory", "64Mi", "--seconds", "0.1")
+    report, status = burn(*options, environment=gpu.shared)
+    assert status == 9
+    for process in report["processes"]:
+        (error,) = process["errors"]
+        assert (error["name"], error["call"]) == (
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "cuDevicePrimaryCtxRetain",
+        )
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_no_driver_is_an_error_with_a_next_step(processes: str) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": "", "NO_COLOR": "1"}

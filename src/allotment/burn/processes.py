@@ -9,10 +9,13 @@ asks to stop reaches them as SIGINT; one that does not answer is killed, and the
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from allotment.burn.reports import BurnError, ProcessReport
@@ -27,6 +30,29 @@ _POLL_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A pipe where the processes of a burn wait for each other.
+
+    Nothing is written to it: its end comes when the last one has closed its writing end, by coming
+    here, or by dying.
+    """
+
+    read_end: int
+    write_end: int
+
+    def attend(self, *, is_stopping: Callable[[], bool]) -> None:
+        """Wait until all are there, or were asked to stop."""
+        os.close(self.write_end)
+        while not is_stopping() and not select.select([self.read_end], [], [], _POLL_SECONDS)[0]:
+            pass
+
+    def leave(self) -> None:
+        """Take no part: for the parent, when the processes have begun."""
+        os.close(self.read_end)
+        os.close(self.write_end)
+
+
 def run_processes(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> list[ProcessReport]:
     """Run the plan in `plan.processes` processes at once and report all of them.
 
@@ -35,7 +61,11 @@ def run_processes(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> list[Pr
     """
     import msgspec
 
-    workers = [_start(msgspec.json.encode(plan)) for _ in range(plan.processes)]
+    meeting = Meeting(*os.pipe())
+    try:
+        workers = [_start(msgspec.json.encode(plan), meeting) for _ in range(plan.processes)]
+    finally:
+        meeting.leave()
     try:
         _wait(workers, is_stopping=is_stopping)
     finally:
@@ -55,9 +85,11 @@ def run_processes(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> list[Pr
     return reports
 
 
-def _start(plan: bytes) -> subprocess.Popen[bytes]:
+def _start(plan: bytes, meeting: Meeting) -> subprocess.Popen[bytes]:
+    ends = (meeting.read_end, meeting.write_end)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "allotment.burn"],
+        [sys.executable, "-m", "allotment.burn", *map(str, ends)],
+        pass_fds=ends,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 from allotment.burn.drivers import LIBRARY, CudaError, Driver
-from allotment.burn.processes import run_processes
+from allotment.burn.processes import Meeting, run_processes
 from allotment.burn.reports import BurnReport, ProcessReport
 from allotment.burn.working import work
 from allotment.model.errors import NoDevicesError
@@ -38,14 +38,19 @@ def burn(plan: BurnPlan) -> BurnReport:
         return BurnReport(plan=plan, processes=processes, ended_by=heard[0] if heard else None)
 
 
-def work_here(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> ProcessReport:
+def work_here(
+    plan: BurnPlan,
+    *,
+    is_stopping: Callable[[], bool],
+    meet: Callable[[], None] | None = None,
+) -> ProcessReport:
     """Do one process's part in this process; errors as in `burn`."""
     try:
         driver = Driver.load()
     except OSError as error:
         raise NoDevicesError(f"no CUDA driver: {error}", hint=_NO_GPU_HINT) from error
     try:
-        return work(driver, plan, is_stopping=is_stopping)
+        return work(driver, plan, is_stopping=is_stopping, meet=meet)
     except CudaError as error:
         if not error.is_missing_device:
             raise
@@ -53,10 +58,16 @@ def work_here(plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> ProcessRepo
         raise NoDevicesError(what, hint=_NO_GPU_HINT) from error
 
 
-def work_as_child(plan: BurnPlan) -> ProcessReport:
+def work_as_child(plan: BurnPlan, meeting: Meeting) -> ProcessReport:
     """Do one process's part for a parent, which sends SIGINT to end it early."""
     with _hearing_signals(patient=True) as heard:
-        return work_here(plan, is_stopping=lambda: bool(heard))
+
+        def is_stopping() -> bool:
+            return bool(heard)
+
+        return work_here(
+            plan, is_stopping=is_stopping, meet=lambda: meeting.attend(is_stopping=is_stopping)
+        )
 
 
 @contextlib.contextmanager

@@ -33,16 +33,28 @@ _HOLDING_STEP_SECONDS: Final = 0.05
 _ORIGIN_LASTS_MS: Final = 10_000.0
 
 
-def work(driver: Driver, plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> ProcessReport:
+def work(
+    driver: Driver,
+    plan: BurnPlan,
+    *,
+    is_stopping: Callable[[], bool],
+    meet: Callable[[], None] | None = None,
+) -> ProcessReport:
     """Do one process's part of the plan and report it.
 
     The driver's errors end up in the report, never as exceptions; except those of finding the
     device, which leave nothing to report: CudaError. `is_stopping` is asked between the driver's
-    calls.
+    calls. `meet` is for one of several processes: it returns when all of them have their memory.
     """
     report = ProcessReport(pid=os.getpid(), asked_bytes=plan.memory_bytes)
-    context = Context.open(driver, plan.device)
-    burn = _Burn(context=context, plan=plan, report=report, is_stopping=is_stopping)
+    try:
+        context = Context.open(driver, plan.device)
+    except CudaError as error:
+        if error.code != OUT_OF_MEMORY:
+            raise
+        _record(report, error)  # there is no room for the context itself
+        return report
+    burn = _Burn(context=context, plan=plan, report=report, is_stopping=is_stopping, meet=meet)
     with burn.recording():
         report.device = BurnDevice(
             ordinal=context.ordinal,
@@ -61,12 +73,19 @@ def work(driver: Driver, plan: BurnPlan, *, is_stopping: Callable[[], bool]) -> 
     return report
 
 
+def _record(report: ProcessReport, error: CudaError) -> None:
+    report.errors.append(
+        BurnError(code=error.code, name=error.name, call=error.call, at_bytes=report.got_bytes)
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class _Burn:
     context: Context
     plan: BurnPlan
     report: ProcessReport
     is_stopping: Callable[[], bool]
+    meet: Callable[[], None] | None
     pieces: list[Piece] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -75,25 +94,20 @@ class _Burn:
         try:
             yield
         except CudaError as error:
-            self.record(error)
-
-    def record(self, error: CudaError) -> None:
-        self.report.errors.append(
-            BurnError(
-                code=error.code,
-                name=error.name,
-                call=error.call,
-                at_bytes=self.report.got_bytes,
-            )
-        )
+            _record(self.report, error)
 
     def run(self, allocator: Allocator) -> None:
         try:
             with self.recording():
                 self.allocate(allocator)
                 self.report.memory_after = self.context.memory()
+                if self.meet is not None:
+                    self.meet()
                 if not self.report.errors:
                     self.occupy()
+                elif self.meet is not None:
+                    # What it got counts beside what the others got at the same time.
+                    self._hold(time.monotonic() + self.plan.seconds)
         finally:
             # After a sticky error every release fails alike; one of them says enough.
             with self.recording():
@@ -109,7 +123,7 @@ class _Burn:
             except CudaError as error:
                 if error.code != OUT_OF_MEMORY:
                     raise
-                self.record(error)
+                _record(self.report, error)
                 return
             self.pieces.append(piece)
             report.got_bytes += piece.size_bytes

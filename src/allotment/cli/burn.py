@@ -129,8 +129,10 @@ def command(
     """Get memory, run kernels for a while, and report what the driver gave and said.
 
     Speaks to the CUDA driver alone and needs no toolkit. Memory is taken in chunks until SIZE is
-    reached or the driver refuses; after a refusal no kernels are run. Ctrl-C ends it early and
-    prints the report so far.
+    reached or the driver refuses; after a refusal no kernels are run. Several processes begin their
+    kernels when all have their memory, and one that was refused keeps what it got until the time is
+    over: what they got in sum, they had at the same time. Ctrl-C ends it early and prints the
+    report so far.
     """
     from allotment.burn.running import burn
 
