@@ -19,7 +19,7 @@ from typing import Final
 from allotment.devices import layout
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
 from allotment.devices.packing import MachineFacts, identity, pack, unpack
-from allotment.devices.sources import Inventory
+from allotment.devices.sources import Inventory, Problem
 from allotment.model.devices import Device
 from allotment.model.errors import StateError, UsageError
 
@@ -43,9 +43,10 @@ DEFAULT_PATH: Final = Path("/run/allotment/simulated/machine")
 """Where the libraries look when the variable is not set: a share's own mount."""
 
 _FULL_HINT: Final = (
-    f"it needs {-(-layout.MACHINE_RINGS_AT >> 20)} MiB: make room, or choose another state folder with"
-    " --state or ALLOTMENT_STATE"
+    f"it needs {-(-layout.MACHINE_RINGS_AT >> 20)} MiB: make room, or choose another state folder"
+    " with --state or ALLOTMENT_STATE"
 )
+_LOST: Final = "the GPU is lost (it has fallen off the bus)"
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 
@@ -108,12 +109,21 @@ class SimulatedMachine:
         self.path = path
 
     def inventory(self) -> Inventory:
-        """Return all devices as described. One that is lost by a fault is still among them."""
-        return Inventory(devices=read_machine(self.path).devices, problems=())
+        """Return the devices as described, and apart those that a fault keeps from answering."""
+        from allotment.devices.faults import read_faults  # late: it reads machines by this module
+
+        working: list[Device] = []
+        problems: list[Problem] = []
+        for device, faults in zip(self.devices(), read_faults(self.path), strict=True):
+            if faults.lost:
+                problems.append(Problem(device.index, device.uuid, _LOST, device))
+            else:
+                working.append(device)
+        return Inventory(devices=tuple(working), problems=tuple(problems))
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices alone."""
-        return self.inventory().devices
+        """Return all devices as described. One that is lost by a fault is still among them."""
+        return read_machine(self.path).devices
 
 
 def _make(path: Path, description: bytes) -> None:

@@ -12,11 +12,15 @@ __all__ = ["DeviceProcess", "DeviceSource", "Inventory", "LiveSource", "Problem"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A GPU that could not be asked. The others are listed all the same."""
+    """A GPU that could not be asked. The others are listed all the same.
+
+    `device` is what it would be, where that is known without its answer.
+    """
 
     index: int
     uuid: str | None
     message: str
+    device: Device | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,14 @@ __all__ = ["DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device and what of it is given to shares already, in bytes."""
+    """A device and what of it is given to shares already, in bytes.
+
+    `problem` says what is wrong with a device that does not answer, and takes no share therefore.
+    """
 
     device: Device
     allotted_bytes: int = 0
+    problem: str = ""
 
     @property
     def free_bytes(self) -> int:

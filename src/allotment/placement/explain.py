@@ -35,8 +35,8 @@ def _reason(verdict: Verdict) -> str:
         total = format_bytes(verdict.state.device.allottable_bytes)
         given = format_bytes(verdict.state.allotted_bytes)
         return f"need {need}, have {have} ({given} of {total} allotted)"
-    if verdict.reason == NOT_SELECTED:
-        return NOT_SELECTED
+    if verdict.reason in {NOT_SELECTED, verdict.state.problem}:
+        return verdict.reason
     return f"{verdict.reason}, need {need}, have {have}"
 
 

@@ -17,6 +17,8 @@ def judge(state: DeviceState, request: Request) -> Verdict:
     have = state.free_bytes
     if not is_selected(state.device, request):
         return Verdict(state, need, have, NOT_SELECTED)
+    if state.problem:
+        return Verdict(state, need, have, state.problem)
     if need > have:
         return Verdict(state, need, have, TOO_LITTLE_MEMORY)
     return Verdict(state, need, have)

@@ -10,7 +10,7 @@ from allotment.shares import lives
 from allotment.shares.cdi import CdiContent, make_spec, preload_line, write_spec
 from allotment.shares.copies import shim_copy, simulated_copy
 from allotment.shares.folders import StateFolder, explained
-from allotment.shares.sessions import local_devices, refuse_nesting
+from allotment.shares.sessions import local_inventory, refuse_nesting
 
 __all__ = ["ContainerOrder", "create_for_containers"]
 
@@ -31,7 +31,7 @@ def create_for_containers(folder: StateFolder, order: ContainerOrder) -> Share:
     Raises `AllotError`; then neither is left behind.
     """
     refuse_nesting()
-    machine, devices = local_devices(folder, order.spec)
+    machine, inventory = local_inventory(folder, order.spec)
     folder.prepare()
     shim = shim_copy(folder)
     libraries = simulated_copy(folder) if machine else None
@@ -43,9 +43,10 @@ def create_for_containers(folder: StateFolder, order: ContainerOrder) -> Share:
             name=order.name,
             machine=machine,
             spec=order.spec,
+            problems=inventory.problems,
             cdi_folder=order.cdi_folder.absolute(),
         ),
-        devices,
+        inventory.devices,
     )
     try:
         driver = None
@@ -53,7 +54,7 @@ def create_for_containers(folder: StateFolder, order: ContainerOrder) -> Share:
             from allotment.shares.drivers import driver_edits
 
             chosen = {device.uuid for device in share.devices}
-            driver = driver_edits([device for device in devices if device.uuid in chosen])
+            driver = driver_edits([device for device in inventory.devices if device.uuid in chosen])
         content = CdiContent(
             directory, shim, _preload_file(directory, shim), machine, libraries, driver
         )

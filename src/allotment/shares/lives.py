@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allotment.devices.sources import Problem
 from allotment.ledger import Ledger
 from allotment.model.devices import Device
 from allotment.model.errors import (
@@ -58,6 +59,8 @@ class Order:
     runner: Runner | None = None
     command: tuple[str, ...] = ()
     mode: str = DEFAULT_MODE
+    problems: tuple[Problem, ...] = ()
+    """GPUs that do not answer: no share is placed on one, but a refusal names them."""
     cdi_folder: Path | None = None
     """Where the share's CDI spec will be, for a share that has one."""
 
@@ -100,7 +103,8 @@ def create(folder: StateFolder, order: Order, devices: Iterable[Device]) -> tupl
     """
     check_name(order.name)
     known = tuple(devices)
-    unknown = unknown_selectors(known, order.request)
+    broken = tuple(each.device for each in order.problems if each.device)
+    unknown = unknown_selectors((*known, *broken), order.request)
     if unknown:
         there = "\n".join(f"  {device.uuid} ({device.name})" for device in known)
         raise NotFoundError(
@@ -150,12 +154,21 @@ def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -
         for device in devices
         if not mode.fits(device)
     ]
+    working = len(states)
+    states += [
+        DeviceState(each.device, booked.get(each.device.uuid, 0), each.message)
+        for each in order.problems
+        if each.device
+    ]
     decision = choose(states, order.request)
     if isinstance(decision, Placement):
         return decision
     count = order.request.count
     if count > len(states):
         hint = f"this machine has {len(states)} GPUs: ask for at most that --count"
+    elif count > working:
+        hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
+        hint += " that is simulated"
     elif any(
         order.request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
         for one in states
@@ -163,7 +176,12 @@ def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -
         hint = "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one"
     else:
         hint = "ask for less: no GPU here is that large, even when empty"
-    raise DoesNotFitError(explain(decision), hint=hint)
+    nameless = [
+        f"  {each.uuid or f'GPU number {each.index}'}: {each.message}"
+        for each in order.problems
+        if not each.device
+    ]
+    raise DoesNotFitError("\n".join([explain(decision), *nameless]), hint=hint)
 
 
 def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Share, Path]:

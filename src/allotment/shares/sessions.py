@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from allotment.devices.sources import Inventory
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -39,6 +40,7 @@ __all__ = [
     "check_listable",
     "inside_share",
     "local_devices",
+    "local_inventory",
     "refuse_nesting",
     "run",
 ]
@@ -93,12 +95,23 @@ def local_devices(folder: StateFolder, spec: str | None) -> tuple[Path | None, t
 
     Raises `NoDevicesError` (with what to do) where there is no GPU.
     """
+    machine, inventory = local_inventory(folder, spec)
+    described = [each.device for each in inventory.problems if each.device]
+    devices = sorted([*inventory.devices, *described], key=lambda device: device.index)
+    return machine, tuple(devices)
+
+
+def local_inventory(folder: StateFolder, spec: str | None) -> tuple[Path | None, Inventory]:
+    """Return the simulated machine's file, if one is meant, what answers there, and what does not.
+
+    Raises `NoDevicesError` (with what to do) where there is no GPU.
+    """
     if spec:
         from allotment.devices.simulated import SimulatedMachine, machine_path
 
         folder.prepare()
         machine = machine_path(folder.root, spec)
-        return machine, SimulatedMachine(machine).devices()
+        return machine, SimulatedMachine(machine).inventory()
     from allotment.devices.nvml import Nvml
 
     with Nvml() as source:
@@ -108,7 +121,7 @@ def local_devices(folder: StateFolder, spec: str | None) -> tuple[Path | None, t
             "no GPU of this machine answers",
             hint="see `allot doctor`, or try simulated ones: --simulated a100-80gb",
         )
-    return None, inventory.devices
+    return None, inventory
 
 
 def run(session: Session) -> NoReturn:
@@ -122,7 +135,7 @@ def run(session: Session) -> NoReturn:
     folder = StateFolder.at(session.state)
     if injection is Injection.ENVIRONMENT:
         check_listable(folder, blanks=True)
-    machine, devices = local_devices(folder, session.spec)
+    machine, inventory = local_inventory(folder, session.spec)
     folder.prepare()
     libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
     order = lives.Order(
@@ -133,9 +146,10 @@ def run(session: Session) -> NoReturn:
         spec=session.spec,
         runner=this_process(),
         command=session.command,
+        problems=inventory.problems,
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
-    share, directory = lives.create(folder, order, devices)
+    share, directory = lives.create(folder, order, inventory.devices)
     strangers = children()  # of whoever became this `allot` by exec
     adopt_orphans()
     with signals_held() as signals:

@@ -67,6 +67,13 @@ def test_a_full_gpu_takes_no_more_and_the_last_byte_can_be_had() -> None:
     rejected(choose([DeviceState(device(0), 79 * GI + 1)], request("1Gi")))
 
 
+def test_a_device_with_a_problem_takes_nothing_and_says_why() -> None:
+    broken = DeviceState(device(0), problem="the GPU is lost")
+    assert placed(choose([broken, DeviceState(device(1))], request("1Gi"))) == [1]
+    text = explain(rejected(choose([broken], request("1Gi"))))
+    assert text.endswith("(NVIDIA A100-SXM4-80GB): the GPU is lost")
+
+
 def test_a_part_is_of_what_programs_can_have() -> None:
     whole = device(0)
     small = DeviceState(
