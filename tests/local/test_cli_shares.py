@@ -306,3 +306,39 @@ def test_doctor_names_what_is_missing_and_the_fix(allot: Allot) -> None:
     assert broken.returncode == 8
     assert "newer" in broken.stdout
     assert "fix:" in broken.stdout
+
+
+def test_a_program_outside_any_share_is_shown(allot: Allot, begin: Begin) -> None:
+    begin("--memory", "1Gi", "--name", "quiet", "--", "sleep", "99")
+    wait_until(lambda: shares(allot))
+    lines = allot("env", *SPEC).stdout
+    burn = " ".join((*BURN, "--memory", "3Gi", "--seconds", "99"))
+    with subprocess.Popen(
+        ["sh", "-c", f"{lines}\nexec {burn}"],
+        stdout=subprocess.DEVNULL,
+        env=allot.environment(),
+    ) as process:
+        try:
+
+            def outside() -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = json.loads(allot("ps", "-o", "json").stdout)[
+                    "outside"
+                ]
+                return [each for each in found if each["memory_used_bytes"] > 3 * GI]
+
+            wait_until(outside)
+            assert [each["pid"] for each in outside()] == [process.pid]
+            assert shares(allot)[0]["processes"] == []
+            (row,) = json.loads(allot("devices", "-o", "json").stdout)["devices"]
+            assert [each["pid"] for each in row["outside"]] == [process.pid]
+            for command in (["ps"], ["top", "--once"], ["devices"], ["devices", *SPEC]):
+                (line,) = [
+                    each for each in allot(*command).stdout.splitlines() if "outside any" in each
+                ]
+                assert str(process.pid) in line
+                assert "3.4Gi" in line
+        finally:
+            process.terminate()
+    for command in (["ps"], ["top", "--once"], ["devices"]):
+        assert "outside any" not in allot(*command).stdout
+    assert json.loads(allot("ps", "-o", "json").stdout)["outside"] == []

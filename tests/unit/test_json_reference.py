@@ -21,13 +21,21 @@ from allotment.cli.machines import DeviceRow
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
-from allotment.shares.views import DeviceView, LiveState, ProcessView, ShareView
+from allotment.shares.views import (
+    DeviceView,
+    LiveState,
+    OutsideView,
+    Overview,
+    ProcessView,
+    ShareView,
+)
 
 if TYPE_CHECKING:
     from tests.conftest import CommandLine
 
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "json.md"
 UUID = "GPU-0"
+OUTSIDE = OutsideView(pid=1, command="python", uuid=UUID, used=2)
 
 
 def fields(document: object, path: str = "") -> Iterator[str]:
@@ -75,7 +83,8 @@ def devices_example() -> object:
         processes=(DeviceProcess(pid=6, used_bytes=7),),
     )
     row = DeviceRow(device, 8, ("train",), reading)
-    return devices_command._document([row], [Problem(index=1, uuid=None, message="lost")])  # noqa: SLF001
+    problem = Problem(index=1, uuid=None, message="lost")
+    return devices_command._document([row], [problem], [OUTSIDE])  # noqa: SLF001
 
 
 def shares_example() -> object:
@@ -103,9 +112,8 @@ def shares_example() -> object:
         peak=(3,),
         refusals=4,
     )
-    return shares_document(
-        [ShareView("s", "train", LiveState.RUNNING, share, (device,), (process,), None)]
-    )
+    view = ShareView("s", "train", LiveState.RUNNING, share, (device,), (process,), None)
+    return shares_document(Overview((view,), (OUTSIDE,)))
 
 
 def burn_example() -> object:

@@ -9,11 +9,13 @@ import click
 from allotment.cli.options import output_option, simulated_option, state_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from allotment.cli.documents import Document
     from allotment.cli.machines import DeviceRow
     from allotment.devices.sources import Problem
+    from allotment.model.shares import Share
+    from allotment.shares.views import OutsideView
 
 
 @click.command(short_help="Show the GPUs, and what is allotted and used of each.")
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     """Show every GPU: UUID, model, memory in all, allotted to shares and used, utilisation, shares.
 
+    Under it: the processes that use it outside any share.
+
     Without --simulated: the machine's own GPUs, and the simulated ones that shares are on.
 
     \b
@@ -30,34 +34,46 @@ def command(*, simulated: str | None, output: str, state: Path | None) -> None:
       allot devices
       allot devices --simulated a100-80gb:2,t4 -o json
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import survey
+    from functools import cache
+
+    from allotment.cli.machines import readings, survey
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import current
+    from allotment.shares.views import current, overview
 
     folder = StateFolder.at(state)
     shares = current(folder)
-    rows, problems = survey(folder, simulated, shares)
+    once = cache(readings)  # the shares' figures and the devices' are of the same moment
+    rows, problems = survey(folder, simulated, shares, once)
+    machines = {row.machine for row in rows}
+    here = [each for each in shares if each.share and _machine_of(each.share) in machines]
+    outside = overview(here, once, machines=machines).outside
     if output == "table":
-        _print(rows)
+        _print(rows, outside)
         for problem in problems:
             name = problem.uuid or f"number {problem.index}"
             click.echo(f"warning: GPU {name} does not answer: {problem.message}", err=True)
         return
     from allotment.cli.documents import print_document
 
-    print_document(_document(rows, problems), output)
+    print_document(_document(rows, problems, outside), output)
 
 
-def _document(rows: "Iterable[DeviceRow]", problems: "Iterable[Problem]") -> "Document":
+def _machine_of(share: "Share") -> Path | None:
+    return Path(share.machine) if share.machine else None
+
+
+def _document(
+    rows: "Iterable[DeviceRow]", problems: "Iterable[Problem]", outside: "Sequence[OutsideView]"
+) -> "Document":
     return {
-        "devices": [_device_document(row) for row in rows],
+        "devices": [_device_document(row, outside) for row in rows],
         "problems": [
             {"index": each.index, "uuid": each.uuid, "message": each.message} for each in problems
         ],
     }
 
 
-def _device_document(row: "DeviceRow") -> "Document":
+def _device_document(row: "DeviceRow", outside: "Sequence[OutsideView]") -> "Document":
     device, reading = row.device, row.reading
     return {
         "uuid": device.uuid,
@@ -78,6 +94,11 @@ def _device_document(row: "DeviceRow") -> "Document":
             {"pid": process.pid, "memory_used_bytes": process.used_bytes}
             for process in (reading.processes if reading else ())
         ],
+        "outside": [
+            {"pid": each.pid, "command": each.command, "memory_used_bytes": each.used}
+            for each in outside
+            if each.uuid == device.uuid
+        ],
         "sm_count": device.sm_count,
         "compute_capability": ".".join(map(str, device.compute_capability)),
         "numa_node": device.numa_node,
@@ -87,7 +108,7 @@ def _device_document(row: "DeviceRow") -> "Document":
     }
 
 
-def _print(rows: "Iterable[DeviceRow]") -> None:
+def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> None:
     from allotment.cli.tables import Column, print_table
     from allotment.model.formats import format_bytes
 
@@ -102,9 +123,9 @@ def _print(rows: "Iterable[DeviceRow]") -> None:
         Column("SHARES", is_number=True),
         Column("KIND"),
     )
-    print_table(
-        columns,
-        [
+    shown = []
+    for row in rows:
+        shown.append(
             (
                 str(row.device.index),
                 row.device.uuid,
@@ -116,9 +137,17 @@ def _print(rows: "Iterable[DeviceRow]") -> None:
                 str(len(row.shares)),
                 "simulated" if row.device.simulated else "real",
             )
-            for row in rows
-        ],
-    )
+        )
+        shown += [_outside_row(each) for each in outside if each.uuid == row.device.uuid]
+    print_table(columns, shown)
+
+
+def _outside_row(user: "OutsideView") -> tuple[str, ...]:
+    from allotment.cli.tables import OUTSIDE
+    from allotment.model.formats import format_bytes
+
+    used = "?" if user.used is None else format_bytes(user.used)
+    return ("", OUTSIDE, f"{user.pid} {user.command}"[:60], "", "", used, "", "", "")
 
 
 def _percent(value: int | None) -> str:

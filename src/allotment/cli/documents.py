@@ -5,13 +5,12 @@ Memory is in bytes, times are UTC (RFC 3339), what is not known is null. docs/re
 every field.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from allotment.shares.views import ShareView
+    from allotment.shares.views import Overview, ShareView
 
 __all__ = ["Document", "print_document", "share_document", "shares_document", "utc"]
 
@@ -37,9 +36,20 @@ def utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def shares_document(views: "Iterable[ShareView]") -> Document:
+def shares_document(overview: "Overview") -> Document:
     """Describe all shares: what `allot ps -o json` prints."""
-    return {"shares": [share_document(each) for each in views]}
+    return {
+        "shares": [share_document(each) for each in overview.shares],
+        "outside": [
+            {
+                "pid": each.pid,
+                "command": each.command,
+                "uuid": each.uuid,
+                "memory_used_bytes": each.used,
+            }
+            for each in overview.outside
+        ],
+    }
 
 
 def share_document(view: "ShareView") -> Document:

@@ -21,7 +21,7 @@ from allotment.shares.lives import Found
 from allotment.shares.sessions import inside_share
 from allotment.shares.views import Readings
 
-__all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "survey"]
+__all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "real_machine", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class DeviceRow:
     shares: tuple[str, ...]
     reading: Reading | None
     problem: str | None = None
+    machine: Path | None = None
+    """The simulated machine that it is of."""
 
 
 def real_inventory() -> Inventory:
@@ -48,6 +50,15 @@ def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
             return source.readings()
     except AllotError:
         return {}  # the ledger's figures are shown all the same
+
+
+def real_machine() -> tuple[Path | None, ...]:
+    """Return what to ask for who uses the real GPUs: nothing where no driver is loaded.
+
+    So that `allot ps` starts at once there.
+    """
+    signs = ("/proc/driver/nvidia", "/dev/dxg")
+    return (None,) if any(map(os.path.exists, signs)) else ()
 
 
 def devices_of(found: Found) -> tuple[Device, ...]:
@@ -116,6 +127,7 @@ def _rows(
                 shares=tuple(name for name, limit in booked.values() if limit),
                 reading=answer if isinstance(answer, Reading) else None,
                 problem=answer.message if isinstance(answer, Problem) else None,
+                machine=machine,
             )
         )
     return rows

@@ -11,7 +11,7 @@ from allotment.cli.options import output_option, state_option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from allotment.shares.views import ProcessView, ShareView
+    from allotment.shares.views import OutsideView, Overview, ProcessView, ShareView
 
 
 @click.command(short_help="Show the shares and their processes.")
@@ -21,34 +21,37 @@ def command(*, output: str, state: Path | None) -> None:
     """Show every share with its limit, use and peak on each GPU, and the processes that use it.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
-    loader): its limit is not in force. A share that ended is removed.
+    loader): its limit is not in force. Processes that use a GPU outside any share come last. A
+    share that ended is removed.
 
     \b
     Examples:
       allot ps
       allot ps -o json | jq '.shares[] | select(.enforced | not)'
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import readings
+    from allotment.cli.machines import readings, real_machine
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import current, view
+    from allotment.shares.views import current, overview
 
-    views = view(current(StateFolder.at(state)), readings)
+    seen = overview(current(StateFolder.at(state)), readings, machines=real_machine())
     if output == "table":
-        _print(views)
+        _print(seen)
         return
     from allotment.cli.documents import print_document, shares_document
 
-    print_document(shares_document(views), output)
+    print_document(shares_document(seen), output)
 
 
-def _print(views: "list[ShareView]") -> None:
+def _print(seen: "Overview") -> None:
     from allotment.cli.tables import Column, print_table
 
+    views = seen.shares
     if not views:
         from allotment.shares.sessions import inside_share
 
         where = " can be seen from inside of one" if inside_share() else ""
         click.echo(f"No shares{where}.", err=True)
+    if not views and not seen.outside:
         return
     columns = (
         Column("SHARE"),
@@ -61,7 +64,8 @@ def _print(views: "list[ShareView]") -> None:
         Column("INJECTION"),
         Column("COMMAND"),
     )
-    print_table(columns, [row for each in views for row in _rows(each)])
+    rows = [row for each in views for row in _rows(each)]
+    print_table(columns, rows + [_outside_row(each) for each in seen.outside])
     for each in views:
         if each.problem:
             click.echo(f"warning: share {each.name}: {each.problem.message}", err=True)
@@ -92,6 +96,14 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
         yield (view.name, "?", "?", "?", "?", "", "no", "", command)
     for process in view.processes:
         yield from _process_rows(view, process)
+
+
+def _outside_row(user: "OutsideView") -> tuple[str, ...]:
+    from allotment.cli.tables import OUTSIDE, short_uuid
+    from allotment.model.formats import format_bytes
+
+    used = "?" if user.used is None else format_bytes(user.used)
+    return (OUTSIDE, short_uuid(user.uuid), "", used, "", str(user.pid), "no", "", user.command)
 
 
 def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[str, ...]]":

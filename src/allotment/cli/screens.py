@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allotment.cli.machines import DeviceRow
-from allotment.cli.tables import short_uuid
+from allotment.cli.tables import OUTSIDE, short_uuid
 from allotment.model.formats import format_bytes
-from allotment.shares.views import DeviceView, ProcessView, ShareView
+from allotment.shares.views import DeviceView, OutsideView, ProcessView, ShareView
 
 __all__ = ["SORTS", "Frame", "bar", "draw"]
 
@@ -37,6 +37,8 @@ class Frame:
     is_live: bool = False
     first: int = 0
     """How many shares are scrolled away."""
+    outside: Sequence[OutsideView] = ()
+    """Who uses GPUs and is in no share."""
     is_inside: bool = False
     """It is drawn inside of a share, from where no shares can be seen."""
     has_bars: bool = True
@@ -73,6 +75,7 @@ def draw(frame: Frame, width: int) -> RenderableType:
     """Draw a frame for a terminal of so many columns."""
     parts: list[RenderableType] = [_heading(frame), Text(), _devices(frame, width), Text()]
     parts.append(_shares(frame, width) if frame.shares else _no_shares(frame))
+    parts += [_outside(each) for each in frame.outside]
     problems = [view for view in frame.shares if view.problem]
     parts += [Text(f"! {view.name}: {view.problem}", style="red") for view in problems]
     if frame.is_live:
@@ -83,6 +86,12 @@ def draw(frame: Frame, width: int) -> RenderableType:
 def _no_shares(frame: Frame) -> Text:
     where = " can be seen from inside of one" if frame.is_inside else ""
     return Text(f"No shares{where}.", style="dim")
+
+
+def _outside(user: OutsideView) -> Text:
+    used = "?" if user.used is None else format_bytes(user.used)
+    text = f"{OUTSIDE} {short_uuid(user.uuid)} {used}, {user.pid} {user.command}"
+    return _command(text, "red")
 
 
 def _heading(frame: Frame) -> Text:
@@ -120,8 +129,7 @@ def _devices(frame: Frame, width: int) -> Table:
     table = _table(
         ("GPU", "left"),
         *([("MODEL", "left")] if has_model else []),
-        ("ALLOTTED", "left"),
-        ("", "right"),
+        *([("ALLOTTED", "left"), ("", "right")] if frame.has_bars else [("ALLOTTED", "right")]),
         ("USED", "right"),
         ("BUSY", "right"),
     )
@@ -134,7 +142,7 @@ def _devices(frame: Frame, width: int) -> Table:
         table.add_row(
             short_uuid(row.device.uuid),
             *([row.device.name + kind] if has_model else []),
-            bar(row.allotted, whole, _bar_width(width)),
+            *([bar(row.allotted, whole, _bar_width(width))] if frame.has_bars else []),
             f"{format_bytes(row.allotted)} of {format_bytes(whole)}",
             used,
             busy,
@@ -143,7 +151,9 @@ def _devices(frame: Frame, width: int) -> Table:
 
 
 def _shares(frame: Frame, width: int) -> Table:
-    columns = _Columns(has_device=width >= _MEDIUM, has_more=width >= _WIDE)
+    columns = _Columns(
+        has_device=width >= _MEDIUM, has_more=width >= _WIDE, has_bars=frame.has_bars
+    )
     table = _table(*columns.headings())
     ordered = sorted(frame.shares, key=SORTS[frame.sort])
     for view in ordered[frame.first :]:
@@ -160,13 +170,17 @@ class _Columns:
 
     has_device: bool
     has_more: bool
+    has_bars: bool
 
     def headings(self) -> list[tuple[str, str]]:
         return [
             ("SHARE", "left"),
             *([("GPU", "left")] if self.has_device else []),
-            ("USED OF LIMIT", "left"),
-            ("", "right"),
+            *(
+                [("USED OF LIMIT", "left"), ("", "right")]
+                if self.has_bars
+                else [("USED OF LIMIT", "right")]
+            ),
             *([("PEAK", "right")] if self.has_device else []),
             *([("REFUSED", "right")] if self.has_more else []),
             ("ENFORCED", "left"),
@@ -182,7 +196,7 @@ class _Columns:
         return [
             Text(view.name if is_first else "", style="bold"),
             *([short_uuid(device.uuid)] if self.has_device else []),
-            bar(device.used, device.limit, bar_width),
+            *([bar(device.used, device.limit, bar_width)] if self.has_bars else []),
             f"{format_bytes(device.used)} of {format_bytes(device.limit)}",
             *([format_bytes(device.peak)] if self.has_device else []),
             *([refused] if self.has_more else []),
@@ -195,7 +209,7 @@ class _Columns:
         cells = [
             f"  {pid}",
             *([""] if self.has_device else []),
-            "",
+            *([""] if self.has_bars else []),
             format_bytes(sum(process.used)),
             *([format_bytes(sum(process.peak))] if self.has_device else []),
             *([str(process.refusals)] if self.has_more else []),

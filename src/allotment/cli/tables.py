@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 import click
 
-__all__ = ["Column", "print_table", "short_uuid"]
+__all__ = ["OUTSIDE", "Column", "print_table", "short_uuid"]
+
+OUTSIDE = "(outside any share)"
+"""Stands where a share's name would."""
 
 _GAP = "  "
 

@@ -50,41 +50,51 @@ def command(
 ) -> None:
     """Watch GPUs and shares: limits, use, peaks, refusals, and whether limits are in force.
 
-    Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, or with
-    -o, it shows one moment, without colour.
+    Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, on a
+    terminal that cannot move its cursor (TERM=dumb), or with -o, it shows one moment, without
+    colour and bars.
 
     \b
     Examples:
       allot top
       allot top --once -o json
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import readings
+    from allotment.cli.machines import readings, real_machine
     from allotment.model.quantities import parse_duration_ns
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import current, view
+    from allotment.shares.views import current, overview
 
     folder = StateFolder.at(state)
     pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, parse_duration_ns(interval) / 1e9))
     if output != "table":
         from allotment.cli.documents import print_document, shares_document
 
-        print_document(shares_document(view(current(folder), readings)), output)
+        print_document(
+            shares_document(overview(current(folder), readings, machines=real_machine())), output
+        )
         return
-    if once or not sys.stdout.isatty() or not sys.stdin.isatty():
+    if once or not _has_screen() or not sys.stdin.isatty():
         _print_once(_look(folder, simulated, sort))
         return
     _Screen(lambda order: _look(folder, simulated, order), sort, pace_s).watch()
+
+
+def _has_screen() -> bool:
+    """Tell whether the output is a terminal that can do more than print line after line."""
+    import os
+
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
 
 
 def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
     import time
     from functools import cache
 
-    from allotment.cli.machines import readings, survey
+    from allotment.cli.machines import readings, real_machine, survey
     from allotment.cli.screens import Frame
     from allotment.model.errors import NoDevicesError
     from allotment.shares.sessions import inside_share
-    from allotment.shares.views import current, view
+    from allotment.shares.views import current, overview
 
     shares = current(folder)
     once = cache(readings)  # both tables are of the same moment
@@ -92,27 +102,31 @@ def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
         devices, _ = survey(folder, spec, shares, once)
     except NoDevicesError:
         devices = []  # a machine without a GPU has no shares on one either
+    seen = overview(shares, once, machines=real_machine())
     return Frame(
         devices,
-        view(shares, once),
+        seen.shares,
         time.strftime("%H:%M:%S"),
         sort,
         is_inside=bool(inside_share()),
+        outside=seen.outside,
     )
 
 
 def _print_once(frame: "Frame") -> None:
+    from dataclasses import replace
+
     from rich.console import Console
 
     from allotment.cli.screens import draw
 
-    if sys.stdout.isatty():
+    if _has_screen():
         console = Console(highlight=False)
         console.print(draw(frame, console.width))
         return
     console = Console(width=_PIPE_COLUMNS, highlight=False, no_color=True)
     with console.capture() as text:
-        console.print(draw(frame, _PIPE_COLUMNS))
+        console.print(draw(replace(frame, has_bars=False), _PIPE_COLUMNS))
     click.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 

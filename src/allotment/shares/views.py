@@ -6,7 +6,7 @@ kernel says which of those are in the share. A process that the driver knows and
 is one that the shim is not in: it is shown as not enforced, with the driver's figure.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,18 +14,22 @@ from pathlib import Path
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import Ledger, ProcessUse
 from allotment.model.errors import AllotError, StateError
-from allotment.model.shares import Share
+from allotment.model.shares import Share, ShareId
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, look, recover
 from allotment.shares.processes import census, command_of, is_alive, pid_inside, start_time
+from allotment.shares.sessions import inside_share
 
 __all__ = [
     "DeviceView",
     "LiveState",
+    "OutsideView",
+    "Overview",
     "ProcessView",
     "Readings",
     "ShareView",
     "current",
+    "overview",
     "view",
 ]
 
@@ -91,6 +95,24 @@ class ShareView:
         return self.problem is None and all(process.is_enforced for process in self.processes)
 
 
+@dataclass(frozen=True, slots=True)
+class OutsideView:
+    """A process that uses a device and is in no share that can be seen. Bytes; None: not known."""
+
+    pid: int
+    command: str
+    uuid: str
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The shares at one moment, and who uses GPUs outside of them."""
+
+    shares: tuple[ShareView, ...]
+    outside: tuple[OutsideView, ...]
+
+
 def current(folder: StateFolder) -> list[Found]:
     """Return the shares that live; those that ended are removed where that is possible.
 
@@ -110,6 +132,16 @@ def current(folder: StateFolder) -> list[Found]:
 
 def view(shares: Iterable[Found], readings: Readings) -> list[ShareView]:
     """Bring together what ledger, driver and kernel say about shares."""
+    return list(overview(shares, readings, machines=()).shares)
+
+
+def overview(
+    shares: Iterable[Found], readings: Readings, *, machines: Iterable[Path | None] = (None,)
+) -> Overview:
+    """Bring together what ledger, driver and kernel say about shares, and who is in none.
+
+    Who uses a device of the shares' machines, or of these, and is in no share, is `outside`.
+    """
     known = list(shares)
     members = census((each.share, each.directory) for each in known if each.share)
     answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
@@ -119,7 +151,29 @@ def view(shares: Iterable[Found], readings: Readings) -> list[ShareView]:
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
         views.append(_view(each, members.get(each.id, set()), answers[machine]))
-    return views
+    for path in machines:
+        name = str(path) if path else None
+        if name not in answers:
+            answers[name] = readings(path)
+    accounted = {
+        (pid, device.uuid)
+        for each in views
+        for device in each.devices
+        for pid in {*members.get(ShareId(each.id), ()), *(one.pid for one in each.processes)}
+    }
+    if inside_share():  # the driver tells only of the share's own processes there
+        answers.clear()
+    found = [user for answer in answers.values() for user in _outside(answer, accounted)]
+    return Overview(tuple(views), tuple(sorted(found, key=lambda each: (each.uuid, each.pid))))
+
+
+def _outside(
+    readings: Mapping[str, Reading | Problem], accounted: Collection[tuple[int | None, str]]
+) -> Iterator[OutsideView]:
+    for uuid, reading in readings.items():
+        for process in reading.processes if isinstance(reading, Reading) else ():
+            if (process.pid, uuid) not in accounted:
+                yield OutsideView(process.pid, command_of(process.pid), uuid, process.used_bytes)
 
 
 def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Problem]) -> ShareView:

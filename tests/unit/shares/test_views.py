@@ -9,7 +9,7 @@ from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.model.shares import Runner, Share
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
-from allotment.shares.views import LiveState, current, view
+from allotment.shares.views import LiveState, OutsideView, current, overview, view
 
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
@@ -96,3 +96,33 @@ def test_looking_removes_what_ended(folder: StateFolder, make: Make, dead_runner
     make(runner=dead_runner)
     assert current(folder) == []
     assert lives.look(folder) == []
+
+
+def test_who_is_in_no_share_is_shown_outside(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
+    ask = driver((member.pid, 3 * GI), (stranger.pid, GI))
+    (user,) = overview(current(folder), ask).outside
+    assert user == OutsideView(stranger.pid, "/bin/cat", "GPU-00000000", GI)
+    assert overview(current(folder), driver((member.pid, GI))).outside == ()
+
+
+def test_a_member_on_a_gpu_that_its_share_does_not_have_is_outside(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    answers = driver((member.pid, GI))(None)
+    ask = {"GPU-10000000": answers["GPU-00000000"]}
+    seen = overview(current(folder), lambda _machine: ask)
+    assert [(each.pid, each.uuid) for each in seen.outside] == [(member.pid, "GPU-10000000")]
+
+
+def test_who_uses_the_machine_is_shown_where_there_are_no_shares(
+    tmp_path: Path, sleeper: Sleeper
+) -> None:
+    pid = sleeper().pid
+    seen = overview(current(StateFolder(tmp_path / "none")), driver((pid, None)))
+    assert [(each.pid, each.used) for each in seen.outside] == [(pid, None)]
