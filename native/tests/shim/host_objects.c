@@ -78,6 +78,8 @@ static void imported_memory_is_not_charged_again(void) {
   OK(cuMemUnmap(address, 8 * MIB));
   OK(cuMemRelease(imported));
   EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);
+  OK(cuMemRelease(handle));
+  EXPECT_EQUAL(charged(0), CONTEXT + 8 * MIB);  // the descriptor is still open
 }
 
 // The descriptor and what was imported from it keep the memory after its handle was released.
