@@ -171,3 +171,43 @@ def test_the_module_is_the_command(allot: Allot) -> None:
     if script.exists():
         done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout == version
+
+
+@pytest.mark.parametrize("target", [">/dev/full", ">&-", ">&- <&-"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ps", "-o", "json"],
+        ["devices", "--simulated", "t4"],
+        ["top", "--once"],
+        ["--help"],
+        ["completion", "bash"],
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error_in_one_line(
+    allot: Allot, target: str, arguments: list[str]
+) -> None:
+    command = subprocess.list2cmdline(allot.command(*arguments))
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {target}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=allot.environment(),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write to standard output: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_command_has_its_streams_as_they_were_given(allot: Allot) -> None:
+    command = subprocess.list2cmdline(allot.command(*RUN, "1Gi", "--", "ls", "/proc/self/fd"))
+    done = subprocess.run(
+        ["bash", "-c", f"{command} 2>&1 >&- <&-; echo $?"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=allot.environment(),
+    )
+    assert "Bad file descriptor" in done.stdout
+    assert "Traceback" not in done.stdout

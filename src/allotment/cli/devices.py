@@ -123,7 +123,7 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
         Column("SHARES", is_number=True),
         Column("KIND"),
     )
-    shown = []
+    shown: list[tuple[str, ...]] = []
     for row in rows:
         shown.append(
             (

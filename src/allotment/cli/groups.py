@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
 }
 """Every command and its line in `allot --help`, so that listing them imports none of them."""
 
+_OUTPUT_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -82,6 +83,7 @@ class AllotGroup(click.Group):
         """Run a command line; in standalone mode end the process with the right exit code."""
         if not standalone_mode:
             return super().main(args, prog_name or "allot", complete_var, False, **extra)
+        _replace_closed_streams()
         try:
             result = super().main(args, prog_name or "allot", complete_var, False, **extra)
             sys.stdout.flush()
@@ -95,9 +97,11 @@ class AllotGroup(click.Group):
         except AllotError as error:
             fail(error.message, error.hint, error.exit_code)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.errno == errno.EPIPE:
+                _leave_output()
+            if error.filename is not None or error.errno not in _OUTPUT_FAILURES:
                 raise
-            _leave_closed_pipe()
+            fail_to_print(error)
         sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -132,10 +136,35 @@ def _colour(stream: object) -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _leave_closed_pipe() -> NoReturn:
+def _replace_closed_streams() -> None:
+    """Put something in the place of standard streams that were closed (`>&-`).
+
+    What is printed then fails like any other write; and no other file gets the stream's number.
+    None of it is handed down: a command that `allot run` runs has its streams as they were given.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - for good
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - nobody listens
+
+
+def fail_to_print(error: OSError) -> NoReturn:
+    """End when standard output takes no more (a full disk, a closed stream), in one line."""
+    _drop_output()
+    fail(f"cannot write to standard output: {error.strerror}", None, 1)
+
+
+def _leave_output() -> NoReturn:
     """End when the reader of our output has gone (`allot ps | head`), without a word."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(
