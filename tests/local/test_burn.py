@@ -212,6 +212,23 @@ def test_no_room_for_the_context_is_a_lack_of_memory(gpu: Gpu, processes: str) -
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("options", "variables", "hint"),
+    [
+        (("--device", "1"), {}, "there is one device here: --device 0"),
+        ((), {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is ''"),
+    ],
+)
+def test_a_missing_device_has_its_own_next_step(
+    gpu: Gpu, processes: str, options: tuple[str, ...], variables: dict[str, str], hint: str
+) -> None:
+    program = start("--processes", processes, *options, environment={**gpu.bare, **variables})
+    _, complaint = program.communicate(timeout=50)
+    assert program.returncode == 5
+    assert f"hint: {hint}" in complaint
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_no_driver_is_an_error_with_a_next_step(processes: str) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": "", "NO_COLOR": "1"}
     program = start("--processes", processes, environment=environment)

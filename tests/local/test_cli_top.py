@@ -134,4 +134,17 @@ def test_into_a_pipe_it_is_plain_and_ends(allot: Allot, screen: Callable[..., Sc
     done = allot("top")
     assert done.returncode == 0
     assert "train" in done.stdout
+    assert "USED OF LIMIT" in done.stdout
     assert "\x1b" not in done.stdout
+    assert not set(done.stdout) & set("▏▎▍▌▋▊▉█")
+
+
+def test_on_a_dumb_terminal_it_is_plain_and_ends(
+    allot: Allot, screen: Callable[..., Screen]
+) -> None:
+    assert callable(screen)
+    top = Screen(allot.command("top"), allot.environment(TERM="dumb"))
+    top.expect("train")
+    assert top.status() == 0
+    assert "\x1b" not in top.seen
+    top.close()

@@ -2,6 +2,7 @@
 """`allot run` where a GPU has a problem: shares go to the others, and refusals say so."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -41,3 +42,18 @@ def test_a_gpu_that_came_back_takes_shares(allot: Allot, uuids: list[str]) -> No
     assert allot("fault", *SPEC, "--gpu", uuids[0], "--found").returncode == 0
     done = allot(*RUN, "--count", "2", "--", "true")
     assert done.returncode == 0, done.stderr
+
+
+def test_fault_shows_what_is_wrong_with_the_whole_machine(allot: Allot) -> None:
+    done = allot("fault", *SPEC, "--no-nvml", "--cuda-init", "999")
+    assert "whole machine: NVML is not loaded\n" in done.stdout
+    assert "whole machine: cuInit fails with 999\n" in done.stdout
+    assert "whole machine" not in allot("fault", *SPEC, "--clear").stdout
+
+
+def test_a_demo_on_a_real_gpu_fails_at_once_without_one(allot: Allot) -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("there may be a GPU here")
+    done = allot("demo", "--real")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "hint: " in done.stderr

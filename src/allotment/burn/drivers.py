@@ -209,6 +209,15 @@ class Driver:
         if code:
             raise CudaError(code=code, name=self.error_name(code), call=name)
 
+    def device_count(self) -> int:
+        """Tell how many devices there are; 0 where the driver cannot say."""
+        count = c_int()
+        try:
+            self.call("cuDeviceGetCount", ctypes.byref(count))
+        except CudaError:
+            return 0
+        return count.value
+
     def error_name(self, code: int) -> str:
         """Give the driver's name of a CUresult, or one with the number in it."""
         text = c_char_p()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from typing import TYPE_CHECKING, Final
 
@@ -55,7 +56,20 @@ def work_here(
         if not error.is_missing_device:
             raise
         what = f"no CUDA device {plan.device} to burn on ({LIBRARY}: {error.message})"
-        raise NoDevicesError(what, hint=_NO_GPU_HINT) from error
+        raise NoDevicesError(what, hint=_hint(driver)) from error
+
+
+def _hint(driver: Driver) -> str:
+    """Tell what to do about a missing device: other devices may be there, or be hidden."""
+    count = driver.device_count()
+    if count == 1:
+        return "there is one device here: --device 0"
+    if count > 1:
+        return f"there are {count} devices here: --device 0 to {count - 1}"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        value = os.environ["CUDA_VISIBLE_DEVICES"]
+        return f"CUDA_VISIBLE_DEVICES is {value!r}, which leaves no device: unset or correct it"
+    return _NO_GPU_HINT
 
 
 def work_as_child(plan: BurnPlan, meeting: Meeting) -> ProcessReport:

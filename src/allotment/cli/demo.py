@@ -39,4 +39,10 @@ def command(*, real: bool, simulated: str, seconds: float, state: Path | None) -
     """  # noqa: D301 - click's mark
     from allotment.cli.stories import Story
 
+    if real:
+        from allotment.shares.folders import StateFolder
+        from allotment.shares.sessions import local_devices, refuse_nesting
+
+        refuse_nesting()
+        local_devices(StateFolder.at(state), None)  # fails at once without a GPU
     return Story(spec=None if real else simulated, seconds=seconds, state=state).tell()

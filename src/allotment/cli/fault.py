@@ -101,7 +101,7 @@ def _indices(devices: "Sequence[Device]", gpu: str | None) -> list[int]:
     from allotment.model.requests import Request
     from allotment.placement import is_selected
 
-    request = Request(parse_memory("1"), selectors=(gpu,) if gpu else ())
+    request = Request(parse_memory("1Mi"), selectors=(gpu,) if gpu else ())
     chosen = [index for index, each in enumerate(devices) if is_selected(each, request)]
     if not chosen:
         raise NotFoundError(
@@ -127,7 +127,7 @@ def _counters(texts: tuple[str, ...]) -> "Mapping[str, int]":
 
 def _print(machine: Path, devices: "Sequence[Device]") -> None:
     from allotment.cli.tables import Column, print_table
-    from allotment.devices.faults import read_faults
+    from allotment.devices.faults import read_driver_faults, read_faults
     from allotment.model.formats import format_duration
 
     print_table(
@@ -144,3 +144,8 @@ def _print(machine: Path, devices: "Sequence[Device]") -> None:
             for device, faults in zip(devices, read_faults(machine), strict=True)
         ],
     )
+    driver = read_driver_faults(machine)
+    if driver.nvml_not_loaded:
+        click.echo("whole machine: NVML is not loaded")
+    if driver.cuda_init_error:
+        click.echo(f"whole machine: cuInit fails with {driver.cuda_init_error}")

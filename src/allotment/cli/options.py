@@ -77,5 +77,7 @@ def output_option(*kinds: str) -> Callable[[_F], _F]:
         type=click.Choice(kinds),
         default=kinds[0],
         show_default=True,
-        help="Format; JSON and YAML are stable (docs/reference/json.md).",
+        help="Format; JSON and YAML are stable (docs/reference/json.md)."
+        if "yaml" in kinds
+        else "Format; JSON is stable.",
     )

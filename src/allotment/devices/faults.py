@@ -21,7 +21,15 @@ from allotment.devices import layout
 from allotment.devices.simulated import read_machine
 from allotment.model.errors import StateError, UsageError
 
-__all__ = ["GpuFaults", "clear_faults", "read_faults", "set_driver_fault", "set_fault"]
+__all__ = [
+    "DriverFaults",
+    "GpuFaults",
+    "clear_faults",
+    "read_driver_faults",
+    "read_faults",
+    "set_driver_fault",
+    "set_fault",
+]
 
 _LOST_XID: Final = 79
 _DOUBLE_BIT_XID: Final = 48
@@ -47,6 +55,14 @@ class GpuFaults:
     hang_us: int
     xids: tuple[int, ...]
     counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFaults:
+    """What is wrong with the whole machine. `cuda_init_error` is a CUresult, 0: none."""
+
+    nvml_not_loaded: bool
+    cuda_init_error: int
 
 
 def set_fault(
@@ -109,6 +125,17 @@ def read_faults(machine: Path) -> tuple[GpuFaults, ...]:
     count = len(read_machine(machine).devices)
     with _opened(machine) as file:
         return tuple(_read(file, _base_of(file, gpu)) for gpu in range(count))
+
+
+def read_driver_faults(machine: Path) -> DriverFaults:
+    """Return what is wrong with the whole machine."""
+    with _opened(machine) as file:
+        values = {}
+        for name in ("nvml_not_loaded", "cuda_init_error"):
+            at, code = layout.FAULTS_FIELDS[name]
+            data = os.pread(file, struct.calcsize(f"<{code}"), layout.FAULTS_AT + at)
+            (values[name],) = struct.unpack(f"<{code}", data)
+    return DriverFaults(bool(values["nvml_not_loaded"]), values["cuda_init_error"])
 
 
 # ---- the file ------------------------------------------------------------------------------------
