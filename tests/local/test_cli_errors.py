@@ -31,6 +31,7 @@ def refused(done: "subprocess.CompletedProcess[str]", status: int, *says: str) -
         ("4Gb", "did you mean Gi or G?"),
         ("4XB", "unknown unit"),
         ("0", "zero"),
+        ("5", "did you mean 5Gi?"),
         ("-4Gi", "negative"),
         ("NaN", "not a number"),
         ("", "empty"),
@@ -211,3 +212,36 @@ def test_a_command_has_its_streams_as_they_were_given(allot: Allot) -> None:
     )
     assert "Bad file descriptor" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_part_of_nearly_nothing(allot: Allot) -> None:
+    refused(allot(*RUN, "0.0001%", "--", "true"), 2, "less than 1Mi")
+    assert list((allot.state / "shares").iterdir()) == []
+    made = allot("cdi", "create", "--simulated", "t4", "--memory", "1Gi", "--name", "a",
+                 "--cdi-dir", allot.state / "cdi")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    refused(allot("resize", "a", "--memory", "0.001"), 2, "did you mean 0.001Gi?")
+    refused(allot("resize", "a", "--memory", "0.0001%"), 2, "less than 1Mi")
+
+
+@pytest.mark.parametrize("spec", ["t4:0", "t4:-1", "t4:9999", "t4:9,t4:9"])
+def test_a_count_that_cannot_be_says_what_can(allot: Allot, spec: str) -> None:
+    refused(allot("devices", "--simulated", spec), 2, "16")
+
+
+def test_a_count_of_a_file_that_cannot_be(allot: Allot, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("gpus: [{model: t4, count: 1e9}]\n")
+    refused(allot("devices", "--simulated", tmp_path / "m.yaml"), 2, "16")
+
+
+@pytest.mark.parametrize("length", [1000, 3000])
+def test_a_path_that_the_ledger_cannot_hold(allot: Allot, length: int) -> None:
+    folder = str(allot.state) + "/xxxxxxxxx" * ((length - len(str(allot.state))) // 10 + 1)
+    done = allot("run", *RUN[1:], "1Gi", "--state", folder, "--", "true")
+    refused(done, 6, "bytes", "--state")
+    assert list(allot.state.iterdir()) == []
+
+
+def test_the_longest_path_that_can_be(allot: Allot) -> None:
+    folder = (str(allot.state) + "/xxxxxxxxx" * 100)[:960]
+    assert allot("run", *RUN[1:], "1Gi", "--state", folder, "--", "true").returncode == 0

@@ -201,7 +201,7 @@ def _gpu_entry(entry: Mapping[object, object], place: str) -> list[GpuDescriptio
 
 def _machine(gpus: list[GpuDescription], keys: Mapping[object, object]) -> MachineDescription:
     if len(gpus) > MAX_GPUS:
-        raise UsageError(f"a simulated machine has at most {MAX_GPUS} GPUs")
+        raise UsageError(f"a simulated machine has at most {MAX_GPUS} GPUs", hint=_HINT)
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid is not None]
     twice = next((uuid for uuid in uuids if uuids.count(uuid) > 1), None)
     if twice is not None:
@@ -299,11 +299,12 @@ def _duration(value: object, place: str, default_us: int) -> int:
 
 def _whole(value: object, place: str, *, least: int, most: int) -> int:
     text = _text(value, place)
+    hint = f"write a whole number from {least} to {most}, or leave it out"
     if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise UsageError(f"{place}: {_shown(value)} is not a whole number")
+        raise UsageError(f"{place}: {_shown(value)} is not a whole number", hint=hint)
     number = int(text)
     if not least <= number <= most:
-        raise UsageError(f"{place}: {number} is not between {least} and {most}")
+        raise UsageError(f"{place}: {number} is not between {least} and {most}", hint=hint)
     return number
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from allotment.model.errors import QuantityError
-from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS
+from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS, format_bytes
 
 __all__ = [
+    "LEAST_BYTES",
     "MAX_BYTES",
     "MemoryAmount",
+    "check_part",
     "parse_bytes",
     "parse_duration_ns",
     "parse_memory",
@@ -24,6 +26,9 @@ __all__ = [
 
 MAX_BYTES = 2**63 - 1
 """The largest amount of memory that any part of Allotment can hold."""
+
+LEAST_BYTES = 1 << 20
+"""The least memory that a share can be meant to have of a device."""
 
 _MAX_TEXT = 64  # longer than any amount; keeps int() away from absurd digit strings
 _NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<unit>[^0-9.]*)", re.ASCII)
@@ -58,10 +63,16 @@ class MemoryAmount:
 
 
 def parse_memory(text: str) -> MemoryAmount:
-    """Parse bytes (`4Gi`) or a part of each device (`25%`); raise `QuantityError`."""
+    """Parse bytes (`4Gi`, at least 1Mi) or a part of each device (`25%`).
+
+    Raises `QuantityError`.
+    """
     body = text.strip()
     if not body.endswith("%"):
-        return MemoryAmount(body, size_bytes=_parse_bytes(text, _PART_HINT))
+        size = _parse_bytes(text, _PART_HINT)
+        if size < LEAST_BYTES:
+            raise _too_little(text, size)
+        return MemoryAmount(body, size_bytes=size)
     number, unit = _split(text, body[:-1], _PART_HINT)
     if unit:
         raise _refuse(text, f"{unit}% is not a unit", _PART_HINT)
@@ -70,6 +81,23 @@ def parse_memory(text: str) -> MemoryAmount:
     if number > 100:  # noqa: PLR2004 - a whole device
         raise _refuse(text, "it is more than the whole device", "write 100% for a whole device")
     return MemoryAmount(body, part=number / 100)
+
+
+def check_part(memory: MemoryAmount, device_bytes: int) -> None:
+    """Raise `QuantityError` when a part of a device comes to less than anyone can mean."""
+    size = memory.of(device_bytes)
+    if size < LEAST_BYTES:
+        raise _refuse(
+            memory.text, f"of this device it is {format_bytes(size)}, less than 1Mi", _PART_HINT
+        )
+
+
+def _too_little(text: str, size: int) -> QuantityError:
+    number = text.strip().rstrip("KkiB")
+    problem = f"it is {size} bytes, less than 1Mi"
+    if Fraction(number) * MEMORY_UNITS["Gi"] >= LEAST_BYTES:
+        problem += f" (did you mean {number}Gi?)"
+    return _refuse(text, problem, _PART_HINT)
 
 
 def parse_bytes(text: str) -> int:

@@ -34,6 +34,7 @@ __all__ = [
 LAYOUT_VERSION = 1
 RUN_FOLDER = Path("/run/allotment")
 _LOCK_WAIT_S = 20.0
+_LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
 
@@ -58,6 +59,7 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
         errno.ENOSPC: f"free some space there, or {_ELSEWHERE}",
         errno.EDQUOT: f"free some of your quota, or {_ELSEWHERE}",
         errno.EROFS: f"it is on a read-only file system: {_ELSEWHERE}",
+        errno.ENAMETOOLONG: _ELSEWHERE,
         errno.ENOTDIR: f"a file is where a folder should be: {_ELSEWHERE}",
     }.get(error.errno or 0, f"make it yours and writable, or {_ELSEWHERE}")
     return StateError(f"{path}: cannot {doing}: {error.strerror or error}", hint=hint)
@@ -114,6 +116,13 @@ class StateFolder:
 
     def prepare(self) -> None:
         """Make what is missing of the folder; raise `StateError` where it cannot be used."""
+        length = len(os.fsencode(self.root))
+        if length > _LONGEST_PATH:
+            raise StateError(
+                f"{str(self.root)[:60]}...: the path of the state folder has {length} bytes, at"
+                f" most {_LONGEST_PATH} can be",
+                hint=_ELSEWHERE,
+            )
         if self.exists() and self.shares.is_dir():
             self._check_owners()
             self._check_writable()

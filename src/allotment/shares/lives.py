@@ -29,6 +29,7 @@ from allotment.model.errors import (
     UsageError,
 )
 from allotment.model.placements import DeviceState, Placement
+from allotment.model.quantities import check_part
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
@@ -162,6 +163,8 @@ def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -
     ]
     decision = choose(states, order.request)
     if isinstance(decision, Placement):
+        for placed in decision.devices:
+            check_part(order.request.memory, placed.device.allottable_bytes)
         return decision
     count = order.request.count
     if count > len(states):

@@ -12,7 +12,7 @@ from allotment.ledger import Ledger
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, StateError
 from allotment.model.formats import format_bytes
-from allotment.model.quantities import MemoryAmount
+from allotment.model.quantities import MemoryAmount, check_part
 from allotment.model.shares import Share
 from allotment.modes import mode_named
 from allotment.shares.folders import StateFolder
@@ -53,6 +53,7 @@ def resize(
 
 
 def _new_limit(device: Device, memory: MemoryAmount, others: Mapping[str, int]) -> int:
+    check_part(memory, device.allottable_bytes)
     need = memory.of(device.allottable_bytes)
     have = device.allottable_bytes - others.get(device.uuid, 0)
     if need > have:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from allotment.model.errors import QuantityError
 from allotment.model.formats import MEMORY_UNITS, format_bytes, format_duration
 from allotment.model.quantities import (
+    LEAST_BYTES,
     MAX_BYTES,
+    check_part,
     parse_bytes,
     parse_duration_ns,
     parse_memory,
@@ -41,7 +43,8 @@ GI = 1 << 30
 )
 def test_memory_is_understood(text: str, size: int) -> None:
     assert parse_bytes(text) == size
-    assert parse_memory(text).of(80 * GI) == size
+    if size >= LEAST_BYTES:
+        assert parse_memory(text).of(80 * GI) == size
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,12 @@ def test_four_quarters_are_never_more_than_the_whole() -> None:
         ("4Gi4", "not a number"),
         ("25%%", "not a unit"),
         ("9" * 5000, "too long"),
+        ("5", "did you mean 5Gi?"),
+        ("0.001", "did you mean 0.001Gi?"),
+        ("0.0001", "less than 1Mi"),
+        ("1023Ki", "did you mean 1023Gi?"),
+        ("1k", "did you mean 1Gi?"),
+        ("1KiB", "did you mean 1Gi?"),
     ],
 )
 def test_what_is_no_amount_is_named(text: str, says: str) -> None:
@@ -154,3 +163,10 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 )
 def test_durations_are_shown(nanoseconds: int, shown: str) -> None:
     assert format_duration(nanoseconds) == shown
+
+
+def test_a_part_that_comes_to_nothing_is_refused() -> None:
+    check_part(parse_memory("1Mi"), 80 * GI)
+    check_part(parse_memory("0.01%"), 80 * GI)
+    with pytest.raises(QuantityError, match="less than 1Mi"):
+        check_part(parse_memory("0.0001%"), 80 * GI)
