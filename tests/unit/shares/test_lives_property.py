@@ -20,7 +20,9 @@ from allotment.shares.folders import StateFolder
 from allotment.shares.processes import this_process
 from allotment.shares.resizing import resize
 
-TOTAL = 100
+MI = 1 << 20
+TOTAL = 100 * MI
+AMOUNTS = st.integers(MI, 110 * MI)
 DEVICES = tuple(
     Device(
         uuid=f"GPU-{index}", name="T4", index=index, memory_bytes=TOTAL, sm_count=1,
@@ -48,7 +50,7 @@ class Books(RuleBasedStateMachine):
     def free(self, uuid: str, *, but: str = "") -> int:
         return TOTAL - sum(each.get(uuid, 0) for name, each in self.given.items() if name != but)
 
-    @rule(amount=st.integers(1, 110), count=st.integers(1, 3), crashes=st.booleans())
+    @rule(amount=AMOUNTS, count=st.integers(1, 3), crashes=st.booleans())
     def create(self, *, amount: int, count: int, crashes: bool) -> None:
         for name in self.crashed:  # whoever comes next removes what ended
             del self.given[name]
@@ -68,7 +70,7 @@ class Books(RuleBasedStateMachine):
             self.crashed.add(share.id)
 
     @precondition(lambda self: self.given)
-    @rule(data=st.data(), amount=st.integers(1, 110))
+    @rule(data=st.data(), amount=AMOUNTS)
     def change(self, data: st.DataObject, amount: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.given)))
         fits = all(self.free(uuid, but=name) >= amount for uuid in self.given[name])
