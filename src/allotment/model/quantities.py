@@ -93,10 +93,11 @@ def check_part(memory: MemoryAmount, device_bytes: int) -> None:
 
 
 def _too_little(text: str, size: int) -> QuantityError:
-    number = text.strip().rstrip("KkiB")
+    body = text.strip()
+    number, unit = _split(text, body, _PART_HINT)
     problem = f"it is {size} bytes, less than 1Mi"
-    if Fraction(number) * MEMORY_UNITS["Gi"] >= LEAST_BYTES:
-        problem += f" (did you mean {number}Gi?)"
+    if number * MEMORY_UNITS["Gi"] >= LEAST_BYTES:
+        problem += f" (did you mean {body.removesuffix(unit).strip()}Gi?)"
     return _refuse(text, problem, _PART_HINT)
 
 

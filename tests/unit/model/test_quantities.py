@@ -96,6 +96,8 @@ def test_four_quarters_are_never_more_than_the_whole() -> None:
         ("1023Ki", "did you mean 1023Gi?"),
         ("1k", "did you mean 1Gi?"),
         ("1KiB", "did you mean 1Gi?"),
+        ("0.5Mi", "did you mean 0.5Gi?"),
+        ("0.0001G", "less than 1Mi"),
     ],
 )
 def test_what_is_no_amount_is_named(text: str, says: str) -> None:
@@ -106,7 +108,11 @@ def test_what_is_no_amount_is_named(text: str, says: str) -> None:
     assert caught.value.hint
 
 
-@given(st.text(max_size=80))
+# Text that comes close: a free choice of letters hardly ever makes a number with a unit.
+almost = st.from_regex(r"[-+]?[0-9.]{0,6} ?[kKMGTPi]{0,2}[iB%]{0,2}", fullmatch=True)
+
+
+@given(st.text(max_size=80) | almost)
 def test_any_text_is_an_amount_or_a_quantity_error(text: str) -> None:
     for parse in (parse_memory, parse_bytes, parse_duration_ns):
         with suppress(QuantityError):
