@@ -195,18 +195,19 @@ pool *pool_new(int gpu) {
   made->descriptor = -1;
   made->reuse[0] = made->reuse[1] = made->reuse[2] = 1;
   made->next = all_pools;
-  all_pools = made;
+  __atomic_store_n(&all_pools, made, __ATOMIC_RELAXED);
   return made;
 }
 
 static void unlist(pool *gone) {
   pool **at = &all_pools;
   while (*at != NULL && *at != gone) at = &(*at)->next;
-  if (*at != NULL) *at = gone->next;
+  if (*at != NULL) __atomic_store_n(at, gone->next, __ATOMIC_RELAXED);
 }
 
 void pools_release_surplus(int gpu) {
-  if (all_pools == NULL) return;
+  // Looked at without the lock: most programs have no pool.
+  if (__atomic_load_n(&all_pools, __ATOMIC_RELAXED) == NULL) return;
   LOCK();
   for (pool *at = all_pools; at != NULL; at = at->next) {
     if (at->gpu == gpu && at->reserved > at->used && at->reserved > at->threshold) {
