@@ -21,7 +21,7 @@
 
 #define ALLOT_POLICY_MAGIC 0x59434c4f50544c41ull /* "ALTPOLCY" */
 #define ALLOT_USAGE_MAGIC 0x4547415355544c41ull  /* "ALTUSAGE" */
-#define ALLOT_LEDGER_VERSION 1u
+#define ALLOT_LEDGER_VERSION 2u
 #define ALLOT_MAX_DEVICES 16
 // Keeps a share under 1 MiB, which is allocated in full: no SIGBUS on a full disk later.
 #define ALLOT_MAX_SLOTS 768
@@ -35,7 +35,16 @@ typedef struct allot_device_policy {
   uint64_t memory_limit;  // bytes; changes live
   uint64_t
       context_bytes;  // what a first context on this device is expected to cost, bytes; 0: unknown
+  // Its turns on the device (lease.h): the files contract-<index> and leases-<index> beside this
+  // one, and the share's seat in them. Serial 0: the share takes no turns.
+  uint64_t seat_serial;
+  uint32_t seat;
+  uint32_t flags;  // ALLOT_DEVICE_*
+  uint64_t reserved[2];
 } allot_device_policy;
+
+// Allocations may live in host memory: the device may be promised to more shares than it holds.
+#define ALLOT_DEVICE_OVERSUBSCRIBED 1u
 
 typedef struct allot_policy {
   uint64_t magic;
@@ -62,17 +71,35 @@ typedef struct allot_slot {
   uint64_t attaches;               // how often the slot was taken, to tell two owners apart
   uint64_t refusals;               // allocations refused because of the limit
   char command[ALLOT_NAME_BYTES];  // start of /proc/self/cmdline, blanks for NULs
-  uint64_t reserved[4];
+  // Compute, over all devices (informative).
+  uint64_t gpu_ns;     // GPU time charged
+  uint64_t held_ns;    // time that launches were held back, added up over threads
+  uint64_t throttled;  // launches held back
+  uint64_t reserved;
   allot_slot_device devices[ALLOT_MAX_DEVICES];
 } allot_slot;
 
 enum { ALLOT_SLOT_FREE = 0, ALLOT_SLOT_TAKEN = 1 };
 
+// Waits for a lease, counted by length: bucket i holds those under ALLOT_WAIT_FIRST_NS << i, the
+// last all others.
+#define ALLOT_WAIT_BUCKETS 16
+#define ALLOT_WAIT_FIRST_NS 100000ull
+
 typedef struct allot_usage_device {
   allot_counter total;  // bytes; a part's mark is its slot's index
   uint64_t peak;
   uint64_t refusals;
-  uint64_t reserved[4];
+  // Compute since the share was made, over all its processes. Each is only ever added to.
+  uint64_t gpu_ns;       // measured GPU time of kernels and graphs
+  uint64_t copy_ns;      // measured time of copies and memsets, on the copy engines
+  uint64_t held_ns;      // time that launches were held back, added up over threads
+  uint64_t throttled;    // launches held back
+  uint64_t moved_bytes;  // oversubscribed memory brought to the device
+  uint64_t host_bytes;   // of the allocations, how much may live in host memory now
+  uint64_t lease_waits[ALLOT_WAIT_BUCKETS];
+  uint64_t lease_wait_ns;  // their sum
+  uint64_t reserved[5];
 } allot_usage_device;
 
 typedef struct allot_usage {

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The agent's side of leases: what each share of a device is promised.
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "lease.h"
+
+#define QUANTUM_US 10000u
+
+#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+
+static int path_in(const char *directory, const char *name, char *path, size_t size) {
+  int length = snprintf(path, size, "%s/%s", directory, name);
+  return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
+}
+
+// A new file of `size` bytes that starts with `head`; of it `allocated` bytes have their space on
+// the disk now. It appears whole, by a rename that replaces nothing.
+static int create_file(const char *directory, const char *name, const void *head, size_t head_size,
+                       size_t allocated, size_t size) {
+  char path[4096], draft[4096];
+  int error = path_in(directory, name, path, sizeof path);
+  if (error != 0) return error;
+  int length = snprintf(draft, sizeof draft, "%s/.%s-%d", directory, name, (int)getpid());
+  if (length < 0 || (size_t)length >= sizeof draft) return -ENAMETOOLONG;
+  int descriptor = open(draft, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (descriptor < 0) return -errno;
+  error = posix_fallocate(descriptor, 0, (off_t)allocated);
+  if (error == 0 && ftruncate(descriptor, (off_t)size) != 0) error = errno;
+  if (error == 0 && pwrite(descriptor, head, head_size, 0) != (ssize_t)head_size) error = EIO;
+  if (error == 0 && fchmod(descriptor, 0644) != 0) error = errno;
+  close(descriptor);
+  if (error == 0 && link(draft, path) != 0) error = errno;
+  unlink(draft);
+  return -error;
+}
+
+int allot_contract_create(const char *directory, const char *uuid) {
+  allot_contract contract = {.magic = ALLOT_CONTRACT_MAGIC,
+                             .version = ALLOT_LEASE_VERSION,
+                             .generation = 1,
+                             .serial = 1,
+                             .quantum_us = QUANTUM_US};
+  if (strlen(uuid) >= sizeof contract.uuid) return -EINVAL;
+  strcpy(contract.uuid, uuid);
+  contract.seats[ALLOT_SEAT_UNBOOKED] = (allot_contract_seat){
+      .terms = ALLOT_TERMS(0, ALLOT_WHOLE, 100, ALLOT_CLASS_BESTEFFORT, ALLOT_TERMS_TAKEN),
+      .serial = 1};
+  // First the leases: a contract that is there has them.
+  struct {
+    uint64_t magic;
+    uint32_t version;
+  } head = {ALLOT_LEASES_MAGIC, ALLOT_LEASE_VERSION};
+  int error = create_file(directory, "leases", &head, sizeof head,
+                          offsetof(allot_leases_file, states) + sizeof(allot_lease_state),
+                          sizeof(allot_leases_file));
+  if (error != 0 && error != -EEXIST) return error;
+  return create_file(directory, "contract", &contract, sizeof contract, sizeof contract,
+                     sizeof contract);
+}
+
+// ---- changes, one agent at a time ----
+
+typedef struct opened {
+  int descriptor;
+  allot_contract *contract;
+} opened;
+
+static int open_contract(const char *directory, opened *file) {
+  char path[4096];
+  int error = path_in(directory, "contract", path, sizeof path);
+  if (error != 0) return error;
+  file->descriptor = open(path, O_RDWR | O_CLOEXEC);
+  if (file->descriptor < 0) return -errno;
+  struct stat status;
+  void *mapped = MAP_FAILED;
+  if (flock(file->descriptor, LOCK_EX) != 0 || fstat(file->descriptor, &status) != 0) {
+    error = -errno;
+  } else if ((uint64_t)status.st_size < sizeof(allot_contract)) {
+    error = -EINVAL;
+  } else {
+    mapped =
+        mmap(NULL, sizeof(allot_contract), PROT_READ | PROT_WRITE, MAP_SHARED, file->descriptor, 0);
+    if (mapped == MAP_FAILED) error = -errno;
+  }
+  if (error == 0) {
+    file->contract = mapped;
+    if (file->contract->magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
+    if (error == 0 && file->contract->version != ALLOT_LEASE_VERSION) error = -EPROTO;
+    if (error != 0) munmap(mapped, sizeof(allot_contract));
+  }
+  if (error != 0) close(file->descriptor);
+  return error;
+}
+
+static void close_contract(const opened *file) {
+  munmap(file->contract, sizeof(allot_contract));
+  close(file->descriptor);
+}
+
+// Wakes whoever waits for a turn, or holds one, to look at the new terms.
+static void wake_all(const char *directory) {
+  char path[4096];
+  if (path_in(directory, "leases", path, sizeof path) != 0) return;
+  int descriptor = open(path, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return;
+  struct stat status;
+  void *mapped = MAP_FAILED;
+  size_t size = offsetof(allot_leases_file, states);
+  if (fstat(descriptor, &status) == 0 && (uint64_t)status.st_size >= size) {
+    mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  }
+  close(descriptor);
+  if (mapped == MAP_FAILED) return;
+  allot_leases_file *file = mapped;
+  for (unsigned place = 0; place < ALLOT_PLACES; place++) {
+    if (load(&file->heads[place].pid) == 0) continue;
+    __atomic_add_fetch(&file->heads[place].wake, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &file->heads[place].wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  }
+  munmap(mapped, size);
+}
+
+static bool is_promised_too_much(const allot_contract *contract, int changed, uint64_t terms) {
+  uint32_t sum = ALLOT_TERMS_GUARANTEE(terms);
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint64_t other = contract->seats[seat].terms;
+    if (seat != changed && (other & ALLOT_TERMS_TAKEN)) sum += ALLOT_TERMS_GUARANTEE(other);
+  }
+  return sum > ALLOT_WHOLE;
+}
+
+static bool is_valid(uint64_t terms) {
+  return ALLOT_TERMS_CEILING(terms) > 0 && ALLOT_TERMS_CEILING(terms) <= ALLOT_WHOLE &&
+         ALLOT_TERMS_GUARANTEE(terms) <= ALLOT_TERMS_CEILING(terms) &&
+         ALLOT_TERMS_WEIGHT(terms) > 0 && ALLOT_TERMS_WEIGHT(terms) <= ALLOT_WHOLE &&
+         ALLOT_TERMS_CLASS(terms) <= ALLOT_CLASS_BESTEFFORT;
+}
+
+static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
+  store(&contract->seats[seat].terms, terms);
+  uint32_t governed = 0;
+  for (int each = 0; each < (int)ALLOT_SEATS; each++) {
+    uint64_t one = contract->seats[each].terms;
+    if ((one & ALLOT_TERMS_TAKEN) && (one & ALLOT_TERMS_GOVERNED)) governed++;
+  }
+  store(&contract->governed, governed);
+  store(&contract->generation, contract->generation + 1);
+}
+
+int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
+                        uint64_t *serial) {
+  opened file;
+  if (!is_valid(terms) || strlen(share_id) >= sizeof file.contract->seats[0].share_id) {
+    return -EINVAL;
+  }
+  int result = open_contract(directory, &file);
+  if (result != 0) return result;
+  result = is_promised_too_much(file.contract, -1, terms) ? -ERANGE : -ENOSPC;
+  for (int seat = 0; seat < (int)ALLOT_SEATS && result == -ENOSPC; seat++) {
+    allot_contract_seat *one = &file.contract->seats[seat];
+    if (one->terms & ALLOT_TERMS_TAKEN) continue;
+    memset(one->share_id, 0, sizeof one->share_id);
+    strcpy(one->share_id, share_id);
+    *serial = ++file.contract->serial;
+    store(&one->serial, *serial);
+    put_terms(file.contract, seat, terms | ALLOT_TERMS_TAKEN);
+    result = seat;
+  }
+  close_contract(&file);
+  if (result >= 0) wake_all(directory);
+  return result;
+}
+
+static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
+  opened file;
+  if (seat < 0 || seat >= (int)ALLOT_SEAT_UNBOOKED) return -EINVAL;
+  int error = open_contract(directory, &file);
+  if (error != 0) return error;
+  const allot_contract_seat *one = &file.contract->seats[seat];
+  if (!(one->terms & ALLOT_TERMS_TAKEN) || one->serial != serial) {
+    error = -ESTALE;
+  } else if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(file.contract, seat, terms)) {
+    error = -ERANGE;
+  } else {
+    put_terms(file.contract, seat, terms);
+  }
+  close_contract(&file);
+  if (error == 0) wake_all(directory);
+  return error;
+}
+
+int allot_contract_change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
+  return is_valid(terms) ? change(directory, seat, serial, terms | ALLOT_TERMS_TAKEN) : -EINVAL;
+}
+
+int allot_contract_free(const char *directory, int seat, uint64_t serial) {
+  int error = change(directory, seat, serial, 0);
+  return error == -ESTALE ? 0 : error;
+}

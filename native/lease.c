@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases between processes: each decision of lease_core.c becomes one compare-and-swap.
+//
+// A process copies the state in force into a state of its own place, lets the core change the copy,
+// and swaps the file's root to name it. Whoever was faster makes the swap fail, and all is done
+// again from the newer state. Nobody ever holds anything that another waits for, so a process may
+// be killed or stopped at any instruction; docs/designs/compute.md has the argument.
+#include "lease.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+// Crash tests define this to stop the process at each step of an operation.
+#ifndef LEASE_STEP
+#define LEASE_STEP(name) ((void)0)
+#endif
+
+#define MILLISECOND 1000000ull
+
+// A holder that does not answer for so long is asked for (is it dead?), and evicted.
+#define DEAD_NS (2 * MILLISECOND)
+#define STOPPED_NS (25 * MILLISECOND)
+// A kernel may run over its lease for so long before the others start beside it: it may be waiting
+// for one of theirs.
+#define OVERRUN_NS (250 * MILLISECOND)
+// Who is not next looks at the others only so often.
+#define PATIENCE_NS (20 * MILLISECOND)
+#define LONGEST_SLEEP_NS (50 * MILLISECOND)
+#define REAP_NS (1000 * MILLISECOND)
+// Best effort keeps its queue short for so long after a latency share's last work.
+#define LATENCY_NS (1000 * MILLISECOND)
+// As in lease_core.c: what a share that spent its budget waits for.
+#define PIECE_NS (2 * MILLISECOND)
+
+#define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+
+_Static_assert(ALLOT_PLACES * 2 <= 0x10000 && ALLOT_PLACES < 0xffff, "they fit into the root");
+_Static_assert(sizeof(allot_lease_state) % 8 == 0, "states are copied by words");
+
+static uint64_t since(uint64_t later, uint64_t earlier) {
+  return later > earlier ? later - earlier : 0;
+}
+
+// ---- the root ----
+
+#define ROOT_VERSION_SHIFT 33
+
+static uint64_t next_root(uint64_t root, unsigned buffer, const allot_lease_state *state) {
+  uint64_t version = (root >> ROOT_VERSION_SHIFT) + 1;
+  return version << ROOT_VERSION_SHIFT | (uint64_t)(state->next >= 0) << 32 |
+         (uint64_t)buffer << 16 | (uint64_t)(uint32_t)(state->holder + 1);
+}
+
+// Other processes may write the source meanwhile; the root tells afterwards.
+__attribute__((no_sanitize("thread"))) static void copy_state(allot_lease_state *to,
+                                                              const allot_lease_state *from) {
+  uint64_t *target = (uint64_t *)(void *)to;
+  const uint64_t *source = (const uint64_t *)(const void *)from;
+  for (size_t i = 0; i < sizeof *to / sizeof *target; i++) {
+    target[i] = __atomic_load_n(&source[i], __ATOMIC_RELAXED);
+  }
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+
+static const allot_lease_state *state_of(const allot_leases *leases, uint64_t root) {
+  return &leases->file->states[ALLOT_ROOT_BUFFER(root) % (ALLOT_PLACES * 2)];
+}
+
+// The root whose state was copied.
+static uint64_t read_state(const allot_leases *leases, allot_lease_state *state) {
+  for (;;) {
+    uint64_t root = load(&leases->file->root);
+    copy_state(state, state_of(leases, root));
+    if (load(&leases->file->root) == root) return root;
+  }
+}
+
+void allot_leases_read(const allot_leases *leases, allot_lease_state *state) {
+  read_state(leases, state);
+}
+
+// ---- messages ----
+
+static void wake(allot_leases_file *file, int place) {
+  if (place < 0 || place >= (int)ALLOT_PLACES) return;
+  uint32_t *word = &file->heads[place].wake;
+  __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void allot_lease_wake_own(const allot_leases *leases) {
+  wake(leases->file, leases->place);
+}
+
+void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+  uint64_t left = since(until_ns, now_ns);
+  if (left == 0) return;
+  struct timespec patience = {.tv_sec = (time_t)(left / 1000000000u),
+                              .tv_nsec = (long)(left % 1000000000u)};
+  syscall(SYS_futex, &leases->file->heads[leases->place].wake, FUTEX_WAIT, ticket, &patience, NULL,
+          0);
+}
+
+// ---- one decision ----
+
+typedef struct outcome {
+  uint64_t old_root, root;
+  uint64_t old_epoch;
+  int old_holder;
+  allot_lease_state *state;  // the one in force, until the next
+} outcome;
+
+static outcome decide(allot_leases *leases, const allot_event *events, int count) {
+  allot_leases_file *file = leases->file;
+  for (;;) {
+    uint64_t root = load(&file->root);
+    // Never the one in force: others may be reading it.
+    unsigned buffer = (unsigned)leases->place * 2;
+    if (ALLOT_ROOT_BUFFER(root) == buffer) buffer++;
+    allot_lease_state *draft = &file->states[buffer];
+    copy_state(draft, state_of(leases, root));
+    LEASE_STEP("copied");
+    if (load(&file->root) != root) continue;
+    outcome done = {
+        .old_root = root, .old_epoch = draft->epoch, .old_holder = draft->holder, .state = draft};
+    for (int i = 0; i < count; i++) allot_lease_decide(draft, leases->contract, &events[i]);
+    LEASE_STEP("decided");
+    done.root = next_root(root, buffer, draft);
+    uint64_t expected = root;
+    if (__atomic_compare_exchange_n(&file->root, &expected, done.root, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+      LEASE_STEP("swapped");
+      return done;
+    }
+  }
+}
+
+// Tells those whom the decision concerns: the new holder, and one that has to give way now.
+static void tell(const allot_leases *leases, const outcome *done) {
+  int holder = ALLOT_ROOT_HOLDER(done->root);
+  bool granted = done->state->epoch != done->old_epoch;
+  bool pressed =
+      ALLOT_ROOT_CONTENDED(done->root) &&
+      (!ALLOT_ROOT_CONTENDED(done->old_root) || done->state->expires_ns <= done->state->now_ns);
+  if (holder != leases->place && (granted || pressed)) wake(leases->file, holder);
+  LEASE_STEP("told");
+}
+
+static bool latency_is_active(const allot_lease_state *state, const allot_contract *contract,
+                              int own_seat, uint64_t now_ns) {
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint64_t terms = __atomic_load_n(&contract->seats[seat].terms, __ATOMIC_RELAXED);
+    if (seat == own_seat || !(terms & ALLOT_TERMS_TAKEN)) continue;
+    if (ALLOT_TERMS_CLASS(terms) != ALLOT_CLASS_LATENCY) continue;
+    const allot_seat_state *other = &state->seats[seat];
+    if (other->active_ns != 0 && since(now_ns, other->active_ns) < LATENCY_NS) return true;
+  }
+  return false;
+}
+
+static uint64_t when_to_look(const allot_leases *leases, const allot_lease_state *state,
+                             uint32_t ceiling, uint64_t now_ns) {
+  const allot_seat_state *own = &state->seats[leases->seat];
+  uint64_t at = now_ns + PATIENCE_NS;
+  if (own->blocked != 0 && ceiling > 0) {
+    uint64_t lacking = own->budget_ns < (int64_t)PIECE_NS
+                           ? PIECE_NS + (uint64_t)(-(own->budget_ns < 0 ? own->budget_ns : 0)) -
+                                 (uint64_t)(own->budget_ns > 0 ? own->budget_ns : 0)
+                           : 0;
+    uint64_t most = LONGEST_SLEEP_NS * ceiling / ALLOT_WHOLE;
+    // A little later than computed: earlier would be for nothing.
+    at = now_ns + (lacking < most ? lacking * ALLOT_WHOLE / ceiling : LONGEST_SLEEP_NS) + 10000;
+  } else if (state->holder < 0) {
+    at = now_ns + MILLISECOND;
+  } else if (state->next == leases->place) {
+    uint64_t expires = state->expires_ns > now_ns ? state->expires_ns : now_ns;
+    at = expires + DEAD_NS;
+  }
+  return at < now_ns + LONGEST_SLEEP_NS ? at : now_ns + LONGEST_SLEEP_NS;
+}
+
+static void describe(const allot_leases *leases, const allot_lease_state *state, uint32_t ticket,
+                     uint64_t now_ns, allot_lease *lease) {
+  const allot_contract *contract = leases->contract;
+  uint64_t terms = __atomic_load_n(&contract->seats[leases->seat].terms, __ATOMIC_RELAXED);
+  uint32_t ceiling = ALLOT_TERMS_CEILING(terms);
+  int64_t budget = state->seats[leases->seat].budget_ns;
+  bool held = leases->place >= 0 && state->holder == leases->place;
+  *lease = (allot_lease){
+      .held = held,
+      .yield = held && allot_lease_must_yield(state, contract, now_ns),
+      .contended = state->next >= 0 && state->next != leases->place,
+      .alone = state->places_taken <= 1,
+      .latency_active = latency_is_active(state, contract, leases->seat, now_ns),
+      .epoch = state->epoch,
+      .budget_ns = ceiling >= ALLOT_WHOLE ? UINT64_MAX
+                   : budget > 0           ? (uint64_t)budget
+                                          : 0,
+      .expires_ns = state->expires_ns,
+      .retry_ns = held ? 0 : when_to_look(leases, state, ceiling, now_ns),
+      .ticket = ticket,
+  };
+}
+
+// ---- the seat ----
+
+// The share was removed and its programs run on: they become best effort.
+static void keep_seat(allot_leases *leases, uint64_t now_ns) {
+  uint64_t serial = load(&leases->contract->seats[leases->seat].serial);
+  uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
+  if (serial == leases->serial && (terms & ALLOT_TERMS_TAKEN)) return;
+  leases->seat = ALLOT_SEAT_UNBOOKED;
+  leases->serial = load(&leases->contract->seats[leases->seat].serial);
+  if (leases->place < 0) return;
+  allot_event moved = {
+      .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
+  outcome done = decide(leases, &moved, 1);
+  tell(leases, &done);
+}
+
+static int reap(allot_leases *leases, uint64_t now_ns);
+
+static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
+                allot_lease *lease) {
+  // Drawn before the decision: whatever is decided later is told later.
+  uint32_t ticket = load(&leases->file->heads[leases->place].wake);
+  outcome done = decide(leases, events, count);
+  describe(leases, done.state, ticket, now_ns, lease);
+  tell(leases, &done);
+}
+
+void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+  keep_seat(leases, now_ns);
+  allot_event event = {.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns};
+  act(leases, &event, 1, now_ns, lease);
+}
+
+void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
+                        allot_lease *lease) {
+  keep_seat(leases, now_ns);
+  allot_event event = {.kind = ALLOT_EVENT_CHARGE,
+                       .place = leases->place,
+                       .used_ns = used_ns,
+                       .move_ns = move_ns,
+                       .now_ns = now_ns};
+  act(leases, &event, 1, now_ns, lease);
+}
+
+void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
+                         uint64_t now_ns, allot_lease *lease) {
+  keep_seat(leases, now_ns);
+  allot_event events[2] = {
+      {.kind = ALLOT_EVENT_RELEASE,
+       .place = leases->place,
+       .used_ns = used_ns,
+       .move_ns = move_ns,
+       .now_ns = now_ns},
+      {.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns},
+  };
+  act(leases, events, wants_more ? 2 : 1, now_ns, lease);
+  // Places of the dead would make a process that is alone believe that it is not.
+  if (!lease->alone && since(now_ns, leases->reaped_ns) > REAP_NS) {
+    leases->reaped_ns = now_ns;
+    reap(leases, now_ns);
+  }
+}
+
+void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+  uint32_t ticket = leases->place < 0 ? 0 : load(&leases->file->heads[leases->place].wake);
+  allot_lease_state state;
+  read_state(leases, &state);
+  describe(leases, &state, ticket, now_ns, lease);
+}
+
+// ---- locks of places ----
+
+static struct flock place_lock(int place, short type) {
+  return (struct flock){.l_type = type,
+                        .l_whence = SEEK_SET,
+                        .l_start = (off_t)(ALLOT_PLACE_LOCK_BASE + place),
+                        .l_len = 1};
+}
+
+// Does the place's owner live? What cannot be found out counts as alive.
+static bool is_alive(int descriptor, int place) {
+  struct flock lock = place_lock(place, F_WRLCK);
+  return fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+// Frees the places of dead processes; how many.
+static int reap(allot_leases *leases, uint64_t now_ns) {
+  allot_lease_state state;
+  read_state(leases, &state);
+  int descriptor = open(leases->path, O_RDONLY | O_CLOEXEC), freed = 0;
+  if (descriptor < 0) return 0;
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    if (place == leases->place || state.places[place].state == ALLOT_PLACE_FREE) continue;
+    if (is_alive(descriptor, place)) continue;
+    allot_event ended = {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now_ns};
+    outcome done = decide(leases, &ended, 1);
+    tell(leases, &done);
+    freed++;
+  }
+  close(descriptor);
+  return freed;
+}
+
+// What has to be done about the holder, if anything.
+static bool judge_holder(const allot_leases *leases, const allot_lease_state *state,
+                         uint64_t now_ns, allot_event *event) {
+  int holder = state->holder;
+  if (holder < 0 || holder >= (int)ALLOT_PLACES || holder == leases->place) return false;
+  // It has had as long to answer as we wait, if it was idle and had nothing to tell.
+  uint64_t heard = load(&leases->file->heads[holder].beat_ns);
+  if (heard < state->granted_ns) heard = state->granted_ns;
+  const allot_place_state *own = &state->places[leases->place];
+  if (own->state != ALLOT_PLACE_WAITING) return false;
+  if (heard < own->since_ns) heard = own->since_ns;
+  *event = (allot_event){.kind = ALLOT_EVENT_EVICT, .place = holder, .now_ns = now_ns};
+  uint64_t silence = since(now_ns, heard);
+  if (silence >= DEAD_NS) {
+    int descriptor = open(leases->path, O_RDONLY | O_CLOEXEC);
+    bool alive = descriptor < 0 || is_alive(descriptor, holder);
+    if (descriptor >= 0) close(descriptor);
+    if (!alive) event->kind = ALLOT_EVENT_LEAVE;
+    if (!alive || silence >= STOPPED_NS) return true;
+  }
+  return state->next >= 0 && since(now_ns, state->expires_ns) > OVERRUN_NS;
+}
+
+void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
+  keep_seat(leases, now_ns);
+  allot_lease_state state;
+  uint64_t root = read_state(leases, &state);
+  allot_event events[2];
+  int count = 0;
+  // Judged is the holder of this very lease: should it change hands meanwhile, all is as it was.
+  if (judge_holder(leases, &state, now_ns, &events[0]) &&
+      ALLOT_ROOT_HOLDER(load(&leases->file->root)) == ALLOT_ROOT_HOLDER(root)) {
+    count++;
+  }
+  events[count++] = (allot_event){.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
+  act(leases, events, count, now_ns, lease);
+}
+
+// ---- files ----
+
+static int open_path(const char *path, int flags) {
+  int descriptor = open(path, flags | O_CLOEXEC, 0644);
+  return descriptor < 0 ? -errno : descriptor;
+}
+
+static int map_file(const char *path, size_t size, int protection, void **mapped) {
+  int descriptor = open_path(path, protection & PROT_WRITE ? O_RDWR : O_RDONLY);
+  if (descriptor < 0) return descriptor;
+  struct stat status;
+  int error = fstat(descriptor, &status) != 0 ? -errno : 0;
+  if (error == 0 && (uint64_t)status.st_size < size) error = -EINVAL;
+  if (error == 0) {
+    *mapped = mmap(NULL, size, protection, MAP_SHARED, descriptor, 0);
+    if (*mapped == MAP_FAILED) error = -errno;
+  }
+  close(descriptor);
+  return error;
+}
+
+static int check_heads(const allot_contract *contract, const allot_leases_file *file) {
+  if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_LEASES_MAGIC) return -EINVAL;
+  if (contract->version != ALLOT_LEASE_VERSION || file->version != ALLOT_LEASE_VERSION) {
+    return -EPROTO;
+  }
+  return 0;
+}
+
+int allot_leases_open(allot_leases *leases, const char *contract_path, const char *leases_path,
+                      int seat, uint64_t serial) {
+  *leases = (allot_leases){.seat = seat, .serial = serial, .place = -1};
+  if (seat < 0 || seat >= (int)ALLOT_SEATS) return -EINVAL;
+  if (strlen(leases_path) >= sizeof leases->path) return -ENAMETOOLONG;
+  void *contract = NULL, *file = NULL;
+  int error = map_file(contract_path, sizeof(allot_contract), PROT_READ, &contract);
+  if (error != 0) return error;
+  error = map_file(leases_path, sizeof(allot_leases_file), PROT_READ | PROT_WRITE, &file);
+  if (error == 0) {
+    error = check_heads(contract, file);
+    if (error != 0) munmap(file, sizeof(allot_leases_file));
+  }
+  if (error != 0) {
+    munmap(contract, sizeof(allot_contract));
+    return error;
+  }
+  leases->contract = contract;
+  leases->file = file;
+  strcpy(leases->path, leases_path);
+  keep_seat(leases, 0);
+  return 0;
+}
+
+void allot_leases_close(allot_leases *leases) {
+  allot_leases_leave(leases);
+  if (leases->contract != NULL) {
+    munmap((void *)(uintptr_t)leases->contract, sizeof(allot_contract));
+  }
+  if (leases->file != NULL) munmap(leases->file, sizeof(allot_leases_file));
+  *leases = (allot_leases){.place = -1};
+}
+
+// ---- places ----
+
+// The place's states get their space now: a full disk is an error here, and no SIGBUS later.
+static int prepare_place(int descriptor, int place) {
+  off_t at =
+      (off_t)(offsetof(allot_leases_file, states) + sizeof(allot_lease_state) * 2 * (size_t)place);
+  int error = posix_fallocate(descriptor, at, (off_t)(2 * sizeof(allot_lease_state)));
+  // A sandbox that forbids asking is no full disk.
+  return error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO ? -error : 0;
+}
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int take_place(allot_leases *leases, int descriptor, int place) {
+  int error = prepare_place(descriptor, place);
+  if (error != 0) return error;
+  // The mapping, not the descriptor, keeps the lock: programs close descriptors they do not know.
+  void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (keeper == MAP_FAILED) return -errno;
+  if (madvise(keeper, 1, MADV_DONTFORK) != 0) {
+    error = -errno;
+    munmap(keeper, 1);
+    return error;
+  }
+  leases->place_map = keeper;
+  leases->place = place;
+  allot_place_head *head = &leases->file->heads[place];
+  store(&head->pid, (int32_t)getpid());
+  uint64_t now = now_ns();
+  allot_lease_beat(leases, false, now);
+  LEASE_STEP("seated");
+  // Whatever a dead owner of the place had ends with this.
+  allot_event events[2] = {
+      {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now},
+      {.kind = ALLOT_EVENT_JOIN, .place = place, .seat = leases->seat, .now_ns = now},
+  };
+  outcome done = decide(leases, events, 2);
+  tell(leases, &done);
+  return 0;
+}
+
+static int join_with(allot_leases *leases, int descriptor) {
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    struct flock lock = place_lock(place, F_WRLCK);
+    if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return take_place(leases, descriptor, place);
+    if (errno != EAGAIN && errno != EACCES) return -errno;
+  }
+  return -ENOSPC;
+}
+
+int allot_leases_join(allot_leases *leases) {
+  if (leases->place >= 0) return 0;
+  int descriptor = open_path(leases->path, O_RDWR);
+  if (descriptor < 0) return descriptor;
+  int result = join_with(leases, descriptor);
+  close(descriptor);
+  return result;
+}
+
+void allot_leases_leave(allot_leases *leases) {
+  if (leases->place < 0) return;
+  allot_event event = {.kind = ALLOT_EVENT_LEAVE, .place = leases->place, .now_ns = now_ns()};
+  outcome done = decide(leases, &event, 1);
+  int place = leases->place;
+  leases->place = -1;
+  tell(leases, &done);
+  store(&leases->file->heads[place].pid, 0);
+  if (leases->place_map != NULL) munmap(leases->place_map, 1);
+  leases->place_map = NULL;
+}

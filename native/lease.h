@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases: how the shares of one device take turns on it, without a daemon.
+//
+// Two files for each device, in the state folder, and (as hard links to the same inodes) in every
+// share that has a part of the device:
+//
+//   contract   what each share is promised. Written by the agent alone; mounted read-only into a
+//              container.
+//   leases     who runs, who waits, and what each has had. Written by the shares' processes.
+//
+// A share has a *seat*, which the agent gives it; a process of it takes a *place* by itself, by the
+// same kernel lock as a ledger's slot. The lease is held by one place at a time. All decisions are
+// made by one pure function (lease_core.c: state and event in, state out); lease.c makes each of
+// them one compare-and-swap, so that a process may be killed or stopped at any instruction.
+// docs/designs/compute.md has the reasons.
+//
+// Times are CLOCK_MONOTONIC nanoseconds. Fractions of a device are in basis points: 10000 is all.
+#ifndef ALLOTMENT_LEASE_H
+#define ALLOTMENT_LEASE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ALLOT_CONTRACT_MAGIC 0x525443544f4c4c41ull /* "ALLOTCTR" */
+#define ALLOT_LEASES_MAGIC 0x5341454c544f4c41ull   /* "ALOTLEAS" */
+#define ALLOT_LEASE_VERSION 1u
+#define ALLOT_SEATS 64u   /* shares of one device, and the unbooked */
+#define ALLOT_PLACES 256u /* processes of one device */
+#define ALLOT_WHOLE 10000u
+// The seat of processes whose share was removed while they ran: best effort.
+#define ALLOT_SEAT_UNBOOKED (ALLOT_SEATS - 1)
+
+// ---- terms: what one share is promised, in one word so that it changes in one step ----
+
+enum { ALLOT_CLASS_LATENCY = 0, ALLOT_CLASS_NORMAL = 1, ALLOT_CLASS_BESTEFFORT = 2 };
+
+// guarantee | ceiling << 14 | weight << 28 | class << 42 | flags
+#define ALLOT_TERMS_FIELD 0x3fffull
+#define ALLOT_TERMS(guarantee, ceiling, weight, class, flags)                     \
+  ((uint64_t)(guarantee) | (uint64_t)(ceiling) << 14 | (uint64_t)(weight) << 28 | \
+   (uint64_t)(class) << 42 | (uint64_t)(flags))
+#define ALLOT_TERMS_GUARANTEE(terms) ((uint32_t)((terms) & ALLOT_TERMS_FIELD))
+#define ALLOT_TERMS_CEILING(terms) ((uint32_t)((terms) >> 14 & ALLOT_TERMS_FIELD))
+#define ALLOT_TERMS_WEIGHT(terms) ((uint32_t)((terms) >> 28 & ALLOT_TERMS_FIELD)) /* 1..10000 */
+#define ALLOT_TERMS_CLASS(terms) ((uint32_t)((terms) >> 42 & 3))
+#define ALLOT_TERMS_TAKEN (1ull << 48)     /* the seat is some share's */
+#define ALLOT_TERMS_GOVERNED (1ull << 49)  /* compute was asked for; see allot_contract.governed */
+#define ALLOT_TERMS_SUSPENDED (1ull << 50) /* gets no lease */
+#define ALLOT_TERMS_OVERSUBSCRIBED (1ull << 51) /* its memory may live on the host */
+
+typedef struct allot_contract_seat {
+  uint64_t terms;
+  uint64_t serial;  // another one each time the seat changes hands; 0: never taken
+  char share_id[64];
+} allot_contract_seat;
+
+typedef struct allot_contract {
+  uint64_t magic;
+  uint32_t version;
+  // Seats with ALLOT_TERMS_GOVERNED. While it is 0 nobody asked for compute on this device: its
+  // processes take no turns and are slowed by nothing.
+  uint32_t governed;
+  uint64_t generation;  // raised after every change
+  uint64_t serial;      // the newest that was given out
+  uint32_t quantum_us;  // length of a lease while others wait
+  uint32_t spare[7];
+  char uuid[48];
+  allot_contract_seat seats[ALLOT_SEATS];
+} allot_contract;
+
+// ---- the state that decisions are made from (pure data) ----
+
+enum {
+  ALLOT_PLACE_FREE = 0,
+  ALLOT_PLACE_IDLE = 1,
+  ALLOT_PLACE_WAITING = 2,
+  ALLOT_PLACE_HOLDING = 3,
+};
+
+typedef struct allot_seat_state {
+  uint64_t serial;       // whose accounts these are
+  uint64_t used_ns;      // GPU time charged
+  uint64_t borrowed_ns;  // of it, beyond the guarantee
+  uint64_t lent_ns;      // guaranteed to this share, unused by it, and used by others
+  uint64_t virtual_ns;   // GPU time divided by the fraction it was owed: who is behind goes first
+  int64_t budget_ns;     // what the ceiling allows now; negative: to be waited for
+  int64_t owed_ns;       // what of the guarantee was not yet used
+  uint64_t active_ns;    // when it last wanted or held the device
+  uint64_t move_ns;      // what bringing its memory in cost at its last lease
+  uint64_t leases;       // how many it was given
+  uint64_t evictions;    // how many were taken from it
+  uint64_t blocked;      // 1: the ceiling's budget is spent, until enough of it is there again
+} allot_seat_state;
+
+typedef struct allot_place_state {
+  uint16_t seat;
+  uint16_t state;     // ALLOT_PLACE_*
+  uint32_t serial;    // low half of the seat's when the place was taken
+  uint64_t since_ns;  // WAITING: since when
+} allot_place_state;
+
+typedef struct allot_lease_state {
+  uint64_t now_ns;  // of the newest event
+  uint64_t epoch;   // raised with every grant: names the lease
+  int32_t holder;   // place, or -1
+  int32_t next;     // who would be given the lease now if nobody held it, or -1
+  uint64_t granted_ns;
+  uint64_t expires_ns;  // when the holder has to give way; of no meaning while nobody waits
+  uint64_t virtual_ns;  // of the seat that is furthest behind: where newcomers begin
+  uint32_t waiting;     // places that wait
+  uint32_t places_taken;
+  uint64_t spare;
+  allot_seat_state seats[ALLOT_SEATS];
+  allot_place_state places[ALLOT_PLACES];
+} allot_lease_state;
+
+// ---- events and decisions: the pure core (lease_core.c) ----
+
+typedef enum allot_event_kind {
+  ALLOT_EVENT_JOIN,     // `place` becomes one of `seat`
+  ALLOT_EVENT_LEAVE,    // `place` is free again (its process ended); a lease of it ends
+  ALLOT_EVENT_WANT,     // `place` has work to run
+  ALLOT_EVENT_CHARGE,   // `place` used `used_ns`; it keeps the lease while it may
+  ALLOT_EVENT_RELEASE,  // as CHARGE, and gives the lease (or its wish for one) back
+  ALLOT_EVENT_EVICT,    // the lease is taken from `place`, which does not answer or runs over
+  ALLOT_EVENT_LOOK,     // nothing but time has passed
+} allot_event_kind;
+
+typedef struct allot_event {
+  allot_event_kind kind;
+  int place;
+  int seat;          // JOIN
+  uint64_t used_ns;  // CHARGE, RELEASE: measured GPU time since the last charge
+  uint64_t move_ns;  // CHARGE, RELEASE: time spent bringing memory in since the grant
+  uint64_t now_ns;
+} allot_event;
+
+// Changes the state by one event. Total: any event in any state gives a valid state.
+void allot_lease_decide(allot_lease_state *state, const allot_contract *contract,
+                        const allot_event *event);
+// Has the holder to stop submitting work, because others wait and its time is over?
+bool allot_lease_must_yield(const allot_lease_state *state, const allot_contract *contract,
+                            uint64_t now_ns);
+// What the seat is owed of the device now, in basis points, given who is active.
+uint32_t allot_lease_fraction(const allot_lease_state *state, const allot_contract *contract,
+                              int seat, uint64_t now_ns);
+
+// ---- the file ----
+
+typedef struct allot_place_head {
+  _Alignas(64) uint32_t wake;  // futex: raised for each message to this place
+  uint32_t busy;               // it has work on the GPU
+  uint64_t beat_ns;            // while it holds or works: when it last showed that it lives
+  int32_t pid;                 // getpid of the owner
+  uint32_t spare;
+  uint64_t spares[3];
+} allot_place_head;
+
+#define ALLOT_PLACE_LOCK_BASE 0x40000000ll
+
+typedef struct allot_leases_file {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t spare;
+  // version << 33 | contended << 32 | buffer << 16 | holder + 1: where the state is, and what a
+  // launch has to know at once. Contended: somebody else waits.
+  _Alignas(64) uint64_t root;
+  _Alignas(64) allot_place_head heads[ALLOT_PLACES];
+  // Two for each place, which alone writes them; `root` names the one in force. Allocated on the
+  // disk when the place is taken.
+  _Alignas(4096) allot_lease_state states[ALLOT_PLACES * 2];
+} allot_leases_file;
+
+#define ALLOT_ROOT_HOLDER(root) ((int)((root) & 0xffff) - 1)
+#define ALLOT_ROOT_BUFFER(root) ((unsigned)((root) >> 16 & 0xffff))
+#define ALLOT_ROOT_CONTENDED(root) (((root) >> 32 & 1) != 0)
+
+#ifdef ALLOT_LEDGER_EXPORT
+#pragma GCC visibility push(default)
+#endif
+
+// ---- a process's view ----
+
+typedef struct allot_leases {
+  const allot_contract *contract;
+  allot_leases_file *file;
+  int seat;
+  uint64_t serial;
+  int place;           // -1: only looking
+  void *place_map;     // keeps the description that holds the place's lock
+  uint64_t reaped_ns;  // when dead processes' places were last looked for
+  char path[1100];     // of the leases file
+} allot_leases;
+
+// What a process may do now.
+typedef struct allot_lease {
+  bool held;
+  bool yield;           // held, but others wait and its time is over: drain, then release
+  bool contended;       // somebody else waits
+  bool alone;           // no other process of the device has a place
+  bool latency_active;  // a latency share of the device is active: keep queued work very short
+  uint64_t epoch;
+  uint64_t budget_ns;   // GPU time that the ceiling allows now, UINT64_MAX: no ceiling
+  uint64_t expires_ns;  // while contended
+  uint64_t retry_ns;    // not held: look again then at the latest, if nobody wakes us before
+  uint32_t ticket;      // not held: for allot_lease_sleep
+} allot_lease;
+
+// Negative errno: -EINVAL (not such files, or damaged), -EPROTO (another version), -ENOSPC (no
+// place is free, or the disk is full). A seat that is no longer of that serial (the share was
+// removed while its programs run) is exchanged for the unbooked one, now or later.
+int allot_leases_open(allot_leases *leases, const char *contract_path, const char *leases_path,
+                      int seat, uint64_t serial);
+void allot_leases_close(allot_leases *leases);
+// Takes a place for the calling process. As allot_ledger_attach: kept by a mapping that children do
+// not have, so that the kernel drops it with the process. Not for two threads at once.
+int allot_leases_join(allot_leases *leases);
+void allot_leases_leave(allot_leases *leases);
+
+// Threads of one process take turns in front of these (one decision of a place at a time).
+// Asks for the lease. Never sleeps; no system call unless somebody has to be woken.
+void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
+// Accounts for measured GPU time and tells how things stand.
+void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, uint64_t now_ns,
+                        allot_lease *lease);
+// The same, and gives the lease back: nothing of this process is on the GPU any more. With
+// `wants_more` it waits for its next one at once.
+void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_ns, bool wants_more,
+                         uint64_t now_ns, allot_lease *lease);
+// How things stand, without changing anything.
+void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease);
+// A waiter's look at the others: takes the lease from a holder that died, stopped, or runs over,
+// and gives it to whoever is next.
+void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
+// Sleeps until this place is sent a message after `ticket` was drawn, or until then.
+void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns);
+// Wakes every thread of this process that sleeps so (for the process's own use).
+void allot_lease_wake_own(const allot_leases *leases);
+
+// The fast path of a launch: does this place hold the lease, and does nobody wait?
+static inline bool allot_lease_is_mine(const allot_leases *leases) {
+  uint64_t root = __atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST);
+  return ALLOT_ROOT_HOLDER(root) == leases->place && !ALLOT_ROOT_CONTENDED(root);
+}
+
+// To be stored while it holds the lease or has work on the GPU: every few milliseconds.
+static inline void allot_lease_beat(const allot_leases *leases, bool busy, uint64_t now_ns) {
+  allot_place_head *own = &leases->file->heads[leases->place];
+  __atomic_store_n(&own->busy, busy ? 1u : 0u, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&own->beat_ns, now_ns, __ATOMIC_SEQ_CST);
+}
+
+// A copy of the state in force.
+void allot_leases_read(const allot_leases *leases, allot_lease_state *state);
+
+// ---- the agent's side ----
+
+// Makes both files in `directory`, which exists, under the names "contract" and "leases"; -EEXIST
+// if they are there.
+int allot_contract_create(const char *directory, const char *uuid);
+// Takes a free seat: its number, -ENOSPC (all are taken), -ERANGE (guarantees would pass the
+// whole).
+int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
+                        uint64_t *serial);
+// Changes the terms of the seat of that serial: 0, -ESTALE, -ERANGE. In force when it returns;
+// those who wait for longer than the new terms make them are woken.
+int allot_contract_change(const char *directory, int seat, uint64_t serial, uint64_t terms);
+// Gives the seat back. 0 also when it is no longer of that serial.
+int allot_contract_free(const char *directory, int seat, uint64_t serial);
+
+#ifdef ALLOT_LEDGER_EXPORT
+#pragma GCC visibility pop
+#endif
+
+#endif

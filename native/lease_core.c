@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who runs next: the pure core of leases. No clock, no memory but its arguments, no failure.
+//
+// Each share advances in virtual time: GPU time divided by the fraction of the device that it is
+// owed. Whoever is furthest behind goes first, so over any stretch of contention the shares have
+// had time in proportion to their fractions: guarantees first, what is left by weight up to the
+// ceilings, best effort last. A share that returns from idling starts where the others are.
+// Ceilings are token buckets over the clock, whoever else is there. docs/designs/compute.md
+// compares this with deficit round robin.
+//
+// States come from memory that other processes can write, so nothing in one is believed.
+#include <string.h>
+
+#include "lease.h"
+
+#define MILLISECOND 1000000ll
+
+// Between two pieces of work a share still counts as active, so that what it is owed does not
+// swing with every gap.
+#define ACTIVE_NS (20 * MILLISECOND)
+// What a ceiling lets a share catch up of what it left unused.
+#define BURST_NS (25 * MILLISECOND)
+// A share that has spent its budget runs again when it has this much: in pieces, not in crumbs.
+#define PIECE_NS (2 * MILLISECOND)
+#define CRUMB_NS (MILLISECOND / 5)
+// An unused guarantee is remembered for as long, for telling what was borrowed.
+#define OWED_NS (1000 * MILLISECOND)
+// So far ahead of the others a latency share may be and still go first.
+#define LATENCY_LEAD_NS (5 * MILLISECOND)
+// Bringing memory in takes at most one part in so many of a lease.
+#define MOVE_PARTS 20
+#define LONGEST_LEASE_NS (60000 * MILLISECOND)
+#define LONGEST_CHARGE_NS (3600000 * MILLISECOND)
+
+typedef struct view {
+  allot_lease_state *state;
+  const allot_contract *contract;
+  uint64_t now_ns;
+  uint64_t terms[ALLOT_SEATS];  // one reading for the whole decision
+  uint64_t serials[ALLOT_SEATS];
+  uint32_t working[ALLOT_SEATS];   // places that wait or hold
+  uint32_t fraction[ALLOT_SEATS];  // of the active seats; 0: the others leave nothing
+  bool active[ALLOT_SEATS];
+} view;
+
+static uint64_t since(uint64_t later, uint64_t earlier) {
+  return later > earlier ? later - earlier : 0;
+}
+
+static uint64_t at_most(uint64_t value, uint64_t limit) {
+  return value < limit ? value : limit;
+}
+
+// Some part of `time_ns`, which is at most LONGEST_CHARGE_NS.
+static uint64_t part_of(uint64_t time_ns, uint64_t basis_points) {
+  return time_ns * basis_points / ALLOT_WHOLE;
+}
+
+static bool is_taken(const view *at, int seat) {
+  return (at->terms[seat] & ALLOT_TERMS_TAKEN) != 0;
+}
+
+static uint32_t ceiling_of(const view *at, int seat) {
+  uint32_t ceiling = ALLOT_TERMS_CEILING(at->terms[seat]);
+  return ceiling < ALLOT_WHOLE ? ceiling : ALLOT_WHOLE;
+}
+
+static uint32_t guarantee_of(const view *at, int seat) {
+  uint32_t guarantee = ALLOT_TERMS_GUARANTEE(at->terms[seat]), ceiling = ceiling_of(at, seat);
+  return guarantee < ceiling ? guarantee : ceiling;
+}
+
+// ---- what is there ----
+
+// Anything that is not a valid state becomes one.
+static void repair_places(view *at) {
+  allot_lease_state *state = at->state;
+  if (state->holder < 0 || state->holder >= (int)ALLOT_PLACES) state->holder = -1;
+  state->places_taken = 0;
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    allot_place_state *one = &state->places[place];
+    if (one->state == ALLOT_PLACE_FREE) {
+      if (state->holder == place) state->holder = -1;
+      continue;
+    }
+    if (one->seat >= ALLOT_SEATS || one->state > ALLOT_PLACE_HOLDING) {
+      *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
+      if (state->holder == place) state->holder = -1;
+      continue;
+    }
+    if (one->state == ALLOT_PLACE_HOLDING && state->holder != place) one->state = ALLOT_PLACE_IDLE;
+    if (one->state != ALLOT_PLACE_HOLDING && state->holder == place) state->holder = -1;
+    state->places_taken++;
+  }
+}
+
+static void read_contract(view *at) {
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_contract_seat *one = &at->contract->seats[seat];
+    at->terms[seat] = __atomic_load_n(&one->terms, __ATOMIC_RELAXED);
+    at->serials[seat] = __atomic_load_n(&one->serial, __ATOMIC_RELAXED);
+  }
+}
+
+static int64_t fill(int64_t bucket, uint64_t more, int64_t limit) {
+  if (bucket >= limit) return limit;
+  return (uint64_t)(limit - bucket) > more ? bucket + (int64_t)more : limit;
+}
+
+static void settle_seat(view *at, int seat, uint64_t elapsed) {
+  allot_seat_state *own = &at->state->seats[seat];
+  if (own->serial != at->serials[seat]) {
+    *own = (allot_seat_state){
+        .serial = at->serials[seat], .virtual_ns = at->state->virtual_ns, .budget_ns = PIECE_NS};
+  }
+  uint32_t ceiling = ceiling_of(at, seat);
+  if (ceiling == ALLOT_WHOLE) {
+    own->budget_ns = BURST_NS;
+    own->blocked = 0;
+  } else {
+    own->budget_ns = fill(own->budget_ns, part_of(elapsed, ceiling), BURST_NS);
+    if (own->blocked != 0 && own->budget_ns >= PIECE_NS) own->blocked = 0;
+  }
+  uint32_t guarantee = guarantee_of(at, seat);
+  int64_t most = (int64_t)part_of(OWED_NS, guarantee);
+  own->owed_ns = own->owed_ns < 0 ? 0 : fill(own->owed_ns, part_of(elapsed, guarantee), most);
+}
+
+static bool is_of_its_seat(const view *at, int place) {
+  const allot_place_state *one = &at->state->places[place];
+  return is_taken(at, one->seat) && one->serial == (uint32_t)at->serials[one->seat];
+}
+
+static void look_around(view *at) {
+  memset(at->working, 0, sizeof at->working);
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    const allot_place_state *one = &at->state->places[place];
+    if (one->state >= ALLOT_PLACE_WAITING && is_of_its_seat(at, place)) at->working[one->seat]++;
+  }
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_seat_state *own = &at->state->seats[seat];
+    at->active[seat] =
+        is_taken(at, seat) && !(at->terms[seat] & ALLOT_TERMS_SUSPENDED) &&
+        (at->working[seat] > 0 ||
+         (own->active_ns != 0 && since(at->now_ns, own->active_ns) < (uint64_t)ACTIVE_NS));
+  }
+}
+
+// ---- what each is owed ----
+
+static uint32_t weight_of(const view *at, int seat) {
+  uint32_t weight = ALLOT_TERMS_WEIGHT(at->terms[seat]);
+  return weight > 0 ? weight : 1;
+}
+
+static bool is_best_effort(const view *at, int seat) {
+  return ALLOT_TERMS_CLASS(at->terms[seat]) >= ALLOT_CLASS_BESTEFFORT;
+}
+
+static bool shares_the_rest(const view *at, int seat, bool best_effort) {
+  return at->active[seat] && at->fraction[seat] < ceiling_of(at, seat) &&
+         is_best_effort(at, seat) == best_effort;
+}
+
+// Distributes by weight up to the ceilings, in rounds: in each, somebody's ceiling is reached, or
+// all is given out.
+static uint32_t pour(view *at, uint32_t rest, bool best_effort) {
+  while (rest > 0) {
+    uint64_t weights = 0;
+    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+      if (shares_the_rest(at, seat, best_effort)) weights += weight_of(at, seat);
+    }
+    if (weights == 0) return rest;
+    uint32_t given = 0;
+    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+      if (!shares_the_rest(at, seat, best_effort)) continue;
+      uint32_t more = (uint32_t)((uint64_t)rest * weight_of(at, seat) / weights);
+      uint32_t room = ceiling_of(at, seat) - at->fraction[seat];
+      more = more < room ? more : room;
+      at->fraction[seat] += more;
+      given += more;
+    }
+    if (given == 0) return rest;  // less is left than there are shares
+    rest -= given;
+  }
+  return 0;
+}
+
+static void divide(view *at) {
+  uint32_t rest = ALLOT_WHOLE;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint32_t guarantee = at->active[seat] ? guarantee_of(at, seat) : 0;
+    at->fraction[seat] = guarantee < rest ? guarantee : rest;
+    rest -= at->fraction[seat];
+  }
+  rest = pour(at, rest, false);
+  pour(at, rest, true);
+}
+
+// Those that are owed nothing divide what they find by weight.
+static uint32_t rate_of(const view *at, int seat) {
+  if (at->fraction[seat] > 0) return at->fraction[seat];
+  uint64_t weights = 0, own = weight_of(at, seat);
+  for (int other = 0; other < (int)ALLOT_SEATS; other++) {
+    if (at->active[other] && at->fraction[other] == 0) weights += weight_of(at, other);
+  }
+  uint64_t rate = weights < own ? ALLOT_WHOLE : own * ALLOT_WHOLE / weights;
+  return rate > 0 ? (uint32_t)rate : 1;
+}
+
+// ---- whose turn it is ----
+
+static int rank_of(const view *at, int seat) {
+  if (ALLOT_TERMS_CLASS(at->terms[seat]) == ALLOT_CLASS_LATENCY &&
+      at->state->seats[seat].virtual_ns <= at->state->virtual_ns + (uint64_t)LATENCY_LEAD_NS) {
+    return 0;
+  }
+  if (at->fraction[seat] > 0) return 1;
+  return is_best_effort(at, seat) ? 3 : 2;
+}
+
+static bool goes_before(const view *at, int seat, int other) {
+  int rank = rank_of(at, seat), other_rank = rank_of(at, other);
+  if (rank != other_rank) return rank < other_rank;
+  return at->state->seats[seat].virtual_ns < at->state->seats[other].virtual_ns;
+}
+
+static bool may_run(const view *at, int place) {
+  const allot_place_state *one = &at->state->places[place];
+  if (!is_of_its_seat(at, place) || (at->terms[one->seat] & ALLOT_TERMS_SUSPENDED)) return false;
+  return at->state->seats[one->seat].blocked == 0;
+}
+
+// Of those that wait and may run, the one to go first: of a share's processes, who waits longest.
+static int first_waiting(const view *at) {
+  int best = -1;
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    const allot_place_state *one = &at->state->places[place];
+    if (one->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
+    if (best >= 0) {
+      const allot_place_state *other = &at->state->places[best];
+      if (one->seat == other->seat ? one->since_ns >= other->since_ns
+                                   : !goes_before(at, one->seat, other->seat)) {
+        continue;
+      }
+    }
+    best = place;
+  }
+  return best;
+}
+
+static uint64_t quantum_of(const view *at, int seat) {
+  uint64_t quantum = at->contract->quantum_us * 1000ull;
+  if (quantum == 0) quantum = 10 * MILLISECOND;
+  uint64_t moving = at_most(at->state->seats[seat].move_ns, LONGEST_LEASE_NS) * MOVE_PARTS;
+  return at_most(moving > quantum ? moving : quantum, LONGEST_LEASE_NS);
+}
+
+static void grant(view *at, int place) {
+  allot_lease_state *state = at->state;
+  allot_place_state *one = &state->places[place];
+  allot_seat_state *own = &state->seats[one->seat];
+  one->state = ALLOT_PLACE_HOLDING;
+  state->holder = place;
+  state->epoch++;
+  state->granted_ns = at->now_ns;
+  state->expires_ns = at->now_ns + quantum_of(at, one->seat);
+  own->leases++;
+  own->active_ns = at->now_ns;
+  own->move_ns = 0;  // told anew if moving is still needed
+}
+
+static void end_lease(view *at, int place, uint16_t becomes) {
+  at->state->places[place].state = becomes;
+  if (at->state->holder == place) at->state->holder = -1;
+}
+
+// Where newcomers begin: with whoever is furthest behind of those that compete.
+static void follow(view *at) {
+  uint64_t least = UINT64_MAX;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_seat_state *own = &at->state->seats[seat];
+    if (at->working[seat] == 0 || !at->active[seat] || own->blocked != 0) continue;
+    if (at->fraction[seat] > 0 && own->virtual_ns < least) least = own->virtual_ns;
+  }
+  if (least != UINT64_MAX && least > at->state->virtual_ns) at->state->virtual_ns = least;
+}
+
+// ---- events ----
+
+static void lend(view *at, int borrower, uint64_t time_ns) {
+  uint64_t idle = 0, all = 0;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (!is_taken(at, seat)) continue;
+    all += guarantee_of(at, seat);
+    if (seat != borrower && !at->active[seat]) idle += guarantee_of(at, seat);
+  }
+  uint64_t unpromised = all < ALLOT_WHOLE ? ALLOT_WHOLE - all : 0;
+  if (idle == 0) return;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (seat == borrower || !is_taken(at, seat) || at->active[seat]) continue;
+    at->state->seats[seat].lent_ns += time_ns * guarantee_of(at, seat) / (idle + unpromised);
+  }
+}
+
+static void charge(view *at, int seat, uint64_t time_ns) {
+  allot_seat_state *own = &at->state->seats[seat];
+  if (time_ns == 0) return;
+  time_ns = at_most(time_ns, LONGEST_CHARGE_NS);
+  own->active_ns = at->now_ns;
+  at->active[seat] = !(at->terms[seat] & ALLOT_TERMS_SUSPENDED);
+  divide(at);
+  own->used_ns += time_ns;
+  own->virtual_ns += time_ns * ALLOT_WHOLE / rate_of(at, seat);
+  if (ceiling_of(at, seat) < ALLOT_WHOLE) {
+    own->budget_ns =
+        own->budget_ns > -(1ll << 60) ? own->budget_ns - (int64_t)time_ns : -(1ll << 60);
+    if (own->budget_ns < CRUMB_NS) own->blocked = 1;
+  }
+  uint64_t owed = own->owed_ns > 0 ? at_most((uint64_t)own->owed_ns, time_ns) : 0;
+  own->owed_ns -= (int64_t)owed;
+  own->borrowed_ns += time_ns - owed;
+  if (time_ns > owed) lend(at, seat, time_ns - owed);
+}
+
+static void want(view *at, int place) {
+  allot_place_state *one = &at->state->places[place];
+  allot_seat_state *own = &at->state->seats[one->seat];
+  if (one->state != ALLOT_PLACE_IDLE) return;
+  // Who was away begins where the others are: time that was not asked for is not saved up.
+  if (!at->active[one->seat] && own->virtual_ns < at->state->virtual_ns) {
+    own->virtual_ns = at->state->virtual_ns;
+  }
+  one->state = ALLOT_PLACE_WAITING;
+  one->since_ns = at->now_ns;
+  if (is_of_its_seat(at, place)) own->active_ns = at->now_ns;
+}
+
+// A lease that nobody waited for may have lasted for long, and then ends as soon as somebody does.
+// One who goes before the holder ends it in any case.
+static void limit_lease(view *at) {
+  allot_lease_state *state = at->state;
+  if (state->holder < 0 || state->next < 0) return;
+  int seat = state->places[state->holder].seat, other = state->places[state->next].seat;
+  if (rank_of(at, other) == 0 && rank_of(at, seat) != 0 && state->expires_ns > at->now_ns) {
+    state->expires_ns = at->now_ns;
+  }
+}
+
+// The holder's time is over. Is it still the one that is furthest behind?
+static void extend_lease(view *at) {
+  allot_lease_state *state = at->state;
+  if (state->holder < 0 || state->next < 0 || at->now_ns < state->expires_ns) return;
+  if (!may_run(at, state->holder)) return;
+  int seat = state->places[state->holder].seat, other = state->places[state->next].seat;
+  if (seat != other && goes_before(at, seat, other)) {
+    state->expires_ns = at->now_ns + quantum_of(at, seat);
+  }
+}
+
+static void apply(view *at, const allot_event *event) {
+  allot_lease_state *state = at->state;
+  if (event->kind == ALLOT_EVENT_LOOK) return;
+  if (event->place < 0 || event->place >= (int)ALLOT_PLACES) return;
+  allot_place_state *one = &state->places[event->place];
+  if (event->kind == ALLOT_EVENT_JOIN) {
+    if (event->seat < 0 || event->seat >= (int)ALLOT_SEATS) return;
+    end_lease(at, event->place, ALLOT_PLACE_IDLE);
+    one->seat = (uint16_t)event->seat;
+    one->serial = (uint32_t)at->serials[event->seat];
+    return;
+  }
+  if (one->state == ALLOT_PLACE_FREE) return;
+  switch (event->kind) {
+    case ALLOT_EVENT_WANT:
+      want(at, event->place);
+      break;
+    case ALLOT_EVENT_CHARGE:
+    case ALLOT_EVENT_RELEASE:
+      if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
+      if (state->holder == event->place && event->move_ns > 0) {
+        state->seats[one->seat].move_ns = event->move_ns;
+        uint64_t end = state->granted_ns + quantum_of(at, one->seat);
+        if (end > state->expires_ns) state->expires_ns = end;
+      }
+      if (event->kind == ALLOT_EVENT_RELEASE) end_lease(at, event->place, ALLOT_PLACE_IDLE);
+      break;
+    case ALLOT_EVENT_EVICT:
+      if (state->holder != event->place) break;
+      state->seats[one->seat].evictions++;
+      end_lease(at, event->place, ALLOT_PLACE_IDLE);
+      break;
+    case ALLOT_EVENT_LEAVE:
+      end_lease(at, event->place, ALLOT_PLACE_FREE);
+      *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
+      break;
+    default:
+      break;
+  }
+}
+
+static void count(view *at) {
+  allot_lease_state *state = at->state;
+  state->waiting = 0;
+  state->places_taken = 0;
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    if (state->places[place].state == ALLOT_PLACE_WAITING) state->waiting++;
+    if (state->places[place].state != ALLOT_PLACE_FREE) state->places_taken++;
+  }
+}
+
+void allot_lease_decide(allot_lease_state *state, const allot_contract *contract,
+                        const allot_event *event) {
+  // Events of different processors may come out of order: time stands still then.
+  uint64_t now = event->now_ns > state->now_ns ? event->now_ns : state->now_ns;
+  view at = {.state = state, .contract = contract, .now_ns = now};
+  uint64_t elapsed = state->now_ns == 0 ? 0 : at_most(since(now, state->now_ns), LONGEST_CHARGE_NS);
+  state->now_ns = now;
+  repair_places(&at);
+  read_contract(&at);
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (is_taken(&at, seat)) settle_seat(&at, seat, elapsed);
+  }
+  look_around(&at);
+  divide(&at);
+  apply(&at, event);
+  look_around(&at);
+  divide(&at);
+  state->next = first_waiting(&at);
+  if (state->holder < 0 && state->next >= 0) {
+    grant(&at, state->next);
+    state->next = first_waiting(&at);
+  }
+  follow(&at);
+  limit_lease(&at);
+  if (event->kind == ALLOT_EVENT_CHARGE) extend_lease(&at);
+  count(&at);
+}
+
+bool allot_lease_must_yield(const allot_lease_state *state, const allot_contract *contract,
+                            uint64_t now_ns) {
+  if (state->holder < 0 || state->holder >= (int)ALLOT_PLACES) return true;
+  const allot_place_state *one = &state->places[state->holder];
+  if (one->seat >= ALLOT_SEATS) return true;
+  const allot_contract_seat *seat = &contract->seats[one->seat];
+  uint64_t terms = __atomic_load_n(&seat->terms, __ATOMIC_RELAXED);
+  if (!(terms & ALLOT_TERMS_TAKEN) || (terms & ALLOT_TERMS_SUSPENDED)) return true;
+  if (one->serial != (uint32_t)__atomic_load_n(&seat->serial, __ATOMIC_RELAXED)) return true;
+  if (state->seats[one->seat].blocked != 0) return true;
+  return state->next >= 0 && now_ns >= state->expires_ns;
+}
+
+uint32_t allot_lease_fraction(const allot_lease_state *state, const allot_contract *contract,
+                              int seat, uint64_t now_ns) {
+  if (seat < 0 || seat >= (int)ALLOT_SEATS) return 0;
+  allot_lease_state copy = *state;
+  view at = {.state = &copy, .contract = contract, .now_ns = now_ns};
+  repair_places(&at);
+  read_contract(&at);
+  look_around(&at);
+  divide(&at);
+  return at.fraction[seat];
+}
