@@ -75,7 +75,7 @@ typedef struct allot_slot {
   uint64_t gpu_ns;     // GPU time charged
   uint64_t held_ns;    // time that launches were held back, added up over threads
   uint64_t throttled;  // launches held back
-  uint64_t reserved;
+  uint64_t evicted;    // bit i: of device i its memory lies on the host, as the share is suspended
   allot_slot_device devices[ALLOT_MAX_DEVICES];
 } allot_slot;
 

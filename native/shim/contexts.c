@@ -11,6 +11,7 @@
 #include "graphs.h"
 #include "measure.h"
 #include "pools.h"
+#include "residency.h"
 
 // What a context takes on the driver's side when the policy does not know it: above what drivers of
 // the last years need, so that the correction afterwards gives back and does not add.
@@ -22,6 +23,7 @@ typedef struct collection {
   uint64_t owner;
   uint64_t bytes[ALLOT_MAX_DEVICES];
   uint64_t context_bytes[ALLOT_MAX_DEVICES];
+  uint64_t managed_bytes[ALLOT_MAX_DEVICES];
 } collection;
 
 static bool collect(const record *seen, void *context) {
@@ -31,6 +33,7 @@ static bool collect(const record *seen, void *context) {
     case SPACE_POINTER:
       if (seen->kind == KIND_POOLED) return false;  // its owner is a pool's number
       if (seen->kind == KIND_PLAIN) all->bytes[seen->device] += seen->bytes;
+      if (managed_whose(seen) != MANAGED_NOT) all->managed_bytes[seen->device] += seen->bytes;
       return true;
     case SPACE_MODULE:
       return true;
@@ -56,6 +59,7 @@ static void give_back_contents(process *own, CUcontext context) {
   records_sweep(&own->records, collect, &all);
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     charge_release(own, device, all.bytes[device]);
+    if (all.managed_bytes[device] != 0) residency_removed(own, device, all.managed_bytes[device]);
     if (all.context_bytes[device] != 0) {
       charge_note_context(own, device, -(int64_t)all.context_bytes[device]);
     }

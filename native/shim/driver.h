@@ -39,6 +39,7 @@ static inline bool governed(void) {
   X(cuCtxGetLimit) \
   X(cuCtxPopCurrent_v2) \
   X(cuCtxPushCurrent_v2) \
+  X(cuDeviceGetAttribute) \
   X(cuDeviceGetCount) \
   X(cuDeviceGetDefaultMemPool) \
   X(cuDeviceGetGraphMemAttribute) \
@@ -53,9 +54,13 @@ static inline bool governed(void) {
   X(cuGraphMemFreeNodeGetParams) \
   X(cuGraphNodeGetType) \
   X(cuLibraryGetGlobal) \
+  X(cuMemAdvise) \
   X(cuMemGetAddressRange_v2) \
   X(cuMemPoolGetAttribute) \
+  X(cuMemPrefetchAsync) \
   X(cuModuleGetGlobal_v2) \
+  X(cuStreamCreate) \
+  X(cuStreamDestroy_v2) \
   X(cuStreamGetCtx) \
   X(cuStreamIsCapturing) \
   X(cuThreadExchangeStreamCaptureMode)

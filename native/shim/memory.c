@@ -5,10 +5,14 @@
 // its own; smaller ones share blocks of one granule, in one context. So a block is charged when the
 // first allocation in it is seen and given back with the last: what is charged is what the GPU has
 // less of, not what programs asked for.
+//
+// In an oversubscribed share what has granules of its own is managed memory (residency.c), so that
+// it can be put aside; small blocks stay on the device.
 #include "memory.h"
 
 #include "driver.h"
 #include "pools.h"
+#include "residency.h"
 #include "room.h"
 
 // ---- blocks of small allocations ----
@@ -62,6 +66,7 @@ void record_displaced(process *own, const record *stale) {
   } else if (stale->kind == KIND_POOLED) {
     pools_lost(own, stale);
   } else {
+    if (managed_whose(stale) != MANAGED_NOT) residency_removed(own, stale->device, stale->bytes);
     charge_release(own, stale->device, stale->bytes);
   }
 }
@@ -110,6 +115,7 @@ CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small) 
   if (refusal != CUDA_SUCCESS) return refusal;
   request->bytes = bytes;
   request->small = may_be_small && bytes < SMALL_LIMIT;
+  request->managed = MANAGED_NOT;
   request->reserved = round_up(bytes, CHARGE_GRANULE);
   // Without a context, or for nothing, the driver has its own error.
   if (bytes == 0) request->at.context = NULL;
@@ -127,10 +133,14 @@ static bool keep(plain_request *request, CUdeviceptr pointer) {
       .owner = (uint64_t)(uintptr_t)request->at.context,
       .device = (int16_t)request->at.device,
       .bytes = request->small ? round_up(request->bytes, SMALL_UNIT) : request->reserved};
+  if (request->managed != MANAGED_NOT) {
+    added.count = managed_mark(request->managed, request->reserved, request->bytes);
+  }
   record displaced;
   bool was_displaced;
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   if (was_displaced) record_displaced(own, &displaced);
+  if (request->managed != MANAGED_NOT) residency_added(own, added.device, added.bytes);
   if (!request->small) return true;
   uint64_t charged = small_enter(&request->at, pointer);
   if (charged <= request->reserved) {
@@ -157,12 +167,40 @@ CUresult plain_end(plain_request *request, CUresult result, CUdeviceptr pointer)
   return result;
 }
 
+// ---- memory that can be put aside ----
+
+// Shall this allocation be managed? `pointer` is where the driver would write it.
+static bool becomes_managed(plain_request *request, const void *pointer) {
+  const target *at = &request->at;
+  bool may = at->context != NULL && !request->small && pointer != NULL;
+  if (LIKELY(!may || !residency_wanted(at->own, at->device, at->ordinal))) return false;
+  request->managed = MANAGED_BY_SHIM;
+  return true;
+}
+
+// Where the driver has no managed memory for it, there is none at all: the host's is used up.
+static CUresult allocate_managed(const plain_request *request, CUdeviceptr *pointer) {
+  CUdeviceptr made = 0;
+  CUresult result = DRIVER(REAL(cuMemAllocManaged)(&made, request->bytes, CU_MEM_ATTACH_GLOBAL));
+  if (result != CUDA_SUCCESS) return result;
+  // First touched on the device, and left there while there is room, as plain memory is. Without it
+  // the memory works all the same.
+  DRIVER(USED(cuMemAdvise)(made, request->bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                           request->at.ordinal));
+  *pointer = made;
+  return CUDA_SUCCESS;
+}
+
 CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
   if (!governed()) return REAL(cuMemAlloc_v2)(pointer, bytes);
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
-  result = DRIVER(REAL(cuMemAlloc_v2)(pointer, bytes));
+  if (becomes_managed(&request, pointer)) {
+    result = allocate_managed(&request, pointer);
+  } else {
+    result = DRIVER(REAL(cuMemAlloc_v2)(pointer, bytes));
+  }
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
@@ -202,13 +240,24 @@ static CUresult pitched_begin(plain_request *request, uint64_t width, uint64_t h
   return plain_begin(request, multiply(round_up(width, PITCH_ALIGNMENT), height), true);
 }
 
+// What the driver refuses is left to it to refuse.
+static bool is_pitched(size_t width, const size_t *pitch, unsigned int element_bytes) {
+  bool known = element_bytes == 4 || element_bytes == 8 || element_bytes == 16;
+  return known && pitch != NULL && round_up(width, PITCH_ALIGNMENT) <= INT32_MAX;
+}
+
 CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height,
                                   unsigned int element_bytes)) {
   if (!governed()) return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
-  result = DRIVER(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
+  if (is_pitched(width, pitch, element_bytes) && becomes_managed(&request, pointer)) {
+    result = allocate_managed(&request, pointer);
+    if (result == CUDA_SUCCESS) *pitch = round_up(width, PITCH_ALIGNMENT);
+  } else {
+    result = DRIVER(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
+  }
   bool made = result == CUDA_SUCCESS;
   return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
 }
@@ -230,6 +279,7 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
   plain_request request;
   CUresult result = plain_begin(&request, bytes, false);
   if (result != CUDA_SUCCESS) return result;
+  if (becomes_managed(&request, pointer)) request.managed = MANAGED_BY_PROGRAM;
   result = DRIVER(REAL(cuMemAllocManaged)(pointer, bytes, flags));
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }

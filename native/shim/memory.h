@@ -14,7 +14,8 @@ typedef struct plain_request {
   target at;
   uint64_t bytes;  // as asked for
   uint64_t reserved;
-  bool small;  // then the process's small_lock is held from begin to end
+  bool small;        // then the process's small_lock is held from begin to end
+  uint32_t managed;  // MANAGED_* of residency.h
 } plain_request;
 CUresult plain_begin(plain_request *request, uint64_t bytes, bool may_be_small);
 // After the driver's answer: keeps the charge with the pointer, or gives it back. Returns the

@@ -16,6 +16,16 @@
 
 #define MAX_ORDINALS 64 /* CUDA's own bound on devices of a process */
 
+// Where this process's memory of one device lies, in a share that may oversubscribe (residency.c).
+typedef struct residency_state {
+  uint32_t support;  // 0: not asked yet
+  CUdevice ordinal;
+  uint64_t set_bytes;     // managed
+  uint64_t move_ns;       // what the last move took; 0: nothing had to move
+  uint64_t confirmed_ns;  // when all of it was last known to be on the device
+  uint32_t was_slack;     // nobody was short of room then
+} residency_state;
+
 // All that one CUDA device means here.
 typedef struct device_state {
   // The ledger wants one operation of a process and device at a time.
@@ -28,6 +38,8 @@ typedef struct device_state {
   CUdevice graph_ordinal;
   uint64_t graph_charged;  // the reserve for graphs as it was last read
   uint64_t last_graph;     // whose memory was placed last, while nothing was trimmed since
+
+  residency_state residency;
 } device_state;
 
 #define MAX_POOLS 1024

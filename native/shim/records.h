@@ -40,7 +40,8 @@ typedef struct record {
   uint64_t key;
   uint64_t bytes;
   uint64_t owner;  // the context it dies with, the pool or allocation it belongs to; 0: none
-  uint32_t count;  // of a block: small allocations in it; of a handle: references
+  uint32_t count;  // of a block: small allocations in it; of a handle: references; of plain memory:
+                   // how it moves (residency.h)
   int16_t device;  // index in the policy
   uint8_t space;   // 0: the place is empty
   uint8_t kind;

@@ -5,6 +5,7 @@
 #include "graphs.h"
 #include "pools.h"
 #include "report.h"
+#include "residency.h"
 
 memory_report report_memory(process *own, int device) {
   // A call here is worth the search for the dead: what is told has to be true when a neighbour was
@@ -33,7 +34,8 @@ static CUresult share_info(size_t *free, size_t *total) {
   if (result != CUDA_SUCCESS || at.context == NULL) return result;
   memory_report report = report_memory(at.own, at.device);
   *total = report.total;
-  *free = report.free < real_free ? report.free : real_free;
+  bool elsewhere = residency_possible(at.own, at.device);
+  *free = elsewhere || report.free < real_free ? report.free : real_free;
   return CUDA_SUCCESS;
 }
 
