@@ -9,12 +9,16 @@ import click
 from allotment.cli.options import (
     MEMORY,
     complete_share,
+    compute_options,
     output_option,
+    oversubscribe_options,
+    requested_compute,
     simulated_option,
     state_option,
 )
 
 if TYPE_CHECKING:
+    from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
 
 
@@ -39,6 +43,8 @@ def command() -> None:
     required=True,
     help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%.",
 )
+@compute_options
+@oversubscribe_options
 @click.option(
     "--count",
     metavar="N",
@@ -68,6 +74,11 @@ def command() -> None:
 def create(
     *,
     memory: "MemoryAmount",
+    compute: "Compute | None",
+    kind: str | None,
+    weight: int | None,
+    oversubscribe: bool,
+    host_memory: int | None,
     count: int,
     gpus: tuple[str, ...],
     name: str | None,
@@ -77,11 +88,12 @@ def create(
 ) -> None:
     """Make a share that stays until it is removed, and print its CDI device.
 
-    All containers that get the device share its limit.
+    All containers that get the device share its limits.
 
     \b
     Examples:
       allot cdi create --memory 8Gi --name notebook
+      allot cdi create --memory 8Gi --compute 30:80 --name notebook
       allot cdi create --memory 25% --simulated a100-80gb --cdi-dir /etc/cdi
     """  # noqa: D301 - click's mark
     from allotment.model.requests import Request
@@ -89,8 +101,14 @@ def create(
     from allotment.shares.containers import ContainerOrder, create_for_containers
     from allotment.shares.folders import StateFolder
 
-    request = Request(memory=memory, count=count, selectors=gpus)
-    order = ContainerOrder(request, cdi_dir, name=name, spec=simulated)
+    request = Request(
+        memory=memory,
+        count=count,
+        selectors=gpus,
+        compute=requested_compute(compute, kind, weight),
+        may_oversubscribe=oversubscribe,
+    )
+    order = ContainerOrder(request, cdi_dir, name=name, spec=simulated, host_budget=host_memory)
     share = create_for_containers(StateFolder.at(state), order)
     click.echo(f"{KIND}={share.name}")
 

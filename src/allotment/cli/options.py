@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
 
-__all__ = ["MEMORY", "complete_share", "output_option", "simulated_option", "state_option"]
+__all__ = [
+    "BYTES",
+    "COMPUTE",
+    "MEMORY",
+    "complete_share",
+    "compute_options",
+    "output_option",
+    "oversubscribe_options",
+    "requested_compute",
+    "simulated_option",
+    "state_option",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -32,6 +44,42 @@ class MemoryType(click.ParamType[Any]):
         return value if isinstance(value, MemoryAmount) else parse_memory(str(value))
 
 
+class BytesType(click.ParamType[Any]):
+    """So many bytes on the command line."""
+
+    name = "bytes"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> int:
+        """Parse a text; what is parsed already passes through."""
+        from allotment.model.quantities import parse_bytes
+
+        return value if isinstance(value, int) else parse_bytes(str(value))
+
+
+class ComputeType(click.ParamType[Any]):
+    """A guarantee and a ceiling of compute on the command line."""
+
+    name = "compute"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> "Compute":
+        """Parse a text; what is parsed already passes through."""
+        from allotment.model.compute import Compute, parse_compute
+
+        return value if isinstance(value, Compute) else parse_compute(str(value))
+
+
+BYTES = BytesType()
+COMPUTE = ComputeType()
 MEMORY = MemoryType()
 
 
@@ -46,6 +94,66 @@ def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) 
     except AllotError:
         return []
     return [share.name for share in shares if share.name.startswith(incomplete)]
+
+
+def compute_options(function: _F) -> _F:
+    """Add `--compute`, `--class` and `--weight`."""
+    options = (
+        click.option(
+            "--compute",
+            metavar="PERCENT[:PERCENT]",
+            type=COMPUTE,
+            help="Compute of each GPU: 30 (a guarantee and a ceiling), 30:80 (30, and up to 80"
+            " while others leave it), 0:100 (what others leave).",
+        ),
+        click.option(
+            "--class",
+            "kind",
+            type=click.Choice(["latency", "normal", "besteffort"]),
+            help="Who goes first: latency starts as soon as another's kernel ends, besteffort has"
+            " what all others leave  [default: normal]",
+        ),
+        click.option(
+            "--weight",
+            metavar="N",
+            type=click.IntRange(1, 10_000),
+            help="Its part of what is above the guarantees, beside the others'  [default: 100]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def requested_compute(compute: "Compute | None", kind: str | None, weight: int | None) -> "Compute":
+    """Return what a new share is to have, from the three options as they were given."""
+    from allotment.model.compute import Compute, ComputeClass, revised
+
+    asked = ComputeClass(kind) if kind else None
+    return revised(Compute(), compute=compute, kind=asked, weight=weight)
+
+
+def oversubscribe_options(function: _F) -> _F:
+    """Add `--oversubscribe` and `--host-memory`."""
+    options = (
+        click.option(
+            "--oversubscribe",
+            is_flag=True,
+            help="Its memory may live on the host, and move to the GPU while it computes: so the"
+            " limits of a GPU's shares may be more than it holds.",
+        ),
+        click.option(
+            "--host-memory",
+            metavar="SIZE",
+            type=BYTES,
+            envvar="ALLOTMENT_HOST_MEMORY",
+            help="Host memory that may stand for GPU memory, all shares together [env:"
+            " ALLOTMENT_HOST_MEMORY; default: half of the machine's].",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def state_option(function: _F) -> _F:

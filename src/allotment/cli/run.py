@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allotment.cli.options import MEMORY, simulated_option, state_option
+from allotment.cli.options import (
+    MEMORY,
+    compute_options,
+    oversubscribe_options,
+    requested_compute,
+    simulated_option,
+    state_option,
+)
 
 if TYPE_CHECKING:
+    from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
 
 
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
     required=True,
     help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%.",
 )
+@compute_options
+@oversubscribe_options
 @click.option(
     "--count",
     metavar="N",
@@ -53,6 +63,11 @@ if TYPE_CHECKING:
 def command(
     *,
     memory: "MemoryAmount",
+    compute: "Compute | None",
+    kind: str | None,
+    weight: int | None,
+    oversubscribe: bool,
+    host_memory: int | None,
     count: int,
     gpus: tuple[str, ...],
     name: str | None,
@@ -65,13 +80,17 @@ def command(
 
     The GPU that the request leaves least of is taken, so that others stay whole. COMMAND and all of
     its children see their part as if it were the GPU; beyond it they get CUDA's own
-    CUDA_ERROR_OUT_OF_MEMORY. The terminal and signals are COMMAND's, its exit status is passed on
-    (128 + n when signal n ended it), and the share ends with it.
+    CUDA_ERROR_OUT_OF_MEMORY. Without --compute it has no guarantee: it takes its turns beside the
+    shares that have one, and where no share of a GPU asks for compute nobody takes turns. The
+    terminal and signals are COMMAND's, its exit status is passed on (128 + n when signal n ended
+    it), and the share ends with it.
 
     \b
     Examples:
       allot run --memory 4Gi -- python train.py
       allot run --memory 25% --gpu a100 --count 2 --name train -- torchrun train.py
+      allot run --memory 8Gi --compute 30:80 -- python train.py
+      allot run --memory 8Gi --compute 20 --class latency -- python serve.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
     """  # noqa: D301 - click's mark
     from allotment.model.errors import UsageError
@@ -83,5 +102,21 @@ def command(
             "there is no command to run",
             hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
         )
-    request = Request(memory=memory, count=count, selectors=gpus)
-    run(Session(request, command, name=name, spec=simulated, inject=inject, state=state))
+    request = Request(
+        memory=memory,
+        count=count,
+        selectors=gpus,
+        compute=requested_compute(compute, kind, weight),
+        may_oversubscribe=oversubscribe,
+    )
+    run(
+        Session(
+            request,
+            command,
+            name=name,
+            spec=simulated,
+            inject=inject,
+            state=state,
+            host_budget=host_memory,
+        )
+    )

@@ -79,6 +79,12 @@ def _policy_bytes(policy: Policy) -> bytes:
         put(at + layout.DEVICE_POLICY_UUID_AT, _field(device.uuid, layout.UUID_BYTES, "UUID"))
         put(at + layout.DEVICE_POLICY_MEMORY_LIMIT_AT, device.memory_limit.to_bytes(8, "little"))
         put(at + layout.DEVICE_POLICY_CONTEXT_BYTES_AT, device.context_bytes.to_bytes(8, "little"))
+        if device.seat is not None:
+            serial = device.seat.serial.to_bytes(8, "little")
+            put(at + layout.DEVICE_POLICY_SEAT_SERIAL_AT, serial)
+            put(at + layout.DEVICE_POLICY_SEAT_AT, device.seat.number.to_bytes(4, "little"))
+        flags = layout.DEVICE_OVERSUBSCRIBED if device.is_oversubscribed else 0
+        put(at + layout.DEVICE_POLICY_FLAGS_AT, flags.to_bytes(4, "little"))
     return bytes(data)
 
 

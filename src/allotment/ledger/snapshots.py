@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allotment.ledger import layout
+from allotment.ledger.leases import Seat
 from allotment.model.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ class DevicePolicy:
     uuid: str
     memory_limit: int
     context_bytes: int = 0
+    seat: Seat | None = None
+    """Its seat in the device's contract; None: it takes no turns."""
+    is_oversubscribed: bool = False
+    """Its allocations may live on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,31 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What all processes of a share use of one device, in bytes, and refusals since its start."""
+    """What all processes of a share use of one device, in bytes, and refusals since its start.
+
+    The figures of compute are of all the share's processes, since it was made; times are in
+    nanoseconds.
+    """
 
     used: int
     peak: int
     refusals: int
+    gpu_ns: int = 0
+    """Measured GPU time of kernels and graphs."""
+    copy_ns: int = 0
+    """Measured time of copies and memsets, on the copy engines."""
+    held_ns: int = 0
+    """For how long launches were held back, added up over threads."""
+    throttled: int = 0
+    """How many launches were held back."""
+    moved_bytes: int = 0
+    """Oversubscribed memory that was brought to the device."""
+    host_bytes: int = 0
+    """Of its allocations, how much may live on the host now."""
+    lease_waits: tuple[int, ...] = (0,) * layout.WAIT_BUCKETS
+    """Waits for a lease by length: entry i has those under WAIT_FIRST_NS << i; the last, others."""
+    lease_wait_ns: int = 0
+    """All of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,7 @@ class ProcessUse:
 
     `used`, `context` and `peak` are bytes, one number for each device of the policy; `context` is
     the part of `used` that contexts and modules take. `start_time` is in clock ticks after boot.
+    GPU time and the time that launches were held back are nanoseconds, over all devices.
     """
 
     pid: int
@@ -64,6 +90,9 @@ class ProcessUse:
     used: tuple[int, ...]
     context: tuple[int, ...]
     peak: tuple[int, ...]
+    gpu_ns: int = 0
+    held_ns: int = 0
+    throttled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +155,10 @@ def _read_policy(path: Path) -> Policy:
                 uuid=_text(data, at + layout.DEVICE_POLICY_UUID_AT, layout.UUID_BYTES),
                 memory_limit=_u64(data, at + layout.DEVICE_POLICY_MEMORY_LIMIT_AT),
                 context_bytes=_u64(data, at + layout.DEVICE_POLICY_CONTEXT_BYTES_AT),
+                seat=_seat(data, at),
+                is_oversubscribed=bool(
+                    _u32(data, at + layout.DEVICE_POLICY_FLAGS_AT) & layout.DEVICE_OVERSUBSCRIBED
+                ),
             ),
         )
     return Policy(
@@ -136,12 +169,26 @@ def _read_policy(path: Path) -> Policy:
     )
 
 
+def _seat(data: bytes, at: int) -> Seat | None:
+    serial = _u64(data, at + layout.DEVICE_POLICY_SEAT_SERIAL_AT)
+    return Seat(_u32(data, at + layout.DEVICE_POLICY_SEAT_AT), serial) if serial else None
+
+
 def _device_use(data: bytes, index: int) -> DeviceUse:
     at = layout.USAGE_DEVICES_AT + index * layout.USAGE_DEVICE_SIZE
+    waits = at + layout.USAGE_DEVICE_LEASE_WAITS_AT
     return DeviceUse(
         used=_u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT),
         peak=_u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
         refusals=_u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
+        gpu_ns=_u64(data, at + layout.USAGE_DEVICE_GPU_NS_AT),
+        copy_ns=_u64(data, at + layout.USAGE_DEVICE_COPY_NS_AT),
+        held_ns=_u64(data, at + layout.USAGE_DEVICE_HELD_NS_AT),
+        throttled=_u64(data, at + layout.USAGE_DEVICE_THROTTLED_AT),
+        moved_bytes=_u64(data, at + layout.USAGE_DEVICE_MOVED_BYTES_AT),
+        host_bytes=_u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT),
+        lease_waits=tuple(_u64(data, waits + 8 * i) for i in range(layout.WAIT_BUCKETS)),
+        lease_wait_ns=_u64(data, at + layout.USAGE_DEVICE_LEASE_WAIT_NS_AT),
     )
 
 
@@ -173,6 +220,9 @@ def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:
         used=tuple(_slot_used(data, slot, device) for device in range(device_count)),
         context=tuple(_u64(data, each + layout.SLOT_DEVICE_CONTEXT_AT) for each in per_device),
         peak=tuple(_u64(data, each + layout.SLOT_DEVICE_PEAK_AT) for each in per_device),
+        gpu_ns=_u64(data, at + layout.SLOT_GPU_NS_AT),
+        held_ns=_u64(data, at + layout.SLOT_HELD_NS_AT),
+        throttled=_u64(data, at + layout.SLOT_THROTTLED_AT),
     )
 
 

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Amounts as Allotment shows them, in the units that `quantities` reads."""
 
-__all__ = ["BINARY_UNITS", "DURATION_UNITS", "MEMORY_UNITS", "format_bytes", "format_duration"]
+__all__ = [
+    "BINARY_UNITS",
+    "DURATION_UNITS",
+    "MEMORY_UNITS",
+    "format_bytes",
+    "format_duration",
+    "format_percent",
+]
 
 BINARY_UNITS = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
 MEMORY_UNITS = {
@@ -39,3 +46,8 @@ def format_duration(nanoseconds: float) -> str:
         if abs(nanoseconds) >= factor:
             return f"{nanoseconds / factor:.1f}".removesuffix(".0") + unit
     return f"{nanoseconds:.0f}ns"
+
+
+def format_percent(basis_points: int) -> str:
+    """Write basis points as percent, without the sign: `30`, `12.5`, `0.01`."""
+    return f"{basis_points / 100:.2f}".rstrip("0").rstrip(".")

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.requests import Request
 
@@ -11,19 +12,28 @@ __all__ = ["DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device and what of it is given to shares already, in bytes.
+    """A device and what of it is given to shares already.
 
     `problem` says what is wrong with a device that does not answer, and takes no share therefore.
     """
 
     device: Device
     allotted_bytes: int = 0
+    """The limits of all its shares together."""
     problem: str = ""
+    oversubscribed_bytes: int = 0
+    """Of these, the limits of shares whose memory may live on the host."""
+    host_budget_bytes: int = 0
+    """How much more than it holds may be promised of this device: host memory stands for that."""
+    guaranteed: int = 0
+    """The guarantees of all its shares together, in basis points of the device's time."""
+    shares: int = 0
+    """How many shares have a part of it."""
 
     @property
-    def free_bytes(self) -> int:
-        """What is left to allot; never negative."""
-        return max(0, self.device.allottable_bytes - self.allotted_bytes)
+    def free_guarantee(self) -> int:
+        """What is left of its time to guarantee, in basis points; never negative."""
+        return max(0, WHOLE - self.guaranteed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,15 @@ class Verdict:
     """Whether one device can serve the request, with the numbers.
 
     `reason` is empty when it can; else a phrase like `not selected` or `too little memory left`.
+    Memory is in bytes, guarantees are in basis points of the device's time.
     """
 
     state: DeviceState
     need_bytes: int
     have_bytes: int
     reason: str = ""
+    need_guarantee: int = 0
+    have_guarantee: int = WHOLE
 
     @property
     def fits(self) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from allotment.model.compute import Compute
+
 __all__ = ["Injection", "Runner", "Share", "ShareDevice", "ShareId"]
 
 ShareId = NewType("ShareId", str)
@@ -29,6 +31,10 @@ class ShareDevice:
     name: str
     memory_bytes: int
     """The limit as it was booked; the limit in force is the ledger's."""
+    compute: Compute = field(default=Compute())
+    """As it was booked; what is in force is the contract's."""
+    is_oversubscribed: bool = False
+    """Its memory may live on the host, within the host's budget."""
 
 
 @dataclass(frozen=True, slots=True)

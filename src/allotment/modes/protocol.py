@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every mode can do, whatever enforces it."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from allotment.ledger import Ledger
+from allotment.ledger import Ledger, SeatAccount, Terms
 from allotment.model.devices import Device
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
@@ -21,10 +22,14 @@ class Mode(Protocol):
         """Return why the device cannot serve in this mode, or an empty text when it can."""
         ...
 
-    def create(self, directory: Path, placement: Placement, *, share: ShareId, name: str) -> None:
+    def create(
+        self, directory: Path, placement: Placement, *, share: ShareId, name: str, devices: Path
+    ) -> None:
         """Fill a share's directory, which exists and is not yet visible, with what enforces it.
 
-        Raises `LedgerError`; whatever was made is then removed with the directory.
+        `devices` is the folder of what the shares of one device have in common, one folder each.
+        Raises `DoesNotFitError` or `LedgerError`; what was made in `directory` is then removed with
+        it, and nothing is left in `devices`.
         """
         ...
 
@@ -35,6 +40,17 @@ class Mode(Protocol):
         """
         ...
 
+    def terms(self, directory: Path, snapshot: Ledger) -> Mapping[str, Terms]:
+        """Return the compute in force on each device of the share, by UUID. Raises `LedgerError`.
+
+        A device on which it takes no turns is left out.
+        """
+        ...
+
+    def accounts(self, directory: Path, snapshot: Ledger) -> Mapping[str, SeatAccount]:
+        """Return what the share has had of each device, by UUID. Raises `LedgerError`."""
+        ...
+
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
         """Change the limit of one device in force, live.
 
@@ -42,6 +58,23 @@ class Mode(Protocol):
         """
         ...
 
-    def destroy(self, directory: Path) -> None:
-        """Undo what `create` did outside of the directory. May be repeated; never fails."""
+    def revise(self, directory: Path, uuid: str, terms: Terms, *, devices: Path) -> None:
+        """Change the compute in force on one device, live.
+
+        Raises `DoesNotFitError` (the guarantees would pass the device) or `LedgerError`.
+        """
+        ...
+
+    def destroy(self, share: ShareId, *, devices: Path) -> None:
+        """Undo what `create` did outside of the share's directory, which is out of sight by now.
+
+        May be repeated; never fails.
+        """
+        ...
+
+    def sweep(self, shares: Mapping[ShareId, Collection[str]], *, devices: Path) -> None:
+        """Undo what shares left in `devices` that are not there any more; never fails.
+
+        `shares` are those that are there, with the UUIDs of their devices.
+        """
         ...

@@ -5,13 +5,16 @@ Exact for every program that the shim is loaded into, and no boundary against ho
 uses the GPU without the shim is found by `shares` and shown as not enforced.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from allotment import ledger
+from allotment.ledger.leases import SeatAccount, Terms, change, read_contract, read_leases
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
+from allotment.modes import turns
 
 __all__ = ["SoftMode"]
 
@@ -25,17 +28,33 @@ class SoftMode:
         """Every device serves."""
         return ""
 
-    def create(self, directory: Path, placement: Placement, *, share: ShareId, name: str) -> None:
-        """Make the ledger."""
-        devices = tuple(
-            ledger.DevicePolicy(
-                uuid=placed.device.uuid,
-                memory_limit=placed.memory_bytes,
-                context_bytes=placed.device.context_bytes,
+    def create(
+        self, directory: Path, placement: Placement, *, share: ShareId, name: str, devices: Path
+    ) -> None:
+        """Make the ledger, with a seat on each device and links to what turns are taken by."""
+        request = placement.request
+        terms = Terms(request.compute, is_oversubscribed=request.may_oversubscribe)
+        try:
+            policies = []
+            for index, placed in enumerate(placement.devices):
+                seat = turns.sit(devices, placed.device.uuid, share, terms)
+                turns.link(devices, placed.device.uuid, directory, index)
+                policies.append(
+                    ledger.DevicePolicy(
+                        uuid=placed.device.uuid,
+                        memory_limit=placed.memory_bytes,
+                        context_bytes=placed.device.context_bytes,
+                        seat=seat,
+                        is_oversubscribed=request.may_oversubscribe,
+                    )
+                )
+            ledger.create(
+                directory,
+                ledger.Policy(share_id=share, share_name=name, devices=tuple(policies)),
             )
-            for placed in placement.devices
-        )
-        ledger.create(directory, ledger.Policy(share_id=share, share_name=name, devices=devices))
+        except BaseException:
+            turns.leave(devices, share)
+            raise
 
     def reconcile(self, directory: Path) -> ledger.Ledger:
         """Reclaim what dead processes left, then read.
@@ -49,15 +68,55 @@ class SoftMode:
             return snapshot  # readable, so the figures are worth more than the reclaiming
         return ledger.read(directory) if cleared else snapshot
 
+    def terms(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Terms]:
+        """Read what is in force from the contracts that the share has links to."""
+        found = {}
+        for index, device in enumerate(snapshot.policy.devices):
+            if device.seat is not None:
+                contract = read_contract(directory / turns.link_names(index)[0])
+                terms = contract.terms_of(device.seat)
+                if terms is not None:
+                    found[device.uuid] = terms
+        return found
+
+    def accounts(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, SeatAccount]:
+        """Read what the share has had of each device."""
+        found = {}
+        for index, device in enumerate(snapshot.policy.devices):
+            if device.seat is not None:
+                leases = read_leases(directory / turns.link_names(index)[1])
+                found[device.uuid] = leases.accounts.get(device.seat.serial, SeatAccount())
+        return found
+
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
         """Set the limit; from the return on, no allocation succeeds under the old one."""
-        uuids = [device.uuid for device in ledger.read(directory).policy.devices]
-        if uuid not in uuids:
-            raise LedgerError(
-                f"{directory}: its policy does not name {uuid}",
-                hint=f"end its programs and remove it: allot rm {directory.name}",
-            )
-        ledger.set_limit(directory, uuids.index(uuid), memory_bytes, force=force)
+        index, _ = _device(directory, uuid)
+        ledger.set_limit(directory, index, memory_bytes, force=force)
 
-    def destroy(self, directory: Path) -> None:
-        """Nothing is outside of the directory."""
+    def revise(self, directory: Path, uuid: str, terms: Terms, *, devices: Path) -> None:
+        """Change the contract; in force when this returns."""
+        _, device = _device(directory, uuid)
+        if device.seat is None:
+            raise LedgerError(
+                f"{directory}: this share takes no turns on {uuid}",
+                hint="run its programs in a new share: allot run --compute ...",
+            )
+        change(devices / uuid, device.seat, terms)
+
+    def destroy(self, share: ShareId, *, devices: Path) -> None:
+        """Free the share's seats."""
+        turns.leave(devices, share)
+
+    def sweep(self, shares: Mapping[ShareId, Collection[str]], *, devices: Path) -> None:
+        """Free the seats of shares that are not there any more."""
+        turns.sweep(devices, shares)
+
+
+def _device(directory: Path, uuid: str) -> tuple[int, ledger.DevicePolicy]:
+    for index, device in enumerate(ledger.read(directory).policy.devices):
+        if device.uuid == uuid:
+            return index, device
+    raise LedgerError(
+        f"{directory}: its policy does not name {uuid}",
+        hint=f"end its programs and remove it: allot rm {directory.name}",
+    )

@@ -7,7 +7,16 @@ caller holds whatever lock keeps the states true until the decision is written d
 
 from allotment.placement.choose import choose
 from allotment.placement.explain import explain
-from allotment.placement.fit import judge
+from allotment.placement.fit import TOO_LITTLE_COMPUTE, judge, memory_room, overflow
 from allotment.placement.select import is_selected, unknown_selectors
 
-__all__ = ["choose", "explain", "is_selected", "judge", "unknown_selectors"]
+__all__ = [
+    "TOO_LITTLE_COMPUTE",
+    "choose",
+    "explain",
+    "is_selected",
+    "judge",
+    "memory_room",
+    "overflow",
+    "unknown_selectors",
+]

@@ -2,10 +2,11 @@
 """The choice among devices that fit: the tightest ones (binpack), so that the rest stays whole."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from allotment.model.placements import DeviceState, Placed, Placement, Rejection, Verdict
 from allotment.model.requests import Request
-from allotment.placement.fit import judge
+from allotment.placement.fit import TOO_LITTLE_HOST_MEMORY, judge, overflow
 
 __all__ = ["choose"]
 
@@ -13,19 +14,34 @@ __all__ = ["choose"]
 def choose(states: Iterable[DeviceState], request: Request) -> Placement | Rejection:
     """Pick `request.count` distinct devices, those first that it leaves least of.
 
-    Ties go to the lower index, then to the UUID that sorts first, so that the choice is the same
-    each time. The devices of a placement are in index order, as the driver would number them.
+    A device that needs host memory for it comes after all that do not. Ties go to the lower index,
+    then to the UUID that sorts first, so that the choice is the same each time. The devices of a
+    placement are in index order, as the driver would number them.
     """
-    verdicts = tuple(judge(state, request) for state in states)
-    fitting = sorted((verdict for verdict in verdicts if verdict.fits), key=_leaves)
-    if len(fitting) < request.count:
-        return Rejection(request, verdicts)
-    chosen = sorted(fitting[: request.count], key=_order)
-    return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in chosen))
+    verdicts = [judge(state, request) for state in states]
+    fitting = [number for number, verdict in enumerate(verdicts) if verdict.fits]
+    fitting.sort(key=lambda number: _leaves(verdicts[number]))
+    chosen: list[Verdict] = []
+    promised = 0
+    # Those that need least of the host's memory come first: if these need too much, all others do.
+    for number in fitting[: request.count]:
+        verdict = verdicts[number]
+        more = overflow(verdict.state, verdict.need_bytes)
+        if promised + more > verdict.state.host_budget_bytes:
+            have = verdict.have_bytes - promised
+            verdicts[number] = replace(verdict, have_bytes=have, reason=TOO_LITTLE_HOST_MEMORY)
+            continue
+        promised += more
+        chosen.append(verdict)
+    if len(chosen) < request.count:
+        return Rejection(request, tuple(verdicts))
+    ordered = sorted(chosen, key=_order)
+    return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in ordered))
 
 
-def _leaves(verdict: Verdict) -> tuple[int, int, str]:
-    return (verdict.have_bytes - verdict.need_bytes, *_order(verdict))
+def _leaves(verdict: Verdict) -> tuple[int, int, int, str]:
+    more = overflow(verdict.state, verdict.need_bytes)
+    return (more, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
 
 
 def _order(verdict: Verdict) -> tuple[int, str]:

@@ -1,24 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether one device can serve its part of a request."""
 
+from dataclasses import replace
+
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.requests import Request
+from allotment.placement.host_memory import host_part, room, room_fixed
 from allotment.placement.select import is_selected
 
-__all__ = ["NOT_SELECTED", "TOO_LITTLE_MEMORY", "judge"]
+__all__ = [
+    "MAX_SHARES",
+    "NOT_SELECTED",
+    "NO_SEAT",
+    "TOO_LITTLE_COMPUTE",
+    "TOO_LITTLE_HOST_MEMORY",
+    "TOO_LITTLE_MEMORY",
+    "judge",
+    "memory_room",
+    "overflow",
+]
 
 NOT_SELECTED = "not selected by --gpu"
 TOO_LITTLE_MEMORY = "too little memory left"
+TOO_LITTLE_HOST_MEMORY = "too little host memory left"
+TOO_LITTLE_COMPUTE = "too little compute left"
+NO_SEAT = "as many shares as a device can have"
+
+MAX_SHARES = 63
+"""Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
 
 def judge(state: DeviceState, request: Request) -> Verdict:
-    """Weigh one device against a request; the verdict has need and have in bytes either way."""
-    need = request.memory.of(state.device.allottable_bytes)
-    have = state.free_bytes
+    """Weigh one device against a request; the verdict has need and have either way."""
+    verdict = Verdict(
+        state,
+        need_bytes=request.memory.of(state.device.allottable_bytes),
+        have_bytes=memory_room(state, may_oversubscribe=request.may_oversubscribe),
+        need_guarantee=request.compute.guarantee,
+        have_guarantee=state.free_guarantee,
+    )
+    return replace(verdict, reason=_reason(verdict, request))
+
+
+def _reason(verdict: Verdict, request: Request) -> str:
+    state = verdict.state
     if not is_selected(state.device, request):
-        return Verdict(state, need, have, NOT_SELECTED)
+        return NOT_SELECTED
     if state.problem:
-        return Verdict(state, need, have, state.problem)
-    if need > have:
-        return Verdict(state, need, have, TOO_LITTLE_MEMORY)
-    return Verdict(state, need, have)
+        return state.problem
+    if verdict.need_bytes > verdict.have_bytes:
+        return TOO_LITTLE_MEMORY
+    if verdict.need_guarantee > verdict.have_guarantee:
+        return TOO_LITTLE_COMPUTE
+    if state.shares >= MAX_SHARES:
+        return NO_SEAT
+    return ""
+
+
+def memory_room(state: DeviceState, *, may_oversubscribe: bool) -> int:
+    """Return how large a limit of one more share can be, in bytes; never negative."""
+    oversubscribed = state.oversubscribed_bytes
+    fixed = state.allotted_bytes - oversubscribed
+    rule = room if may_oversubscribe else room_fixed
+    return rule(
+        state.device.allottable_bytes, fixed, oversubscribed, budget_left=state.host_budget_bytes
+    )
+
+
+def overflow(state: DeviceState, more_bytes: int) -> int:
+    """Return how much more host memory is promised when one more share has so many bytes."""
+    capacity, allotted = state.device.allottable_bytes, state.allotted_bytes
+    return host_part(capacity, allotted, more_bytes) - host_part(capacity, allotted, 0)

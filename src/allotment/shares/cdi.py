@@ -10,13 +10,14 @@ begin with a digit, device nodes may have a host path).
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from allotment.model.errors import StateError
 from allotment.model.shares import Share, ShareId
+from allotment.modes.turns import link_names
 from allotment.shares.folders import explained
 
 __all__ = [
@@ -78,6 +79,7 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
     mounts = [
         _mount(content.directory / "policy", f"{_INSIDE}/share/policy"),
         _mount(content.directory / "usage", f"{_INSIDE}/share/usage", writable=True),
+        *_turns(content.directory, len(share.devices)),
         _mount(content.shim.parent, shim_inside),
         _mount(content.preload, "/etc/ld.so.preload"),
     ]
@@ -96,6 +98,14 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
         "kind": KIND,
         "devices": [{"name": share.name, "containerEdits": edits}],
     }
+
+
+def _turns(directory: Path, devices: int) -> Iterator[dict[str, Any]]:
+    """Mount what the shares of each device take turns by."""
+    for index in range(devices):
+        contract, leases = link_names(index)
+        yield _mount(directory / contract, f"{_INSIDE}/share/{contract}")
+        yield _mount(directory / leases, f"{_INSIDE}/share/{leases}", writable=True)
 
 
 def _mount(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class ContainerOrder:
     cdi_folder: Path
     name: str | None = None
     spec: str | None = None
+    host_budget: int | None = None
+    """As `lives.Order` has it."""
 
 
 def create_for_containers(folder: StateFolder, order: ContainerOrder) -> Share:
@@ -45,6 +47,7 @@ def create_for_containers(folder: StateFolder, order: ContainerOrder) -> Share:
             spec=order.spec,
             problems=inventory.problems,
             cdi_folder=order.cdi_folder.absolute(),
+            host_budget=order.host_budget,
         ),
         inventory.devices,
     )

@@ -4,6 +4,7 @@
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
+    devices/UUID/           contract and leases: how the shares of a device take turns
     shim/HASH/              an immutable copy of the shim, named by its content
     simulated/              simulated machines, a copy of the simulated libraries, loader caches
 
@@ -31,7 +32,8 @@ __all__ = [
     "shared_folder_command",
 ]
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+_OLDEST_VERSION = 1  # without devices/: becomes of this version where a share is made
 RUN_FOLDER = Path("/run/allotment")
 _LOCK_WAIT_S = 20.0
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
@@ -67,7 +69,7 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
 
 def shared_folder_command(root: Path) -> str:
     """Return what an administrator runs to make a state folder for all users."""
-    folders = ("", "/shares", "/shim", "/simulated", "/simulated/lib")
+    folders = ("", "/shares", "/devices", "/shim", "/simulated", "/simulated/lib")
     return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
 
 
@@ -78,6 +80,7 @@ class StateFolder:
         """Name a folder; nothing is read or made yet."""
         self.root = root
         self.shares = root / "shares"
+        self.devices = root / "devices"
         self.shims = root / "shim"
         self.simulated = root / "simulated"
         self.libraries = self.simulated / "lib"
@@ -92,18 +95,22 @@ class StateFolder:
         return self.shares / share
 
     def exists(self) -> bool:
-        """Tell whether the folder is there and of this version; raise `StateError` if newer."""
+        """Tell whether the folder is there and can be read; raise `StateError` if newer."""
+        return self._version() is not None
+
+    def _version(self) -> int | None:
         path = self.root / "version"
         try:
             text = path.read_text("ascii").strip()
         except FileNotFoundError:
-            return False
+            return None
         except (OSError, UnicodeDecodeError) as error:
             cause = error if isinstance(error, OSError) else OSError(errno.EINVAL, "not a number")
             raise explained(cause, path, "read the state folder's version") from error
-        if text == str(LAYOUT_VERSION):
-            return True
-        if text.isascii() and text.isdecimal() and int(text) > LAYOUT_VERSION:
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0  # noqa: PLR2004 - int() is slow on absurd ones
+        if _OLDEST_VERSION <= number <= LAYOUT_VERSION:
+            return number
+        if text.isascii() and text.isdecimal() and text.strip("0"):
             raise StateError(
                 f"{self.root} was made by a newer Allotment (its layout is version {text[:20]},"
                 f" this one reads {LAYOUT_VERSION})",
@@ -123,7 +130,8 @@ class StateFolder:
                 f" most {_LONGEST_PATH} can be",
                 hint=_ELSEWHERE,
             )
-        if self.exists() and self.shares.is_dir():
+        version = self._version()
+        if version == LAYOUT_VERSION and self.shares.is_dir() and self.devices.is_dir():
             self._check_owners()
             self._check_writable()
             return
@@ -131,13 +139,22 @@ class StateFolder:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owners()
             mode = self.root.stat().st_mode & 0o7777
-            for folder in (self.shares, self.shims, self.simulated, self.libraries):
+            for folder in (
+                self.shares,
+                self.devices,
+                self.shims,
+                self.simulated,
+                self.libraries,
+            ):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
                     folder.chmod(mode)  # a folder shared by all users is so all the way down
             _make_file(self.root / "lock", b"", 0o666 if mode & 0o002 else 0o644)
             # Last: a folder with a version is complete.
-            _make_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
+            if version is None:
+                _make_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
+            elif version < LAYOUT_VERSION:
+                _replace_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
         except OSError as error:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
@@ -149,7 +166,14 @@ class StateFolder:
         The owner of a folder may rename what others have in it, whatever its mode. In one that is
         for all users only root may therefore make the folders that all use.
         """
-        for folder in (self.root, self.shares, self.shims, self.simulated, self.libraries):
+        for folder in (
+            self.root,
+            self.shares,
+            self.devices,
+            self.shims,
+            self.simulated,
+            self.libraries,
+        ):
             try:
                 status = folder.stat()
             except FileNotFoundError:
@@ -213,6 +237,13 @@ def _try_lock(descriptor: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Put another file in the place of one, in one step."""
+    draft = path.with_name(f".{path.name}-{os.urandom(6).hex()}")
+    _make_file(draft, content, mode)
+    draft.replace(path)
 
 
 def _make_file(path: Path, content: bytes, mode: int) -> None:

@@ -13,11 +13,11 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allotment.devices.sources import Problem
-from allotment.ledger import Ledger
+from allotment.ledger import Ledger, Terms
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -33,14 +33,27 @@ from allotment.model.quantities import check_part
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
-from allotment.placement import choose, explain, unknown_selectors
+from allotment.placement import TOO_LITTLE_COMPUTE, choose, explain, unknown_selectors
+from allotment.placement.host_memory import Promised, budget_left, default_budget
 from allotment.shares.cdi import remove_spec, spec_name
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.processes import census, is_alive, named
 from allotment.shares.records import read_record, write_record
 from allotment.shares.traces import read_traces, write_traces
 
-__all__ = ["Found", "Order", "allotted", "create", "destroy", "find", "look", "recover"]
+__all__ = [
+    "Booking",
+    "Found",
+    "Order",
+    "allotted",
+    "booked",
+    "create",
+    "destroy",
+    "find",
+    "look",
+    "recover",
+    "states_of",
+]
 
 _DRAFT = ".new-"
 _REMOVED = ".old-"
@@ -64,6 +77,8 @@ class Order:
     """GPUs that do not answer: no share is placed on one, but a refusal names them."""
     cdi_folder: Path | None = None
     """Where the share's CDI spec will be, for a share that has one."""
+    host_budget: int | None = None
+    """Host memory that may stand for devices' memory, in bytes; None: the machine's own default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,8 @@ class Found:
     share: Share | None
     ledger: Ledger | None
     problem: AllotError | None = None
+    terms: Mapping[str, Terms] = field(default_factory=dict)
+    """The compute in force on each device, by UUID; not on those where it takes no turns."""
 
     @property
     def name(self) -> str:
@@ -94,6 +111,20 @@ class Found:
             for device in self.ledger.policy.devices:
                 limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
         return limits
+
+    def guarantees(self) -> dict[str, int]:
+        """Return what compute is promised on each device, by UUID, in basis points.
+
+        As with limits, the greater of what is recorded and what is in force.
+        """
+        booked = {device.uuid: device.compute.guarantee for device in self.devices()}
+        for uuid, terms in self.terms.items():
+            booked[uuid] = max(booked.get(uuid, 0), terms.compute.guarantee)
+        return booked
+
+    def devices(self) -> tuple[ShareDevice, ...]:
+        """Return its devices as they were booked; none where its record cannot be read."""
+        return self.share.devices if self.share else ()
 
 
 def create(folder: StateFolder, order: Order, devices: Iterable[Device]) -> tuple[Share, Path]:
@@ -116,7 +147,7 @@ def create(folder: StateFolder, order: Order, devices: Iterable[Device]) -> tupl
     with folder.locked():
         others = recover(folder)
         _check_name_is_free(others, order.name)
-        placement = _place(order, known, allotted(others))
+        placement = _place(order, known, booked(others))
         return _build(folder, order, placement)
 
 
@@ -148,19 +179,80 @@ def allotted(shares: Iterable[Found]) -> dict[str, int]:
     return totals
 
 
-def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -> Placement:
+@dataclass(slots=True)
+class Booking:
+    """What of one device is given to shares: bytes, and basis points of its time."""
+
+    memory: int = 0
+    oversubscribed: int = 0
+    """Of `memory`, what may live on the host."""
+    guaranteed: int = 0
+    shares: int = 0
+
+
+def booked(shares: Iterable[Found]) -> dict[str, Booking]:
+    """Return what of each device is booked, by UUID."""
+    totals: dict[str, Booking] = {}
+    for found in shares:
+        guarantees = found.guarantees()
+        oversubscribed = {each.uuid for each in found.devices() if each.is_oversubscribed}
+        for uuid, limit in found.limits().items():
+            booking = totals.setdefault(uuid, Booking())
+            booking.memory += limit
+            booking.oversubscribed += limit if uuid in oversubscribed else 0
+            booking.guaranteed += guarantees.get(uuid, 0)
+            booking.shares += 1
+    return totals
+
+
+def states_of(
+    devices: Iterable[Device], bookings: Mapping[str, Booking], host_budget: int | None
+) -> list[DeviceState]:
+    """Return what is left of each device, beside what is booked.
+
+    `host_budget` is how much host memory may stand for devices' memory on this machine, in bytes;
+    None: its default. What is promised of it already counts over all devices.
+    """
+    known = [(device, bookings.get(device.uuid) or Booking()) for device in devices]
+    left = budget_left(
+        _default_budget(device for device, _ in known) if host_budget is None else host_budget,
+        (
+            Promised(device.allottable_bytes, one.memory - one.oversubscribed, one.oversubscribed)
+            for device, one in known
+        ),
+    )
+    return [
+        DeviceState(
+            device,
+            allotted_bytes=one.memory,
+            oversubscribed_bytes=one.oversubscribed,
+            host_budget_bytes=max(0, left),
+            guaranteed=one.guaranteed,
+            shares=one.shares,
+        )
+        for device, one in known
+    ]
+
+
+def _default_budget(devices: Iterable[Device]) -> int:
+    known = list(devices)
+    return default_budget(
+        host_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        simulated_bytes=[device.memory_bytes for device in known]
+        if all(device.simulated for device in known)
+        else None,
+    )
+
+
+def _place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Booking]) -> Placement:
     mode = mode_named(order.mode)
+    broken = {each.device: each.message for each in order.problems if each.device}
+    serving = [device for device in devices if not mode.fits(device)]
     states = [
-        DeviceState(device, booked.get(device.uuid, 0))
-        for device in devices
-        if not mode.fits(device)
+        replace(state, problem=broken.get(state.device, ""))
+        for state in states_of([*serving, *broken], bookings, order.host_budget)
     ]
-    working = len(states)
-    states += [
-        DeviceState(each.device, booked.get(each.device.uuid, 0), each.message)
-        for each in order.problems
-        if each.device
-    ]
+    working = len(serving)
     decision = choose(states, order.request)
     if isinstance(decision, Placement):
         for placed in decision.devices:
@@ -172,6 +264,9 @@ def _place(order: Order, devices: Iterable[Device], booked: Mapping[str, int]) -
     elif count > working:
         hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
         hint += " that is simulated"
+    elif all(one.reason == TOO_LITTLE_COMPUTE for one in decision.verdicts if not one.fits):
+        hint = "guarantee less (`--compute 0:100` takes what others leave), or make room: `allot"
+        hint += " ps` shows the shares, `allot resize` changes one"
     elif any(
         order.request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
         for one in states
@@ -196,7 +291,13 @@ def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Sha
         created=time.time(),
         mode=order.mode,
         devices=tuple(
-            ShareDevice(placed.device.uuid, placed.device.name, placed.memory_bytes)
+            ShareDevice(
+                placed.device.uuid,
+                placed.device.name,
+                placed.memory_bytes,
+                compute=order.request.compute,
+                is_oversubscribed=order.request.may_oversubscribe,
+            )
             for placed in placement.devices
         ),
         injection=order.injection,
@@ -212,19 +313,27 @@ def _build(folder: StateFolder, order: Order, placement: Placement) -> tuple[Sha
     try:
         draft.mkdir()
         draft.chmod(0o755)
-        mode_named(order.mode).create(draft, placement, share=share_id, name=share.name)
+        mode = mode_named(order.mode)
+        mode.create(draft, placement, share=share_id, name=share.name, devices=folder.devices)
         if order.cdi_folder:
-            # Whatever user a container's programs run as, they take slots in it.
-            (draft / "usage").chmod(0o666)
+            # Whatever user a container's programs run as, they take slots and turns in it.
+            for path in (draft / "usage", *draft.glob("leases-*")):
+                path.chmod(0o666)
         write_record(draft, share)
         draft.rename(directory)
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        _abandon(folder, draft, share)
         raise explained(error, directory, "make the share") from error
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        _abandon(folder, draft, share)
         raise
     return share, directory
+
+
+def _abandon(folder: StateFolder, draft: Path, share: Share) -> None:
+    """Undo a share that was not to be: with the lock held, so that nobody saw it."""
+    shutil.rmtree(draft, ignore_errors=True)
+    mode_named(share.mode).destroy(share.id, devices=folder.devices)
 
 
 def look(folder: StateFolder) -> list[Found]:
@@ -252,13 +361,16 @@ def _read(directory: Path) -> Found | None:
     except StateError as error:
         problem = error
     snapshot: Ledger | None = None
+    terms: Mapping[str, Terms] = {}
     try:
-        snapshot = mode_named(share.mode if share else DEFAULT_MODE).reconcile(directory)
+        mode = mode_named(share.mode if share else DEFAULT_MODE)
+        snapshot = mode.reconcile(directory)
+        terms = mode.terms(directory, snapshot)
     except (LedgerError, UsageError) as error:
         if not directory.is_dir():
             return None
         problem = problem or error
-    return Found(share_id, directory, share, snapshot, problem)
+    return Found(share_id, directory, share, snapshot, problem, terms)
 
 
 def recover(folder: StateFolder) -> list[Found]:
@@ -270,6 +382,8 @@ def recover(folder: StateFolder) -> list[Found]:
         if path.name.startswith((_DRAFT, _REMOVED)):
             shutil.rmtree(path, ignore_errors=True)
     shares = look(folder)
+    there = {each.id: tuple(each.limits()) for each in shares}
+    mode_named(DEFAULT_MODE).sweep(there, devices=folder.devices)
     orphans = [each for each in shares if each.share and _is_orphan(each.share)]
     if not orphans:
         return shares
@@ -281,7 +395,7 @@ def recover(folder: StateFolder) -> list[Found]:
     }
     for each in orphans:
         if each.id in ended:
-            _remove(each)
+            _remove(folder, each)
         else:
             _remember(each.directory, members[each.id])
     return [each for each in shares if each.id not in ended]
@@ -315,7 +429,7 @@ def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -
         if left or (found.ledger and found.ledger.processes):
             _remember(directory, left)
             return False
-        _remove(found)
+        _remove(folder, found)
     return True
 
 
@@ -336,7 +450,7 @@ def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
                 f"share {again.name} is in use by {len(users)} processes ({some})",
                 hint="end them first, or add --force: they keep running, their memory unbooked",
             )
-        _remove(again)
+        _remove(folder, again)
 
 
 def _users(found: Found) -> set[int]:
@@ -350,9 +464,8 @@ def _users(found: Found) -> set[int]:
     return users
 
 
-def _remove(found: Found) -> None:
+def _remove(folder: StateFolder, found: Found) -> None:
     """Take a share out of sight in one step, then delete it and what names it elsewhere."""
-    mode_named(DEFAULT_MODE if found.share is None else found.share.mode).destroy(found.directory)
     grave = found.directory.with_name(f"{_REMOVED}{found.id}")
     try:
         found.directory.rename(grave)
@@ -360,6 +473,8 @@ def _remove(found: Found) -> None:
         return
     except OSError as error:
         raise explained(error, found.directory, "remove the share") from error
+    mode = mode_named(found.share.mode if found.share else DEFAULT_MODE)
+    mode.destroy(found.id, devices=folder.devices)
     if found.share and found.share.cdi_spec:
         remove_spec(Path(found.share.cdi_spec))
     shutil.rmtree(grave, ignore_errors=True)

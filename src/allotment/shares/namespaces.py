@@ -35,6 +35,8 @@ class NamespacePlan:
 
     share: Path
     shim: Path
+    devices: int
+    """How many devices the share has: it has the files of turns of each."""
     machine: Path | None = None
     libraries: Path | None = None
     """The folder with the simulated libraries."""
@@ -60,16 +62,19 @@ def enter(plan: NamespacePlan) -> None:
     here = _working_folder()
     _libc_call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+    contracts = [f"contract-{index}" for index in range(plan.devices)]
+    leases = [f"leases-{index}" for index in range(plan.devices)]
     # Opened in the new namespace: the kernel binds nothing from another one.
     sources = {
         "share/policy": _open(plan.share / "policy"),
         "share/usage": _open(plan.share / "usage"),
+        **{f"share/{name}": _open(plan.share / name) for name in (*contracts, *leases)},
         f"shim/{plan.shim.parent.name}": _open(plan.shim.parent),
     }
     if plan.machine and plan.libraries:
         sources["simulated/machine"] = _open(plan.machine)
         sources[f"simulated/lib/{plan.libraries.name}"] = _open(plan.libraries)
-    writable = {"share/usage", "simulated/machine"}
+    writable = {"share/usage", "simulated/machine", *(f"share/{name}" for name in leases)}
     cache_folder = _open(plan.cache.parent) if plan.cache else -1
     _mount("allotment", RUN_FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=4m")
     for inside, descriptor in sources.items():

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
+from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.shares.folders import explained
@@ -13,7 +14,8 @@ from allotment.shares.folders import explained
 __all__ = ["read_record", "write_record"]
 
 _T = TypeVar("_T")
-_VERSION = 1
+_VERSION = 2
+_READABLE = {1, _VERSION}  # 1 says nothing of compute: nobody asked for any
 _NAME = "share.json"
 
 
@@ -50,7 +52,7 @@ def read_record(directory: Path) -> Share:
     try:
         document = json.loads(data)
         version = document["version"]
-        if version == _VERSION:
+        if version in _READABLE:
             return _from_document(document)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(path, "it is truncated or changed") from error
@@ -83,7 +85,19 @@ def _to_document(share: Share) -> dict[str, object]:
         if runner is None
         else {"pid": runner.pid, "start_time": runner.start_time, "boot_id": runner.boot_id},
         "devices": [
-            {"uuid": device.uuid, "name": device.name, "memory_bytes": device.memory_bytes}
+            {
+                "uuid": device.uuid,
+                "name": device.name,
+                "memory_bytes": device.memory_bytes,
+                "oversubscribed": device.is_oversubscribed,
+                "compute": {
+                    "guarantee": device.compute.guarantee,
+                    "ceiling": device.compute.ceiling,
+                    "weight": device.compute.weight,
+                    "class": str(device.compute.kind),
+                    "governed": device.compute.is_governed,
+                },
+            }
             for device in share.devices
         ],
     }
@@ -115,10 +129,33 @@ def _from_document(document: dict[str, object]) -> Share:
                 uuid=_typed(device, "uuid", str),
                 name=_typed(device, "name", str),
                 memory_bytes=_typed(device, "memory_bytes", int),
+                compute=_compute(device),
+                is_oversubscribed=_flag(device, "oversubscribed"),
             )
             for device in _typed(document, "devices", list)
         ),
     )
+
+
+def _compute(device: object) -> Compute:
+    if not isinstance(device, dict) or "compute" not in device:
+        return Compute()
+    compute = _typed(device, "compute", dict)
+    return Compute(
+        guarantee=_typed(compute, "guarantee", int),
+        ceiling=_typed(compute, "ceiling", int),
+        weight=_typed(compute, "weight", int),
+        kind=ComputeClass(_typed(compute, "class", str)),
+        is_governed=_flag(compute, "governed"),
+    )
+
+
+def _flag(document: object, key: str) -> bool:
+    """Return a field that is true or false; false where it is not."""
+    value = document.get(key, False) if isinstance(document, dict) else None
+    if not isinstance(value, bool):
+        raise TypeError(key)
+    return value
 
 
 def _typed(document: object, key: str, kind: type[_T]) -> _T:

@@ -61,6 +61,8 @@ class Session:
     spec: str | None = None
     inject: str = "auto"
     state: Path | None = None
+    host_budget: int | None = None
+    """As `lives.Order` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def run(session: Session) -> NoReturn:
         runner=this_process(),
         command=session.command,
         problems=inventory.problems,
+        host_budget=session.host_budget,
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
     share, directory = lives.create(folder, order, inventory.devices)
@@ -156,7 +159,7 @@ def run(session: Session) -> NoReturn:
         try:
             child = None
             if injection is Injection.NAMESPACE:
-                plan = _namespace(folder, directory, libraries, machine)
+                plan = _namespace(folder, directory, libraries, machine, devices=len(share.devices))
                 try:
                     child = start(
                         program, _inherited(), signals=signals, prepare=lambda: enter(plan)
@@ -237,10 +240,22 @@ def _injection(wanted: str) -> Injection:
 
 
 def _namespace(
-    folder: StateFolder, directory: Path, libraries: _Libraries, machine: Path | None
+    folder: StateFolder,
+    directory: Path,
+    libraries: _Libraries,
+    machine: Path | None,
+    *,
+    devices: int,
 ) -> NamespacePlan:
     cache = _cache_path(folder, libraries.simulated) if libraries.simulated else None
-    return NamespacePlan(directory, libraries.shim, machine, libraries.simulated, cache)
+    return NamespacePlan(
+        share=directory,
+        shim=libraries.shim,
+        devices=devices,
+        machine=machine,
+        libraries=libraries.simulated,
+        cache=cache,
+    )
 
 
 def _cache_path(folder: StateFolder, libraries: Path) -> Path:

@@ -142,7 +142,7 @@ def test_refuses_a_newer_version(share: Path) -> None:
         file.seek(layout.USAGE_VERSION_AT)
         file.write((layout.LEDGER_VERSION + 1).to_bytes(4, "little"))
 
-    with pytest.raises(LedgerError, match="ledger version 2, this program reads 1"):
+    with pytest.raises(LedgerError, match="ledger version 3, this program reads 2"):
         ledger.read(share)
 
 

@@ -25,8 +25,11 @@ PLACEMENT = Placement(Request(parse_memory("4Gi")), (Placed(DEVICE, 4 * GI),))
 @pytest.fixture
 def directory(tmp_path: Path, native_dir: Path) -> Path:
     assert native_dir.is_dir()
-    SoftMode().create(tmp_path, PLACEMENT, share=ShareId("ab12"), name="train")
-    return tmp_path
+    share, devices = tmp_path / "shares" / "ab12", tmp_path / "devices"
+    share.mkdir(parents=True)
+    devices.mkdir()
+    SoftMode().create(share, PLACEMENT, share=ShareId("ab12"), name="train", devices=devices)
+    return share
 
 
 def test_the_mode_is_known_by_name() -> None:
@@ -55,8 +58,11 @@ def test_resize_knows_only_its_own_devices(directory: Path) -> None:
 
 
 def test_a_ledger_is_not_made_over_another(directory: Path) -> None:
-    with pytest.raises(LedgerError):
-        SoftMode().create(directory, PLACEMENT, share=ShareId("ab12"), name="train")
+    devices = directory.parent.parent / "devices"
+    with pytest.raises((LedgerError, FileExistsError)):
+        SoftMode().create(
+            directory, PLACEMENT, share=ShareId("ab13"), name="train", devices=devices
+        )
 
 
 def test_reconcile_names_a_damaged_file(directory: Path) -> None:

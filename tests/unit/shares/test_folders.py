@@ -21,7 +21,7 @@ def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> Non
     folder.prepare()
     assert folder.exists()
     names = {path.name for path in folder.root.iterdir()}
-    assert names == {"version", "lock", "shares", "shim", "simulated"}
+    assert names == {"version", "lock", "shares", "devices", "shim", "simulated"}
     assert folder.libraries.is_dir()
 
 
@@ -33,7 +33,20 @@ def test_a_folder_of_all_users_is_so_all_the_way_down(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666
 
 
-@pytest.mark.parametrize("version", ["2", "17", "9" * 4000])
+def test_a_folder_of_the_version_before_becomes_of_this_one(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    folder.devices.rmdir()
+    (tmp_path / "version").write_text("1\n")
+    assert folder.exists()
+    assert not folder.devices.exists()  # looking changes nothing
+    folder.prepare()
+    assert folder.devices.is_dir()
+    assert (tmp_path / "version").read_text() == f"{folders.LAYOUT_VERSION}\n"
+    assert {path.name[0] for path in tmp_path.iterdir()}.isdisjoint(".")
+
+
+@pytest.mark.parametrize("version", ["3", "17", "9" * 4000])
 def test_a_newer_folder_is_refused_and_left_alone(tmp_path: Path, version: str) -> None:
     (tmp_path / "version").write_text(version)
     with pytest.raises(StateError, match="newer") as caught:
@@ -42,7 +55,7 @@ def test_a_newer_folder_is_refused_and_left_alone(tmp_path: Path, version: str) 
     assert [path.name for path in tmp_path.iterdir()] == ["version"]
 
 
-@pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "²"])
+@pytest.mark.parametrize("version", ["", "x", "-1", "0", "1.5", "²"])
 def test_what_is_no_version_is_refused(tmp_path: Path, version: str) -> None:
     (tmp_path / "version").write_text(version)
     with pytest.raises(StateError):
@@ -96,7 +109,7 @@ NOBODY = 65534
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["shares", "shim", "simulated", "simulated/lib"])
+@pytest.mark.parametrize("name", ["shares", "devices", "shim", "simulated", "simulated/lib"])
 def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.prepare()

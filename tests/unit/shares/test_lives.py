@@ -36,7 +36,11 @@ def booked(folder: StateFolder) -> dict[str, int]:
 
 def test_a_share_is_whole_when_it_can_be_seen(folder: StateFolder, make: Make) -> None:
     share, directory = make("4Gi", name="train")
-    assert sorted(path.name for path in directory.iterdir()) == ["policy", "share.json", "usage"]
+    names = ["contract-0", "leases-0", "policy", "share.json", "usage"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    common = folder.devices / "GPU-00000000"
+    assert (directory / "contract-0").samefile(common / "contract")
+    assert (directory / "leases-0").samefile(common / "leases")
     assert read_record(directory) == share
     (found,) = lives.look(folder)
     assert (found.name, found.problem) == ("train", None)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute: what a share is promised of a device's time, as people write it and as it is booked.
+
+`30` is a guarantee and a ceiling of 30 % of each device; `30:80` guarantees 30 and allows up to 80
+while others leave it; `0:100` has no guarantee and no ceiling. Percentages have up to two decimals
+and are kept in basis points: 10000 is a whole device.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+
+from allotment.model.errors import QuantityError
+from allotment.model.formats import format_percent
+
+__all__ = [
+    "DEFAULT_WEIGHT",
+    "MAX_WEIGHT",
+    "WHOLE",
+    "Compute",
+    "ComputeClass",
+    "parse_compute",
+    "revised",
+]
+
+WHOLE = 10_000
+"""A whole device, in basis points."""
+DEFAULT_WEIGHT = 100
+MAX_WEIGHT = 10_000
+
+_MAX_TEXT = 24  # longer than any two percentages
+_PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)%?", re.ASCII)
+_HINT = (
+    "write percent of a device: 30 (a guarantee and a ceiling), 30:80 (a guarantee of 30, up to 80"
+    " while others leave it), or 0:100 (what others leave)"
+)
+
+
+class ComputeClass(StrEnum):
+    """Who goes first where guarantees and weights leave a choice."""
+
+    LATENCY = "latency"
+    """Starts as soon as the running kernel of another ends."""
+    NORMAL = "normal"
+    BESTEFFORT = "besteffort"
+    """Beyond its guarantee it has what all others leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a share is promised of each of its devices. Basis points: 10000 is a whole device.
+
+    The default is what a share has for which nobody asked for compute: `is_governed` is false, and
+    as long as that is so of all shares of a device, none of them takes turns.
+    """
+
+    guarantee: int = 0
+    ceiling: int = WHOLE
+    weight: int = DEFAULT_WEIGHT
+    """Its part of what is above the guarantees, beside the others': 1 to 10000."""
+    kind: ComputeClass = ComputeClass.NORMAL
+    is_governed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be promised, whoever makes it."""
+        if not 0 <= self.guarantee <= self.ceiling <= WHOLE or self.ceiling == 0:
+            raise ValueError((self.guarantee, self.ceiling))
+        if not 1 <= self.weight <= MAX_WEIGHT:
+            raise ValueError(self.weight)
+
+    def __str__(self) -> str:
+        """Show both figures as they are written: `30:80`."""
+        return f"{format_percent(self.guarantee)}:{format_percent(self.ceiling)}"
+
+
+def parse_compute(text: str) -> Compute:
+    """Parse `30`, `30:80`, `30%:80%` or `:80`; raise `QuantityError`."""
+    body = text.strip()
+    if len(body) > _MAX_TEXT:
+        raise _refuse(f"{body[:20]}...", "it is too long")
+    first, colon, second = body.partition(":")
+    if not colon:
+        guarantee = ceiling = _basis_points(text, body)
+    elif not second.strip():
+        problem = "the ceiling after the colon is missing"
+        raise _refuse(text, f"{problem} (did you mean {first.strip() or 0}:100?)")
+    else:
+        guarantee = _basis_points(text, first) if first.strip() else 0
+        ceiling = _basis_points(text, second)
+    if ceiling == 0:
+        problem = "with a ceiling of 0 nothing would ever run"
+        raise _refuse(text, f"{problem} (did you mean 0:100?)")
+    if guarantee > ceiling:
+        turned = f"{format_percent(ceiling)}:{format_percent(guarantee)}"
+        problem = f"the guarantee ({format_percent(guarantee)} %) is more than the ceiling"
+        raise _refuse(text, f"{problem} ({format_percent(ceiling)} %); did you mean {turned}?")
+    return Compute(guarantee, ceiling, is_governed=True)
+
+
+def revised(
+    before: Compute,
+    *,
+    compute: Compute | None = None,
+    weight: int | None = None,
+    kind: ComputeClass | None = None,
+) -> Compute:
+    """Return `before` with what was asked for: guarantee and ceiling together, weight, class.
+
+    Whoever asks for any of it wants turns to be taken. `compute` gives its guarantee and ceiling
+    alone.
+    """
+    after = before
+    if compute is not None:
+        after = replace(after, guarantee=compute.guarantee, ceiling=compute.ceiling)
+    if weight is not None:
+        after = replace(after, weight=weight)
+    if kind is not None:
+        after = replace(after, kind=kind)
+    asked = compute is not None or weight is not None or kind is not None
+    return replace(after, is_governed=before.is_governed or asked)
+
+
+def _basis_points(text: str, part: str) -> int:
+    body = part.strip()
+    if not body:
+        raise _refuse(text, "it is empty")
+    if body.startswith("-"):
+        raise _refuse(text, "it is negative")
+    match = _PERCENT.fullmatch(body)
+    if match is None:
+        raise _refuse(text, f"{body!r} is not a percentage")
+    exact = Fraction(match["number"]) * 100
+    if exact > WHOLE:
+        raise _refuse(text, f"{body.removesuffix('%')} % is more than a whole device")
+    if exact.denominator != 1:
+        raise _refuse(text, f"{body!r} has more than two decimals")
+    return int(exact)
+
+
+def _refuse(text: str, problem: str) -> QuantityError:
+    return QuantityError(f"{text!r} is not a part of a device's compute: {problem}", hint=_HINT)
