@@ -41,4 +41,4 @@ def measure(place: Place, sizes: Sizes, *, only: Sequence[str]) -> Bench:
             rows.extend(QUESTIONS[name](place, sizes))
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             failures[name] = str(error)
-    return Bench(facts=facts(place), rows=tuple(rows), failures=failures)
+    return Bench(facts=facts(place.driver), rows=tuple(rows), failures=failures)

@@ -22,7 +22,7 @@ from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import NoDevicesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from allotment.model.devices import Device
 
@@ -31,6 +31,8 @@ PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 SIMULATED_SPEC: Final = "a100-80gb"
 
 _FLAGS: Final = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter")
+_PROGRAMS: Final = ("calls", "fill", "hold", "initialise", "nothing", "start", "storm", "watch")
+_PARTS: Final = ("driver", "lanes")
 _DROPPED: Final = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
@@ -49,15 +51,7 @@ class Place:
 
     def bare(self) -> dict[str, str]:
         """Give the environment of a program that has the whole machine."""
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in _DROPPED and not name.startswith("ALLOTMENT_")
-        }
-        if self.machine is not None:
-            kept["LD_LIBRARY_PATH"] = str(library_path(SIMULATED))
-            kept["ALLOTMENT_SIMULATED_MACHINE"] = str(self.machine)
-        return kept
+        return bare_environment(self.machine)
 
     def inside(self, share: Path) -> dict[str, str]:
         """Give the environment of a program inside a share."""
@@ -126,14 +120,32 @@ def real_place() -> Iterator[Place]:
         )
 
 
-def build_programs(folder: Path) -> Path:
-    """Compile the bench's C programs with the machine's compiler, else with ziglang's."""
+def bare_environment(machine: Path | None) -> dict[str, str]:
+    """Give the environment of a program that is in no share; on a simulated machine, if any."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _DROPPED and not name.startswith("ALLOTMENT_")
+    }
+    if machine is not None:
+        kept["LD_LIBRARY_PATH"] = str(library_path(SIMULATED))
+        kept["ALLOTMENT_SIMULATED_MACHINE"] = str(machine)
+    return kept
+
+
+def build_programs(folder: Path, names: Collection[str] = ()) -> Path:
+    """Compile the bench's C programs with the machine's compiler, else with ziglang's.
+
+    All of those that run.py needs, or those of `names`.
+    """
     folder.mkdir()
     compiler = _compiler()
-    for source in sorted(PROGRAMS.glob("*.c")):
-        if source.stem == "driver":
-            continue
-        sources = [source] if source.stem == "nothing" else [source, PROGRAMS / "driver.c"]
+    for name in names or _PROGRAMS:
+        source = PROGRAMS / f"{name}.c"
+        parts = [part for part in _PARTS if f'#include "{part}.h"' in source.read_text()]
+        # What one part is made of, another needs.
+        parts = ["driver", "lanes"] if "lanes" in parts else parts
+        sources = [source, *(PROGRAMS / f"{part}.c" for part in parts)]
         subprocess.run(
             [
                 *compiler,
@@ -151,10 +163,10 @@ def build_programs(folder: Path) -> Path:
     return folder
 
 
-def facts(place: Place) -> dict[str, str]:
+def facts(driver: str) -> dict[str, str]:
     """Say on what the numbers were made."""
     return {
-        "driver": place.driver,
+        "driver": driver,
         "machine": f"{_processor()}, {os.cpu_count()} CPUs, {platform.machine()}",
         "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}",
         "Python": platform.python_version(),

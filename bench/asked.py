@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the compute bench is asked for, and how long each scene may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CAPS: Final = (10, 30, 50, 70, 90)
+# Nanoseconds, as load.c takes them. Of mixed kernels each length has the same part of the time.
+KERNELS: Final = {
+    "20us": "20000",
+    "200us": "200000",
+    "2ms": "2000000",
+    "20ms": "20000000",
+    "mixed": "20000,200000,2000000,20000000",
+}
+# Options of load.c, and how many processes.
+PATTERNS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "stream": ((), 1),
+    "streams": (("--streams", "4"), 1),
+    "threads": (("--threads", "4"), 1),
+    "graph": (("--graph", "1000"), 1),
+    "processes": ((), 4),
+}
+SPLITS: Final = ((30, 70), (10, 90), (33, 33, 33), (20, 20, 20, 20, 20), (5, 5, 90))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The parts of the bench to run: all of it, or what is being worked on."""
+
+    quick: bool = False
+    caps: Sequence[int] = CAPS
+    kernels: Sequence[str] = tuple(KERNELS)
+    patterns: Sequence[str] = tuple(PATTERNS)
+    splits: Sequence[Sequence[int]] = SPLITS
+
+    @property
+    def window_seconds(self) -> float:
+        """How long a ceiling's window is."""
+        return 0.5 if self.quick else 2.0
+
+    @property
+    def capped_seconds(self) -> float:
+        """How long a scene with a ceiling is, the first second included."""
+        return 1.7 if self.quick else 4.2
+
+    @property
+    def split_seconds(self) -> float:
+        """How long a contended scene is measured, after its first second."""
+        return 1.0 if self.quick else 5.0
+
+    @property
+    def service_seconds(self) -> float:
+        """How long a service answers requests."""
+        return 2.0 if self.quick else 20.0
+
+    @property
+    def wakes(self) -> int:
+        """How often a sleeping neighbour wakes."""
+        return 1 if self.quick else 3
+
+    @property
+    def pairs(self) -> int:
+        """Bursts of launches to time."""
+        return 300 if self.quick else 5000
+
+    @property
+    def starts(self) -> int:
+        """Shares to start and stop."""
+        return 6 if self.quick else 200
+
+    @property
+    def job_ms(self) -> int:
+        """GPU time of each of two jobs that do not fit together."""
+        return 1000 if self.quick else 10_000

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do running shares notice that others start and stop beside them?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+from asked import KERNELS, Asked
+from findings import Finding
+from grounds import Ground, Terms
+from scenes import Part, Recording, Stage, known, play
+from telling import tell
+
+_RUNNING = 8
+_AT_ONCE = 2
+_LONGEST_SECONDS = 150.0
+
+
+def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
+    """Measure the longest stall of eight shares while many others start and stop."""
+    calm = _play(ground, starts=0, seconds=1.0 if asked.quick else 4.0)
+    started: list[int] = []
+    busy = _play(ground, starts=asked.starts, seconds=_LONGEST_SECONDS, started=started)
+    stalls = [answer[0]["gap_ns"]["max"] / 1e6 for answer in busy.answers]
+    inside, outside = max(stalls[:_RUNNING]), max(stalls[_RUNNING:])
+    before = [answer[0]["gap_ns"]["max"] / 1e6 for answer in calm.answers]
+    went_on = sum(answer[0]["kernels"] > 0 for answer in busy.answers[:_RUNNING])
+    yield Finding(
+        question="starts and stops",
+        name=f"{sum(started)} starts and stops beside {_RUNNING} running shares: longest stall",
+        without=f"{outside:.1f} ms (calm {max(before[_RUNNING:]):.1f} ms)",
+        seen=f"{inside:.1f} ms (calm {max(before[:_RUNNING]):.1f} ms)",
+        reached=inside,
+        unit="ms",
+        target=50.0,
+        samples=sum(started),
+        method="eight shares of 10:100 that always want more, and the same programs outside of any "
+        "share on another GPU; beside the shares others of 0:100 start, compute for 50 ms and "
+        "stop, two at a time, every fourth of them by SIGKILL; the longest time between two ends "
+        "of about 1 ms of a program's work, waiting for its turn included; calm: without starts",
+    )
+    yield Finding(
+        question="leases lost",
+        name="running shares that did not go on",
+        without="",
+        seen=f"{went_on} of {_RUNNING} went on",
+        reached=_RUNNING - went_on,
+        unit="shares",
+        target=0.0,
+        samples=_RUNNING,
+        method="shares that ended no work, or not properly, in the scene above",
+    )
+
+
+def _play(
+    ground: Ground, *, starts: int, seconds: float, started: list[int] | None = None
+) -> Recording:
+    command = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    parts = [
+        Part(command=command, gpu=0, terms=Terms(compute="10:100"), name=f"steady-{number}")
+        for number in range(_RUNNING)
+    ]
+    parts += [Part(command=command, gpu=1, name=f"bare-{number}") for number in range(_RUNNING)]
+
+    def churn(stage: Stage) -> None:
+        if started is None:
+            return
+        deadline = time.monotonic() + _LONGEST_SECONDS - 10
+        rounds = -(-starts // _AT_ONCE)
+        for number in range(rounds):
+            if time.monotonic() > deadline:
+                break
+            started.append(_start_and_stop(ground, number))
+        for program in stage.programs:
+            program.send_signal(signal.SIGTERM)
+
+    recording = play(ground, parts, meanwhile=churn)
+    tell(ground, recording, recording.begun_ns, recording.ended_ns)
+    return recording
+
+
+def _start_and_stop(ground: Ground, number: int) -> int:
+    """Start and stop a few shares at once; how many."""
+    killed = number % 4 == 3
+    seconds = 5.0 if killed else 0.05
+    load = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    terms = known(Terms(compute="0:100"))
+    programs = [
+        subprocess.Popen(
+            [*ground.shared(terms, 0, f"passing-{number}-{each}"), *load],
+            env=ground.outside(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for each in range(_AT_ONCE)
+    ]
+    for program in programs:
+        if killed:
+            if program.stdout is not None:
+                program.stdout.readline()
+            time.sleep(0.05)
+            _kill_children(program.pid)
+        program.communicate(timeout=60)
+    return len(programs)
+
+
+def _kill_children(pid: int) -> None:
+    path = f"/proc/{pid}/task/{pid}/children"
+    with open(path) as children:  # noqa: PTH123 - one line of /proc
+        for child in children.read().split():
+            os.kill(int(child), signal.SIGKILL)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do two jobs that do not fit together run about as fast together as one after the other?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+
+from asked import KERNELS, Asked
+from findings import Finding
+from grounds import Ground, Terms, ground, has_option
+from scenes import Part, play
+from telling import tell
+
+# A small memory, so that moving it takes a fraction of a second, as jobs take seconds here.
+_MODEL = "t4[memory=2Gi]"
+_PART = 0.95
+
+
+def crowding(place: Ground, asked: Asked) -> Iterator[Finding]:
+    """Measure two jobs of 95 % of the memory each, oversubscribed, and one after the other."""
+    if not has_option("--oversubscribe"):
+        message = "this version of allot has no --oversubscribe"
+        raise RuntimeError(message)
+    with ground(gpus=1, model=_MODEL, verbose=place.verbose) as small:
+        device = small.devices[0]
+        room = device.allottable_bytes - (device.context_bytes or 0)
+        memory = int(room * _PART)
+        job = small.program(
+            "load",
+            *("--kernels", KERNELS["2ms"], "--seconds", 600),
+            *("--work-ms", asked.job_ms, "--memory", memory),
+        )
+        started = time.monotonic()
+        spans = [_alone(small, job) for _ in range(2)]
+        serial = sum(spans)
+        whole = time.monotonic() - started
+        limit = memory + (device.context_bytes or 0) + (64 << 20)
+        terms = Terms(compute="50:100", memory=str(limit), others=("--oversubscribe",))
+        recording = play(
+            small,
+            [Part(command=job, terms=terms, name=f"job-{number}") for number in range(2)],
+        )
+        tell(small, recording, recording.begun_ns, recording.ended_ns)
+        ended = max(int(answer["ended_ns"]) for part in recording.answers for answer in part)
+        together = (ended - recording.begun_ns) / 1e9
+    yield Finding(
+        question="oversubscribed",
+        name="two jobs of 95 % of the memory each, together",
+        without=f"{serial:.2f} s one after the other",
+        seen=f"{together:.2f} s",
+        reached=together / serial,
+        unit="x",
+        target=1.10,
+        samples=1,
+        method=f"{asked.job_ms / 1000:.0f} s of 2ms kernels each, on a GPU with {_MODEL}; without "
+        f"limits one after the other (with their starts {whole:.1f} s), from their first launch "
+        "to their last end",
+    )
+
+
+def _alone(small: Ground, job: list[str]) -> float:
+    done = subprocess.run(
+        job,
+        env=small.bare(0),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return (int(answer["ended_ns"]) - int(answer["begun_ns"])) / 1e9

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is what a share leaves idle used by others, and given back at once? Is a change in force soon?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asked import KERNELS, Asked
+from findings import Finding
+from grounds import Ground, Terms, has_option
+from scenes import SECOND, Part, Recording, Stage, play
+from telling import tell
+
+_SLEEP_SECONDS = 2.0
+_WORK_SECONDS = 2.5
+_WINDOW_NS = SECOND
+_PERIOD_MS = 5
+
+
+def lending(ground: Ground, asked: Asked) -> Iterator[Finding]:
+    """Measure 30:100 beside a 70 that sleeps and wakes."""
+    recording = _play(ground, asked)
+    tell(ground, recording, recording.begun_ns + SECOND, recording.ended_ns)
+    wakes = recording.answers[1][0]["wakes_ns"]
+    work, sleep = int(_WORK_SECONDS * SECOND), int(_SLEEP_SECONDS * SECOND)
+    # The first second of all is left out; after it all of the time that the neighbour sleeps,
+    # less what it takes to finish its queue.
+    alone = [recording.percent(0, from_ns=wake - sleep + SECOND // 2, to_ns=wake) for wake in wakes]
+    bare = [recording.percent(2, from_ns=wake - sleep + SECOND // 2, to_ns=wake) for wake in wakes]
+    yield Finding(
+        question="lending",
+        name="30:100 beside an idle 70: part of the device",
+        without=f"{min(bare):.1f} %",
+        seen=f"{' '.join(f'{each:.1f}' for each in alone)} %",
+        reached=min(alone),
+        unit="%",
+        target=98.0,
+        at_least=True,
+        samples=len(alone),
+        method=f"kernels of 200us; the other share sleeps {_SLEEP_SECONDS} s, works "
+        f"{_WORK_SECONDS} s, and so on; while it sleeps, less the first half second",
+    )
+    back = [
+        settles_after(recording, 0, from_ns=wake, to_ns=wake + work, due=30.0, within=2.0)
+        for wake in wakes
+    ]
+    after = [recording.percent(0, from_ns=wake + SECOND // 5, to_ns=wake + work) for wake in wakes]
+    unlimited = [
+        recording.percent(2, from_ns=wake + SECOND // 5, to_ns=wake + work) for wake in wakes
+    ]
+    yield Finding(
+        question="taking back",
+        name="the 70 wakes: back to 30 ± 2",
+        without=f"{' '.join(f'{each:.1f}' for each in unlimited)} %",
+        seen=f"{' '.join(f'{each:.1f}' for each in after)} %",
+        reached=max(back),
+        unit="ms",
+        target=200.0,
+        samples=len(back),
+        method="from the wake to the first moment from which every window of 1 s until the next "
+        "sleep has 30 ± 2 %; the worst of the wakes (the mean from 200 ms on is shown)",
+    )
+    if has_option("--compute"):
+        yield _resizing(ground)
+
+
+def _play(ground: Ground, asked: Asked) -> Recording:
+    phases, at = [], _SLEEP_SECONDS
+    for _ in range(asked.wakes):
+        phases.append(f"{at}-{at + _WORK_SECONDS}")
+        at += _WORK_SECONDS + _SLEEP_SECONDS
+    seconds = at - _SLEEP_SECONDS
+    steady = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    waking = [*steady, "--phases", ",".join(phases)]
+    return play(
+        ground,
+        [
+            Part(command=steady, gpu=0, terms=Terms(compute="30:100"), name="borrower"),
+            Part(command=waking, gpu=0, terms=Terms(compute="70"), name="lender"),
+            Part(command=steady, gpu=1, name="bare-steady"),
+            Part(command=waking, gpu=1, name="bare-waking"),
+        ],
+        period_ms=_PERIOD_MS,
+    )
+
+
+def settles_after(
+    recording: Recording, part: int, *, from_ns: int, to_ns: int, due: float, within: float
+) -> float:
+    """Tell after how many milliseconds every window of 1 s is within so many points of `due`."""
+    windows = recording.windows(part, length_ns=_WINDOW_NS, from_ns=from_ns, to_ns=to_ns)
+    settled = to_ns
+    for start, percent in reversed(windows):
+        if abs(percent - due) > within:
+            break
+        settled = start
+    return max(0.0, (settled - from_ns) / 1e6)
+
+
+def _resizing(ground: Ground) -> Finding:
+    import time
+
+    returned: list[int] = []
+
+    def change(stage: Stage) -> None:
+        time.sleep(1.5)
+        stage.allot("resize", "changing", "--compute", "60")
+        returned.append(time.monotonic_ns())
+
+    command = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", 4.5)
+    recording = play(
+        ground,
+        [
+            Part(command=command, gpu=0, terms=Terms(compute="30"), name="changing"),
+            Part(command=command, gpu=1, name="bare"),
+        ],
+        period_ms=_PERIOD_MS,
+        meanwhile=change,
+    )
+    (at,) = returned
+    end = recording.ended_ns - SECOND // 10
+    tell(ground, recording, at, end)
+    return Finding(
+        question="changing",
+        name="`allot resize --compute 60` of a 30: in force",
+        without="",
+        seen=f"{recording.percent(0, from_ns=recording.begun_ns + SECOND // 2, to_ns=at):.1f} % "
+        f"then {recording.percent(0, from_ns=at + SECOND // 10, to_ns=end):.1f} %",
+        reached=settles_after(recording, 0, from_ns=at, to_ns=end, due=60.0, within=2.0),
+        unit="ms",
+        target=100.0,
+        samples=1,
+        method="from the command's return to the first moment from which every window of 1 s has "
+        "60 ± 2 %",
+    )

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times launches in pairs, bare and wrapped, as calls.c does, but of kernels that take their time;
+// and counts the launches on whose way a system call was made.
+//
+//   launches KERNEL_NS BURST PAIRS
+//
+// Each sample is a burst of so many launches on an idle stream. The count of system calls is the
+// kernel's own (PR_SET_SYSCALL_USER_DISPATCH, Linux 5.11, x86-64); -1 where there is no such thing.
+// Starts when stdin ends.
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "lanes.h"
+
+#ifndef PR_SET_SYSCALL_USER_DISPATCH
+#define PR_SET_SYSCALL_USER_DISPATCH 59
+#define PR_SYS_DISPATCH_ON 1
+#define PR_SYS_DISPATCH_OFF 0
+#endif
+
+static volatile char dispatch;  // 0: system calls pass, 1: they come to `trap`
+static long trapped;
+
+#if defined(__x86_64__)
+static void trap(int number, siginfo_t *info, void *opaque) {
+  dispatch = 0;
+  trapped++;
+  greg_t *registers = ((ucontext_t *)opaque)->uc_mcontext.gregs;
+  register long r10 __asm__("r10") = registers[REG_R10];
+  register long r8 __asm__("r8") = registers[REG_R8];
+  register long r9 __asm__("r9") = registers[REG_R9];
+  long result;
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"((long)info->si_syscall), "D"(registers[REG_RDI]), "S"(registers[REG_RSI]),
+                     "d"(registers[REG_RDX]), "r"(r10), "r"(r8), "r"(r9)
+                   : "rcx", "r11", "memory");
+  registers[REG_RAX] = result;
+}
+
+static bool count_system_calls(void) {
+  struct sigaction action = {.sa_sigaction = trap, .sa_flags = SA_SIGINFO};
+  sigaction(SIGSYS, &action, NULL);
+  return prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &dispatch) == 0;
+}
+#else
+static bool count_system_calls(void) {
+  return false;
+}
+#endif
+
+static uint64_t kernel_ns;
+static int burst;
+static CUfunction function;
+static unsigned int grid;
+static CUstream stream;
+
+static uint64_t time_burst(__typeof__(cuLaunchKernel) *launch) {
+  void *parameters[] = {&kernel_ns};
+  uint64_t start = now_ns();
+  for (int each = 0; each < burst; each++)
+    need(launch(function, grid, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL), "cuLaunchKernel");
+  return now_ns() - start;
+}
+
+int main(int count, char **arguments) {
+  if (count != 4) {
+    fprintf(stderr, "usage: launches KERNEL_NS BURST PAIRS\n");
+    return 2;
+  }
+  kernel_ns = strtoull(arguments[1], NULL, 10);
+  burst = atoi(arguments[2]);
+  size_t pairs = strtoul(arguments[3], NULL, 10);
+  int64_t *bare = calloc(pairs, sizeof *bare), *wrapped = calloc(pairs, sizeof *wrapped);
+  if (bare == NULL || wrapped == NULL || burst < 1) return 3;
+  open_device();
+  WRAPPED(cuStreamCreate);
+  WRAPPED(cuEventRecord);
+  WRAPPED(cuEventSynchronize);
+  WRAPPED(cuLaunchKernel);
+  BARE(cuLaunchKernel);
+  function = spin_function();
+  grid = whole_grid();
+  need(wrapped_cuStreamCreate(&stream, 1), "cuStreamCreate");
+  CUevent over = blocking_event();
+  wait_for_start();
+  for (size_t index = 0; index < pairs; index++)
+    for (size_t turn = 0; turn < 2; turn++) {
+      bool is_bare = (index ^ turn) & 1;
+      uint64_t taken = time_burst(is_bare ? bare_cuLaunchKernel : wrapped_cuLaunchKernel);
+      (is_bare ? bare : wrapped)[index] = (int64_t)taken;
+      need(wrapped_cuEventRecord(over, stream), "cuEventRecord");
+      need(wrapped_cuEventSynchronize(over), "cuEventSynchronize");
+    }
+  long with_calls = 0, launches = 0;
+  void *parameters[] = {&kernel_ns};
+  bool counting = count_system_calls();
+  for (size_t index = 0; counting && index < pairs; index++) {
+    for (int each = 0; each < burst; each++) {
+      long before = trapped;
+      dispatch = 1;
+      CUresult result =
+          wrapped_cuLaunchKernel(function, grid, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL);
+      dispatch = 0;
+      need(result, "cuLaunchKernel");
+      launches++;
+      with_calls += trapped != before;
+    }
+    need(wrapped_cuEventRecord(over, stream), "cuEventRecord");
+    need(wrapped_cuEventSynchronize(over), "cuEventSynchronize");
+  }
+  if (counting) prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0);
+  print_pairs("launch", bare, wrapped, pairs, burst);
+  printf("{\"launches\": %ld, \"with_system_calls\": %ld}\n", launches, counting ? with_calls : -1);
+  return 0;
+}
