@@ -148,12 +148,15 @@ static bool is_valid(uint64_t terms) {
          ALLOT_TERMS_CLASS(terms) <= ALLOT_CLASS_BESTEFFORT;
 }
 
+// Memory that moves from share to share does so with the turns.
+#define TAKES_TURNS (ALLOT_TERMS_GOVERNED | ALLOT_TERMS_OVERSUBSCRIBED)
+
 static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
   store(&contract->seats[seat].terms, terms);
   uint32_t governed = 0;
   for (int each = 0; each < (int)ALLOT_SEATS; each++) {
     uint64_t one = contract->seats[each].terms;
-    if ((one & ALLOT_TERMS_TAKEN) && (one & ALLOT_TERMS_GOVERNED)) governed++;
+    if ((one & ALLOT_TERMS_TAKEN) && (one & TAKES_TURNS)) governed++;
   }
   store(&contract->governed, governed);
   store(&contract->generation, contract->generation + 1);

@@ -57,8 +57,9 @@ typedef struct allot_contract_seat {
 typedef struct allot_contract {
   uint64_t magic;
   uint32_t version;
-  // Seats with ALLOT_TERMS_GOVERNED. While it is 0 nobody asked for compute on this device: its
-  // processes take no turns and are slowed by nothing.
+  // Seats with ALLOT_TERMS_GOVERNED or ALLOT_TERMS_OVERSUBSCRIBED. While it is 0 nobody asked for
+  // compute on this device, and no memory moves: its processes take no turns and are slowed by
+  // nothing.
   uint32_t governed;
   uint64_t generation;  // raised after every change
   uint64_t serial;      // the newest that was given out

@@ -7,7 +7,15 @@ from typing import NewType
 
 from allotment.model.compute import Compute
 
-__all__ = ["Injection", "Runner", "Share", "ShareDevice", "ShareId"]
+__all__ = [
+    "Injection",
+    "Runner",
+    "Share",
+    "ShareDevice",
+    "ShareId",
+    "SuspendedBy",
+    "Suspension",
+]
 
 ShareId = NewType("ShareId", str)
 
@@ -48,6 +56,26 @@ class Runner:
     """Which boot: ticks after boot and process ids begin anew with each."""
 
 
+class SuspendedBy(StrEnum):
+    """How the memory of a suspended share left its devices."""
+
+    CHECKPOINT = "checkpoint"
+    """By the driver, all of it."""
+    EVICTION = "eviction"
+    """By the shim, what may live on the host; contexts stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """That a share is suspended, or on its way there or back."""
+
+    since: float
+    """Seconds after the epoch."""
+    by: SuspendedBy
+    is_complete: bool = False
+    """All of its programs are stopped and their memory is off the devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What is written down about a share when it is made (`share.json`)."""
@@ -69,3 +97,16 @@ class Share:
     user_id: int = 0
     cdi_spec: str | None = None
     """Path of the CDI spec file that names the share, which goes with it."""
+    suspended: float | None = None
+    """Since when its programs are suspended, in seconds after the epoch; None: they are not."""
+    suspension: Suspension | None = None
+
+    @property
+    def is_off_device(self) -> bool:
+        """Has it given its memory back to the devices until it is resumed?"""
+        suspended = self.suspension
+        return (
+            suspended is not None
+            and suspended.is_complete
+            and suspended.by is SuspendedBy.CHECKPOINT
+        )

@@ -112,6 +112,14 @@ class Found:
                 limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
         return limits
 
+    def booked_memory(self) -> dict[str, int]:
+        """Return what of each device nobody else can have, by UUID, in bytes.
+
+        Its limits; nothing while it is suspended and its memory is off its devices.
+        """
+        is_off = self.share is not None and self.share.is_off_device
+        return {uuid: 0 if is_off else limit for uuid, limit in self.limits().items()}
+
     def guarantees(self) -> dict[str, int]:
         """Return what compute is promised on each device, by UUID, in basis points.
 
@@ -174,7 +182,7 @@ def allotted(shares: Iterable[Found]) -> dict[str, int]:
     """Return how much of each device is booked, by UUID, in bytes."""
     totals: dict[str, int] = {}
     for found in shares:
-        for uuid, limit in found.limits().items():
+        for uuid, limit in found.booked_memory().items():
             totals[uuid] = totals.get(uuid, 0) + limit
     return totals
 
@@ -196,7 +204,7 @@ def booked(shares: Iterable[Found]) -> dict[str, Booking]:
     for found in shares:
         guarantees = found.guarantees()
         oversubscribed = {each.uuid for each in found.devices() if each.is_oversubscribed}
-        for uuid, limit in found.limits().items():
+        for uuid, limit in found.booked_memory().items():
             booking = totals.setdefault(uuid, Booking())
             booking.memory += limit
             booking.oversubscribed += limit if uuid in oversubscribed else 0

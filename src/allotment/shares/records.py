@@ -8,7 +8,15 @@ from typing import TypeVar
 
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
-from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.model.shares import (
+    Injection,
+    Runner,
+    Share,
+    ShareDevice,
+    ShareId,
+    SuspendedBy,
+    Suspension,
+)
 from allotment.shares.folders import explained
 
 __all__ = ["read_record", "write_record"]
@@ -80,10 +88,18 @@ def _to_document(share: Share) -> dict[str, object]:
         "spec": share.spec,
         "user_id": share.user_id,
         "cdi_spec": share.cdi_spec,
+        "suspended": share.suspended,
         "command": list(share.command),
         "runner": None
         if runner is None
         else {"pid": runner.pid, "start_time": runner.start_time, "boot_id": runner.boot_id},
+        "suspension": None
+        if share.suspension is None
+        else {
+            "since": share.suspension.since,
+            "by": str(share.suspension.by),
+            "complete": share.suspension.is_complete,
+        },
         "devices": [
             {
                 "uuid": device.uuid,
@@ -116,6 +132,7 @@ def _from_document(document: dict[str, object]) -> Share:
         spec=_optional(document, "spec", str),
         user_id=_typed(document, "user_id", int),
         cdi_spec=_optional(document, "cdi_spec", str),
+        suspended=_optional(document, "suspended", float) if "suspended" in document else None,
         command=tuple(map(str, _typed(document, "command", list))),
         runner=None
         if runner is None
@@ -134,6 +151,18 @@ def _from_document(document: dict[str, object]) -> Share:
             )
             for device in _typed(document, "devices", list)
         ),
+        suspension=_suspension(document),
+    )
+
+
+def _suspension(document: dict[str, object]) -> Suspension | None:
+    if document.get("suspension") is None:
+        return None
+    suspension = _typed(document, "suspension", dict)
+    return Suspension(
+        since=_typed(suspension, "since", float),
+        by=SuspendedBy(_typed(suspension, "by", str)),
+        is_complete=_flag(suspension, "complete"),
     )
 
 
