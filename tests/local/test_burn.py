@@ -134,6 +134,36 @@ def test_graphs_and_streams_run_all_of_their_kernels(gpu: Gpu) -> None:
     assert report["latency_us"]["p50"] >= 5000 * 0.99
 
 
+@pytest.mark.parametrize("streams", ["1", "2", "4"])
+def test_it_ends_after_the_launches_that_were_asked_for(gpu: Gpu, streams: str) -> None:
+    options = ("--launches", "3", "--streams", streams, "--kernel", "1ms", "--seconds", "0")
+    report, status = burn(*options, environment=gpu.shared)
+    assert status == 0
+    assert report["launches"] == 3
+
+
+def test_kernels_fill_the_gpu_and_never_run_at_once(gpu: Gpu) -> None:
+    options = ("--launches", "20", "--streams", "4", "--kernel", "5ms")
+    report, _ = burn(*options, environment=gpu.shared)
+    assert report["wall_seconds"] >= 20 * 0.005 * 0.99
+    assert report["gpu_seconds"] == pytest.approx(20 * 0.005, rel=0.2)
+
+
+def test_requests_come_at_their_rate(gpu: Gpu) -> None:
+    options = ("--rate", "50", "--launches", "10", "--kernel", "1ms")
+    report, _ = burn(*options, environment=gpu.shared)
+    # The first comes at once, the tenth after nine fiftieths of a second.
+    assert report["wall_seconds"] >= 9 / 50
+    assert report["gpu_seconds"] >= 10 * 0.001 * 0.99
+
+
+def test_a_late_request_has_waited_since_it_was_due(gpu: Gpu) -> None:
+    options = ("--rate", "100", "--launches", "5", "--kernel", "30ms")
+    report, _ = burn(*options, environment=gpu.shared)
+    # The fifth was due after 40 ms, when the second was running, and ends after 150.
+    assert report["latency_us"]["max"] >= (150 - 40) * 1000 * 0.99
+
+
 def test_processes_are_real_and_add_up(gpu: Gpu) -> None:
     options = ("--processes", "3", "--memory", "64Mi", "--seconds", "0.2")
     report, status = burn(*options, environment=gpu.shared)

@@ -24,6 +24,8 @@ _INTERFACE_VERSION: Final = 11080
 _LOCATION_DEVICE: Final = 1
 _ALLOCATION_PINNED: Final = 1
 _ACCESS_READ_WRITE: Final = 3
+_MULTIPROCESSOR_COUNT: Final = 16
+_MAX_THREADS_PER_MULTIPROCESSOR: Final = 39
 
 
 class MemoryLocation(Structure):
@@ -113,6 +115,7 @@ _FUNCTIONS: Final[dict[str, _Function]] = {
     "cuDeviceGetCount": _Function("cuDeviceGetCount", (POINTER(c_int),)),
     "cuDeviceGetName": _Function("cuDeviceGetName", (c_char_p, c_int, c_int)),
     "cuDeviceGetUuid": _Function("cuDeviceGetUuid", (POINTER(_Uuid), c_int)),
+    "cuDeviceGetAttribute": _Function("cuDeviceGetAttribute", (POINTER(c_int), c_int, c_int)),
     "cuDeviceTotalMem": _Function("cuDeviceTotalMem_v2", (_SIZE_OUT, c_int)),
     "cuDevicePrimaryCtxRetain": _Function("cuDevicePrimaryCtxRetain", (_OUT, c_int)),
     "cuDevicePrimaryCtxRelease": _Function("cuDevicePrimaryCtxRelease_v2", (c_int,)),
@@ -307,6 +310,16 @@ class Context:
     def close(self) -> None:
         """Give the primary context back."""
         self.driver.call("cuDevicePrimaryCtxRelease", self.device)
+
+    def blocks_that_fill_it(self, threads: int) -> int:
+        """Tell how many blocks of `threads` threads run at once when all multiprocessors do."""
+        multiprocessors, most_threads = c_int(), c_int()
+        for value, attribute in (
+            (multiprocessors, _MULTIPROCESSOR_COUNT),
+            (most_threads, _MAX_THREADS_PER_MULTIPROCESSOR),
+        ):
+            self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self.device)
+        return multiprocessors.value * max(1, most_threads.value // threads)
 
     def memory(self) -> MemoryInfo:
         """Ask cuMemGetInfo."""

@@ -15,6 +15,9 @@ class BurnPlan:
     `memory_fraction` (0 to 1) is of what the driver calls the device's memory, and counts where
     `memory_bytes` is 0. `kernel_ns` 0 runs no kernels: the memory is held for `seconds`.
     `graph_nodes` 0 launches kernels one by one, else graphs of that many kernels in a row.
+    `launches` above 0 ends after that many, however long they take; else `seconds` does.
+    `rate` above 0 launches so often a second, as requests come to a service; else each launch
+    follows the end of the one before.
     """
 
     memory_bytes: int = 0
@@ -27,6 +30,8 @@ class BurnPlan:
     streams: int = 1
     processes: int = 1
     seconds: float = 5.0
+    launches: int = 0
+    rate: float = 0.0
     device: int = 0
 
     def __post_init__(self) -> None:
@@ -35,6 +40,14 @@ class BurnPlan:
             raise UsageError("arrays have no address to write to", hint="leave out --touch")
         if self.graph_nodes and not self.kernel_ns:
             raise UsageError("a graph needs kernels", hint="leave out --kernel 0 or --graph")
+        if (self.launches or self.rate) and not self.kernel_ns:
+            raise UsageError(
+                "launches need kernels", hint="leave out --kernel 0, or --launches and --rate"
+            )
+        if self.rate and self.streams > 1:
+            raise UsageError(
+                "requests are answered one after the other", hint="leave out --streams or --rate"
+            )
 
     @property
     def kernels_per_launch(self) -> int:

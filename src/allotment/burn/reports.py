@@ -23,14 +23,15 @@ VERSION: Final = 1
 DOCUMENT: Final = """\
 version         1
 plan            what was asked, of each process: memory_bytes, memory_fraction, chunk_bytes, api,
-                touch, kernel_ns, graph_nodes, streams, processes, seconds, device
+                touch, kernel_ns, graph_nodes, streams, processes, seconds, launches, rate, device
 asked_bytes     memory asked for, all processes
 got_bytes       memory that the driver granted, all processes
 launches        finished launches (of kernels, or of graphs with --graph)
 kernels         finished kernels
 gpu_seconds     time between the event before and the event after each launch, summed
 wall_seconds    the longest time that a process spent in launching
-latency_us      p50, p99 and max from before a launch until its end was seen; null without launches
+latency_us      p50, p99 and max from before a launch (with --rate: from when it was due, if the one
+                before was late) until its end was seen; null without launches
 interrupted     true when a signal ended the burn early
 errors          number of errors, refusals included
 processes       per process: pid, device (ordinal, uuid, name, total_bytes), asked_bytes, got_bytes,

@@ -2,8 +2,10 @@
 """One process of a burn: get memory, keep the GPU busy, give everything back.
 
 The loop is closed: every stream has one launch outstanding, and its next one follows when the end
-of this one was seen. The latency of a launch is therefore its own, never the queue's. Waiting is
-by events that block, so that a burn costs no processor time to speak of.
+of this one was seen. The latency of a launch is therefore its own, never the queue's. With a rate
+launches come like requests, whether or not the one before is over. Waiting is by events that block,
+so that a burn costs no processor time to speak of. Each kernel fills the device, so that two of
+them never run at once.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _EVENT_BLOCKING: Final = 1
 _STREAM_NON_BLOCKING: Final = 1
 _HOLDING_STEP_SECONDS: Final = 0.05
+_BLOCK_THREADS: Final = 1024
 _ORIGIN_LASTS_MS: Final = 10_000.0
 
 
@@ -139,7 +142,10 @@ class _Burn:
                 self._hold(deadline)
             else:
                 with _Lanes.opened(self.context, self.plan) as lanes:
-                    self._launch(lanes, deadline)
+                    if self.plan.rate:
+                        self._answer(lanes, deadline)
+                    else:
+                        self._launch(lanes, deadline)
         finally:
             self.report.wall_seconds = time.monotonic() - started
 
@@ -154,13 +160,39 @@ class _Burn:
         waiting = list(lanes.lanes)
         while waiting:
             lane = waiting.pop(0)
-            self.report.latencies.add(lanes.finish(lane))
-            self.report.gpu_seconds += lanes.busy_seconds(lane)
-            self.report.launches += 1
-            self.report.kernels += self.plan.kernels_per_launch
-            if time.monotonic() < deadline and not self.is_stopping():
+            self._finish(lanes, lane)
+            if self._goes_on(deadline, outstanding=len(waiting)):
                 lanes.launch(lane)
                 waiting.append(lane)
+
+    def _answer(self, lanes: _Lanes, deadline: float) -> None:
+        (lane,) = lanes.lanes
+        began_ns, period_ns = time.monotonic_ns(), 1e9 / self.plan.rate
+        number = 0
+        while self._goes_on(deadline, outstanding=0):
+            due_ns = began_ns + int(number * period_ns)
+            number += 1
+            free_ns = time.monotonic_ns()
+            if due_ns > free_ns:
+                time.sleep((due_ns - free_ns) / 1e9)
+            lanes.launch(lane)
+            # A request that came while the one before was running has waited since then.
+            if due_ns < free_ns:
+                lane.launched_ns = due_ns
+            self._finish(lanes, lane)
+
+    def _finish(self, lanes: _Lanes, lane: _Lane) -> None:
+        self.report.latencies.add(lanes.finish(lane))
+        self.report.gpu_seconds += lanes.busy_seconds(lane)
+        self.report.launches += 1
+        self.report.kernels += self.plan.kernels_per_launch
+
+    def _goes_on(self, deadline: float, *, outstanding: int) -> bool:
+        if self.is_stopping():
+            return False
+        if self.plan.launches:
+            return self.report.launches + outstanding < self.plan.launches
+        return time.monotonic() < deadline
 
 
 @dataclass(slots=True)
@@ -184,6 +216,7 @@ class _Lanes:
     duration: c_uint64
     origin: c_void_p
     """An event: times on the GPU are counted from it."""
+    blocks: int
     lanes: list[_Lane] = field(default_factory=list)
     counted_ms: float = 0.0
 
@@ -201,8 +234,10 @@ class _Lanes:
             parameters = (c_void_p * 1)(ctypes.addressof(duration))
             origin = _open_event(driver, undo)
             driver.call("cuEventRecord", origin, None)
-            lanes = cls(driver, function, parameters, duration, origin)
-            for _ in range(plan.streams):
+            blocks = context.blocks_that_fill_it(_BLOCK_THREADS)
+            lanes = cls(driver, function, parameters, duration, origin, blocks)
+            lanes_wanted = min(plan.streams, plan.launches or plan.streams)
+            for _ in range(lanes_wanted):
                 lane = _open_lane(driver, undo)
                 if plan.graph_nodes:
                     # One each: launches of one executable graph wait for each other.
@@ -217,8 +252,8 @@ class _Lanes:
         undo.callback(driver.call, "cuGraphDestroy", graph)
         described = KernelNode()
         described.function = self.function
-        described.grid[:] = (1, 1, 1)
-        described.block[:] = (1, 1, 1)
+        described.grid[:] = (self.blocks, 1, 1)
+        described.block[:] = (_BLOCK_THREADS, 1, 1)
         described.parameters = ctypes.cast(self.parameters, POINTER(c_void_p))
         previous: c_void_p | None = None
         for _ in range(nodes):
@@ -244,8 +279,8 @@ class _Lanes:
             self.driver.call(
                 "cuLaunchKernel",
                 self.function,
-                *(1, 1, 1),
-                *(1, 1, 1),
+                *(self.blocks, 1, 1),
+                *(_BLOCK_THREADS, 1, 1),
                 0,
                 lane.stream,
                 self.parameters,

@@ -27,6 +27,7 @@ Examples:
   allot run --simulated a100-80gb --memory 4Gi -- allot burn --memory 5Gi
   allot burn --memory 512Mi --api vmm --processes 4 -o json
   allot burn --memory 25% --kernel 0 --seconds 60        (only hold memory)
+  allot burn --kernel 1ms --rate 20 --seconds 10         (a service; see the latency)
 
 \b
 Exit codes:
@@ -72,7 +73,7 @@ class _BurnCommand(click.Command):
     metavar="TIME",
     default="2ms",
     show_default=True,
-    help="Duration of a kernel; 0 runs none and only holds the memory.",
+    help="Duration of a kernel, which fills the GPU; 0 runs none and only holds the memory.",
 )
 @click.option(
     "--graph", metavar="N", type=click.IntRange(1, 100_000), help="Launch graphs of N kernels."
@@ -102,6 +103,18 @@ class _BurnCommand(click.Command):
     help="How long to run kernels or hold the memory.",
 )
 @click.option(
+    "--launches",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="End after N launches of each process, however long they take.",
+)
+@click.option(
+    "--rate",
+    metavar="R",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Launch R times a second, like requests to a service.",
+)
+@click.option(
     "--device",
     metavar="N",
     type=click.IntRange(min=0),
@@ -123,6 +136,8 @@ def command(
     streams: int,
     processes: int,
     seconds: float,
+    launches: int | None,
+    rate: float | None,
     device: int,
     output: str,
 ) -> None:
@@ -147,6 +162,8 @@ def command(
         streams=streams,
         processes=processes,
         seconds=seconds,
+        launches=launches or 0,
+        rate=rate or 0.0,
         device=device,
     )
     report = burn(plan)

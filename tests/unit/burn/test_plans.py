@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -21,6 +23,17 @@ def test_arrays_cannot_be_touched() -> None:
 def test_a_graph_needs_kernels() -> None:
     with pytest.raises(UsageError, match="needs kernels"):
         BurnPlan(graph_nodes=4, kernel_ns=0)
+
+
+@pytest.mark.parametrize("amount", [{"launches": 3}, {"rate": 20.0}])
+def test_launches_need_kernels(amount: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="need kernels"):
+        BurnPlan(kernel_ns=0, **amount)
+
+
+def test_requests_come_one_after_the_other() -> None:
+    with pytest.raises(UsageError, match="one after the other"):
+        BurnPlan(rate=20, streams=2)
 
 
 @pytest.mark.parametrize(("nodes", "kernels"), [(0, 1), (1, 1), (20, 20)])
