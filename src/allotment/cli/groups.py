@@ -20,7 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "ps": "Show the shares and their processes.",
     "top": "Watch the shares, live.",
     "devices": "Show the GPUs, and what is allotted and used of each.",
-    "resize": "Change a share's limit while its programs run.",
+    "resize": "Change a share's limits while its programs run.",
     "rm": "Remove shares.",
     "cdi": "Make shares for containers: Docker, Podman.",
     "env": "Print what lets a shell's programs use simulated GPUs.",

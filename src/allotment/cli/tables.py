@@ -10,10 +10,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-__all__ = ["OUTSIDE", "Column", "print_table", "short_uuid"]
+if TYPE_CHECKING:
+    from allotment.model.compute import Compute
+
+__all__ = ["OUTSIDE", "Column", "described", "print_table", "short_uuid"]
 
 OUTSIDE = "(outside any share)"
 """Stands where a share's name would."""
@@ -47,6 +51,13 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 def short_uuid(uuid: str) -> str:
     """Return the start of a UUID, enough to tell a machine's GPUs apart: `GPU-4f6e21b0`."""
     return uuid[:12]
+
+
+def described(compute: "Compute | None") -> str:
+    """Return compute in one word or two: `30:80`, `0:100 latency`, or `-` where none was asked."""
+    if compute is None or not compute.is_governed:
+        return "-"
+    return str(compute) if compute.kind == "normal" else f"{compute} {compute.kind}"
 
 
 def _printable(cell: str) -> str:

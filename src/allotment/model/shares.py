@@ -97,8 +97,6 @@ class Share:
     user_id: int = 0
     cdi_spec: str | None = None
     """Path of the CDI spec file that names the share, which goes with it."""
-    suspended: float | None = None
-    """Since when its programs are suspended, in seconds after the epoch; None: they are not."""
     suspension: Suspension | None = None
 
     @property

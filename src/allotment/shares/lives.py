@@ -179,12 +179,8 @@ def _check_name_is_free(others: Iterable[Found], name: str | None) -> None:
 
 
 def allotted(shares: Iterable[Found]) -> dict[str, int]:
-    """Return how much of each device is booked, by UUID, in bytes."""
-    totals: dict[str, int] = {}
-    for found in shares:
-        for uuid, limit in found.booked_memory().items():
-            totals[uuid] = totals.get(uuid, 0) + limit
-    return totals
+    """Return how much memory of each device is booked, by UUID, in bytes."""
+    return {uuid: booking.memory for uuid, booking in booked(shares).items()}
 
 
 @dataclass(slots=True)

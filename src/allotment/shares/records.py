@@ -88,7 +88,6 @@ def _to_document(share: Share) -> dict[str, object]:
         "spec": share.spec,
         "user_id": share.user_id,
         "cdi_spec": share.cdi_spec,
-        "suspended": share.suspended,
         "command": list(share.command),
         "runner": None
         if runner is None
@@ -132,7 +131,6 @@ def _from_document(document: dict[str, object]) -> Share:
         spec=_optional(document, "spec", str),
         user_id=_typed(document, "user_id", int),
         cdi_spec=_optional(document, "cdi_spec", str),
-        suspended=_optional(document, "suspended", float) if "suspended" in document else None,
         command=tuple(map(str, _typed(document, "command", list))),
         runner=None
         if runner is None

@@ -1,96 +1,205 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another limit for a share that lives: seen by its programs at their next call.
+"""Other limits and another promise of compute for a share that lives.
 
-What is booked (the record) is never below what is in force (the ledger), whenever this is cut off:
-growing is booked first, shrinking last.
+Its programs see a limit at their next call, and compute is in force when `resize` returns. What is
+booked (the record) is never below what is in force (the ledger, the contracts), whenever this is
+cut off: growing is booked first, shrinking last.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from allotment.ledger import Ledger
+from allotment.ledger import Terms
+from allotment.model.compute import Compute, ComputeClass, revised
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, StateError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, format_percent
+from allotment.model.placements import DeviceState
 from allotment.model.quantities import MemoryAmount, check_part
-from allotment.model.shares import Share
-from allotment.modes import mode_named
+from allotment.model.shares import Share, ShareDevice
+from allotment.modes import Mode, mode_named
+from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import Found, allotted, find, look
+from allotment.shares.lives import Found, booked, find, recover, states_of
 from allotment.shares.records import write_record
 
-__all__ = ["resize"]
+__all__ = ["Change", "resize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be another, on each device of a share. None: as it is."""
+
+    memory: MemoryAmount | None = None
+    compute: Compute | None = None
+    """Its guarantee and its ceiling alone."""
+    weight: int | None = None
+    kind: ComputeClass | None = None
+    host_budget: int | None = None
+    """As `lives.Order` has it."""
+
+    @property
+    def is_of_compute(self) -> bool:
+        """Is there more to it than memory?"""
+        return any(each is not None for each in (self.compute, self.weight, self.kind))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a share has, or is to have, of one device."""
+
+    memory: int
+    terms: Terms | None
 
 
 def resize(
-    folder: StateFolder, name: str, memory: MemoryAmount, devices: Iterable[Device], *, force: bool
+    folder: StateFolder, name: str, change: Change, devices: Iterable[Device], *, force: bool
 ) -> Found:
-    """Change a share's limit on each of its devices, live; return the share as it is then.
+    """Change what a share has of each of its devices, live; return the share as it is then.
 
-    Every device is checked before any is changed. Raises `DoesNotFitError`, `LimitBelowUseError`
-    (more is in use and `force` is false) or `NotFoundError`; then no limit is changed.
+    Every device is checked before any is changed. Raises `DoesNotFitError` (with need and have),
+    `LimitBelowUseError` (more is in use and `force` is false) or `NotFoundError`; then nothing is
+    changed.
     """
     by_uuid = {device.uuid: device for device in devices}
     folder.prepare()
     with folder.locked():
+        there = recover(folder)
         found = find(folder, name)
         if found.problem:
             raise found.problem
         share, snapshot = found.share, found.ledger
         if share is None or snapshot is None:
             raise StateError(f"{found.directory}: cannot be read")
-        others = allotted(each for each in look(folder) if each.id != found.id)
-        new = {}
         for device in share.devices:
             if device.uuid not in by_uuid:
                 raise NotFoundError(
                     f"GPU {device.uuid} of share {share.name} is not here",
                     hint="see `allot devices` and `allot doctor`",
                 )
-            new[device.uuid] = _new_limit(by_uuid[device.uuid], memory, others)
-        _apply(found, share, snapshot, new, force=force)
+        others = booked(each for each in there if each.id != found.id)
+        limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
+        old = {
+            device.uuid: _Part(limits[device.uuid], found.terms.get(device.uuid))
+            for device in share.devices
+        }
+        states = states_of(by_uuid.values(), others, change.host_budget)
+        new = _new_parts(share, old, {state.device.uuid: state for state in states}, change)
+        _apply(folder, found, share, old, new, force=force)
         return find(folder, found.id)
 
 
-def _new_limit(device: Device, memory: MemoryAmount, others: Mapping[str, int]) -> int:
-    check_part(memory, device.allottable_bytes)
-    need = memory.of(device.allottable_bytes)
-    have = device.allottable_bytes - others.get(device.uuid, 0)
+def _new_parts(
+    share: Share, old: Mapping[str, _Part], states: Mapping[str, DeviceState], change: Change
+) -> dict[str, _Part]:
+    """Return what the share is to have of each device; raise where that does not fit."""
+    new = {}
+    promised = 0  # of the host's memory, by the devices so far
+    for device in share.devices:
+        part, state = old[device.uuid], states[device.uuid]
+        if change.memory is not None:
+            state = replace(state, host_budget_bytes=max(0, state.host_budget_bytes - promised))
+            part = replace(part, memory=_new_limit(device, state, change.memory))
+        promised += overflow(state, part.memory)
+        if change.is_of_compute:
+            part = replace(part, terms=_new_terms(device, state, part.terms, change))
+        new[device.uuid] = part
+    return new
+
+
+def _new_limit(device: ShareDevice, state: DeviceState, memory: MemoryAmount) -> int:
+    check_part(memory, state.device.allottable_bytes)
+    need = memory.of(state.device.allottable_bytes)
+    have = memory_room(state, may_oversubscribe=device.is_oversubscribed)
     if need > have:
         raise DoesNotFitError(
             f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
-            f" {format_bytes(max(0, have))} beside the other shares",
+            f" {format_bytes(have)} beside the other shares",
             hint="ask for less, or make room: `allot ps` shows the shares",
         )
     return need
 
 
+def _new_terms(
+    device: ShareDevice, state: DeviceState, terms: Terms | None, change: Change
+) -> Terms:
+    if terms is None:
+        raise StateError(
+            f"{device.uuid} ({device.name}): this share takes no turns there",
+            hint="run its programs in a new share: allot run --compute ...",
+        )
+    compute = revised(terms.compute, compute=change.compute, weight=change.weight, kind=change.kind)
+    if compute.guarantee > state.free_guarantee:
+        raise DoesNotFitError(
+            f"{device.uuid} ({device.name}): need {format_percent(compute.guarantee)} % of compute,"
+            f" have {format_percent(state.free_guarantee)} % beside the other shares",
+            hint="guarantee less (`--compute 0:100` takes what others leave), or make room: `allot"
+            " ps` shows the shares",
+        )
+    return replace(terms, compute=compute)
+
+
 def _apply(
-    found: Found, share: Share, snapshot: Ledger, new: Mapping[str, int], *, force: bool
+    folder: StateFolder,
+    found: Found,
+    share: Share,
+    old: Mapping[str, _Part],
+    new: Mapping[str, _Part],
+    *,
+    force: bool,
 ) -> None:
-    """Set the limits; a refusal puts back what was changed before it."""
+    """Put the new parts in force; a refusal puts back what was changed before it."""
     mode = mode_named(share.mode)
-    old = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
-    booked = {uuid: max(size, old.get(uuid, 0)) for uuid, size in new.items()}
-    write_record(found.directory, _with_limits(share, booked))
-    done: list[str] = []
+    both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
+    write_record(found.directory, _with_parts(share, both))
+    begun: list[str] = []
     try:
-        for uuid, size in new.items():
-            mode.resize(found.directory, uuid, size, force=force)
-            done.append(uuid)
+        for uuid in new:
+            begun.append(uuid)
+            _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
     except AllotError:
-        for uuid in done:
-            mode.resize(found.directory, uuid, old[uuid], force=True)
-        write_record(found.directory, _with_limits(share, old))
+        for uuid in begun:
+            _enforce(mode, folder, found, uuid, new[uuid], old[uuid], force=True)
+        write_record(found.directory, _with_parts(share, old))
         raise
-    write_record(found.directory, _with_limits(share, new))
+    write_record(found.directory, _with_parts(share, new))
 
 
-def _with_limits(share: Share, limits: Mapping[str, int]) -> Share:
-    return replace(
-        share,
-        devices=tuple(
-            replace(device, memory_bytes=limits.get(device.uuid, device.memory_bytes))
-            for device in share.devices
-        ),
-    )
+def _enforce(
+    mode: Mode,
+    folder: StateFolder,
+    found: Found,
+    uuid: str,
+    before: _Part,
+    after: _Part,
+    *,
+    force: bool,
+) -> None:
+    if after.memory != before.memory:
+        mode.resize(found.directory, uuid, after.memory, force=force)
+    if after.terms is not None and after.terms != before.terms:
+        mode.revise(found.directory, uuid, after.terms, devices=folder.devices)
+
+
+def _greater(one: _Part, other: _Part) -> _Part:
+    """Return what covers both."""
+    terms = one.terms
+    if one.terms is not None and other.terms is not None:
+        first, second = one.terms.compute, other.terms.compute
+        compute = replace(
+            second,
+            guarantee=max(first.guarantee, second.guarantee),
+            ceiling=max(first.ceiling, second.ceiling),
+        )
+        terms = replace(one.terms, compute=compute)
+    return _Part(max(one.memory, other.memory), terms)
+
+
+def _with_parts(share: Share, parts: Mapping[str, _Part]) -> Share:
+    return replace(share, devices=tuple(_with_part(each, parts) for each in share.devices))
+
+
+def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:
+    part = parts[device.uuid]
+    compute = device.compute if part.terms is None else part.terms.compute
+    return replace(device, memory_bytes=part.memory, compute=compute)

@@ -23,11 +23,15 @@ from allotment.model.shares import Injection, Runner, Share
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 from allotment.shares.records import read_record
-from allotment.shares.resizing import resize
+from allotment.shares.resizing import Change, resize
 
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def to(memory: str) -> Change:
+    return Change(memory=parse_memory(memory))
 
 
 def booked(folder: StateFolder) -> dict[str, int]:
@@ -203,9 +207,9 @@ def test_resize_grows_into_what_is_free_and_no_further(
     make("10Gi", name="a")
     make("6Gi", name="b")
     with pytest.raises(DoesNotFitError, match="need 7Gi, have 6Gi"):
-        resize(folder, "b", parse_memory("7Gi"), devices, force=True)
-    resize(folder, "a", parse_memory("8Gi"), devices, force=False)
-    again = resize(folder, "b", parse_memory("50%"), devices, force=False)
+        resize(folder, "b", to("7Gi"), devices, force=True)
+    resize(folder, "a", to("8Gi"), devices, force=False)
+    again = resize(folder, "b", to("50%"), devices, force=False)
     assert again.limits() == {"GPU-00000000": 8 * GI}
     assert read_record(again.directory).devices[0].memory_bytes == 8 * GI
     assert booked(folder)["GPU-00000000"] == 16 * GI
@@ -240,12 +244,12 @@ def test_resize_below_the_use_changes_no_device(
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(LimitBelowUseError, match="3Gi"):
-            resize(folder, "pair", parse_memory("2Gi"), devices, force=False)
+            resize(folder, "pair", to("2Gi"), devices, force=False)
         found = lives.find(folder, "pair")
         assert found.ledger
         assert [each.memory_limit for each in found.ledger.policy.devices] == [4 * GI, 4 * GI]
         assert set(found.limits().values()) == {4 * GI}
-        forced = resize(folder, "pair", parse_memory("2Gi"), devices, force=True)
+        forced = resize(folder, "pair", to("2Gi"), devices, force=True)
         assert set(forced.limits().values()) == {2 * GI}
         assert forced.ledger
         assert [each.pid for each in forced.ledger.processes] == [holder.pid]

@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from allotment.ledger import read
 from allotment.model.devices import Device
-from allotment.model.errors import DoesNotFitError
+from allotment.model.errors import DoesNotFitError, NotFoundError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 from allotment.shares.processes import this_process
-from allotment.shares.resizing import resize
+from allotment.shares.resizing import Change, resize
 
 MI = 1 << 20
 TOTAL = 100 * MI
@@ -50,11 +50,15 @@ class Books(RuleBasedStateMachine):
     def free(self, uuid: str, *, but: str = "") -> int:
         return TOTAL - sum(each.get(uuid, 0) for name, each in self.given.items() if name != but)
 
-    @rule(amount=AMOUNTS, count=st.integers(1, 3), crashes=st.booleans())
-    def create(self, *, amount: int, count: int, crashes: bool) -> None:
-        for name in self.crashed:  # whoever comes next removes what ended
+    def sweep(self) -> None:
+        """Whoever comes next removes what ended."""
+        for name in self.crashed:
             del self.given[name]
         self.crashed.clear()
+
+    @rule(amount=AMOUNTS, count=st.integers(1, 3), crashes=st.booleans())
+    def create(self, *, amount: int, count: int, crashes: bool) -> None:
+        self.sweep()
         runner = DEAD if crashes else this_process()
         request = Request(parse_memory(str(amount)), count=count)
         order = lives.Order(request, Injection.ENVIRONMENT, runner=runner)
@@ -74,11 +78,17 @@ class Books(RuleBasedStateMachine):
     def change(self, data: st.DataObject, amount: int) -> None:
         # In the order of making: names are random, and a replay must meet the same share.
         name = data.draw(st.sampled_from(list(self.given)))
-        fits = all(self.free(uuid, but=name) >= amount for uuid in self.given[name])
+        ended = name in self.crashed
+        self.sweep()
+        fits = not ended and all(
+            self.free(uuid, but=name) >= amount for uuid in self.given.get(name, {})
+        )
         try:
-            resize(self.folder, name, parse_memory(str(amount)), DEVICES, force=False)
-        except DoesNotFitError:
-            assert not fits
+            change = Change(memory=parse_memory(str(amount)))
+            resize(self.folder, name, change, DEVICES, force=False)
+        except (DoesNotFitError, NotFoundError) as error:
+            assert not fits  # noqa: PT017 - both ends are fine
+            assert isinstance(error, NotFoundError) == ended  # noqa: PT017
             return
         assert fits
         self.given[name] = dict.fromkeys(self.given[name], amount)
@@ -96,9 +106,7 @@ class Books(RuleBasedStateMachine):
     def recover(self) -> None:
         with self.folder.locked():
             lives.recover(self.folder)
-        for name in self.crashed:
-            del self.given[name]
-        self.crashed.clear()
+        self.sweep()
 
     @rule()
     def crash_while_making(self) -> None:
