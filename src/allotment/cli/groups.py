@@ -21,6 +21,8 @@ COMMANDS: Mapping[str, str] = {
     "top": "Watch the shares, live.",
     "devices": "Show the GPUs, and what is allotted and used of each.",
     "resize": "Change a share's limits while its programs run.",
+    "suspend": "Stop a share's programs, and free its GPU memory.",
+    "resume": "Bring a suspended share back.",
     "rm": "Remove shares.",
     "cdi": "Make shares for containers: Docker, Podman.",
     "env": "Print what lets a shell's programs use simulated GPUs.",

@@ -93,6 +93,8 @@ class ProcessUse:
     gpu_ns: int = 0
     held_ns: int = 0
     throttled: int = 0
+    evicted: frozenset[int] = frozenset()
+    """Devices, by their place in the policy, from which it moved its memory as it is suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +178,10 @@ def _seat(data: bytes, at: int) -> Seat | None:
 
 def _device_use(data: bytes, index: int) -> DeviceUse:
     at = layout.USAGE_DEVICES_AT + index * layout.USAGE_DEVICE_SIZE
+    used = _u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT)
     waits = at + layout.USAGE_DEVICE_LEASE_WAITS_AT
     return DeviceUse(
-        used=_u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT),
+        used=used,
         peak=_u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
         refusals=_u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
         gpu_ns=_u64(data, at + layout.USAGE_DEVICE_GPU_NS_AT),
@@ -186,7 +189,8 @@ def _device_use(data: bytes, index: int) -> DeviceUse:
         held_ns=_u64(data, at + layout.USAGE_DEVICE_HELD_NS_AT),
         throttled=_u64(data, at + layout.USAGE_DEVICE_THROTTLED_AT),
         moved_bytes=_u64(data, at + layout.USAGE_DEVICE_MOVED_BYTES_AT),
-        host_bytes=_u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT),
+        # What a process had that was killed is still in it, until the last of the share has ended.
+        host_bytes=min(used, _u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT)),
         lease_waits=tuple(_u64(data, waits + 8 * i) for i in range(layout.WAIT_BUCKETS)),
         lease_wait_ns=_u64(data, at + layout.USAGE_DEVICE_LEASE_WAIT_NS_AT),
     )
@@ -223,6 +227,11 @@ def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:
         gpu_ns=_u64(data, at + layout.SLOT_GPU_NS_AT),
         held_ns=_u64(data, at + layout.SLOT_HELD_NS_AT),
         throttled=_u64(data, at + layout.SLOT_THROTTLED_AT),
+        evicted=frozenset(
+            device
+            for device in range(device_count)
+            if _u64(data, at + layout.SLOT_EVICTED_AT) >> device & 1
+        ),
     )
 
 

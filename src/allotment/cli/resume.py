@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot resume`: bring a suspended share back."""
+
+from pathlib import Path
+
+import click
+
+from allotment.cli.options import complete_share, state_option
+
+
+@click.command(short_help="Bring a suspended share back.")
+@click.argument("share", metavar="SHARE", shell_complete=complete_share)
+@state_option
+def command(*, share: str, state: Path | None) -> None:
+    """Bring the memory of SHARE (name or id) back to its GPUs, and let its programs go on.
+
+    It is refused, with what is needed and what is there, while others have the room.
+
+    \b
+    Examples:
+      allot resume train
+    """  # noqa: D301 - click's mark
+    from allotment.cli.machines import devices_of, readings
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.lives import find
+    from allotment.shares.suspending import resume
+
+    folder = StateFolder.at(state)
+    devices = devices_of(find(folder, share))
+    done = resume(folder, share, readings, devices)
+    click.echo(f"{done.name}: resumed, {done.programs} processes go on")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot suspend`: stop a share's programs and free its GPU memory."""
+
+from pathlib import Path
+
+import click
+
+from allotment.cli.options import complete_share, state_option
+
+
+@click.command(short_help="Stop a share's programs, and free its GPU memory.")
+@click.argument("share", metavar="SHARE", shell_complete=complete_share)
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.001, max=3600),
+    default=30.0,
+    show_default=True,
+    help="How long GPU work that runs may take to end.",
+)
+@state_option
+def command(*, share: str, timeout: float, state: Path | None) -> None:
+    """Stop the programs of SHARE (name or id), and free its GPU memory for others.
+
+    The driver moves what the programs have on the GPU to the host's memory (drivers from 570 on);
+    then they are stopped, as by `kill -STOP`. None of the share's memory is booked until `allot
+    resume` brings it back, which has to find room again; its guarantee of compute stays its own.
+
+    With an older driver only shares with --oversubscribe can be suspended: then their contexts stay
+    on the GPU, and their memory stays booked.
+
+    \b
+    Examples:
+      allot suspend train
+      allot suspend train --timeout 120
+    """  # noqa: D301 - click's mark
+    from allotment.cli.machines import readings
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.suspending import suspend
+
+    done = suspend(StateFolder.at(state), share, readings, patience_s=timeout)
+    click.echo(f"{done.name}: suspended, {done.programs} processes stopped")
