@@ -13,7 +13,7 @@ pip := $(python) -m pip --disable-pip-version-check --quiet
 native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types native bench docs wheel clean
+.PHONY: help demo test unit lint format types native bench plot docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -45,8 +45,13 @@ types: $(VENV)/.developer ## mypy, strict
 native: $(VENV)/.installed ## the native libraries of this machine, as they ship
 	@$(python) tools/build_native.py --quiet
 
-bench: native ## overheads beside the bare simulated driver
+bench: native ## what shares cost, and how well they hold, beside the bare simulated driver
 	$(python) bench/run.py
+	$(python) bench/compute.py
+
+plot: native ## docs/images/compute.svg: guarantee, ceiling and borrowing over time
+	@$(pip) install --constraint constraints.txt --group bench
+	$(python) bench/plot.py
 
 docs: $(VENV)/.developer ## regenerate docs/reference/cli.md
 	$(python) tools/generate_cli_reference.py
