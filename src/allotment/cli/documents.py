@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents that `-o json` and `-o yaml` print. Stable: fields are added, never changed.
 
-Memory is in bytes, times are UTC (RFC 3339), what is not known is null. docs/reference/json.md has
-every field.
+Memory is in bytes, points in time are UTC (RFC 3339), stretches of it are seconds, what is not
+known is null. docs/reference/json.md has every field.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from allotment.shares.views import Overview, ShareView
+    from allotment.shares.views import ComputeView, Overview, ShareView
 
-__all__ = ["Document", "print_document", "share_document", "shares_document", "utc"]
+__all__ = [
+    "Document",
+    "compute_document",
+    "print_document",
+    "share_document",
+    "shares_document",
+    "utc",
+]
 
 Document = dict[str, Any]
 
@@ -65,6 +72,7 @@ def share_document(view: "ShareView") -> Document:
         "injection": str(share.injection) if share else None,
         "simulated": share.spec if share else None,
         "created": utc(share.created) if share else None,
+        "suspended": utc(share.suspension.since) if share and share.suspension else None,
         "runner_pid": share.runner.pid if share and share.runner else None,
         "command": list(share.command) if share else [],
         "problem": str(view.problem) if view.problem else None,
@@ -76,6 +84,10 @@ def share_document(view: "ShareView") -> Document:
                 "memory_used_bytes": device.used,
                 "memory_peak_bytes": device.peak,
                 "refusals": device.refusals,
+                "oversubscribed": device.is_oversubscribed,
+                "memory_host_bytes": device.host_bytes,
+                "memory_moved_bytes": device.moved_bytes,
+                "compute": compute_document(device.compute) if device.compute else None,
             }
             for device in view.devices
         ],
@@ -86,6 +98,9 @@ def share_document(view: "ShareView") -> Document:
                 "command": process.command,
                 "enforced": process.is_enforced,
                 "refusals": process.refusals,
+                "gpu_seconds": seconds(process.gpu_ns),
+                "held_seconds": seconds(process.held_ns),
+                "throttled": process.throttled,
                 "devices": [
                     {
                         "uuid": uuid,
@@ -101,3 +116,43 @@ def share_document(view: "ShareView") -> Document:
             for process in view.processes
         ],
     }
+
+
+def compute_document(compute: "ComputeView") -> Document:
+    """Describe what a share is promised of a device's time, and what it has had."""
+    from allotment.ledger.layout import WAIT_FIRST_NS
+
+    promised, use, account = compute.promised, compute.use, compute.account
+    rates, last = compute.rates, len(use.lease_waits) - 1
+    return {
+        "governed": promised.is_governed,
+        "guarantee_percent": promised.guarantee / 100,
+        "ceiling_percent": promised.ceiling / 100,
+        "weight": promised.weight,
+        "class": str(promised.kind),
+        "state": compute.state,
+        "measured": compute.is_measured,
+        "gpu_percent": round(rates.gpu * 100, 2) if rates else None,
+        "driver_gpu_percent": compute.driver_percent,
+        "gpu_seconds": seconds(use.gpu_ns),
+        "copy_seconds": seconds(use.copy_ns),
+        "held_seconds": seconds(use.held_ns),
+        "throttled": use.throttled,
+        "borrowed_seconds": seconds(account.borrowed_ns),
+        "lent_seconds": seconds(account.lent_ns),
+        "leases": account.leases,
+        "evictions": account.evictions,
+        "lease_wait_seconds": seconds(use.lease_wait_ns),
+        "lease_waits": [
+            {
+                "under_seconds": seconds(WAIT_FIRST_NS << index) if index < last else None,
+                "count": count,
+            }
+            for index, count in enumerate(use.lease_waits)
+        ],
+    }
+
+
+def seconds(nanoseconds: int | None) -> float | None:
+    """Write a stretch of time in seconds."""
+    return None if nanoseconds is None else nanoseconds / 1e9

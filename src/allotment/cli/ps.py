@@ -11,14 +11,24 @@ from allotment.cli.options import output_option, state_option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from allotment.shares.views import OutsideView, Overview, ProcessView, ShareView
+    from allotment.shares.views import (
+        ComputeView,
+        OutsideView,
+        Overview,
+        ProcessView,
+        ShareView,
+    )
 
 
 @click.command(short_help="Show the shares and their processes.")
 @output_option("table", "json", "yaml")
 @state_option
 def command(*, output: str, state: Path | None) -> None:
-    """Show every share with its limit, use and peak on each GPU, and the processes that use it.
+    """Show every share with its limits and its use of each GPU, and the processes that use it.
+
+    COMPUTE is its guarantee and its ceiling in percent of the GPU, and its class where that is
+    another than normal. GPU TIME is what its kernels took so far: measured where some share of the
+    GPU asked for compute. `allot top` shows how much of the GPU that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
     loader): its limit is not in force. Processes that use a GPU outside any share come last. A
@@ -55,13 +65,16 @@ def _print(seen: "Overview") -> None:
         return
     columns = (
         Column("SHARE"),
+        Column("STATE", is_optional=True),
         Column("GPU"),
         Column("LIMIT", is_number=True),
         Column("USED", is_number=True),
-        Column("PEAK", is_number=True),
+        Column("PEAK", is_number=True, is_optional=True),
+        Column("COMPUTE"),
+        Column("GPU TIME", is_number=True, is_optional=True),
         Column("PID", is_number=True),
         Column("ENFORCED"),
-        Column("INJECTION"),
+        Column("INJECTION", is_optional=True),
         Column("COMMAND"),
     )
     rows = [row for each in views for row in _rows(each)]
@@ -75,7 +88,7 @@ def _print(seen: "Overview") -> None:
 
 def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
     """One row for each device of a share, then one for each process and device that it uses."""
-    from allotment.cli.tables import short_uuid
+    from allotment.cli.tables import described, short_uuid
     from allotment.model.formats import format_bytes
 
     share = view.share
@@ -83,17 +96,21 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
     for index, device in enumerate(view.devices):
         yield (
             view.name if index == 0 else "",
+            str(view.state) if index == 0 else "",
             short_uuid(device.uuid),
             format_bytes(device.limit),
             format_bytes(device.used),
             format_bytes(device.peak),
+            described(device.compute.promised if device.compute else None),
+            _gpu_time(device.compute),
             str(share.runner.pid) if share and share.runner and index == 0 else "",
             ("yes" if view.is_enforced else "no") if index == 0 else "",
             (str(share.injection) if share else "") if index == 0 else "",
             command if index == 0 else "",
         )
     if not view.devices:
-        yield (view.name, "?", "?", "?", "?", "", "no", "", command)
+        state = str(view.state)
+        yield (view.name, state, "?", "?", "?", "?", "?", "", "", "no", "", command)
     for process in view.processes:
         yield from _process_rows(view, process)
 
@@ -103,7 +120,16 @@ def _outside_row(user: "OutsideView") -> tuple[str, ...]:
     from allotment.model.formats import format_bytes
 
     used = "?" if user.used is None else format_bytes(user.used)
-    return (OUTSIDE, short_uuid(user.uuid), "", used, "", str(user.pid), "no", "", user.command)
+    gpu, pid = short_uuid(user.uuid), str(user.pid)
+    return (OUTSIDE, "", gpu, "", used, "", "", "", pid, "no", "", user.command)
+
+
+def _gpu_time(compute: "ComputeView | None") -> str:
+    from allotment.model.formats import format_duration
+
+    if compute is None or not (compute.is_measured or compute.use.gpu_ns):
+        return "-"
+    return format_duration(compute.use.gpu_ns)
 
 
 def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[str, ...]]":
@@ -115,10 +141,13 @@ def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[
         if used or peak or len(view.devices) == 1:
             yield (
                 "",
+                "",
                 short_uuid(device.uuid),
                 "",
                 format_bytes(used),
                 format_bytes(peak),
+                "",
+                "",
                 pid,
                 "yes" if process.is_enforced else "no",
                 "",

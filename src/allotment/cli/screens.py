@@ -14,9 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from allotment.cli.machines import DeviceRow
-from allotment.cli.tables import OUTSIDE, short_uuid
-from allotment.model.formats import format_bytes
-from allotment.shares.views import DeviceView, OutsideView, ProcessView, ShareView
+from allotment.cli.tables import OUTSIDE, described, short_uuid
+from allotment.model.formats import format_bytes, format_duration
+from allotment.shares.views import (
+    ComputeView,
+    DeviceView,
+    OutsideView,
+    ProcessView,
+    ShareView,
+)
 
 __all__ = ["SORTS", "Frame", "bar", "draw"]
 
@@ -42,6 +48,8 @@ class Frame:
     is_inside: bool = False
     """It is drawn inside of a share, from where no shares can be seen."""
     has_bars: bool = True
+    pace_s: float = 1.0
+    """Seconds between two looks."""
 
 
 def _used(view: ShareView) -> int:
@@ -61,13 +69,13 @@ SORTS: Final[dict[str, Callable[[ShareView], tuple[object, ...]]]] = {
 """The orders that `s` goes through."""
 
 
-def bar(part: int, whole: int, width: int) -> Text:
+def bar(part: int, whole: int, width: int, *, colour: str = "") -> Text:
     """Draw a bar of `width` cells, to an eighth of a cell; what is over the whole is full."""
     ratio = min(1.0, part / whole) if whole > 0 else 0.0
     eighths = round(ratio * width * 8)
     full, rest = divmod(eighths, 8)
     cells = ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
-    colour = "red" if ratio >= 1 else "yellow" if ratio >= _ALARM else "green"
+    colour = colour or ("red" if ratio >= 1 else "yellow" if ratio >= _ALARM else "green")
     return Text(cells, style=f"{colour} on grey23")
 
 
@@ -75,12 +83,28 @@ def draw(frame: Frame, width: int) -> RenderableType:
     """Draw a frame for a terminal of so many columns."""
     parts: list[RenderableType] = [_heading(frame), Text(), _devices(frame, width), Text()]
     parts.append(_shares(frame, width) if frame.shares else _no_shares(frame))
+    turns = [
+        (view, index, compute)
+        for view in _ordered(frame)
+        for index, device in enumerate(view.devices)
+        if (compute := device.compute) and (compute.is_measured or compute.promised.is_governed)
+    ]
+    if turns:
+        parts += [Text(), _compute(turns, width, has_bars=frame.has_bars), Text()]
     parts += [_outside(each) for each in frame.outside]
     problems = [view for view in frame.shares if view.problem]
     parts += [Text(f"! {view.name}: {view.problem}", style="red") for view in problems]
     if frame.is_live:
-        parts += [Text(), Text("q quit   s sort   ↑↓ scroll   +/- pace", style="dim")]
+        parts += [Text(), _keys(frame)]
     return Group(*parts)
+
+
+def _keys(frame: Frame) -> Text:
+    pace = format_duration(frame.pace_s * 1e9)
+    return Text(
+        f"q quit   s sort (by {frame.sort})   ↑↓ scroll   +/- faster, slower (every {pace})",
+        style="dim",
+    )
 
 
 def _no_shares(frame: Frame) -> Text:
@@ -155,13 +179,63 @@ def _shares(frame: Frame, width: int) -> Table:
         has_device=width >= _MEDIUM, has_more=width >= _WIDE, has_bars=frame.has_bars
     )
     table = _table(*columns.headings())
-    ordered = sorted(frame.shares, key=SORTS[frame.sort])
-    for view in ordered[frame.first :]:
+    for view in _ordered(frame):
         for index, device in enumerate(view.devices):
             table.add_row(*columns.share_row(view, device, index, _bar_width(width)))
         for process in view.processes:
             table.add_row(*columns.process_row(process))
     return table
+
+
+def _ordered(frame: Frame) -> list[ShareView]:
+    """Return the shares that are not scrolled away."""
+    return sorted(frame.shares, key=SORTS[frame.sort])[frame.first :]
+
+
+def _compute(
+    turns: Sequence[tuple[ShareView, int, ComputeView]], width: int, *, has_bars: bool
+) -> Table:
+    """Draw what shares have of the GPUs' time, beside what they are promised."""
+    has_device, has_more = width >= _MEDIUM, width >= _WIDE
+    table = _table(
+        ("SHARE", "left"),
+        *([("GPU", "left")] if has_device else []),
+        ("COMPUTE", "left"),
+        *([("GPU TIME", "left"), ("", "right")] if has_bars else [("GPU TIME", "right")]),
+        *([("NVML", "right")] if has_device else []),
+        *([("BORROWED", "right"), ("LENT", "right"), ("HELD BACK", "right")] if has_more else []),
+        ("STATE", "left"),
+    )
+    for view, index, compute in turns:
+        rates, driver = compute.rates, compute.driver_percent
+        table.add_row(
+            Text(view.name if index == 0 else "", style="bold"),
+            *([short_uuid(view.devices[index].uuid)] if has_device else []),
+            described(compute.promised),
+            *([_rate_bar(compute, _bar_width(width) // 2)] if has_bars else []),
+            _percent(rates.gpu if rates else None),
+            *(["-" if driver is None else f"{driver}%"] if has_device else []),
+            *(
+                [
+                    _percent(rates.borrowed if rates else None),
+                    _percent(rates.lent if rates else None),
+                    _percent(rates.held if rates else None),
+                ]
+                if has_more
+                else []
+            ),
+            Text(compute.state, style="yellow" if compute.state == "waiting" else ""),
+        )
+    return table
+
+
+def _rate_bar(compute: ComputeView, width: int) -> Text:
+    """Draw the part of the device's time that a share had; no part of it is an alarm."""
+    return bar(round(compute.rates.gpu * 1000) if compute.rates else 0, 1000, width, colour="cyan")
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{part * 100:.1f}%"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ OUTSIDE = "(outside any share)"
 """Stands where a share's name would."""
 
 _GAP = "  "
+_LEAST_LAST = 12  # cells of the last column, mostly a command, that are worth showing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,20 @@ class Column:
 
     heading: str
     is_number: bool = False
+    is_optional: bool = False
+    """Left out, the last such column first, where the terminal is too narrow for the table."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; a cell that is `no` in a column ENFORCED stands out."""
     shown = [[_printable(cell) for cell in row] for row in rows]
     headings = [column.heading for column in columns]
-    widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
+    widths = [max(map(_cells, column)) for column in zip(headings, *shown, strict=True)]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    kept = _kept(columns, widths, limit)
+    columns, headings = [columns[i] for i in kept], [headings[i] for i in kept]
+    widths = [widths[i] for i in kept]
+    shown = [[row[i] for i in kept] for row in shown]
     colour = False if os.environ.get("NO_COLOR") else None
     head = _line(headings, columns, widths, limit)
     click.echo(click.style(head, bold=True), color=colour)
@@ -65,11 +72,43 @@ def _printable(cell: str) -> str:
     return "".join(each if each.isprintable() else " " for each in cell)
 
 
+def _kept(columns: Sequence[Column], widths: Sequence[int], limit: int | None) -> list[int]:
+    """Return the columns that there is room for; what the last one has may be cut."""
+    kept = list(range(len(columns)))
+    optional = [index for index in kept if columns[index].is_optional]
+    while limit is not None and optional:
+        needed = sum(widths[index] + len(_GAP) for index in kept[:-1]) + _LEAST_LAST
+        if needed <= limit:
+            break
+        kept.remove(optional.pop())
+    return kept
+
+
+def _cells(text: str) -> int:
+    """Return how many cells of a terminal a text takes: some characters take two, some none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(
+        0 if combining(each) else 2 if east_asian_width(each) in {"W", "F"} else 1 for each in text
+    )
+
+
 def _line(
     cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], limit: int | None
 ) -> str:
     text = _GAP.join(
-        cell.rjust(width) if column.is_number else cell.ljust(width)
+        _padded(cell, width, is_number=column.is_number)
         for cell, column, width in zip(cells, columns, widths, strict=True)
     ).rstrip()
-    return text if limit is None or len(text) <= limit else text[: max(1, limit - 1)] + "…"
+    if limit is None or _cells(text) <= limit:
+        return text
+    while _cells(text) >= limit and text:
+        text = text[:-1]
+    return text + "…"
+
+
+def _padded(cell: str, width: int, *, is_number: bool) -> str:
+    blanks = " " * (width - _cells(cell))
+    return blanks + cell if is_number else cell + blanks

@@ -11,10 +11,12 @@ import click
 from allotment.cli.options import output_option, simulated_option, state_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from allotment.cli.machines import DeviceRow
     from allotment.cli.screens import Frame
     from allotment.shares.folders import StateFolder
+    from allotment.shares.views import Overview
 
 _MIN_PACE_S, _MAX_PACE_S = 0.25, 16.0
 _PIPE_COLUMNS = 160
@@ -50,33 +52,35 @@ def command(
 ) -> None:
     """Watch GPUs and shares: limits, use, peaks, refusals, and whether limits are in force.
 
+    Where shares of a GPU asked for compute, a second table has what each has had of the GPU's time
+    since the last look, beside its guarantee and its ceiling: GPU TIME as the shim measures it,
+    NVML as the driver tells it, what of it was BORROWED beyond the guarantee, what of the guarantee
+    was LENT to others, and for how long its launches were HELD BACK (all threads together).
+
     Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, on a
     terminal that cannot move its cursor (TERM=dumb), or with -o, it shows one moment, without
-    colour and bars.
+    colour and bars; where GPU time is measured it looks twice for that, one --interval apart.
 
     \b
     Examples:
       allot top
       allot top --once -o json
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import readings, real_machine
     from allotment.model.quantities import parse_duration_ns
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import current, overview
 
-    folder = StateFolder.at(state)
     pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, parse_duration_ns(interval) / 1e9))
+    watcher = _Watcher(StateFolder.at(state), simulated)
     if output != "table":
         from allotment.cli.documents import print_document, shares_document
 
-        print_document(
-            shares_document(overview(current(folder), readings, machines=real_machine())), output
-        )
+        print_document(shares_document(watcher.twice(pace_s)), output)
         return
     if once or not _has_screen() or not sys.stdin.isatty():
-        _print_once(_look(folder, simulated, sort))
+        watcher.twice(pace_s)
+        _print_once(watcher.frame(sort))
         return
-    _Screen(lambda order: _look(folder, simulated, order), sort, pace_s).watch()
+    _Screen(watcher, sort, pace_s).watch()
 
 
 def _has_screen() -> bool:
@@ -86,31 +90,60 @@ def _has_screen() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
 
 
-def _look(folder: "StateFolder", spec: str | None, sort: str) -> "Frame":
-    import time
-    from functools import cache
+class _Watcher:
+    """Looks at the machine again and again, and knows what it saw last."""
 
-    from allotment.cli.machines import readings, real_machine, survey
-    from allotment.cli.screens import Frame
-    from allotment.model.errors import NoDevicesError
-    from allotment.shares.sessions import inside_share
-    from allotment.shares.views import current, overview
+    def __init__(self, folder: "StateFolder", spec: str | None) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._devices: Sequence[DeviceRow] = ()
+        self._seen: Overview | None = None
 
-    shares = current(folder)
-    once = cache(readings)  # both tables are of the same moment
-    try:
-        devices, _ = survey(folder, spec, shares, once)
-    except NoDevicesError:
-        devices = []  # a machine without a GPU has no shares on one either
-    seen = overview(shares, once, machines=real_machine())
-    return Frame(
-        devices,
-        seen.shares,
-        time.strftime("%H:%M:%S"),
-        sort,
-        is_inside=bool(inside_share()),
-        outside=seen.outside,
-    )
+    def look(self) -> "Overview":
+        """Look once more; the rates are those since the look before."""
+        from functools import cache
+
+        from allotment.cli.machines import readings, real_machine, survey
+        from allotment.model.errors import NoDevicesError
+        from allotment.shares.views import current, overview
+
+        shares = current(self._folder)
+        once = cache(readings)  # both tables are of the same moment
+        try:
+            self._devices, _ = survey(self._folder, self._spec, shares, once)
+        except NoDevicesError:
+            self._devices = ()  # a machine without a GPU has no shares on one either
+        seen = overview(shares, once, machines=real_machine())
+        self._seen = seen if self._seen is None else seen.since(self._seen)
+        return self._seen
+
+    def twice(self, pace_s: float) -> "Overview":
+        """Look, and where GPU time is measured look again after a while, for the rates."""
+        import time
+
+        seen = self.look()
+        parts = [device.compute for share in seen.shares for device in share.devices]
+        if not any(part and part.is_measured for part in parts):
+            return seen
+        time.sleep(pace_s)
+        return self.look()
+
+    def frame(self, sort: str) -> "Frame":
+        """Return what was seen last, to be drawn."""
+        import time
+
+        from allotment.cli.screens import Frame
+        from allotment.shares.sessions import inside_share
+
+        seen = self._seen or self.look()
+        return Frame(
+            self._devices,
+            seen.shares,
+            time.strftime("%H:%M:%S"),
+            sort,
+            is_inside=bool(inside_share()),
+            outside=seen.outside,
+        )
 
 
 def _print_once(frame: "Frame") -> None:
@@ -133,12 +166,16 @@ def _print_once(frame: "Frame") -> None:
 class _Screen:
     """The live screen: one thread that waits for keys, signals and the next look."""
 
-    def __init__(self, look: "Callable[[str], Frame]", sort: str, pace_s: float) -> None:
-        self._look = look
+    def __init__(self, watcher: _Watcher, sort: str, pace_s: float) -> None:
+        self._watcher = watcher
         self._sort = sort
         self._pace_s = pace_s
         self._first = 0
-        self._frame = look(sort)
+        self._frame = self._look()
+
+    def _look(self) -> "Frame":
+        self._watcher.look()
+        return self._watcher.frame(self._sort)
 
     def watch(self) -> None:
         """Show the screen until the user has seen enough."""
@@ -151,7 +188,7 @@ class _Screen:
             if not stopped:
                 return
             os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is as it was; back by `fg`
-            self._frame = self._look(self._sort)
+            self._frame = self._look()
 
     def _show(self, ready: "Callable[[float], list[str]]") -> bool:
         """Draw until the end (False) or Ctrl-Z (True)."""
@@ -168,7 +205,13 @@ class _Screen:
             looked = time.monotonic()
             while True:
                 self._first = max(0, min(self._first, len(self._frame.shares) - 1))
-                frame = replace(self._frame, sort=self._sort, is_live=True, first=self._first)
+                frame = replace(
+                    self._frame,
+                    sort=self._sort,
+                    is_live=True,
+                    first=self._first,
+                    pace_s=self._pace_s,
+                )
                 live.update(draw(frame, console.width), refresh=True)
                 for key in ready(max(0.0, looked + self._pace_s - time.monotonic())):
                     if key in {"q", "Q", "\x03", "\x04"}:
@@ -177,7 +220,7 @@ class _Screen:
                         return True
                     self._obey(key)
                 if time.monotonic() >= looked + self._pace_s:
-                    self._frame = self._look(self._sort)
+                    self._frame = self._look()
                     looked = time.monotonic()
 
     def _obey(self, key: str) -> None:

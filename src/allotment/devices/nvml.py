@@ -33,6 +33,8 @@ PATIENCE_S: Final = 3.0
 # Multiprocessors are not NVML's to tell, cores are; how many cores one has, by compute capability.
 _FEWER_CORES: Final = frozenset({(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)})
 
+_RECENT_US: Final = 2_000_000
+
 Answer = TypeVar("Answer")
 Handle = Any  # nvidia-ml-py's pointer to a device
 
@@ -257,4 +259,24 @@ def _processes(nvml: ModuleType, handle: Handle) -> tuple[DeviceProcess, ...]:
         for process in _optional(nvml, call, handle) or ():
             known, more = found.get(process.pid), process.usedGpuMemory
             found[process.pid] = max((v for v in (known, more) if v is not None), default=None)
-    return tuple(DeviceProcess(pid=pid, used_bytes=used) for pid, used in sorted(found.items()))
+    busy = _utilizations(nvml, handle) if found else None
+    return tuple(
+        DeviceProcess(pid, used, None if busy is None else busy.get(pid, 0))
+        for pid, used in sorted(found.items())
+    )
+
+
+def _utilizations(nvml: ModuleType, handle: Handle) -> dict[int, int] | None:
+    """Return how busy each process kept the device of late, in percent; None: the driver is silent.
+
+    The driver lists only those that ran something, each sample with its time in microseconds.
+    """
+    since = time.time_ns() // 1000 - _RECENT_US
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except nvml.NVMLError as error:
+        # Without a sample it is "not found", or an error that says success.
+        nothing = {nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND}
+        return {} if error.value in nothing else None
+    ordered = sorted(samples, key=lambda sample: int(sample.timeStamp))
+    return {int(sample.pid): int(sample.smUtil) for sample in ordered if sample.timeStamp >= since}

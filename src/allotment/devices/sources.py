@@ -33,10 +33,12 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process that has memory of a device. `pid` is the host's; None bytes: NVML does not say."""
+    """A process that has memory of a device. `pid` is the host's; None: NVML does not say."""
 
     pid: int
     used_bytes: int | None
+    gpu_percent: int | None = None
+    """Of the last second or so, how much of it kernels of this process ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

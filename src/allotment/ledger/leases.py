@@ -110,6 +110,11 @@ class Contract:
     """How long a lease is while others wait."""
     seats: tuple[TakenSeat, ...]
 
+    @property
+    def is_governed(self) -> bool:
+        """Do the shares of the device take turns?"""
+        return any(each.terms.compute.is_governed for each in self.seats)
+
     def terms_of(self, seat: Seat) -> Terms | None:
         """Return the terms of a seat; None when it is another's."""
         found = [each.terms for each in self.seats if each.seat == seat]

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,11 +100,15 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A ledger at one moment. `devices` has the order of `policy.devices`."""
+    """A ledger at one moment. `devices` has the order of `policy.devices`.
+
+    `read_ns` is that moment, by the monotonic clock: the rates of two readings go by it.
+    """
 
     policy: Policy
     devices: tuple[DeviceUse, ...]
     processes: tuple[ProcessUse, ...]
+    read_ns: int = 0
 
 
 def _text(data: bytes, at: int, size: int) -> str:
@@ -257,6 +262,7 @@ def read(directory: Path) -> Ledger:
     """
     policy = _read_policy(directory / "policy")
     path = directory / "usage"
+    read_ns = time.monotonic_ns()
     data = _load(path, size=layout.USAGE_SIZE, magic=layout.USAGE_MAGIC)
     high = min(_u32(data, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
     count = len(policy.devices)
@@ -277,4 +283,5 @@ def read(directory: Path) -> Ledger:
         policy=policy,
         devices=tuple(_device_use(data, index) for index in range(count)),
         processes=processes,
+        read_ns=read_ns,
     )

@@ -2,10 +2,10 @@
 """How a share is enforced. Each mode is a small class behind one Protocol; there is `soft`."""
 
 from allotment.model.errors import UsageError
-from allotment.modes.protocol import Mode
+from allotment.modes.protocol import Mode, Turns
 from allotment.modes.soft import SoftMode
 
-__all__ = ["DEFAULT_MODE", "Mode", "SoftMode", "mode_named"]
+__all__ = ["DEFAULT_MODE", "Mode", "SoftMode", "Turns", "mode_named"]
 
 DEFAULT_MODE = SoftMode.name
 _MODES: dict[str, Mode] = {SoftMode.name: SoftMode()}

@@ -2,6 +2,7 @@
 """What every mode can do, whatever enforces it."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,16 @@ from allotment.model.devices import Device
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
 
-__all__ = ["Mode"]
+__all__ = ["Mode", "Turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What a share has had of one device."""
+
+    account: SeatAccount
+    is_governed: bool
+    """Some share of the device asked for compute: all take turns, and GPU time is measured."""
 
 
 class Mode(Protocol):
@@ -47,7 +57,7 @@ class Mode(Protocol):
         """
         ...
 
-    def accounts(self, directory: Path, snapshot: Ledger) -> Mapping[str, SeatAccount]:
+    def turns(self, directory: Path, snapshot: Ledger) -> Mapping[str, Turns]:
         """Return what the share has had of each device, by UUID. Raises `LedgerError`."""
         ...
 

@@ -15,6 +15,7 @@ from allotment.model.errors import LedgerError
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
 from allotment.modes import turns
+from allotment.modes.protocol import Turns
 
 __all__ = ["SoftMode"]
 
@@ -79,13 +80,14 @@ class SoftMode:
                     found[device.uuid] = terms
         return found
 
-    def accounts(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, SeatAccount]:
+    def turns(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Turns]:
         """Read what the share has had of each device."""
         found = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                leases = read_leases(directory / turns.link_names(index)[1])
-                found[device.uuid] = leases.accounts.get(device.seat.serial, SeatAccount())
+                contract, leases = (directory / name for name in turns.link_names(index))
+                account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
+                found[device.uuid] = Turns(account, read_contract(contract).is_governed)
         return found
 
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:

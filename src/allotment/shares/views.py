@@ -7,25 +7,30 @@ is one that the shim is not in: it is shown as not enforced, with the driver's f
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from allotment.devices.sources import Problem, Reading
-from allotment.ledger import Ledger, ProcessUse
-from allotment.model.errors import AllotError, StateError
+from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
+from allotment.model.compute import Compute
+from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.shares import Share, ShareId
+from allotment.modes import DEFAULT_MODE, Turns, mode_named
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, look, recover
 from allotment.shares.processes import census, command_of, is_alive, pid_inside, start_time
 from allotment.shares.sessions import inside_share
 
 __all__ = [
+    "ComputeView",
     "DeviceView",
     "LiveState",
     "OutsideView",
     "Overview",
     "ProcessView",
+    "Rates",
     "Readings",
     "ShareView",
     "current",
@@ -44,6 +49,8 @@ class LiveState(StrEnum):
     """Its `allot run` is."""
     LEFT = "left"
     """Its `allot run` has ended, or was killed, and processes are left in it."""
+    SUSPENDED = "suspended"
+    """Its programs are, until it is resumed."""
     KEPT = "kept"
     """It was made to stay until it is removed."""
     DAMAGED = "damaged"
@@ -63,6 +70,66 @@ class ProcessView:
     context: tuple[int, ...]
     peak: tuple[int, ...]
     refusals: int
+    gpu_ns: int | None = None
+    """GPU time, over all devices; None: nobody measures it."""
+    held_ns: int | None = None
+    throttled: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a share had of one device between two looks, in parts of that time."""
+
+    gpu: float
+    copy: float
+    held: float
+    """Over all threads: may be more than 1."""
+    borrowed: float
+    lent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeView:
+    """What a share is promised of one device's time, and what it has had since it was made."""
+
+    promised: Compute
+    is_suspended: bool
+    is_measured: bool
+    """GPU time is measured now: only where a share of the device asked for compute."""
+    use: DeviceUse
+    account: SeatAccount
+    driver_percent: int | None
+    """How busy its processes kept the device in the last second, by NVML."""
+    read_ns: int
+    rates: Rates | None = None
+    """None until there is an earlier look to compare with."""
+
+    @property
+    def state(self) -> str:
+        """What its processes do: hold the device, wait for it, or neither."""
+        if self.is_suspended:
+            return "suspended"
+        if self.account.holding:
+            return "holding"
+        return "waiting" if self.account.waiting else "idle"
+
+    def since(self, before: "ComputeView") -> "ComputeView":
+        """Return this view with its rates since an earlier one of the same share and device."""
+        elapsed = self.read_ns - before.read_ns
+        if elapsed <= 0 or not (self.is_measured and before.is_measured):
+            return self
+
+        def rate(later: int, earlier: int) -> float:
+            return max(0, later - earlier) / elapsed
+
+        rates = Rates(
+            gpu=rate(self.use.gpu_ns, before.use.gpu_ns),
+            copy=rate(self.use.copy_ns, before.use.copy_ns),
+            held=rate(self.use.held_ns, before.use.held_ns),
+            borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),
+            lent=rate(self.account.lent_ns, before.account.lent_ns),
+        )
+        return replace(self, rates=rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +140,15 @@ class DeviceView:
     name: str
     limit: int
     used: int
+    """By the ledger; and by the driver, what processes have that the shim is not in."""
     peak: int
     refusals: int
+    is_oversubscribed: bool = False
+    host_bytes: int = 0
+    """Of its use, how much may lie on the host."""
+    moved_bytes: int = 0
+    compute: ComputeView | None = None
+    """None: it takes no turns there, or nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +185,26 @@ class Overview:
 
     shares: tuple[ShareView, ...]
     outside: tuple[OutsideView, ...]
+
+    def since(self, before: "Overview") -> "Overview":
+        """Return this overview with the rates since an earlier one."""
+        earlier = {
+            (share.id, device.uuid): device.compute
+            for share in before.shares
+            for device in share.devices
+        }
+
+        def compared(share: ShareView, device: DeviceView) -> DeviceView:
+            old = earlier.get((share.id, device.uuid))
+            if device.compute is None or old is None:
+                return device
+            return replace(device, compute=device.compute.since(old))
+
+        shares = tuple(
+            replace(share, devices=tuple(compared(share, each) for each in share.devices))
+            for share in self.shares
+        )
+        return replace(self, shares=shares)
 
 
 def current(folder: StateFolder) -> list[Found]:
@@ -182,13 +276,18 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
         processes = _enforced(found.ledger, members)
     seen = {process.pid for process in processes}
     uuids = [device.uuid for device in found.share.devices] if found.share else []
-    processes += _unenforced(uuids, members - {pid for pid in seen if pid}, readings)
+    unenforced = _unenforced(uuids, members - {pid for pid in seen if pid}, readings)
+    processes += unenforced
+    pids = members | {process.pid for process in processes if process.pid is not None}
     return ShareView(
         id=found.id,
         name=found.name,
         state=_state(found),
         share=found.share,
-        devices=_devices(found),
+        devices=tuple(
+            _with_driver(device, index, unenforced, pids, readings.get(device.uuid))
+            for index, device in enumerate(_devices(found))
+        ),
         processes=processes,
         problem=found.problem,
     )
@@ -197,6 +296,8 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
 def _state(found: Found) -> LiveState:
     if found.problem or not found.share:
         return LiveState.DAMAGED
+    if found.share.suspension is not None and found.share.suspension.is_complete:
+        return LiveState.SUSPENDED
     if found.share.runner is None:
         return LiveState.KEPT
     return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
@@ -209,6 +310,10 @@ def _devices(found: Found) -> tuple[DeviceView, ...]:
             DeviceView(uuid, names.get(uuid, ""), limit, 0, 0, 0)
             for uuid, limit in found.limits().items()
         )
+    turns: Mapping[str, Turns] = {}
+    with suppress(LedgerError, UsageError):  # then nothing is told of turns; memory's figures are
+        mode = mode_named(found.share.mode if found.share else DEFAULT_MODE)
+        turns = mode.turns(found.directory, found.ledger)
     return tuple(
         DeviceView(
             uuid=policy.uuid,
@@ -217,9 +322,48 @@ def _devices(found: Found) -> tuple[DeviceView, ...]:
             used=use.used,
             peak=use.peak,
             refusals=use.refusals,
+            is_oversubscribed=policy.is_oversubscribed,
+            host_bytes=use.host_bytes,
+            moved_bytes=use.moved_bytes,
+            compute=_compute(found, policy.uuid, use, turns),
         )
         for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
     )
+
+
+def _compute(
+    found: Found, uuid: str, use: DeviceUse, turns: Mapping[str, Turns]
+) -> ComputeView | None:
+    terms, had = found.terms.get(uuid), turns.get(uuid)
+    if terms is None or had is None or found.ledger is None:
+        return None
+    return ComputeView(
+        promised=terms.compute,
+        is_suspended=terms.is_suspended,
+        is_measured=had.is_governed,
+        use=use,
+        account=had.account,
+        driver_percent=None,
+        read_ns=found.ledger.read_ns,
+    )
+
+
+def _with_driver(
+    device: DeviceView,
+    index: int,
+    unenforced: Iterable[ProcessView],
+    pids: Collection[int],
+    reading: Reading | Problem | None,
+) -> DeviceView:
+    """Add what only the driver knows: what escaped the shim, and how busy all of it was."""
+    used = device.used + sum(process.used[index] for process in unenforced)
+    compute = device.compute
+    if compute is not None and isinstance(reading, Reading):
+        busy = [each.gpu_percent for each in reading.processes if each.pid in pids]
+        known = [each for each in busy if each is not None]
+        is_silent = bool(busy) and not known
+        compute = replace(compute, driver_percent=None if is_silent else sum(known))
+    return replace(device, used=used, peak=max(device.peak, used), compute=compute)
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
@@ -234,6 +378,9 @@ def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
             context=process.context,
             peak=process.peak,
             refusals=process.refusals,
+            gpu_ns=process.gpu_ns,
+            held_ns=process.held_ns,
+            throttled=process.throttled,
         )
         for process in ledger.processes
     )
