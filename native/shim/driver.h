@@ -39,6 +39,7 @@ static inline bool governed(void) {
   X(cuCtxGetLimit) \
   X(cuCtxPopCurrent_v2) \
   X(cuCtxPushCurrent_v2) \
+  X(cuCtxSetCurrent) \
   X(cuDeviceGetAttribute) \
   X(cuDeviceGetCount) \
   X(cuDeviceGetDefaultMemPool) \
@@ -47,6 +48,10 @@ static inline bool governed(void) {
   X(cuDeviceGetUuid) \
   X(cuDeviceGetUuid_v2) \
   X(cuDevicePrimaryCtxGetState) \
+  X(cuEventCreate) \
+  X(cuEventElapsedTime) \
+  X(cuEventQuery) \
+  X(cuEventRecord) \
   X(cuGraphChildGraphNodeGetGraph) \
   X(cuGraphGetEdges) \
   X(cuGraphGetNodes) \

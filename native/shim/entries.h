@@ -50,6 +50,16 @@
   X(cuGreenCtxCreate) \
   X(cuGreenCtxDestroy) \
   X(cuInit) \
+  X(cuLaunch) \
+  X(cuLaunchCooperativeKernel) \
+  X(cuLaunchCooperativeKernelMultiDevice) \
+  X(cuLaunchCooperativeKernel_ptsz) \
+  X(cuLaunchGrid) \
+  X(cuLaunchGridAsync) \
+  X(cuLaunchKernel) \
+  X(cuLaunchKernelEx) \
+  X(cuLaunchKernelEx_ptsz) \
+  X(cuLaunchKernel_ptsz) \
   X(cuLibraryLoadData) \
   X(cuLibraryLoadFromFile) \
   X(cuLibraryUnload) \

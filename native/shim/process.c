@@ -117,6 +117,15 @@ process *process_attach(void) {
   return own == NULL ? NULL : join(&own->attached, own, attach_locked);
 }
 
+bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context) {
+  is_joining = true;
+  pthread_mutex_lock(&own->attach_lock);
+  bool done = step(own, context);
+  pthread_mutex_unlock(&own->attach_lock);
+  is_joining = false;
+  return done;
+}
+
 // ---- devices ----
 
 static int digit(char c) {

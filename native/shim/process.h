@@ -82,6 +82,9 @@ typedef struct process {
   pthread_mutex_t graph_lock;
   uint32_t allocating_graphs;  // executable graphs with memory nodes
   pool_state pools[MAX_POOLS];
+
+  pthread_mutex_t compute_lock;
+  struct compute_state *compute;  // what takes turns (compute.h), once a launch has asked
 } process;
 
 // Never fails but when the process has no memory left; NULL then.
@@ -97,6 +100,9 @@ static inline process *process_known(void) {
 // NULL: the ledger is not there, damaged, of another version, or full.
 process *process_view(void);
 process *process_attach(void);
+
+// Takes something that a child must not inherit in the midst of it: forks wait meanwhile.
+bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context);
 
 // The policy's index of a CUDA device, or why there is none: it is not of the share, or the driver
 // does not know it (or not yet).

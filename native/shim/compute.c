@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process's part in the turns of its share's devices: opened when the first launch asks.
+#include "compute.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include "share.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+// Its address stands for "no device of the share has turns".
+static _Alignas(64) char nothing[64];
+#define NOTHING ((compute_state *)(void *)nothing)
+
+static bool open_device(compute_state *all, int device) {
+  compute_device *at = &all->devices[device];
+  const allot_device_policy *policy = &all->own->ledger.policy->devices[device];
+  at->all = all;
+  at->device = device;
+  at->leases.place = -1;
+  if (policy->seat_serial == 0) return false;
+  char contract[1100], leases[1100];
+  const char *directory = share_directory();
+  snprintf(contract, sizeof contract, "%s/contract-%d", directory, device);
+  snprintf(leases, sizeof leases, "%s/leases-%d", directory, device);
+  int error =
+      allot_leases_open(&at->leases, contract, leases, (int)policy->seat, policy->seat_serial);
+  // Turns that are promised and cannot be taken: nothing may run there.
+  if (error != 0) at->place = PLACE_REFUSED;
+  at->has_turns = 1;
+  return true;
+}
+
+static compute_state *make_state(process *own) {
+  void *made =
+      mmap(NULL, sizeof(compute_state), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return NULL;
+  madvise(made, sizeof(compute_state), MADV_WIPEONFORK);
+  compute_state *all = made;
+  all->own = own;
+  all->device_count = (int)own->ledger.policy->device_count;
+  for (int device = 0; device < all->device_count; device++) {
+    if (open_device(all, device)) all->has_turns = 1;
+  }
+  if (all->has_turns != 0) return all;
+  munmap(made, sizeof(compute_state));
+  return NOTHING;
+}
+
+static compute_state *open_state(process *own) {
+  if (process_attach() == NULL) return NULL;
+  int error = errno;
+  pthread_mutex_lock(&own->compute_lock);
+  compute_state *made = own->compute;
+  if (made == NULL) {
+    made = make_state(own);
+    __atomic_store_n(&own->compute, made, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&own->compute_lock);
+  errno = error;
+  return made;
+}
+
+compute_state *compute_state_of(process *own) {
+  compute_state *all = __atomic_load_n(&own->compute, __ATOMIC_ACQUIRE);
+  if (UNLIKELY(all == NULL)) all = open_state(own);
+  return all == NOTHING ? NULL : all;
+}
+
+static bool take_place(process *own, void *context) {
+  compute_device *at = context;
+  return allot_leases_join(&at->leases) == 0;
+}
+
+static bool join_locked(compute_device *at) {
+  if (at->place == PLACE_NONE) {
+    at->waiting_since_ns = 0;
+    bool taken = process_guarded(at->all->own, take_place, at);
+    __atomic_store_n(&at->place, taken ? PLACE_TAKEN : PLACE_REFUSED, __ATOMIC_RELEASE);
+  }
+  return at->place == PLACE_TAKEN;
+}
+
+bool compute_join(compute_device *at) {
+  if (LIKELY(__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) &&
+      LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) {
+    return true;
+  }
+  int error = errno;
+  pthread_mutex_lock(&at->all->start_lock);
+  bool joined = join_locked(at) && keeper_start(at->all);
+  pthread_mutex_unlock(&at->all->start_lock);
+  errno = error;
+  return joined;
+}

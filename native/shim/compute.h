@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Taking turns on a device, in this process: what is queued, what was measured, and the lease.
+//
+// A launch is *admitted* (admission.c), stands in a *batch* between two *marks* in its stream
+// (marks.c), and is charged when the *keeper* (keeper.c) sees the batch's end. All of it lies in
+// pages that forked children find empty, as the rest of the process's state.
+// docs/designs/shim.md, "Compute", has the reasons.
+#ifndef ALLOTMENT_SHIM_COMPUTE_H
+#define ALLOTMENT_SHIM_COMPUTE_H
+
+#include <pthread.h>
+#include <time.h>
+
+#include "estimates.h"
+#include "lease.h"
+#include "marks.h"
+#include "process.h"
+
+#define MICROSECOND UINT64_C(1000)
+#define MILLISECOND UINT64_C(1000000)
+
+enum { GATE_SHUT = 0, GATE_OPEN = 1 };
+enum { PLACE_NONE = 0, PLACE_TAKEN = 1, PLACE_REFUSED = 2 };
+
+// One device of the share.
+typedef struct compute_device {
+  struct compute_state *all;
+  int device;          // the policy's index
+  uint32_t has_turns;  // `leases` is open
+  uint32_t place;      // PLACE_*
+  allot_leases leases;
+
+  // What every launch reads and changes, without a lock.
+  _Alignas(64) uint64_t queued;  // launches that were admitted and are not known to have ended
+  uint64_t queued_ns;            // what they are expected to take
+  uint64_t dry_ns;               // when the GPU will have done all of them, as far as is known
+  int64_t room_ns;               // GPU time that may still be queued under the ceiling
+  uint32_t gate;                 // GATE_*
+  uint32_t is_strict;            // best effort beside a latency share: one launch at a time
+  uint64_t seen_root;            // the decision that the limits below are from
+  uint64_t bound_ns;             // how much may be queued
+  uint64_t expires_ns;           // nothing is queued beyond this
+  uint64_t burst_began_ns;       // the queue was empty before
+  uint64_t gap_ns, burst_ns;     // moving means: idle between bursts, and busy
+
+  // The lease: one decision at a time.
+  _Alignas(64) pthread_mutex_t lease_lock;
+  uint32_t is_held, is_alone, is_contended, is_moving;
+  uint32_t waiters;  // launches that are held back now
+  uint64_t epoch;
+  uint64_t waiting_since_ns;  // for the lease; 0: not
+  uint64_t move_ns;           // to be told with the next charge
+  uint64_t idle_since_ns;     // 0: busy
+  uint64_t progress_ns;       // when work was last seen to end, or was let in
+  uint32_t is_running;        // something of the queue has begun and not ended
+  uint64_t forced_ns;         // when a launch was last let through a stuck queue
+
+  // Measuring.
+  _Alignas(64) pthread_mutex_t marks_lock;  // before the lease_lock
+  timeline covered;
+  uint64_t uncharged_ns;  // measured, not told yet
+  uint64_t charged_at_ns;
+} compute_device;
+
+typedef struct keeper_state {
+  uint32_t state;  // KEEPER_*
+  uint32_t is_deep;
+  pthread_t thread;
+  compute_device *sleeps_on;
+} keeper_state;
+
+enum { KEEPER_NONE = 0, KEEPER_RUNS, KEEPER_STOPPED };
+
+typedef struct compute_state {
+  process *own;
+  int device_count;
+  uint32_t has_turns;  // some device has
+  uint32_t captures;   // streams that are being captured, as far as is known
+  pthread_mutex_t start_lock;
+  keeper_state keeper;
+  mark_store marks;
+  estimate_table estimates;
+  compute_device devices[ALLOT_MAX_DEVICES];
+} compute_state;
+
+static inline uint64_t clock_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+// The state of this process, made at the first call; NULL: the process is not in its share, or no
+// device of the share has turns.
+compute_state *compute_state_of(process *own);
+
+// Does anybody on the device ask for compute? If not, there are no turns.
+static inline bool compute_is_governed(const compute_device *at) {
+  if (at->has_turns == 0) return false;
+  // Turns that could not be opened: launches are refused.
+  if (at->leases.contract == NULL) return true;
+  return __atomic_load_n(&at->leases.contract->governed, __ATOMIC_RELAXED) != 0;
+}
+
+// The same of any device: what a launch pays when there are no turns. NULL: let it through.
+static inline compute_state *compute_governed(void) {
+  process *own = process_known();
+  if (own == NULL) return NULL;
+  compute_state *all = compute_state_of(own);
+  if (all == NULL) return NULL;
+  for (int i = 0; i < all->device_count; i++) {
+    if (compute_is_governed(&all->devices[i])) return all;
+  }
+  return NULL;
+}
+
+// Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
+// run.
+bool compute_join(compute_device *at);
+
+// ---- admission.c ----
+
+// Waits until a launch that is expected to take so long may be queued, and counts it as queued.
+// False: there are no turns any more; it is not counted.
+bool admission_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now);
+// Launches ended, or never began.
+void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
+// Takes over what an operation on the lease told. With the lease_lock held.
+void admission_update(compute_device *at, const allot_lease *lease, uint64_t root);
+// The lease was gained: with the lease_lock held, which is let go of while memory is moved.
+void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now);
+// The root, if the newest decision is this process's own; else 0.
+uint64_t admission_root(const compute_device *at);
+void admission_wake(const compute_device *at);
+
+// ---- keeper.c ----
+
+// Starts the keeper if it is not there. False: it cannot be.
+bool keeper_start(compute_state *all);
+// It may be asleep for long.
+void keeper_wake(compute_state *all);
+static inline bool keeper_is_stopped(const compute_state *all) {
+  return __atomic_load_n(&all->keeper.state, __ATOMIC_ACQUIRE) == KEEPER_STOPPED;
+}
+
+// ---- accounts.c: the share's figures ----
+
+void account_gpu(compute_device *at, uint64_t used_ns);
+void account_copy(compute_device *at, uint64_t used_ns);
+void account_held(compute_device *at, uint64_t held_ns);
+void account_wait(compute_device *at, uint64_t waited_ns);
+
+#endif

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launches are expected to take, by what was launched: the moving mean of what it took.
+//
+// Estimates decide how much may be queued and where marks are set. They are never charged.
+#ifndef ALLOTMENT_SHIM_ESTIMATES_H
+#define ALLOTMENT_SHIM_ESTIMATES_H
+
+#include "shim.h"
+
+typedef struct estimate {
+  uint64_t key;
+  uint32_t mean_ns;  // in units of ESTIMATE_UNIT_NS
+  uint32_t samples;
+} estimate;
+
+#define ESTIMATE_PLACES 8192
+#define ESTIMATE_UNIT_NS 16 /* 68 s at most */
+
+typedef struct estimate_table {
+  estimate places[ESTIMATE_PLACES];
+  uint64_t mean_ns;  // over all launches
+} estimate_table;
+
+// A function with its grid, or an executable graph.
+static inline uint64_t estimate_key(const void *launched, uint64_t size) {
+  uint64_t key = (uint64_t)(uintptr_t)launched * UINT64_C(0x9e3779b97f4a7c15) ^
+                 size * UINT64_C(0xc2b2ae3d27d4eb4f);
+  return key ^ key >> 32;
+}
+
+// Never NULL; when the table is full, others share the place.
+estimate *estimate_of(estimate_table *table, uint64_t key);
+// Is its length known well enough to stand in a batch with others?
+static inline bool estimate_is_known(const estimate *of) {
+  return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
+}
+uint64_t estimate_ns(const estimate_table *table, const estimate *of);
+// It took so long where `expected_ns` was expected, alone or as a part of a batch.
+void estimate_learn(estimate_table *table, estimate *of, uint64_t expected_ns, uint64_t took_ns,
+                    uint32_t launches);
+// A first guess, of a graph by its nodes.
+void estimate_guess(estimate_table *table, uint64_t key, uint64_t kernels);
+
+#endif

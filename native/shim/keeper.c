@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keeper: one thread of a process that takes turns. It sees work end, charges it, gives the
+// lease back and wakes what was held back.
+//
+// It blocks all signals, captures nothing, and is not there in children. While the program's own
+// exit is under way it is stopped, and launches go straight through.
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#include "compute.h"
+#include "driver.h"
+#include "residency.h"
+
+// So often it shows that it lives, and charges.
+#define BEAT_NS (2 * MILLISECOND)
+#define CHARGE_NS MILLISECOND
+#define CHARGE_ALONE_NS (2 * MILLISECOND)
+// It wakes so long before work is expected to end.
+#define EARLY_NS (50 * MICROSECOND)
+#define NAP_NS (30 * MICROSECOND)
+#define LONG_NAP_NS (500 * MICROSECOND)
+// Idle for so long, it sleeps until it is woken.
+#define AWAKE_NS (20 * MILLISECOND)
+#define DEEP_NS (1000 * MILLISECOND)
+#define SUSPENDED_NS (50 * MILLISECOND)
+// A holder that is expected back is waited for so long.
+#define LINGER_NS (500 * MICROSECOND)
+#define EXIT_NS (50 * MILLISECOND)
+#define STACK_BYTES ((size_t)256 << 10)
+
+#define load(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#define store(word, value) __atomic_store_n(&(word), (value), __ATOMIC_RELAXED)
+
+// ---- one device ----
+
+static uint64_t take_uncharged(compute_device *at) {
+  uint64_t used = __atomic_exchange_n(&at->uncharged_ns, 0, __ATOMIC_RELAXED);
+  account_gpu(at, used);
+  return used;
+}
+
+// Tells the lease what was used, and takes over how things stand. With the lease_lock held.
+static void charge(compute_device *at, uint64_t now) {
+  allot_lease lease;
+  uint64_t used = take_uncharged(at);
+  allot_lease_charge(&at->leases, used, at->move_ns, now, &lease);
+  at->move_ns = 0;
+  at->charged_at_ns = now;
+  bool was_shut = load(at->gate) == GATE_SHUT;
+  admission_update(at, &lease, admission_root(at));
+  if (was_shut && load(at->gate) == GATE_OPEN) admission_wake(at);
+}
+
+// Gives the lease back if nothing is queued. With the lease_lock held.
+static bool release(compute_device *at, uint64_t now) {
+  __atomic_store_n(&at->gate, GATE_SHUT, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0) return false;
+  allot_lease lease;
+  bool wants_more = load(at->waiters) != 0;
+  uint64_t used = take_uncharged(at);
+  at->is_held = 0;
+  allot_lease_release(&at->leases, used, at->move_ns, wants_more, now, &lease);
+  at->move_ns = 0;
+  at->charged_at_ns = now;
+  at->is_alone = lease.alone;
+  if (wants_more && !lease.held) at->waiting_since_ns = now;
+  if (lease.held) {
+    admission_gained(at, &lease, now);
+  }
+  if (wants_more) admission_wake(at);
+  return true;
+}
+
+// May it hold the lease without work? Alone, or where it is expected back sooner than it would have
+// its next turn: as long as that wastes less than a fifth of the time.
+static bool may_idle(const compute_device *at, uint64_t now) {
+  uint64_t idle_ns = now - load(at->idle_since_ns);
+  if (idle_ns < residency_linger_ns(at->all->own, at->device)) return true;
+  uint64_t gap = load(at->gap_ns);
+  if (gap * 4 <= load(at->burst_ns) && idle_ns < gap * 2 && idle_ns < LINGER_NS) return true;
+  // With several devices the keeper can be woken through one of them only.
+  return at->is_alone != 0 && at->all->device_count == 1;
+}
+
+static void give_way(compute_device *at, uint64_t now) {
+  if (load(at->uncharged_ns) != 0) charge(at, now);
+  // The charge may have shown that it is still furthest behind.
+  if (at->is_held != 0 && load(at->gate) == GATE_SHUT) release(at, now);
+}
+
+static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
+  bool is_open = load(at->gate) == GATE_OPEN, is_contended = load(at->is_contended) != 0;
+  bool is_due = now - at->charged_at_ns >= (is_contended ? CHARGE_NS : CHARGE_ALONE_NS);
+  bool is_over = is_open && is_contended && now >= load(at->expires_ns);
+  bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
+  if (is_due || is_over || (is_open && !is_told)) charge(at, now);
+  if (at->is_held == 0 || at->is_moving != 0 || queued != 0) return;
+  if (load(at->gate) == GATE_SHUT) {
+    give_way(at, now);
+  } else if (load(at->waiters) != 0) {
+    admission_wake(at);
+  } else if (!may_idle(at, now)) {
+    // A launch that was let in meanwhile keeps the lease.
+    if (!release(at, now)) __atomic_store_n(&at->gate, GATE_OPEN, __ATOMIC_SEQ_CST);
+  }
+}
+
+// When the queue will be dry, from what has ended: those that have begun are about to end.
+static void correct_dry(compute_device *at, uint64_t begun_ns, uint64_t now) {
+  uint64_t queued_ns = load(at->queued_ns);
+  uint64_t seen = load(at->dry_ns), right;
+  do {
+    right = seen;
+    uint64_t most = now + queued_ns;
+    uint64_t least = now + (queued_ns > begun_ns ? queued_ns - begun_ns : 0);
+    if (right > most) right = most;
+    if (right < least) right = least;
+    if (right == seen) return;
+  } while (!__atomic_compare_exchange_n(&at->dry_ns, &seen, right, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+}
+
+static bool is_suspended(const compute_device *at) {
+  uint64_t terms = load(at->leases.contract->seats[at->leases.seat].terms);
+  return (terms & ALLOT_TERMS_SUSPENDED) != 0;
+}
+
+// Returns when to look again.
+static uint64_t step(compute_device *at, uint64_t now) {
+  pthread_mutex_lock(&at->marks_lock);
+  marks_end_tails(at, now);
+  uint64_t begun = marks_collect(at, now);
+  marks_leave_context();
+  pthread_mutex_unlock(&at->marks_lock);
+  correct_dry(at, begun, now);
+  pthread_mutex_lock(&at->lease_lock);
+  uint64_t queued = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST);
+  if (queued != 0) {
+    store(at->idle_since_ns, 0);
+  } else if (load(at->idle_since_ns) == 0) {
+    store(at->idle_since_ns, now);
+  }
+  if (at->is_held != 0 || queued != 0) allot_lease_beat(&at->leases, queued != 0, now);
+  if (at->is_held != 0) {
+    keep_lease(at, now, queued);
+  } else if (load(at->uncharged_ns) != 0) {
+    charge(at, now);  // what ran on after the lease was lost
+  }
+  bool evict = at->is_held == 0 && queued == 0 && is_suspended(at) &&
+               residency_active(at->all->own, at->device);
+  bool busy = queued != 0, held = at->is_held != 0;
+  pthread_mutex_unlock(&at->lease_lock);
+  if (evict) {
+    residency_evict(at->all->own, at->device);
+    return now + SUSPENDED_NS;
+  }
+  if (!busy) {
+    uint64_t idle_since = load(at->idle_since_ns);
+    if (held && !at->is_alone) return now + (now - idle_since < LINGER_NS ? EARLY_NS : BEAT_NS);
+    return now - idle_since < AWAKE_NS ? now + BEAT_NS : UINT64_MAX;
+  }
+  uint64_t dry = load(at->dry_ns), last = at->progress_ns;
+  uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);
+  if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;
+  // It should have ended: the longer it has not, the longer the naps.
+  uint64_t overdue = now > last ? (now - last) / 16 : 0;
+  uint64_t nap = overdue < NAP_NS ? NAP_NS : overdue > LONG_NAP_NS ? LONG_NAP_NS : overdue;
+  return now + nap;
+}
+
+// ---- the thread ----
+
+static bool is_quiet(const compute_state *all) {
+  for (int device = 0; device < all->device_count; device++) {
+    if (__atomic_load_n(&all->devices[device].queued, __ATOMIC_SEQ_CST) != 0) return false;
+  }
+  return true;
+}
+
+static compute_device *any_place(compute_state *all) {
+  for (int device = 0; device < all->device_count; device++) {
+    compute_device *at = &all->devices[device];
+    if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) return at;
+  }
+  return NULL;
+}
+
+static void sleep_deep(compute_state *all, compute_device *at, uint32_t ticket, uint64_t now) {
+  bool may_be_suspended = residency_possible(all->own, at->device);
+  __atomic_store_n(&all->keeper.is_deep, 1, __ATOMIC_SEQ_CST);
+  if (is_quiet(all) && !keeper_is_stopped(all)) {
+    allot_lease_sleep(&at->leases, ticket, now + (may_be_suspended ? SUSPENDED_NS : DEEP_NS));
+  }
+  __atomic_store_n(&all->keeper.is_deep, 0, __ATOMIC_SEQ_CST);
+}
+
+static void *keep(void *context) {
+  compute_state *all = context;
+  prctl(PR_SET_TIMERSLACK, 1000);
+  pthread_setname_np(pthread_self(), "allotment");
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  DRIVER(USED(cuThreadExchangeStreamCaptureMode)(&mode));
+  driver_depth++;
+  while (!keeper_is_stopped(all)) {
+    compute_device *sleeps_on = all->keeper.sleeps_on;
+    uint32_t ticket = __atomic_load_n(&sleeps_on->leases.file->heads[sleeps_on->leases.place].wake,
+                                      __ATOMIC_SEQ_CST);
+    uint64_t now = clock_ns(), next = UINT64_MAX;
+    for (int device = 0; device < all->device_count; device++) {
+      compute_device *at = &all->devices[device];
+      if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) != PLACE_TAKEN) continue;
+      uint64_t wanted = step(at, now);
+      if (wanted < next) next = wanted;
+    }
+    now = clock_ns();
+    if (next == UINT64_MAX) {
+      sleep_deep(all, sleeps_on, ticket, now);
+    } else if (next > now + 200 * MICROSECOND) {
+      allot_lease_sleep(&sleeps_on->leases, ticket, next);
+    } else if (next > now) {
+      struct timespec nap = {.tv_nsec = (long)(next - now)};
+      nanosleep(&nap, NULL);
+    }
+  }
+  return NULL;
+}
+
+void keeper_wake(compute_state *all) {
+  if (all->keeper.sleeps_on != NULL) allot_lease_wake_own(&all->keeper.sleeps_on->leases);
+}
+
+// ---- beginning and end ----
+
+static compute_state *running;
+
+// The driver is torn down after this: nothing of it may be called any more.
+static void stop_at_exit(void) {
+  process *own = process_known();
+  compute_state *all = own == NULL ? NULL : own->compute;
+  // In a child the state is another one, or none.
+  if (all == NULL || all != running || all->keeper.state != KEEPER_RUNS) return;
+  __atomic_store_n(&all->keeper.state, KEEPER_STOPPED, __ATOMIC_SEQ_CST);
+  for (int device = 0; device < all->device_count; device++) {
+    compute_device *at = &all->devices[device];
+    if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) == PLACE_TAKEN) {
+      allot_lease_wake_own(&at->leases);
+    }
+  }
+  if (pthread_equal(all->keeper.thread, pthread_self())) return;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  uint64_t end = (uint64_t)until.tv_nsec + EXIT_NS;
+  until.tv_sec += (time_t)(end / 1000000000u);
+  until.tv_nsec = (long)(end % 1000000000u);
+  pthread_timedjoin_np(all->keeper.thread, NULL, &until);
+}
+
+static bool start_thread(compute_state *all) {
+  pthread_attr_t attributes;
+  sigset_t every, before;
+  if (pthread_attr_init(&attributes) != 0) return false;
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  sigfillset(&every);
+  pthread_sigmask(SIG_SETMASK, &every, &before);
+  bool started = pthread_create(&all->keeper.thread, &attributes, keep, all) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return started;
+}
+
+bool keeper_start(compute_state *all) {
+  if (all->keeper.state != KEEPER_NONE) return true;
+  all->keeper.sleeps_on = any_place(all);
+  if (all->keeper.sleeps_on == NULL || !start_thread(all)) return false;
+  static bool is_registered;
+  running = all;
+  if (!__atomic_exchange_n(&is_registered, true, __ATOMIC_ACQ_REL)) atexit(stop_at_exit);
+  __atomic_store_n(&all->keeper.state, KEEPER_RUNS, __ATOMIC_RELEASE);
+  return true;
+}

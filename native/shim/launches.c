@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching kernels, in all of CUDA's ways.
+#include "launches.h"
+
+#include "driver.h"
+#include "streams.h"
+
+// Recorded launches run later, in their graph. Only while something is recorded is it asked.
+static bool is_recorded(const compute_state *all, CUstream stream) {
+  if (LIKELY(__atomic_load_n(&all->captures, __ATOMIC_SEQ_CST) == 0)) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  // An error: the legacy stream, which must not be touched while another one is recorded.
+  return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole) {
+  pass->stream = NULL;
+  compute_state *all = compute_governed();
+  if (LIKELY(all == NULL) || is_recorded(all, stream)) return CUDA_SUCCESS;
+  stream_state *of = stream_state_of(all, stream, true);
+  if (of == NULL || !compute_is_governed(of->at)) return CUDA_SUCCESS;
+  if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (UNLIKELY(keeper_is_stopped(all))) return CUDA_SUCCESS;
+  pass->what = estimate_of(&all->estimates, key);
+  pass->expected_ns = estimate_ns(&all->estimates, pass->what);
+  pass->alone = is_whole || !estimate_is_known(pass->what);
+  uint64_t now = clock_ns();
+  bool is_idle = now > __atomic_load_n(&of->free_ns, __ATOMIC_RELAXED);
+  if (!admission_enter(of->at, pass->expected_ns, is_idle, now)) return CUDA_SUCCESS;
+  pass->stream = of;
+  stream_state_lock(of, &pass->cancel_state);
+  pass->began_ns = clock_ns();
+  batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);
+  return CUDA_SUCCESS;
+}
+
+void launch_end(launch_pass *pass, CUresult result) {
+  stream_state *of = pass->stream;
+  if (LIKELY(of == NULL)) return;
+  batch_after(of, pass->what, pass->expected_ns, pass->alone, result == CUDA_SUCCESS,
+              pass->began_ns);
+  stream_state_unlock(of, pass->cancel_state);
+}
+
+#define LAUNCH(meant, key, call)                              \
+  do {                                                        \
+    launch_pass pass;                                         \
+    CUresult result = launch_begin(&pass, meant, key, false); \
+    if (UNLIKELY(result != CUDA_SUCCESS)) return result;      \
+    if (LIKELY(pass.stream == NULL)) return call;             \
+    result = DRIVER(call);                                    \
+    launch_end(&pass, result);                                \
+    return result;                                            \
+  } while (0)
+
+static uint64_t key_of(CUfunction function, uint64_t x, uint64_t y, uint64_t z) {
+  return estimate_key(function, x ^ y << 24 ^ z << 44);
+}
+
+// ---- with a configuration in arguments ----
+
+#define LAUNCH_KERNEL(name, stream_meant)                                                          \
+  CUDA_WRAPPER(name, (CUfunction function, unsigned int grid_dim_x, unsigned int grid_dim_y,       \
+                      unsigned int grid_dim_z, unsigned int block_dim_x, unsigned int block_dim_y, \
+                      unsigned int block_dim_z, unsigned int shared_mem_bytes, CUstream stream,    \
+                      void **kernel_params, void **extra)) {                                       \
+    if (!governed()) {                                                                             \
+      return REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,    \
+                        block_dim_z, shared_mem_bytes, stream, kernel_params, extra);              \
+    }                                                                                              \
+    LAUNCH(stream_meant, key_of(function, grid_dim_x, grid_dim_y, grid_dim_z),                     \
+           REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,      \
+                      block_dim_z, shared_mem_bytes, stream, kernel_params, extra));               \
+  }
+
+LAUNCH_KERNEL(cuLaunchKernel, stream)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, per_thread(stream))
+
+#define LAUNCH_COOPERATIVE(name, stream_meant)                                                     \
+  CUDA_WRAPPER(name, (CUfunction function, unsigned int grid_dim_x, unsigned int grid_dim_y,       \
+                      unsigned int grid_dim_z, unsigned int block_dim_x, unsigned int block_dim_y, \
+                      unsigned int block_dim_z, unsigned int shared_mem_bytes, CUstream stream,    \
+                      void **kernel_params)) {                                                     \
+    if (!governed()) {                                                                             \
+      return REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,    \
+                        block_dim_z, shared_mem_bytes, stream, kernel_params);                     \
+    }                                                                                              \
+    LAUNCH(stream_meant, key_of(function, grid_dim_x, grid_dim_y, grid_dim_z),                     \
+           REAL(name)(function, grid_dim_x, grid_dim_y, grid_dim_z, block_dim_x, block_dim_y,      \
+                      block_dim_z, shared_mem_bytes, stream, kernel_params));                      \
+  }
+
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, stream)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, per_thread(stream))
+
+#define LAUNCH_CONFIGURED(name, stream_meant)                                                    \
+  CUDA_WRAPPER(name, (const CUlaunchConfig *config, CUfunction function, void **kernel_params,   \
+                      void **extra)) {                                                           \
+    if (config == NULL || !governed()) {                                                         \
+      return REAL(name)(config, function, kernel_params, extra);                                 \
+    }                                                                                            \
+    LAUNCH(stream_meant, key_of(function, config->gridDimX, config->gridDimY, config->gridDimZ), \
+           REAL(name)(config, function, kernel_params, extra));                                  \
+  }
+
+LAUNCH_CONFIGURED(cuLaunchKernelEx, config->hStream)
+LAUNCH_CONFIGURED(cuLaunchKernelEx_ptsz, per_thread(config->hStream))
+
+// ---- the forms of CUDA 2, which take their configuration from the function ----
+
+CUDA_WRAPPER(cuLaunch, (CUfunction function)) {
+  if (!governed()) return REAL(cuLaunch)(function);
+  LAUNCH(STREAM_LEGACY, key_of(function, 1, 1, 1), REAL(cuLaunch)(function));
+}
+
+CUDA_WRAPPER(cuLaunchGrid, (CUfunction function, int width, int height)) {
+  if (!governed()) return REAL(cuLaunchGrid)(function, width, height);
+  LAUNCH(STREAM_LEGACY, key_of(function, (unsigned)width, (unsigned)height, 1),
+         REAL(cuLaunchGrid)(function, width, height));
+}
+
+CUDA_WRAPPER(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream)) {
+  if (!governed()) return REAL(cuLaunchGridAsync)(function, width, height, stream);
+  LAUNCH(stream, key_of(function, (unsigned)width, (unsigned)height, 1),
+         REAL(cuLaunchGridAsync)(function, width, height, stream));
+}
+
+// ---- one kernel on several devices ----
+//
+// Each part waits for its turn and is marked by itself. No stream's lock is held across the call,
+// as two such launches could name the same streams in different orders.
+
+#define MOST_PARTS ALLOT_MAX_DEVICES
+
+static void suspend_part(launch_pass *pass) {
+  if (pass->stream != NULL) stream_state_unlock(pass->stream, pass->cancel_state);
+}
+
+static void end_part(launch_pass *pass, CUresult result) {
+  if (pass->stream == NULL) return;
+  stream_state_lock(pass->stream, &pass->cancel_state);
+  launch_end(pass, result);
+}
+
+CUDA_WRAPPER(cuLaunchCooperativeKernelMultiDevice,
+             (CUDA_LAUNCH_PARAMS * list, unsigned int count, unsigned int flags)) {
+  if (list == NULL || count > MOST_PARTS || !governed()) {
+    return REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+  }
+  launch_pass passes[MOST_PARTS];
+  CUresult result = CUDA_SUCCESS;
+  unsigned begun = 0;
+  for (; begun < count && result == CUDA_SUCCESS; begun++) {
+    const CUDA_LAUNCH_PARAMS *part = &list[begun];
+    uint64_t key = key_of(part->function, part->gridDimX, part->gridDimY, part->gridDimZ);
+    result = launch_begin(&passes[begun], part->hStream, key, true);
+    suspend_part(&passes[begun]);
+  }
+  if (result == CUDA_SUCCESS) {
+    result = DRIVER(REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags));
+  }
+  for (unsigned i = 0; i < begun; i++) end_part(&passes[i], result);
+  return result;
+}

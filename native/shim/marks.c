@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches: where marks are set in streams, and what is learned when they are passed.
+//
+// One mark often serves twice, as the end of a batch and as the start of the one that follows it
+// while the GPU is still busy. Where the stream may have run dry in between, the next batch has a
+// start of its own, so that idle time is not charged.
+#include "marks.h"
+
+#include <string.h>
+
+#include "compute.h"
+#include "driver.h"
+
+// A batch ends when it is expected to take so long: longer ones are told of too late.
+#define BATCH_NS (150 * MICROSECOND)
+// From this length on a launch stands alone.
+#define LONG_NS (100 * MICROSECOND)
+// Idle gaps up to this length are charged with what surrounds them; behind a longer one, launches
+// are marked at once for a while.
+#define GAP_NS (8 * MICROSECOND)
+#define EAGER_LAUNCHES 16
+// A stream that is expected to be busy for so long yet will not run dry before the next mark.
+#define MARGIN_NS (5 * MICROSECOND)
+// A launch takes the driver less than this, or the driver had to load something first.
+#define SUBMIT_NS (50 * MICROSECOND)
+#define BASE_NS INT64_C(500000000)
+// Streams whose work is not due are asked only so often.
+#define POLL_NS MILLISECOND
+
+// ---- marks ----
+
+static mark *take_unused(mark_store *store, mark_context *from) {
+  pthread_mutex_lock(&store->lock);
+  mark *taken = from->unused;
+  if (taken != NULL) {
+    from->unused = taken->next;
+  } else {
+    taken = store_allocate(store, sizeof *taken);
+    if (taken != NULL) *taken = (mark){.owner = from};
+  }
+  pthread_mutex_unlock(&store->lock);
+  return taken;
+}
+
+static void give_back_locked(mark *used) {
+  if (used == NULL || --used->references > 0) return;
+  used->next = used->owner->unused;
+  used->owner->unused = used;
+}
+
+static void give_back(mark_store *store, mark *used) {
+  if (used == NULL) return;
+  pthread_mutex_lock(&store->lock);
+  give_back_locked(used);
+  pthread_mutex_unlock(&store->lock);
+}
+
+static mark *share_mark(mark_store *store, mark *shared) {
+  pthread_mutex_lock(&store->lock);
+  shared->references++;
+  pthread_mutex_unlock(&store->lock);
+  return shared;
+}
+
+// Events are made in the current context.
+static bool make_event(mark *made) {
+  CUcontext current = NULL, popped;
+  bool is_current =
+      DRIVER(USED(cuCtxGetCurrent)(&current)) == CUDA_SUCCESS && current == made->owner->context;
+  if (!is_current && DRIVER(USED(cuCtxPushCurrent_v2)(made->owner->context)) != CUDA_SUCCESS) {
+    return false;
+  }
+  bool is_made = DRIVER(USED(cuEventCreate)(&made->event, CU_EVENT_DEFAULT)) == CUDA_SUCCESS;
+  if (!is_current) DRIVER(USED(cuCtxPopCurrent_v2)(&popped));
+  return is_made;
+}
+
+static mark *set_mark(stream_state *of) {
+  mark_store *store = &of->at->all->marks;
+  mark *set = take_unused(store, of->marks);
+  if (set == NULL) return NULL;
+  set->references = 1;
+  bool is_there = set->event != NULL || make_event(set);
+  if (is_there && DRIVER(USED(cuEventRecord)(set->event, of->stream)) == CUDA_SUCCESS) return set;
+  give_back(store, set);
+  return NULL;
+}
+
+// ---- batches ----
+
+static batch *take_batch(mark_store *store) {
+  pthread_mutex_lock(&store->lock);
+  batch *taken = store->unused_batches;
+  if (taken != NULL) {
+    store->unused_batches = taken->next;
+  } else {
+    taken = store_allocate(store, sizeof *taken);
+  }
+  pthread_mutex_unlock(&store->lock);
+  if (taken != NULL) memset(taken, 0, sizeof *taken);
+  return taken;
+}
+
+static void put_batch_locked(mark_store *store, batch *used) {
+  give_back_locked(used->start);
+  give_back_locked(used->end);
+  used->next = store->unused_batches;
+  store->unused_batches = used;
+}
+
+// Launches that cannot be measured are charged as they were expected.
+static void guess_batch(stream_state *of, batch *lost) {
+  compute_device *at = of->at;
+  __atomic_add_fetch(&at->uncharged_ns, lost->expected_ns, __ATOMIC_RELAXED);
+  admission_leave(at, lost->launches, lost->expected_ns);
+  pthread_mutex_lock(&at->all->marks.lock);
+  put_batch_locked(&at->all->marks, lost);
+  pthread_mutex_unlock(&at->all->marks.lock);
+}
+
+static void make_active_locked(stream_state *of) {
+  if (of->is_active != 0) return;
+  mark_store *store = &of->at->all->marks;
+  of->is_active = 1;
+  of->next_active = store->active[of->at->device];
+  store->active[of->at->device] = of;
+}
+
+static void keep_end(stream_state *of, mark *end) {
+  mark_store *store = &of->at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  give_back_locked(of->last_end);
+  of->last_end = end;
+  if (end != NULL) end->references++;
+  pthread_mutex_unlock(&store->lock);
+}
+
+static void push(stream_state *of, batch *closed) {
+  mark_store *store = &of->at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  closed->next = NULL;
+  if (of->last != NULL) {
+    of->last->next = closed;
+  } else {
+    of->first = closed;
+  }
+  of->last = closed;
+  make_active_locked(of);
+  pthread_mutex_unlock(&store->lock);
+}
+
+void batch_close(stream_state *of, bool is_late, uint64_t now) {
+  batch *closed = of->open;
+  if (closed == NULL) return;
+  __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
+  closed->end = set_mark(of);
+  closed->closed_ns = now;
+  closed->due_ns = of->free_ns;
+  closed->is_late = is_late;
+  keep_end(of, closed->end);
+  if (closed->end == NULL || closed->start == NULL) {
+    guess_batch(of, closed);
+  } else {
+    push(of, closed);
+  }
+}
+
+static void batch_open(stream_state *of, uint64_t now) {
+  mark_store *store = &of->at->all->marks;
+  batch *opened = take_batch(store);
+  if (opened == NULL) return;
+  bool is_idle = now + MARGIN_NS >= of->free_ns;
+  opened->opened_ns = now;
+  opened->began_idle = is_idle;
+  opened->start = !is_idle && of->last_end != NULL ? share_mark(store, of->last_end) : set_mark(of);
+  __atomic_store_n(&of->open, opened, __ATOMIC_RELAXED);
+  pthread_mutex_lock(&store->lock);
+  make_active_locked(of);
+  pthread_mutex_unlock(&store->lock);
+}
+
+void batch_before(stream_state *of, uint64_t expected_ns, bool alone, uint64_t now) {
+  uint64_t dry = of->free_ns > of->last_ns ? of->free_ns : of->last_ns;
+  uint64_t gap = now > dry ? now - dry : 0;
+  // A program that waits for each burst has its gaps marked when it waits.
+  if (gap > GAP_NS && of->is_settled == 0 && of->last_ns != 0) of->eager = EAGER_LAUNCHES;
+  of->is_settled = 0;
+  if (of->open != NULL && (alone || gap > GAP_NS || expected_ns >= LONG_NS)) {
+    batch_close(of, gap > GAP_NS, now);
+  }
+  if (of->open == NULL) batch_open(of, now);
+}
+
+static void abandon_batch(stream_state *of) {
+  mark_store *store = &of->at->all->marks;
+  batch *empty = of->open;
+  __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
+  pthread_mutex_lock(&store->lock);
+  put_batch_locked(store, empty);
+  pthread_mutex_unlock(&store->lock);
+}
+
+// Marks that other threads cannot set, or that would hold up other streams, are set at once.
+static bool must_mark_at_once(const stream_state *of) {
+  if ((uintptr_t)of->stream == 2) return true;
+  return (uintptr_t)of->stream == 1 && __atomic_load_n(&of->marks->streams, __ATOMIC_RELAXED) > 1;
+}
+
+void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool alone, bool launched,
+                 uint64_t before_ns) {
+  batch *open = of->open;
+  if (!launched || open == NULL) {
+    admission_leave(of->at, 1, expected_ns);
+    if (launched) __atomic_add_fetch(&of->at->uncharged_ns, expected_ns, __ATOMIC_RELAXED);
+    if (open != NULL && open->launches == 0) abandon_batch(of);
+    return;
+  }
+  uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
+  of->free_ns = start + expected_ns;
+  of->last_ns = before_ns;
+  open->items[open->launches++] = what;
+  open->expected_ns += expected_ns;
+  bool is_eager = of->eager > 0;
+  if (is_eager) of->eager--;
+  if (alone || is_eager || open->launches == BATCH_LAUNCHES || open->expected_ns >= BATCH_NS ||
+      must_mark_at_once(of) || __atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) {
+    uint64_t now = clock_ns();
+    if (open->launches == 1 && open->began_idle && now - before_ns > SUBMIT_NS) {
+      open->submit_ns = now - before_ns;
+    }
+    batch_close(of, false, now);
+  }
+}
+
+void batch_interrupt(stream_state *of) {
+  if (of->open != NULL) {
+    uint64_t now = clock_ns();
+    batch_close(of, now > of->free_ns, now);
+  }
+  of->free_ns = 0;
+}
+
+// ---- copies: batches without launches ----
+
+batch *copy_before(stream_state *of) {
+  batch_interrupt(of);
+  batch *copied = take_batch(&of->at->all->marks);
+  if (copied != NULL) copied->start = set_mark(of);
+  return copied;
+}
+
+void copy_after(stream_state *of, batch *copied) {
+  if (copied == NULL) return;
+  copied->end = set_mark(of);
+  if (copied->start != NULL && copied->end != NULL) {
+    push(of, copied);
+  } else {
+    guess_batch(of, copied);
+  }
+}
+
+// ---- waiting programs ----
+
+#define SETTLED_STREAMS 64
+
+static bool may_settle(const stream_state *of, CUcontext context) {
+  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
+  // Other threads' own streams have no name here.
+  return of->context == context &&
+         ((uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_depth);
+}
+
+static void settle_one(stream_state *of) {
+  int cancel_state;
+  stream_state_lock(of, &cancel_state);
+  if (of->open != NULL && of->stream != NULL) {
+    uint64_t now = clock_ns();
+    batch_close(of, now > of->free_ns, now);
+  }
+  of->is_settled = 1;
+  stream_state_unlock(of, cancel_state);
+}
+
+void marks_settle(compute_state *all) {
+  CUcontext context = NULL;
+  if (DRIVER(USED(cuCtxGetCurrent)(&context)) != CUDA_SUCCESS || context == NULL) return;
+  stream_state *found[SETTLED_STREAMS];
+  int count = 0;
+  pthread_mutex_lock(&all->marks.lock);
+  for (int device = 0; device < all->device_count; device++) {
+    for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
+      if (count < SETTLED_STREAMS && may_settle(seen, context)) found[count++] = seen;
+    }
+  }
+  pthread_mutex_unlock(&all->marks.lock);
+  for (int i = 0; i < count; i++) settle_one(found[i]);
+}
+
+void marks_settle_stream(compute_state *all, CUstream stream) {
+  stream_state *of = stream_state_of(all, stream, false);
+  if (of != NULL && __atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of);
+}
+
+// ---- taking in what has ended ----
+
+static uint64_t elapsed_ns(const mark *from, const mark *to, bool *told) {
+  float milliseconds = 0;
+  *told = DRIVER(USED(cuEventElapsedTime)(&milliseconds, from->event, to->event)) == CUDA_SUCCESS;
+  return milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+}
+
+// Where the batch begins on the context's time; renews the base, since times from it are told with
+// 24 bits.
+static int64_t position_of(mark_context *marks, const batch *of) {
+  if (marks->base == NULL) {
+    marks->base = of->start;
+    of->start->references++;
+    marks->base_ns = (int64_t)of->opened_ns;
+    return marks->base_ns;
+  }
+  bool told;
+  float milliseconds = 0;
+  told = DRIVER(USED(cuEventElapsedTime)(&milliseconds, marks->base->event, of->start->event)) ==
+         CUDA_SUCCESS;
+  int64_t position = marks->base_ns + (told ? (int64_t)((double)milliseconds * 1e6) : 0);
+  if (position - marks->base_ns > BASE_NS) {
+    mark *old = marks->base;
+    marks->base = of->start;
+    of->start->references++;
+    marks->base_ns = position;
+    give_back_locked(old);
+  }
+  return position;
+}
+
+static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
+  estimate *previous = NULL;
+  for (uint32_t i = 0; i < of->launches; i++) {
+    if (of->items[i] == previous) continue;
+    previous = of->items[i];
+    estimate_learn(&at->all->estimates, previous, of->expected_ns, took_ns, of->launches);
+  }
+}
+
+static void measure(compute_device *at, stream_state *of, const batch *done) {
+  bool told;
+  uint64_t took = elapsed_ns(done->start, done->end, &told);
+  if (!told) return;
+  if (done->launches == 0) {
+    account_copy(at, took);
+    return;
+  }
+  pthread_mutex_lock(&at->all->marks.lock);  // references of marks
+  int64_t from = position_of(of->marks, done);
+  pthread_mutex_unlock(&at->all->marks.lock);
+  int64_t to = from + (int64_t)took;
+  bool is_exact = done->is_late == 0;
+  if (done->submit_ns > 0 && took > done->submit_ns) {
+    from += (int64_t)done->submit_ns;
+  } else if (!is_exact && to <= (int64_t)done->closed_ns + (int64_t)(20 * MICROSECOND) &&
+             took > done->expected_ns) {
+    // The work had ended when its end was marked: nobody knows when.
+    to = from + (int64_t)done->expected_ns;
+  } else {
+    is_exact = true;
+  }
+  uint64_t added = timeline_add(&at->covered, from, to);
+  __atomic_add_fetch(&at->uncharged_ns, added, __ATOMIC_RELAXED);
+  if (is_exact) learn(at, done, added);
+}
+
+// The keeper's current context is that of the events it asks for. Only while the marks_lock is
+// held: no context goes meanwhile.
+static __thread CUcontext entered __attribute__((tls_model("initial-exec")));
+
+static void enter_context(CUcontext context) {
+  if (entered == context) return;
+  entered = DRIVER(USED(cuCtxSetCurrent)(context)) == CUDA_SUCCESS ? context : NULL;
+}
+
+void marks_leave_context(void) {
+  enter_context(NULL);
+}
+
+// Takes in the stream's oldest batch. False: it has not ended.
+static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
+  CUresult result = DRIVER(USED(cuEventQuery)(oldest->end->event));
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  if (result == CUDA_SUCCESS) measure(at, of, oldest);
+  mark_store *store = &at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  of->first = oldest->next;
+  if (of->first == NULL) of->last = NULL;
+  uint64_t launches = oldest->launches, expected = oldest->expected_ns;
+  put_batch_locked(store, oldest);
+  pthread_mutex_unlock(&store->lock);
+  if (launches != 0) admission_leave(at, launches, expected);
+  return true;
+}
+
+static batch *oldest_of(mark_store *store, const stream_state *of) {
+  pthread_mutex_lock(&store->lock);
+  batch *oldest = of->first;
+  pthread_mutex_unlock(&store->lock);
+  return oldest;
+}
+
+// Streams without batches leave the list.
+static void retire_idle(compute_device *at) {
+  mark_store *store = &at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  stream_state **link = &store->active[at->device];
+  while (*link != NULL) {
+    stream_state *seen = *link;
+    if (seen->first != NULL || __atomic_load_n(&seen->open, __ATOMIC_RELAXED) != NULL) {
+      link = &seen->next_active;
+      continue;
+    }
+    *link = seen->next_active;
+    seen->is_active = 0;
+    if (__atomic_load_n(&seen->stream, __ATOMIC_RELAXED) == NULL) {
+      give_back_locked(seen->last_end);
+      seen->last_end = NULL;
+      seen->next_active = store->unused_streams;
+      store->unused_streams = seen;
+    }
+  }
+  pthread_mutex_unlock(&store->lock);
+}
+
+static stream_state *first_active(compute_device *at) {
+  pthread_mutex_lock(&at->all->marks.lock);
+  stream_state *first = at->all->marks.active[at->device];
+  pthread_mutex_unlock(&at->all->marks.lock);
+  return first;
+}
+
+uint64_t marks_collect(compute_device *at, uint64_t now) {
+  mark_store *store = &at->all->marks;
+  uint64_t begun = 0;
+  bool is_overdue = now > __atomic_load_n(&at->dry_ns, __ATOMIC_RELAXED);
+  bool is_running = false;
+  for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
+    batch *oldest = oldest_of(store, of);
+    if (oldest == NULL) continue;
+    if (oldest->due_ns > now + 20 * MICROSECOND && now - of->polled_ns < POLL_NS) continue;
+    of->polled_ns = now;
+    enter_context(of->context);
+    bool any = false;
+    while (oldest != NULL && collect_one(at, of, oldest)) {
+      oldest = oldest_of(store, of);
+      any = true;
+    }
+    if (any) at->progress_ns = now;
+    if (oldest == NULL || oldest->launches == 0) continue;
+    begun += oldest->expected_ns;
+    if (is_overdue && !is_running) {
+      is_running = DRIVER(USED(cuEventQuery)(oldest->start->event)) == CUDA_SUCCESS;
+    }
+  }
+  __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
+  retire_idle(at);
+  return begun;
+}
+
+void marks_end_tails(compute_device *at, uint64_t now) {
+  if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) != 0) return;
+  for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
+    int cancel_state;
+    if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL || must_mark_at_once(of)) continue;
+    if (!stream_state_trylock(of, &cancel_state)) continue;
+    bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
+    if (of->open != NULL && of->stream != NULL && is_due) {
+      enter_context(of->context);
+      // A capture that began meanwhile waits for the stream's lock.
+      if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) == 0) {
+        batch_close(of, now > of->free_ns, now);
+      }
+    }
+    stream_state_unlock(of, cancel_state);
+  }
+}
+
+void batches_drop(compute_device *at, stream_state *of) {
+  mark_store *store = &at->all->marks;
+  batch *dropped = of->open;
+  __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
+  if (dropped != NULL) {
+    dropped->next = of->first;
+    of->first = dropped;
+  }
+  while ((dropped = of->first) != NULL) {
+    of->first = dropped->next;
+    if (dropped->launches != 0) admission_leave(at, dropped->launches, dropped->expected_ns);
+    // Its events are gone with the context.
+    dropped->start = dropped->end = NULL;
+    put_batch_locked(store, dropped);
+  }
+  of->last = NULL;
+  of->last_end = NULL;
+}

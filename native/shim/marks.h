@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measuring: events around batches of launches in each stream, and what they tell.
+//
+// A stream's lock is held from before a launch until after it, so that marks stand where they
+// belong when several threads use the stream; the driver takes the launches of a stream one at a
+// time anyway. Threads cannot be cancelled meanwhile.
+#ifndef ALLOTMENT_SHIM_MARKS_H
+#define ALLOTMENT_SHIM_MARKS_H
+
+#include <pthread.h>
+
+#include "cuda_abi.h"
+#include "estimates.h"
+#include "shim.h"
+
+struct compute_device;
+struct compute_state;
+
+#define BATCH_LAUNCHES 16
+
+// ---- which time was covered (timeline.c) ----
+
+#define TIMELINE_PIECES 64
+
+typedef struct timeline {
+  int count;
+  struct {
+    int64_t from, to;
+  } pieces[TIMELINE_PIECES];  // disjoint, in order
+} timeline;
+
+// How much of the interval was not covered yet; it is then.
+uint64_t timeline_add(timeline *covered, int64_t from, int64_t to);
+
+// ---- events ----
+
+// Marks and their batches belong to a context, and go with it.
+typedef struct mark_context {
+  struct mark_context *next;
+  CUcontext context;
+  struct mark *unused;
+  struct mark *base;  // times are told from here
+  int64_t base_ns;    // on the clock of this machine, about
+  uint32_t streams;   // that were seen
+} mark_context;
+
+typedef struct mark {
+  struct mark *next;
+  mark_context *owner;
+  CUevent event;
+  uint32_t references;
+} mark;
+
+typedef struct batch {
+  struct batch *next;
+  mark *start, *end;
+  uint64_t opened_ns, closed_ns;
+  uint64_t due_ns;       // when it is expected to end
+  uint64_t expected_ns;  // all of it
+  uint64_t submit_ns;    // between the mark and the launch, with nothing to run meanwhile
+  uint32_t launches;     // 0: a copy
+  uint8_t is_late;       // its end was marked after the work may have ended
+  uint8_t began_idle;
+  estimate *items[BATCH_LAUNCHES];
+} batch;
+
+// ---- streams ----
+
+typedef struct stream_state {
+  struct stream_state *next;  // in its bucket
+  // The three that tell which one it is; `stream` NULL: none.
+  CUstream stream;
+  CUcontext context;
+  const void *thread;  // of a per-thread stream
+  struct compute_device *at;
+  mark_context *marks;
+
+  pthread_mutex_t lock;
+  batch *open;
+  mark *last_end;       // may serve as the next batch's start
+  uint64_t free_ns;     // when the stream is expected to have done all
+  uint64_t last_ns;     // the newest launch
+  uint32_t eager;       // so many launches are marked at once, since there are gaps between them
+  uint32_t is_settled;  // the program waited for it since the newest launch
+  uint32_t is_captured;
+
+  // Under the store's lock.
+  batch *first, *last;  // closed, oldest first
+  struct stream_state *next_active;
+  uint32_t is_active;
+  uint64_t polled_ns;
+} stream_state;
+
+#define STREAM_BUCKETS 1024
+
+typedef struct mark_store {
+  // Lists and free places. Never held while the driver is called.
+  pthread_mutex_t lock;
+  stream_state *buckets[STREAM_BUCKETS];
+  stream_state *active[16];  // by device: they have batches
+  stream_state *unused_streams;
+  batch *unused_batches;
+  mark_context *contexts;
+  char *chunk;
+  size_t chunk_left;
+} mark_store;
+
+// ---- streams.c's companions (stream_table.c) ----
+
+// The stream by what a launch names it; NULL: not known (and not made), or of no device that takes
+// turns, or the driver does not know it.
+stream_state *stream_state_of(struct compute_state *all, CUstream stream, bool make);
+// It is destroyed; what is under way in it is still measured.
+void stream_state_forget(struct compute_state *all, CUstream stream);
+// A context and everything in it is gone. With the marks_lock held of every device.
+void stream_states_forget_context(struct compute_state *all, CUcontext context);
+// Memory that is never given back; with the store's lock held.
+void *store_allocate(mark_store *store, size_t bytes);
+
+// With the thread not to be cancelled until the unlock.
+void stream_state_lock(stream_state *of, int *cancel_state);
+bool stream_state_trylock(stream_state *of, int *cancel_state);
+void stream_state_unlock(stream_state *of, int cancel_state);
+
+static inline bool stream_state_is_default(const stream_state *of) {
+  return (uintptr_t)of->stream <= 2;
+}
+
+// ---- batches; with the stream's lock held ----
+
+// A launch that is admitted comes next. `alone`: in a batch of its own.
+void batch_before(stream_state *of, uint64_t expected_ns, bool alone, uint64_t now);
+// It is in the stream (`launched`), or the driver refused it.
+void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool alone, bool launched,
+                 uint64_t before_ns);
+// Ends the batch that is open, if one is.
+void batch_close(stream_state *of, bool is_late, uint64_t now);
+// What follows in the stream does not directly follow the last batch.
+void batch_interrupt(stream_state *of);
+// A copy's marks, around the call.
+batch *copy_before(stream_state *of);
+void copy_after(stream_state *of, batch *copied);
+
+// Ends the open batches of the current context's streams: the program is about to wait.
+void marks_settle(struct compute_state *all);
+void marks_settle_stream(struct compute_state *all, CUstream stream);
+
+// ---- for the keeper; with the device's marks_lock held ----
+
+// Takes in what has ended. Returns how much of the rest has begun (expected nanoseconds).
+uint64_t marks_collect(struct compute_device *at, uint64_t now);
+// Ends open batches whose work may have ended.
+void marks_end_tails(struct compute_device *at, uint64_t now);
+// After these two: the calling thread has a context current while it asks.
+void marks_leave_context(void);
+// Nothing of it is measured any more. With the store's lock held.
+void batches_drop(struct compute_device *at, stream_state *of);
+
+#endif

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The streams that a program launches into, by the handles it uses for them.
+//
+// Look-ups take no lock: places are chained once filled, and a reader that meets one which has just
+// become another stream's only fails to find what it looks for, and looks again under the lock.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "compute.h"
+#include "driver.h"
+#include "streams.h"
+
+#define CHUNK_BYTES ((size_t)64 << 10)
+
+void *store_allocate(mark_store *store, size_t bytes) {
+  bytes = (bytes + 63) & ~(size_t)63;
+  if (bytes > store->chunk_left) {
+    void *chunk =
+        mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (chunk == MAP_FAILED) return NULL;
+    store->chunk = chunk;
+    store->chunk_left = CHUNK_BYTES;
+  }
+  void *allocated = store->chunk;
+  store->chunk += bytes;
+  store->chunk_left -= bytes;
+  return allocated;
+}
+
+typedef struct stream_name {
+  CUstream stream;
+  CUcontext context;  // of default streams
+  const void *thread;
+} stream_name;
+
+static bool name_of(CUstream stream, stream_name *name) {
+  *name = (stream_name){.stream = stream == NULL ? STREAM_LEGACY : stream};
+  if (name->stream != STREAM_LEGACY && name->stream != STREAM_PER_THREAD) return true;
+  if (name->stream == STREAM_PER_THREAD) name->thread = &driver_depth;
+  return DRIVER(USED(cuCtxGetCurrent)(&name->context)) == CUDA_SUCCESS && name->context != NULL;
+}
+
+static size_t bucket_of(const stream_name *name) {
+  uint64_t hash = (uint64_t)(uintptr_t)name->stream ^ (uint64_t)(uintptr_t)name->context << 3 ^
+                  (uint64_t)(uintptr_t)name->thread << 7;
+  return (size_t)((hash * UINT64_C(0x9e3779b97f4a7c15)) >> 54) % STREAM_BUCKETS;
+}
+
+static bool is_named(const stream_state *place, const stream_name *name) {
+  if (__atomic_load_n(&place->stream, __ATOMIC_ACQUIRE) != name->stream) return false;
+  return name->context == NULL ||
+         (__atomic_load_n(&place->context, __ATOMIC_RELAXED) == name->context &&
+          __atomic_load_n(&place->thread, __ATOMIC_RELAXED) == name->thread);
+}
+
+static stream_state *find(mark_store *store, const stream_name *name, size_t bucket) {
+  stream_state *place = __atomic_load_n(&store->buckets[bucket], __ATOMIC_ACQUIRE);
+  while (place != NULL && !is_named(place, name)) {
+    place = __atomic_load_n(&place->next, __ATOMIC_ACQUIRE);
+  }
+  return place;
+}
+
+static mark_context *marks_of_context(mark_store *store, CUcontext context) {
+  mark_context *found = store->contexts;
+  while (found != NULL && found->context != context) found = found->next;
+  if (found != NULL) return found;
+  found = store_allocate(store, sizeof *found);
+  if (found == NULL) return NULL;
+  *found = (mark_context){.context = context, .next = store->contexts};
+  store->contexts = found;
+  return found;
+}
+
+static stream_state *insert(compute_state *all, const stream_name *name, CUcontext context,
+                            compute_device *at, size_t bucket) {
+  mark_store *store = &all->marks;
+  stream_state *place = store->unused_streams;
+  if (place != NULL) {
+    store->unused_streams = place->next_active;
+  } else {
+    place = store_allocate(store, sizeof *place);
+  }
+  mark_context *marks = place == NULL ? NULL : marks_of_context(store, context);
+  if (marks == NULL) return NULL;
+  marks->streams++;
+  place->at = at;
+  place->marks = marks;
+  place->open = NULL;
+  place->last_end = NULL;
+  place->free_ns = place->last_ns = 0;
+  place->eager = place->is_captured = 0;
+  __atomic_store_n(&place->context, context, __ATOMIC_RELAXED);
+  __atomic_store_n(&place->thread, name->thread, __ATOMIC_RELAXED);
+  __atomic_store_n(&place->next, store->buckets[bucket], __ATOMIC_RELEASE);
+  __atomic_store_n(&place->stream, name->stream, __ATOMIC_RELEASE);
+  __atomic_store_n(&store->buckets[bucket], place, __ATOMIC_RELEASE);
+  return place;
+}
+
+static stream_state *make(compute_state *all, CUstream stream, const stream_name *name,
+                          size_t bucket) {
+  target at;
+  if (target_stream(&at, stream) != CUDA_SUCCESS || at.context == NULL || at.device < 0) {
+    return NULL;
+  }
+  compute_device *device = &all->devices[at.device];
+  if (device->has_turns == 0) return NULL;
+  pthread_mutex_lock(&all->marks.lock);
+  stream_state *made = find(&all->marks, name, bucket);
+  if (made == NULL) made = insert(all, name, at.context, device, bucket);
+  pthread_mutex_unlock(&all->marks.lock);
+  return made;
+}
+
+stream_state *stream_state_of(compute_state *all, CUstream stream, bool may_make) {
+  stream_name name;
+  if (!name_of(stream, &name)) return NULL;
+  size_t bucket = bucket_of(&name);
+  stream_state *found = find(&all->marks, &name, bucket);
+  if (LIKELY(found != NULL) || !may_make) return found;
+  return make(all, stream, &name, bucket);
+}
+
+// ---- the end of streams; with the store's lock held ----
+
+// What stands in the middle of a chain is taken out of it, and used again when its batches have
+// been taken in.
+static void unlink_place(mark_store *store, stream_state *gone) {
+  stream_name name = {.stream = gone->stream, .thread = gone->thread};
+  if (stream_state_is_default(gone)) name.context = gone->context;
+  stream_state **link = &store->buckets[bucket_of(&name)];
+  while (*link != NULL && *link != gone) link = &(*link)->next;
+  if (*link != gone) return;
+  __atomic_store_n(link, gone->next, __ATOMIC_RELEASE);
+  __atomic_store_n(&gone->stream, NULL, __ATOMIC_RELEASE);
+  if (gone->marks->streams > 0) gone->marks->streams--;
+  if (gone->is_active == 0) {
+    gone->next_active = store->unused_streams;
+    store->unused_streams = gone;
+  }
+}
+
+void stream_state_forget(compute_state *all, CUstream stream) {
+  stream_name name;
+  if ((uintptr_t)stream <= 2 || !name_of(stream, &name)) return;
+  pthread_mutex_lock(&all->marks.lock);
+  stream_state *gone = find(&all->marks, &name, bucket_of(&name));
+  if (gone != NULL) unlink_place(&all->marks, gone);
+  pthread_mutex_unlock(&all->marks.lock);
+}
+
+void stream_states_forget_context(compute_state *all, CUcontext context) {
+  mark_store *store = &all->marks;
+  pthread_mutex_lock(&store->lock);
+  // Streams that were destroyed before are in no bucket, but may still have batches.
+  for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
+    for (stream_state *seen = store->active[device]; seen != NULL; seen = seen->next_active) {
+      if (seen->context == context) batches_drop(seen->at, seen);
+    }
+  }
+  for (int bucket = 0; bucket < STREAM_BUCKETS; bucket++) {
+    for (stream_state *seen = store->buckets[bucket], *next; seen != NULL; seen = next) {
+      next = seen->next;
+      if (seen->context != context) continue;
+      batches_drop(seen->at, seen);
+      unlink_place(store, seen);
+    }
+  }
+  for (mark_context **link = &store->contexts; *link != NULL; link = &(*link)->next) {
+    if ((*link)->context != context) continue;
+    *link = (*link)->next;  // its events are gone with it
+    break;
+  }
+  pthread_mutex_unlock(&store->lock);
+}
+
+// ---- a stream's lock ----
+
+void stream_state_lock(stream_state *of, int *cancel_state) {
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel_state);
+  pthread_mutex_lock(&of->lock);
+}
+
+bool stream_state_trylock(stream_state *of, int *cancel_state) {
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel_state);
+  if (pthread_mutex_trylock(&of->lock) == 0) return true;
+  pthread_setcancelstate(*cancel_state, NULL);
+  return false;
+}
+
+void stream_state_unlock(stream_state *of, int cancel_state) {
+  pthread_mutex_unlock(&of->lock);
+  pthread_setcancelstate(cancel_state, NULL);
+}
