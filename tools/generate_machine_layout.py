@@ -23,7 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SIMULATED = ROOT / "native" / "simulated"
 TARGET = ROOT / "src" / "allotment" / "devices" / "layout.py"
 
-CONSTANTS = ("ALLOT_MACHINE_MAGIC", "ALLOT_MACHINE_VERSION", "ALLOT_MACHINE_GPUS")
+CONSTANTS = (
+    "ALLOT_MACHINE_MAGIC",
+    "ALLOT_MACHINE_VERSION",
+    "ALLOT_MACHINE_GPUS",
+    "ALLOT_MACHINE_PROCESSES",
+)
 STRUCTS = {
     "allot_machine_description": "MACHINE",
     "allot_gpu_description": "GPU",

@@ -82,6 +82,10 @@ def handle_of(nvml: Any, key: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(list(MODELS).index(key))
 
 
+# What no real library has: the engine's own account (test_simulated_times.py).
+OURS = {"allotSimulatedProcessBusy", "allotSimulatedTimes"}
+
+
 # ---- the library ---------------------------------------------------------------------------------
 
 
@@ -102,7 +106,7 @@ def test_the_library_has_the_real_soname_and_only_public_names(library: Path) ->
         assert isinstance(dynamic, DynamicSection)
         names = [getattr(tag, "soname", "") for tag in dynamic.iter_tags("DT_SONAME")]
     assert names == ["libnvidia-ml.so.1"]
-    assert {name for name in exported(library) if not name.startswith("nvml")} == set()
+    assert {name for name in exported(library) if not name.startswith("nvml")} == OURS
 
 
 def test_every_function_of_its_driver_version_is_there(library: Path) -> None:
@@ -133,7 +137,7 @@ print("alive")
 """
     environment = {**os.environ, "ALLOTMENT_SIMULATED_MACHINE": str(machine("a100-80gb"))}
     done = subprocess.run(
-        [sys.executable, "-c", code, library, *sorted(exported(library))],
+        [sys.executable, "-c", code, library, *sorted(exported(library) - OURS)],
         env=environment,
         capture_output=True,
         text=True,

@@ -94,7 +94,7 @@ static const fixed fixed_values[] = {
     {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
 };
 
-static int blocks_per_sm(const allot_gpu_description *own) {
+unsigned device_blocks_per_sm(const allot_gpu_description *own) {
   if (own->compute_major == 7 && own->compute_minor == 5) return 16;
   if (own->compute_major == 8 && own->compute_minor == 6) return 16;
   if (own->compute_major == 8 && own->compute_minor == 9) return 24;
@@ -174,7 +174,7 @@ static bool of_model(const allot_gpu_description *own, CUdevice_attribute attrib
       *value = (int)own->registers_per_sm;
       return true;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
-      *value = blocks_per_sm(own);
+      *value = (int)device_blocks_per_sm(own);
       return true;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
       *value = ALLOT_COPY_ENGINES;

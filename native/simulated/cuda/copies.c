@@ -44,7 +44,7 @@ static CUresult at_address(const transfer *moved, side *own, CUdeviceptr base, s
   if (own->memory == NULL && !must_be_device)
     return base != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   TRY(memory_check(base + offset, bytes, &own->memory));
-  own->device = own->memory->gpu >= 0 && own->memory->kind != RANGE_MANAGED;
+  own->device = own->memory->gpu >= 0;
   return CUDA_SUCCESS;
 }
 

@@ -185,7 +185,10 @@ typedef struct range {
   bool accessible;  // MAPPED: access was set
   bool sync_memops;
   uint32_t references;
-  context *owner;        // NULL: of no context
+  context *owner;             // NULL: of no context
+  int preferred, prefetched;  // MANAGED: ordinals, as advised and as asked for last
+  bool read_mostly;
+  uint32_t accessed_by;  // MANAGED: a bit for each ordinal
   void *origin;          // small_block, pool, physical, ...
   uint64_t offset;       // MAPPED: into the physical memory
   uint64_t imported_id;  // IMPORTED: the id that it has in its own process
@@ -215,6 +218,9 @@ CUresult memory_free_locked(range *freed);
 // The range with room for `size` bytes from `address`, or CUDA_ERROR_INVALID_VALUE.
 CUresult memory_check(CUdeviceptr address, uint64_t size, range **found);
 CUresult memory_info(int gpu, size_t *free, size_t *total);
+
+// advice.c: moves so many bytes of managed memory to the stream's GPU, or to the host.
+void managed_submit(stream *target, bool to_gpu, uint64_t bytes);
 
 // small.c: pieces under 1 MiB, in units of 512 bytes of 2 MiB blocks.
 CUdeviceptr small_take(context *owner, uint64_t size, small_block **block);
@@ -308,6 +314,8 @@ CUresult event_record(event *recorded, stream *target);
 
 typedef struct submission {
   unsigned kind, engine;
+  unsigned flags;  // ALLOT_WORK_MANAGED
+  uint32_t sms;    // KERNEL
   uint64_t duration_ns, bytes;
   allot_point target;
   event *marked;
@@ -396,6 +404,9 @@ CUresult capture_kernel(stream *target, const CUlaunchConfig *config, CUfunction
 CUresult kernel_function(CUkernel handle, function **found);  // for the current context
 CUresult launch_check(const context *owner, const CUlaunchConfig *config);
 uint64_t launch_blocks(const CUlaunchConfig *config);
+// How many multiprocessors the launch keeps: each is filled before the next.
+uint32_t launch_sms(const context *owner, const CUlaunchConfig *config);
+unsigned device_blocks_per_sm(const allot_gpu_description *own);
 // How many such blocks the GPU holds at once.
 uint64_t occupancy_blocks(const function *asked, const context *owner,
                           const CUlaunchConfig *config);

@@ -2,8 +2,8 @@
 // Executable graphs: instantiated, changed, launched.
 //
 // A launch goes through the nodes in an order that respects their dependencies and submits their
-// work to the stream; kernels next to each other become one work, so that a large graph costs
-// little more than a small one.
+// work to the stream; kernels next to each other that take as many multiprocessors become one
+// work, so that a large graph costs little more than a small one.
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,13 +133,15 @@ CUresult cuGraphExecGetId(CUgraphExec handle, unsigned int *id) {
 typedef struct launch {
   stream *target;
   uint64_t compute_ns;  // of kernels not yet submitted
+  uint32_t sms;         // what each of them takes
   bool any_kernel;
 } launch;
 
 static void flush(launch *under_way) {
   if (!under_way->any_kernel) return;
-  submit(under_way->target,
-         &(submission){.kind = ALLOT_WORK_KERNEL, .duration_ns = under_way->compute_ns});
+  submit(under_way->target, &(submission){.kind = ALLOT_WORK_KERNEL,
+                                          .sms = under_way->sms,
+                                          .duration_ns = under_way->compute_ns});
   under_way->compute_ns = 0;
   under_way->any_kernel = false;
 }
@@ -171,6 +173,8 @@ static CUresult wait_for_event(launch *under_way, CUevent handle) {
 static CUresult run_node(launch *under_way, const node *next) {
   switch (next->content.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
+      if (next->sms != under_way->sms) flush(under_way);
+      under_way->sms = next->sms;
       under_way->compute_ns += next->duration_ns;
       under_way->any_kernel = true;
       return CUDA_SUCCESS;

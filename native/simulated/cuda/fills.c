@@ -25,7 +25,7 @@ static void fill_later(void *data) {
   free(data);
 }
 
-static CUresult check(const CUDA_MEMSET_NODE_PARAMS *fill, bool *zeros) {
+static CUresult check(const CUDA_MEMSET_NODE_PARAMS *fill, bool *zeros, int *managed) {
   unsigned element = fill->elementSize;
   if (element != 1 && element != 2 && element != 4) return CUDA_ERROR_INVALID_VALUE;
   if (fill->dst % element != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -42,6 +42,7 @@ static CUresult check(const CUDA_MEMSET_NODE_PARAMS *fill, bool *zeros) {
     bool whole = memory->kind == RANGE_PLAIN || memory->kind == RANGE_GRAPH;
     *zeros = fill->value == 0 && whole && !memory->touched;
     memory->touched = memory->touched || !*zeros;
+    *managed = memory->kind == RANGE_MANAGED ? memory->gpu : -1;
   }
   UNLOCK();
   return result;
@@ -49,20 +50,26 @@ static CUresult check(const CUDA_MEMSET_NODE_PARAMS *fill, bool *zeros) {
 
 CUresult fill_check(const CUDA_MEMSET_NODE_PARAMS *fill) {
   bool zeros;
+  int managed;
   if (fill->width == 0 || fill->height == 0) return CUDA_SUCCESS;
-  return check(fill, &zeros);
+  return check(fill, &zeros, &managed);
 }
 
 CUresult fill_on(stream *target, const CUDA_MEMSET_NODE_PARAMS *fill) {
   if (fill->width == 0 || fill->height == 0) return CUDA_SUCCESS;
   bool zeros = false;
-  TRY(check(fill, &zeros));
+  int managed = -1;
+  TRY(check(fill, &zeros, &managed));
   if (!zeros && callbacks_pending()) {
     CUDA_MEMSET_NODE_PARAMS *later = malloc(sizeof *later);
     if (later == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
     *later = *fill;
     TRY(callback_submit(target, fill_later, later));
     zeros = true;
+  }
+  // A fill is the GPU's work, as a kernel is: what it writes has to be there.
+  if (managed == target->owner->gpu) {
+    managed_submit(target, true, fill->width * fill->elementSize * fill->height);
   }
   TRY(stream_submit_copy(target, ALLOT_COPY_D2D, fill->width * fill->elementSize * fill->height));
   if (!zeros) fill_bytes(fill);

@@ -175,9 +175,8 @@ static unsigned blocks_per_sm(const context *owner, unsigned threads, size_t sha
   const allot_gpu_description *own = driver_description(owner->gpu);
   if (threads == 0 || threads > own->max_threads_per_block) return 0;
   unsigned warps = (threads + own->warp_size - 1) / own->warp_size;
-  int most = 0;
-  cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, owner->ordinal);
-  unsigned blocks = smaller((unsigned)most, own->max_threads_per_sm / (warps * own->warp_size));
+  unsigned most = device_blocks_per_sm(own);
+  unsigned blocks = smaller(most, own->max_threads_per_sm / (warps * own->warp_size));
   blocks = smaller(blocks, own->registers_per_sm / (REGISTERS_PER_THREAD * warps * own->warp_size));
   if (shared > 0) {
     // The system keeps 1 KiB of each block's shared memory since compute capability 8.
@@ -189,6 +188,17 @@ static unsigned blocks_per_sm(const context *owner, unsigned threads, size_t sha
 
 uint64_t launch_blocks(const CUlaunchConfig *config) {
   return (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ;
+}
+
+uint32_t launch_sms(const context *owner, const CUlaunchConfig *config) {
+  uint64_t blocks = launch_blocks(config);
+  if (blocks <= 1) return 1;
+  uint32_t sms = driver_description(owner->gpu)->sm_count;
+  unsigned threads = config->blockDimX * config->blockDimY * config->blockDimZ;
+  unsigned each = blocks_per_sm(owner, threads, config->sharedMemBytes);
+  if (each == 0) each = 1;
+  uint64_t needed = (blocks + each - 1) / each;
+  return needed < sms ? (uint32_t)needed : sms;
 }
 
 uint64_t occupancy_blocks(const function *asked, const context *owner,

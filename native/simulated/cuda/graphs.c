@@ -169,6 +169,7 @@ static CUresult clone_node(graph *into, const node *from) {
   TRY(node_new(into, from->content.type, &(dependencies){0}, &made));
   made->content = from->content;
   made->duration_ns = from->duration_ns;
+  made->sms = from->sms;
   made->enabled = from->enabled;
   made->original_id = from->head.id;
   made->local_id = from->local_id;

@@ -30,6 +30,7 @@ struct node {
   size_t index;  // among the graph's nodes
   CUgraphNodeParams content;
   uint64_t duration_ns;                // KERNEL
+  uint32_t sms;                        // KERNEL: how many multiprocessors it takes
   arguments *arguments;                // KERNEL
   graph *child;                        // GRAPH
   graph_memory *memory;                // MEM_ALLOC, MEM_FREE

@@ -69,6 +69,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
   }
   TRY(capture_forbids_legacy(target));
   submit(target, &(submission){.kind = ALLOT_WORK_KERNEL,
+                               .sms = launch_sms(target->owner, config),
                                .duration_ns = function_duration_ns(launched, parameters, extra)});
   return CUDA_SUCCESS;
 }

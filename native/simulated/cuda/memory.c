@@ -7,6 +7,21 @@
 #define GRANULE (2 * MIB)
 #define SMALL MIB
 
+// Managed memory takes nothing of the GPU before it is used there.
+static bool take(int gpu, uint64_t bytes, enum range_kind kind) {
+  if (kind != RANGE_MANAGED) return allot_gpu_take(&driver.machine, gpu, bytes);
+  allot_managed_add(&driver.machine, gpu, bytes);
+  return true;
+}
+
+static void give_back(int gpu, uint64_t bytes, enum range_kind kind) {
+  if (kind == RANGE_MANAGED) {
+    allot_managed_remove(&driver.machine, gpu, bytes);
+  } else {
+    allot_gpu_give_back(&driver.machine, gpu, bytes);
+  }
+}
+
 CUresult memory_new(context *owner, uint64_t size, enum range_kind kind, CUdeviceptr *address) {
   bool small = kind == RANGE_PLAIN && size < SMALL;
   if (size > UINT64_MAX / 4) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -17,10 +32,10 @@ CUresult memory_new(context *owner, uint64_t size, enum range_kind kind, CUdevic
     taken = small_take(owner, size, &block);
     if (taken == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   } else {
-    if (!allot_gpu_take(&driver.machine, owner->gpu, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!take(owner->gpu, whole, kind)) return CUDA_ERROR_OUT_OF_MEMORY;
     taken = address_take(whole, GRANULE);
     if (taken == 0) {
-      allot_gpu_give_back(&driver.machine, owner->gpu, whole);
+      give_back(owner->gpu, whole, kind);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
@@ -32,6 +47,7 @@ CUresult memory_new(context *owner, uint64_t size, enum range_kind kind, CUdevic
   added->accessible = true;
   // The program writes managed memory without asking.
   added->touched = kind == RANGE_MANAGED;
+  added->preferred = added->prefetched = CU_DEVICE_INVALID;
   *address = taken;
   return CUDA_SUCCESS;
 }
@@ -44,7 +60,7 @@ CUresult memory_free_locked(range *freed) {
     case RANGE_PLAIN:
     case RANGE_MANAGED:
       address_give_back(freed->base, freed->charged, freed->touched);
-      allot_gpu_give_back(&driver.machine, freed->gpu, freed->charged);
+      give_back(freed->gpu, freed->charged, freed->kind);
       break;
     case RANGE_POOL:
       return pool_free_locked(freed, NULL);

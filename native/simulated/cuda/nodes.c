@@ -42,6 +42,7 @@ static CUresult fill_kernel(node *filled, const CUgraphNodeParams *content) {
   uint64_t duration_ns = function_duration_ns(launched, wanted->kernelParams, wanted->extra);
   filled->content = *content;
   filled->duration_ns = duration_ns;
+  filled->sms = launch_sms(launched->module->owner, &config);
   TRY(keep_arguments(filled, duration_ns));
   if (filled->content.kernel.ctx == NULL) {
     filled->content.kernel.ctx = (CUcontext)launched->module->owner;

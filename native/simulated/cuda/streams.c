@@ -272,7 +272,7 @@ CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
   return CUDA_SUCCESS;
 }
 
-// Managed memory is resident on the device all the time here, so attaching changes nothing.
+// Managed memory is there for every stream, so attaching changes nothing.
 CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t size,
                                 unsigned int flags) {
   stream *target;

@@ -25,20 +25,21 @@ static void keep_time(device *own, int gpu, uint64_t number) {
   *marked = NULL;
 }
 
-static void order(allot_work *work, const stream *target, uint64_t number) {
+static void order(allot_work *work, const stream *target, uint64_t number, unsigned wanted) {
   const context *owner = target->owner;
   bool blocking = !target->legacy && !(target->flags & CU_STREAM_NON_BLOCKING);
   work->previous = (uint32_t)(target->last != 0 ? target->last : number);
   work->after = (uint32_t)number;
-  uint8_t flags = 0;
+  unsigned flags = wanted;
   if (blocking) {
-    flags = ALLOT_WORK_BLOCKING;
+    flags |= ALLOT_WORK_BLOCKING;
     if (owner->legacy_last != 0) work->after = (uint32_t)owner->legacy_last;
   } else if (target->legacy) {
-    flags = owner->blocking > 0 ? ALLOT_WORK_LEGACY | ALLOT_WORK_BARRIER : ALLOT_WORK_LEGACY;
+    flags |= ALLOT_WORK_LEGACY;
+    if (owner->blocking > 0) flags |= ALLOT_WORK_BARRIER;
   }
   // The engine may still look at these of the work whose place this one takes.
-  __atomic_store_n(&work->flags, flags, __ATOMIC_RELAXED);
+  __atomic_store_n(&work->flags, (uint8_t)flags, __ATOMIC_RELAXED);
   __atomic_store_n(&work->context, (uint32_t)owner->head.id, __ATOMIC_RELAXED);
 }
 
@@ -67,13 +68,14 @@ allot_point submit(stream *target, const submission *wanted) {
   const allot_ring *ring = allot_ring_of(&driver.machine, driver.machine.slot, gpu);
   uint64_t number = allot_load(&ring->head) + 1;
   keep_time(own, gpu, number);
-  order(work, target, number);
+  order(work, target, number, wanted->flags);
   allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_WAITING, wanted->duration_ns));
   work->submitted_ns = now;
   work->kind = (uint8_t)wanted->kind;
   work->engine = (uint8_t)wanted->engine;
   work->priority = (int8_t)target->priority;
   work->target = wanted->target;
+  work->sms = wanted->sms;
   work->duration_ns = wanted->duration_ns;
   work->bytes = wanted->bytes;
   allot_point point = allot_work_submit(&driver.machine, gpu);
@@ -95,12 +97,7 @@ void submit_forget_event(event *dying) {
 }
 
 uint64_t copy_duration_ns(int gpu, unsigned engine, uint64_t bytes) {
-  const allot_gpu_description *own = driver_description(gpu);
-  uint64_t rate = own->d2d_mib_per_s;
-  if (engine == ALLOT_COPY_H2D) rate = own->h2d_mib_per_s;
-  if (engine == ALLOT_COPY_D2H) rate = own->d2h_mib_per_s;
-  if (rate == 0) return 0;
-  return (uint64_t)((unsigned __int128)bytes * 1000000000u / (rate * MIB));
+  return allot_copy_ns(&driver.machine, gpu, engine, bytes);
 }
 
 CUresult stream_submit_copy(stream *target, unsigned engine, uint64_t bytes) {

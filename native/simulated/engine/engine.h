@@ -24,6 +24,7 @@ typedef struct allot_handle {
 // Maps the machine that the environment names, else the one at the default path. -ENOENT: there is
 // none; -EINVAL: not a machine file, or damaged; -EPROTO: of another version.
 int allot_machine_open(allot_handle *handle);
+int allot_machine_open_at(allot_handle *handle, const char *path);
 void allot_machine_close(allot_handle *handle);
 uint64_t allot_now_ns(void);
 
@@ -50,6 +51,7 @@ bool allot_machine_taken(const allot_handle *handle, int slot);
 
 // What programs can have of a GPU: its memory less what the driver keeps.
 uint64_t allot_gpu_capacity(const allot_handle *handle, int gpu);
+// Bytes in use, resident managed memory among them.
 uint64_t allot_gpu_used(const allot_handle *handle, int gpu);
 uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu);
 // Takes bytes of a GPU's memory in one step across all processes, or says no. Dead processes'
@@ -58,6 +60,22 @@ bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes);
 void allot_gpu_give_back(allot_handle *handle, int gpu, uint64_t bytes);
 // All that the slot has, of every GPU. For the slot's owner or reaper.
 void allot_process_forget_memory(allot_handle *handle, int slot);
+
+// ---- managed.c: managed memory, which moves ----
+
+// The caller's managed memory of a GPU becomes more or less by so many bytes.
+void allot_managed_add(allot_handle *handle, int gpu, uint64_t bytes);
+void allot_managed_remove(allot_handle *handle, int gpu, uint64_t bytes);
+// All that the slot has. For the slot's owner or reaper.
+void allot_managed_forget(allot_handle *handle, int slot, int gpu);
+// Of all processes, on the GPU.
+uint64_t allot_managed_resident(const allot_handle *handle, int gpu);
+// Of all processes and GPUs: data that is in the host's memory.
+uint64_t allot_managed_on_host(const allot_handle *handle);
+// Other memory has precedence: moves out what no longer fits beside it.
+void allot_managed_squeeze(allot_handle *handle, int gpu);
+// Moves all that the slot has out, and returns how much that was. For a checkpoint.
+uint64_t allot_managed_evict(allot_handle *handle, int slot, int gpu);
 
 // ---- lock.c ----
 
@@ -94,6 +112,9 @@ bool allot_work_ready(const allot_handle *handle, allot_point point, uint64_t *r
 
 // ---- run.c ----
 
+// Nanoseconds that a copy engine takes.
+uint64_t allot_copy_ns(const allot_handle *handle, int gpu, unsigned engine, uint64_t bytes);
+
 // Brings the GPU's simulation to the present. A process without a slot becomes a monitor for it.
 void allot_engine_advance(allot_handle *handle, int gpu);
 
@@ -103,6 +124,7 @@ void allot_engine_advance(allot_handle *handle, int gpu);
 void allot_engine_wait(allot_handle *handle, allot_point point);
 // When to look again whether a HOST work may begin.
 uint64_t allot_engine_ready_at(const allot_handle *handle, allot_point point);
+void allot_sleep_until(uint64_t time_ns);
 
 // ---- history.c ----
 

@@ -47,9 +47,13 @@ static int map_machine(allot_handle *handle, int descriptor) {
 }
 
 int allot_machine_open(allot_handle *handle) {
-  *handle = (allot_handle){.slot = -1};
   const char *path = getenv(ALLOT_MACHINE_ENV);
-  if (path == NULL || *path == '\0') path = ALLOT_MACHINE_DEFAULT_PATH;
+  return allot_machine_open_at(handle,
+                               path == NULL || *path == '\0' ? ALLOT_MACHINE_DEFAULT_PATH : path);
+}
+
+int allot_machine_open_at(allot_handle *handle, const char *path) {
+  *handle = (allot_handle){.slot = -1};
   if (strlen(path) >= sizeof handle->path) return -ENAMETOOLONG;
   strcpy(handle->path, path);
   int descriptor = open(path, O_RDWR | O_CLOEXEC);

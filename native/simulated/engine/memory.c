@@ -58,18 +58,25 @@ uint64_t allot_gpu_capacity(const allot_handle *handle, int gpu) {
 }
 
 uint64_t allot_gpu_used(const allot_handle *handle, int gpu) {
-  return allot_load(&handle->machine->engines[gpu].memory.value);
+  uint64_t used = allot_load(&handle->machine->engines[gpu].memory.value);
+  uint64_t all = used + allot_managed_resident(handle, gpu);
+  uint64_t capacity = allot_gpu_capacity(handle, gpu);
+  // Managed memory that has still to make room for the rest.
+  return all > capacity && used <= capacity ? capacity : all;
 }
 
 uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu) {
   const allot_machine *machine = handle->machine;
-  return allot_part_peek(&machine->processes[slot].gpus[gpu].memory, &machine->engines[gpu].memory,
-                         (uint64_t)slot + 1);
+  const allot_process_gpu *own = &machine->processes[slot].gpus[gpu];
+  return allot_part_peek(&own->memory, &machine->engines[gpu].memory, (uint64_t)slot + 1) +
+         allot_load(&own->resident);
 }
 
 bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes) {
-  if (take(handle, gpu, bytes)) return true;
-  return allot_machine_reap(handle) > 0 && take(handle, gpu, bytes);
+  bool taken =
+      take(handle, gpu, bytes) || (allot_machine_reap(handle) > 0 && take(handle, gpu, bytes));
+  if (taken) allot_managed_squeeze(handle, gpu);
+  return taken;
 }
 
 void allot_gpu_give_back(allot_handle *handle, int gpu, uint64_t bytes) {

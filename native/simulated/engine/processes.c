@@ -55,6 +55,7 @@ static void clear_slot(allot_handle *handle, int slot) {
   allot_engine_break_locks(handle, slot);
   for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
     allot_work_cancel(handle, slot, gpu);
+    allot_managed_forget(handle, slot, gpu);
     allot_store(&process->gpus[gpu].contexts, 0u);
   }
   allot_process_forget_memory(handle, slot);

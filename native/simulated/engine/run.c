@@ -2,31 +2,12 @@
 // The event simulation of one GPU.
 //
 // Whoever wants to know something brings the GPU from the time it was last looked at to the
-// present, event by event: works become ready, copies end, kernels end, turns end. Processes with a
-// kernel ready take turns of one time slice; within a process kernels run one after another.
-//
-// Every change is one store of one word (`now_ns` first, then what follows from it), so a process
-// that is killed in here leaves a state from which the next goes on with the same outcome.
-#include "simulated/engine/engine.h"
+// present, event by event: works become ready, copies end, kernels end, turns end. What computes is
+// turns.c's affair, and memory that moves managed.c's.
+#include "simulated/engine/simulation.h"
 
-#define FOREVER UINT64_MAX
 // How long the owners of queued work are believed to live without a look.
 #define BELIEF_NS 5000000ull
-
-typedef struct simulation {
-  allot_handle *handle;
-  allot_gpu_engine *engine;
-  int gpu;
-  uint64_t slice_ns;
-  uint64_t next_ns;     // the first moment after now at which a work changes by itself
-  uint32_t other_gpus;  // a bit for each GPU that a WAIT here depends on
-} simulation;
-
-typedef struct candidate {
-  int slot;
-  allot_work *kernel;
-  uint64_t ready_ns;
-} candidate;
 
 static void note(simulation *run, uint64_t time_ns) {
   if (time_ns < run->next_ns) run->next_ns = time_ns;
@@ -36,8 +17,18 @@ static void finish(allot_work *work, uint64_t time_ns) {
   allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_DONE, time_ns));
 }
 
+uint64_t allot_copy_ns(const allot_handle *handle, int gpu, unsigned engine, uint64_t bytes) {
+  const allot_gpu_description *own = &handle->machine->description.gpus[gpu];
+  uint64_t rate = own->d2d_mib_per_s;
+  if (engine == ALLOT_COPY_H2D) rate = own->h2d_mib_per_s;
+  if (engine == ALLOT_COPY_D2H) rate = own->d2h_mib_per_s;
+  if (rate == 0) return 0;
+  return (uint64_t)((unsigned __int128)bytes * 1000000000u / (rate << 20));
+}
+
 // A ready copy is given its place on its copy engine at once: those are first come, first served.
 static void start_copy(simulation *run, int slot, allot_work *work, uint64_t ready_ns) {
+  if (work->flags & ALLOT_WORK_MANAGED) managed_prefetch(run, slot, work);
   uint64_t *free_ns = &run->engine->copy_free_ns[work->engine];
   uint64_t start = ready_ns > *free_ns ? ready_ns : *free_ns;
   uint64_t end = start + work->duration_ns;
@@ -52,89 +43,105 @@ static void start_copy(simulation *run, int slot, allot_work *work, uint64_t rea
 static void settle_wait(simulation *run, allot_work *work, uint64_t ready_ns) {
   if (allot_work_done(run->handle, work->target)) {
     uint64_t ended = allot_work_ended(run->handle, work->target);
-    if (ended < ready_ns || ended > run->engine->now_ns) ended = ready_ns;
-    finish(work, ended);
+    if (ended < ready_ns) ended = ready_ns;
+    if (ended > run->engine->now_ns) {
+      note(run, ended);
+    } else {
+      finish(work, ended);
+    }
   } else if (ALLOT_POINT_GPU(work->target) != run->gpu) {
     run->other_gpus |= 1u << ALLOT_POINT_GPU(work->target);
   }
 }
 
-static void consider(candidate *best, allot_work *kernel, uint64_t ready_ns) {
-  if (best->kernel != NULL) {
-    bool runs = ALLOT_PROGRESS_STATE(allot_load(&best->kernel->progress)) == ALLOT_RUNNING;
-    // Priorities decide who is next, never whether a running kernel is put aside.
-    if (runs || kernel->priority >= best->kernel->priority) return;
+static void settle_running(simulation *run, allot_work *work, uint64_t end_ns, turn *turn) {
+  bool computes = work->kind == ALLOT_WORK_KERNEL;
+  if (end_ns > run->engine->now_ns) {
+    if (computes && turn != NULL) turn_add_running(run, turn, work, end_ns);
+    if (!computes) note(run, end_ns);
+    return;
   }
-  best->kernel = kernel;
-  best->ready_ns = ready_ns;
+  if (computes && end_ns > run->engine->room_since_ns) {
+    allot_store(&run->engine->room_since_ns, end_ns);
+  }
+  finish(work, end_ns);
 }
 
-// One work at the present moment. False: it is submitted later than now, as are all after it.
-static bool settle_work(simulation *run, int slot, uint64_t number, candidate *best) {
+// What became of one work at the present moment.
+enum settled {
+  SETTLED,
+  COMPUTES,  // a kernel that runs, or could
+  LATER,     // submitted later than now, as are all after it
+};
+
+// `turn` NULL: it is enough to know whether there is a kernel at all.
+static enum settled settle_work(simulation *run, int slot, uint64_t number, turn *turn) {
   allot_work *work = allot_ring_work(allot_ring_of(run->handle, slot, run->gpu), number);
-  uint64_t progress = allot_load(&work->progress);
-  uint64_t now = run->engine->now_ns;
+  uint64_t progress = allot_load(&work->progress), now = run->engine->now_ns;
   if (ALLOT_PROGRESS_STATE(progress) == ALLOT_RUNNING) {
-    uint64_t end = ALLOT_PROGRESS_TIME(progress);
-    if (work->kind == ALLOT_WORK_KERNEL && end > now) {
-      best->kernel = work;
-    } else if (end > now) {
-      note(run, end);
-    } else {
-      finish(work, end);
-      if (work->kind == ALLOT_WORK_KERNEL) run->engine->idle_since_ns = end;
-    }
-    return true;
+    settle_running(run, work, ALLOT_PROGRESS_TIME(progress), turn);
+    bool over = ALLOT_PROGRESS_STATE(allot_load(&work->progress)) == ALLOT_DONE;
+    return work->kind == ALLOT_WORK_KERNEL && !over ? COMPUTES : SETTLED;
   }
   if (work->submitted_ns > now) {
     note(run, work->submitted_ns);
-    return false;
+    return LATER;
   }
   uint64_t ready_ns;
-  if (!allot_work_ready(run->handle, ALLOT_POINT(slot, run->gpu, number), &ready_ns)) return true;
+  if (!allot_work_ready(run->handle, ALLOT_POINT(slot, run->gpu, number), &ready_ns)) {
+    return SETTLED;
+  }
+  if (ready_ns > now) {
+    // A function on the host ended after the moment that is looked at.
+    note(run, ready_ns);
+    return SETTLED;
+  }
   switch (work->kind) {
     case ALLOT_WORK_MARK:
       finish(work, ready_ns);
       break;
     case ALLOT_WORK_KERNEL:
-      consider(best, work, ready_ns);
-      break;
+      if (turn != NULL) turn_add_ready(run, turn, work, number, ready_ns);
+      return COMPUTES;
     case ALLOT_WORK_COPY:
       start_copy(run, slot, work, ready_ns);
-      return settle_work(run, slot, number, best);
+      return settle_work(run, slot, number, turn);
     case ALLOT_WORK_WAIT:
       settle_wait(run, work, ready_ns);
       break;
     default:  // HOST: its process says when it is done
       break;
   }
-  return true;
+  return SETTLED;
 }
 
-// Brings the works of one process to the present moment; its next kernel, if it has one ready.
-static candidate settle_process(simulation *run, int slot) {
+// Brings the works of one process to the present moment. True: it has a kernel that runs or could.
+static bool settle_process(simulation *run, int slot, turn *turn) {
   allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
-  candidate best = {.slot = slot};
   uint64_t head = allot_load(&ring->head);
   uint64_t last_break = allot_load(&ring->last_break);
   uint64_t last_other = allot_load(&ring->last_other);
+  uint64_t last_running = allot_load(&ring->last_running);
   bool by_number = allot_load(&ring->has_priorities) == 0;
-  bool contiguous = true;
+  bool contiguous = true, computes = false;
+  if (turn != NULL) turn_begin(turn);
   for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
     allot_work *work = allot_ring_work(ring, number);
-    if (ALLOT_PROGRESS_STATE(allot_load(&work->progress)) != ALLOT_DONE &&
-        !settle_work(run, slot, number, &best)) {
-      break;
+    if (ALLOT_PROGRESS_STATE(allot_load(&work->progress)) != ALLOT_DONE) {
+      enum settled settled = settle_work(run, slot, number, turn);
+      if (settled == LATER) break;
+      computes = computes || settled == COMPUTES;
     }
     bool done = ALLOT_PROGRESS_STATE(allot_load(&work->progress)) == ALLOT_DONE;
     contiguous = contiguous && done;
     if (contiguous) allot_store(&ring->tail, number);
     // From here on each work follows the one before it.
     if (!done && number >= last_break) break;
-    // Only kernels are left, and one with a lower number is ready.
-    if (best.kernel != NULL && by_number && number >= last_other) break;
+    // Only kernels are left, and none of them would be chosen.
+    if (!computes || number < last_other) continue;
+    if (turn == NULL || (by_number && number >= last_running && turn_is_full(run, turn))) break;
   }
-  return best;
+  return computes;
 }
 
 static void forget_if_idle(simulation *run, int slot) {
@@ -148,96 +155,50 @@ static void forget_if_idle(simulation *run, int slot) {
   }
 }
 
-// Settles every process. Returns how many have a kernel ready; *chosen is the one whose turn it is.
-static int settle(simulation *run, candidate *chosen) {
+// Settles every process. Returns how many have a kernel to run; *chosen is whose turn it is.
+static int settle(simulation *run, int *chosen) {
   allot_gpu_engine *engine = run->engine;
-  int holder = (int)engine->holder - 1, ready = 0;
-  candidate first = {0}, following = {0}, holding = {0};
+  int holder = (int)engine->holder - 1, ready = 0, first = -1, following = -1;
+  bool holding = false;
   for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
     for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {
       int slot = word * 64 + __builtin_ctzll(bits);
-      candidate next = settle_process(run, slot);
-      if (next.kernel == NULL) {
+      if (!settle_process(run, slot, slot == holder ? &run->turn : NULL)) {
         forget_if_idle(run, slot);
         continue;
       }
       ready++;
-      if (slot == holder) holding = next;
-      if (first.kernel == NULL) first = next;
-      if (following.kernel == NULL && slot > holder) following = next;
+      if (slot == holder) holding = true;
+      if (first < 0) first = slot;
+      if (following < 0 && slot > holder) following = slot;
     }
   }
   bool turn_over = ready > 1 && engine->now_ns >= engine->slice_end_ns;
-  if (holding.kernel != NULL && !turn_over) {
-    *chosen = holding;
+  if (holding && !turn_over) {
+    *chosen = holder;
   } else {
-    *chosen = following.kernel != NULL ? following : first;
+    *chosen = following >= 0 ? following : first;
   }
   return ready;
-}
-
-static void put_aside(simulation *run, int slot) {
-  allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
-  uint64_t head = allot_load(&ring->head), now = run->engine->now_ns;
-  for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
-    allot_work *work = allot_ring_work(ring, number);
-    uint64_t progress = allot_load(&work->progress);
-    if (work->kind != ALLOT_WORK_KERNEL || ALLOT_PROGRESS_STATE(progress) != ALLOT_RUNNING) {
-      continue;
-    }
-    uint64_t end = ALLOT_PROGRESS_TIME(progress);
-    run->engine->idle_since_ns = now;
-    allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_WAITING, end > now ? end - now : 0));
-    return;
-  }
-}
-
-static void account(simulation *run, int slot, uint64_t from_ns, uint64_t to_ns) {
-  if (from_ns >= to_ns) return;
-  allot_process_gpu *process = &run->handle->machine->processes[slot].gpus[run->gpu];
-  run->engine->busy_ns += to_ns - from_ns;
-  process->busy_ns += to_ns - from_ns;
-  allot_history_add(&run->engine->compute, from_ns, to_ns);
-  allot_history_add(&process->compute, from_ns, to_ns);
-}
-
-// Gives the GPU to the chosen process. Returns when its kernel ends if nothing intervenes.
-static uint64_t run_kernel(simulation *run, const candidate *chosen) {
-  allot_gpu_engine *engine = run->engine;
-  uint64_t now = engine->now_ns;
-  int holder = (int)engine->holder - 1;
-  if (holder != chosen->slot && holder >= 0) put_aside(run, holder);
-  if (holder != chosen->slot || now >= engine->slice_end_ns) {
-    engine->slice_end_ns = now + run->slice_ns;
-    engine->holder = (uint32_t)chosen->slot + 1;
-  }
-  uint64_t progress = allot_load(&chosen->kernel->progress);
-  if (ALLOT_PROGRESS_STATE(progress) == ALLOT_RUNNING) return ALLOT_PROGRESS_TIME(progress);
-  // A kernel submitted while nobody looked began as soon as it was ready and the GPU free.
-  uint64_t start = engine->idle_since_ns;
-  if (start < chosen->ready_ns) start = chosen->ready_ns;
-  if (start > now) start = now;
-  uint64_t end = start + ALLOT_PROGRESS_TIME(progress);
-  allot_store(&chosen->kernel->progress, ALLOT_PROGRESS(ALLOT_RUNNING, end));
-  account(run, chosen->slot, start, end < now ? end : now);
-  return end;
 }
 
 static void simulate(simulation *run, uint64_t target_ns) {
   allot_gpu_engine *engine = run->engine;
   for (;;) {
     run->next_ns = target_ns;
-    candidate chosen = {0};
-    int ready = settle(run, &chosen);
+    int chosen = -1, ready = settle(run, &chosen);
     uint64_t now = engine->now_ns;
     if (ready > 0) {
-      uint64_t end = run_kernel(run, &chosen);
+      bool changes = chosen != (int)engine->holder - 1;
+      turn_give(run, chosen);
+      if (changes) settle_process(run, chosen, &run->turn);
+      uint64_t end = turn_run(run, chosen);
       if (end <= now) continue;  // it began and ended while nobody looked
-      if (end < run->next_ns) run->next_ns = end;
+      note(run, end);
       if (ready > 1) note(run, engine->slice_end_ns);
     }
     if (now >= target_ns) return;
-    if (ready > 0) account(run, chosen.slot, now, run->next_ns);
+    if (ready > 0) turn_account(run, chosen, now, run->next_ns);
     allot_store(&engine->now_ns, run->next_ns);
   }
 }
@@ -266,6 +227,11 @@ static uint32_t advance_one(allot_handle *handle, int gpu) {
                     .gpu = gpu,
                     .slice_ns = handle->machine->description.timeslice_us * 1000ull};
   if (run.slice_ns == 0) run.slice_ns = 2000000;
+  const allot_gpu_description *own = &handle->machine->description.gpus[gpu];
+  run.sm_count = own->sm_count > 0 ? own->sm_count : 1;
+  run.most_kernels = own->engine_concurrent_kernels;
+  if (run.most_kernels == 0) run.most_kernels = 1;
+  if (run.most_kernels > ALLOT_TURN_KERNELS) run.most_kernels = ALLOT_TURN_KERNELS;
   simulate(&run, allot_now_ns());
   allot_engine_unlock(handle, gpu);
   return run.other_gpus;

@@ -53,6 +53,8 @@ enum {
   ALLOT_WORK_BARRIER = 1,
   ALLOT_WORK_BLOCKING = 2,  // belongs to a blocking stream
   ALLOT_WORK_LEGACY = 4,    // belongs to the legacy default stream
+  // COPY: moves the process's managed memory; how much, and for how long, is known when it begins.
+  ALLOT_WORK_MANAGED = 8,
 };
 
 typedef struct allot_work {
@@ -65,10 +67,11 @@ typedef struct allot_work {
   uint8_t engine;  // COPY: which
   uint8_t flags;
   int8_t priority;
-  allot_point target;    // WAIT
+  allot_point target;    // WAIT; of MANAGED: bytes to be resident when it has begun, plus 1
   uint64_t duration_ns;  // as submitted
   uint64_t bytes;        // COPY: how many
-  uint64_t spare;
+  uint32_t sms;          // KERNEL: how many multiprocessors it takes
+  uint32_t spare;
 } allot_work;
 
 // Written by its one process (head, works) and by whoever holds the GPU's lock (tail, progress).
@@ -79,6 +82,7 @@ typedef struct allot_ring {
   uint32_t has_priorities;  // some work's priority is not 0
   uint32_t spare;
   _Alignas(64) uint64_t tail;                       // works 1..tail are done
+  uint64_t last_running;                            // no kernel with a higher number has begun
   _Alignas(64) allot_work works[ALLOT_RING_WORKS];  // work n is works[n % ALLOT_RING_WORKS]
 } allot_ring;
 
@@ -101,6 +105,11 @@ typedef struct allot_process_gpu {
   uint64_t memory_peak;  // bytes
   uint32_t contexts;     // CUDA contexts; NVML lists processes that have one
   uint32_t has_ring;     // the slot's ring for the GPU has its space on the disk, and keeps it
+  // Managed memory, in bytes: all of it, what of that holds data, and what of that is on the GPU.
+  // `resident` counts beside `memory`. Changed under the GPU's lock.
+  uint64_t managed, populated, resident;
+  uint64_t managed_used_ns;  // when a kernel last used it, or a prefetch brought it
+  uint64_t saved;            // of a checkpointed process: what of `memory` it takes again
   allot_history compute;
 } allot_process_gpu;
 
@@ -117,8 +126,9 @@ typedef struct allot_process {
   uint64_t attached_ns;  // CLOCK_MONOTONIC
   uint64_t attaches;     // how often the slot was taken
   uint32_t kind;         // ALLOT_PROCESS_COMPUTE or ALLOT_PROCESS_MONITOR
-  uint32_t spare[3];
-  char command[96];  // start of /proc/<pid>/cmdline, blanks for NULs
+  uint32_t gate;         // 1: the owner is changing its memory
+  uint64_t checkpoint;   // CUprocessState | slot + 1 of the process that changes it << 32
+  char command[96];      // start of /proc/<pid>/cmdline, blanks for NULs
   allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
 } allot_process;
 
@@ -136,11 +146,14 @@ typedef struct allot_gpu_engine {
   uint64_t slice_end_ns;  // when the holder's turn ends
   uint32_t holder;        // slot + 1 of the process whose turn it is, 0: nobody's
   uint32_t spare2;
-  uint64_t idle_since_ns;  // since then nothing computes, unless a kernel is RUNNING
+  uint64_t room_since_ns;     // when a kernel last made room: what is free now was so since then
+  uint64_t busy_since_ns;     // when what computes now began to, without a gap
+  uint64_t stalled_until_ns;  // the holder's kernels wait for managed memory until then
   uint64_t copy_free_ns[ALLOT_COPY_ENGINES];
   uint64_t checked_ns;  // when the owners of work were last seen to be alive
-  uint64_t active[ALLOT_MACHINE_PROCESSES / 64];  // a bit for each slot that may have work
-  uint64_t busy_ns, copy_busy_ns;                 // since the machine began
+  uint64_t active[ALLOT_MACHINE_PROCESSES / 64];   // a bit for each slot that may have work
+  uint64_t managed[ALLOT_MACHINE_PROCESSES / 64];  // and for each that may have managed memory
+  uint64_t busy_ns, copy_busy_ns;                  // since the machine began
   allot_history compute, copies;
 } allot_gpu_engine;
 

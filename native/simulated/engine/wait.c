@@ -14,7 +14,7 @@
 #define HOST_NS 10000000ull
 #define DEPTH 8
 
-static void sleep_until(uint64_t time_ns) {
+void allot_sleep_until(uint64_t time_ns) {
   uint64_t now = allot_now_ns();
   if (time_ns <= now) return;
   if (time_ns - now <= SPIN_NS) {
@@ -78,19 +78,26 @@ static need needed(const allot_handle *handle, allot_point point, uint64_t now_n
   return sum;
 }
 
-// Kernel time that a process has queued without a gap.
+// How long a process's kernels that are queued without a gap keep the GPU, at least. In one stream
+// that is their sum; of several streams it is the longest, or what fills all multiprocessors.
 static uint64_t queued(const allot_handle *handle, int slot, int gpu, uint64_t now_ns) {
   allot_ring *ring = allot_ring_of(handle, slot, gpu);
-  uint64_t head = allot_load(&ring->head);
-  need sum = {0};
-  for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
+  uint64_t head = allot_load(&ring->head), first = allot_load(&ring->tail) + 1;
+  uint64_t sum = 0, longest = 0, area = 0;
+  uint32_t sms = handle->machine->description.gpus[gpu].sm_count;
+  for (uint64_t number = first; number <= head; number++) {
     const allot_work *work = allot_ring_work(ring, number);
     uint64_t progress = allot_load(&work->progress);
     if (ALLOT_PROGRESS_STATE(progress) == ALLOT_DONE || work->kind == ALLOT_WORK_MARK) continue;
     if (work->kind != ALLOT_WORK_KERNEL) break;
-    add_need(&sum, work, progress, now_ns);
+    need one = {0};
+    add_need(&one, work, progress, now_ns);
+    sum += one.compute_ns;
+    area += sms > 0 ? one.compute_ns / sms * work->sms : 0;
+    if (one.compute_ns > longest) longest = one.compute_ns;
   }
-  return sum.compute_ns;
+  if (allot_load(&ring->last_break) <= first) return sum;
+  return longest > area ? longest : area;
 }
 
 // How long at least others keep the GPU while this process computes for `own_ns`: as many slices
@@ -147,7 +154,7 @@ void allot_engine_wait(allot_handle *handle, allot_point point) {
     if (own.compute_ns == 0 && own.copy_ns == 0 && own.host != 0) {
       wait_for_host(handle, own.host);
     } else {
-      sleep_until(earliest(handle, point, &own, now));
+      allot_sleep_until(earliest(handle, point, &own, now));
     }
   }
 }

@@ -111,7 +111,7 @@ void allot_work_cancel(allot_handle *handle, int slot, int gpu) {
     uint64_t progress = allot_load(&work->progress);
     if (ALLOT_PROGRESS_STATE(progress) == ALLOT_DONE) continue;
     if (ALLOT_PROGRESS_STATE(progress) == ALLOT_RUNNING && work->kind == ALLOT_WORK_KERNEL) {
-      allot_store(&engine->idle_since_ns, now);
+      allot_store(&engine->room_since_ns, now);
     }
     allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_DONE, now));
   }

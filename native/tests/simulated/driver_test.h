@@ -66,6 +66,12 @@ static inline void spin_for(CUfunction spin, uint64_t nanoseconds, CUstream stre
   OK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 }
 
+// On every multiprocessor, so that no other kernel runs beside it.
+static inline void fill_for(CUfunction spin, uint64_t nanoseconds, CUstream stream) {
+  void *parameters[] = {&nanoseconds};
+  OK(cuLaunchKernel(spin, 65535, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL));
+}
+
 static inline size_t free_bytes(void) {
   size_t free, total;
   OK(cuMemGetInfo_v2(&free, &total));

@@ -44,7 +44,7 @@ static report mix(const allot_handle *machine, unsigned seed) {
     unsigned at = (seed >> 8) % STREAMS, other = (seed >> 12) % STREAMS;
     CUstream stream = (seed >> 16) % 9 == 0 ? NULL : streams[at];
     uint64_t nanoseconds = (seed >> 20) * 40ull;
-    spin_for(spin, nanoseconds, stream);
+    fill_for(spin, nanoseconds, stream);
     sum.asked_ns += nanoseconds;
     if (seed >> 28 == 3) OK(cuStreamWaitEvent(streams[at], events[other], 0));
     if (seed >> 28 == 5) OK(cuMemsetD8Async(memory, 1, MIB, stream));

@@ -45,6 +45,9 @@ static void pitched_and_managed(void) {
   expect_taken(4 * MIB);
   OK(cuMemFree_v2(memory));
   OK(cuMemAllocManaged(&memory, 3 * MIB, CU_MEM_ATTACH_GLOBAL));
+  expect_taken(0);  // not before it is used there
+  OK(cuMemsetD8_v2(memory, 1, 3 * MIB));
+  OK(cuCtxSynchronize());
   expect_taken(4 * MIB);
   memset((void *)(uintptr_t)memory, 7, 3 * MIB);  // the host reaches it
   unsigned managed;

@@ -138,9 +138,9 @@ static void priorities_count(void) {
   OK(cuStreamCreateWithPriority(&low, CU_STREAM_NON_BLOCKING, least));
   OK(cuStreamCreateWithPriority(&high, CU_STREAM_NON_BLOCKING, greatest));
   CUevent start = mark(low);
-  for (int i = 0; i < 10; i++) spin_for(spin, 2 * MILLISECOND, low);
+  for (int i = 0; i < 10; i++) fill_for(spin, 2 * MILLISECOND, low);
   CUevent low_end = mark(low);
-  spin_for(spin, MILLISECOND, high);
+  fill_for(spin, MILLISECOND, high);
   CUevent high_end = mark(high);
   wait_and_keep(low_end);
   wait_and_keep(high_end);

@@ -22,7 +22,7 @@ from allotment.devices.simulated import MACHINE_VARIABLE
 from allotment.libraries import SIMULATED_NVML, library_path
 from allotment.model.errors import NoDevicesError
 
-__all__ = ["leave", "nvml_of"]
+__all__ = ["leave", "nvml_of", "simulated_library"]
 
 _NAME: Final = "libnvidia-ml.so.1"
 
@@ -55,6 +55,12 @@ class _Libraries:
 
 
 _libraries: Final = _Libraries()
+
+
+def simulated_library() -> ctypes.CDLL:
+    """Load our libnvidia-ml.so.1 for what it has beside NVML, without a word to nvidia-ml-py."""
+    with _libraries.lock:
+        return _libraries.load_simulated()
 
 
 @contextmanager

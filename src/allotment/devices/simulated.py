@@ -11,10 +11,12 @@ Reading a description goes straight to the file: no NVML, nothing to load.
 """
 
 import contextlib
+import ctypes
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from allotment.devices import layout
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
@@ -27,7 +29,10 @@ __all__ = [
     "DEFAULT_PATH",
     "MACHINE_VARIABLE",
     "SPEC_VARIABLE",
+    "GpuTimes",
+    "ProcessTime",
     "SimulatedMachine",
+    "gpu_times",
     "machine_path",
     "parse_spec",
     "read_machine",
@@ -98,6 +103,86 @@ def read_machine(path: Path) -> MachineFacts:
     if size < layout.MACHINE_FILE_BYTES:
         raise _damaged(path, f"it has {size} of {layout.MACHINE_FILE_BYTES} bytes")
     return facts
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTime:
+    """What one process has had of a simulated GPU since it began; times in nanoseconds."""
+
+    pid: int
+    """As the process itself knows it."""
+
+    lives: bool
+    """Whether it still runs: rows of ended ones stay until others take their place."""
+
+    busy_ns: int
+    """Time in which at least one kernel of it ran."""
+
+    copy_ns: int
+    """Time that copy engines worked for it."""
+
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimes:
+    """What a simulated GPU has done up to one moment."""
+
+    now_ns: int
+    """The moment, on the clock of `time.monotonic_ns`."""
+
+    busy_ns: int
+    """Time in which at least one kernel ran, of any process, since the machine began."""
+
+    processes: tuple[ProcessTime, ...]
+
+
+def gpu_times(machine: Path) -> dict[str, GpuTimes]:
+    """Measure what each GPU of a machine has done, by UUID, exactly and at this moment.
+
+    The truth that benches and tests compare with: the engine's own account. Raises `StateError`
+    for a file that is no machine, or that has no room for one more process.
+    """
+    from allotment.devices import loading  # late: it names machines by this module
+
+    library = loading.simulated_library()
+    rows = (_TimeRow * (layout.MACHINE_PROCESSES))()
+    times: dict[str, GpuTimes] = {}
+    for index, device in enumerate(read_machine(machine).devices):
+        count = ctypes.c_uint(len(rows))
+        busy, now = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+        error = library.allotSimulatedTimes(
+            os.fsencode(machine),
+            index,
+            rows,
+            ctypes.byref(count),
+            ctypes.byref(busy),
+            ctypes.byref(now),
+        )
+        if error != 0:
+            raise _damaged(machine, os.strerror(-error))
+        times[device.uuid] = GpuTimes(
+            now_ns=now.value,
+            busy_ns=busy.value,
+            processes=tuple(
+                ProcessTime(row.pid, bool(row.lives), row.busy_ns, row.copy_ns, row.memory_bytes)
+                for row in rows[: count.value]
+            ),
+        )
+    return times
+
+
+class _TimeRow(ctypes.Structure):
+    """`allot_simulated_time` of native/simulated/nvml/times.h."""
+
+    _fields_: ClassVar = [
+        ("pid", ctypes.c_int32),
+        ("lives", ctypes.c_uint32),
+        ("start_time", ctypes.c_uint64),
+        ("busy_ns", ctypes.c_uint64),
+        ("copy_ns", ctypes.c_uint64),
+        ("memory_bytes", ctypes.c_uint64),
+    ]
 
 
 class SimulatedMachine:

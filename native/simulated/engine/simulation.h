@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// One bringing of a GPU to the present, from inside: what run.c, turns.c and managed.c share.
+//
+// All of it under the GPU's lock. Every change is one store of one word (`now_ns` first, then what
+// follows from it), so a process that is killed in here leaves a state from which the next goes on
+// with the same outcome.
+#ifndef ALLOTMENT_SIMULATION_H
+#define ALLOTMENT_SIMULATION_H
+
+#include "simulated/engine/engine.h"
+
+// More kernels than this never run at once, whatever the model says.
+#define ALLOT_TURN_KERNELS 128
+
+typedef struct candidate {
+  allot_work *kernel;
+  uint64_t number;
+  uint64_t ready_ns;
+  bool begun;  // it was put aside before
+} candidate;
+
+// What a process has on the GPU, or could have now.
+typedef struct turn {
+  uint32_t running, running_sms;
+  uint64_t first_end_ns;  // of the running ones
+  uint32_t waiting, waiting_sms;
+  candidate candidates[ALLOT_TURN_KERNELS];  // ready, in the order in which they are to begin
+} turn;
+
+typedef struct simulation {
+  allot_handle *handle;
+  allot_gpu_engine *engine;
+  int gpu;
+  uint32_t sm_count, most_kernels;
+  uint64_t slice_ns;
+  uint64_t next_ns;     // the first moment after now at which a work changes by itself
+  uint32_t other_gpus;  // a bit for each GPU that a WAIT here depends on
+  turn turn;            // the holder's
+} simulation;
+
+// ---- turns.c ----
+
+void turn_begin(turn *begun);
+void turn_add_running(const simulation *run, turn *of, const allot_work *kernel, uint64_t end_ns);
+void turn_add_ready(simulation *run, turn *of, allot_work *kernel, uint64_t number,
+                    uint64_t ready_ns);
+// Is there no room for a kernel that comes behind all candidates?
+bool turn_is_full(const simulation *run, const turn *asked);
+// Puts the holder's kernels aside if it is another process, and gives the slot the GPU.
+void turn_give(simulation *run, int slot);
+// Starts as many of the candidates as have room. Returns when the first kernel ends: not after now
+// if it began and ended while nobody looked.
+uint64_t turn_run(simulation *run, int slot);
+void turn_account(simulation *run, int slot, uint64_t from_ns, uint64_t to_ns);
+
+// ---- managed.c ----
+
+// Before a kernel of the slot: brings in what it lacks, which may stall the process's kernels.
+void managed_bring(simulation *run, int slot);
+// Decides what a prefetch moves, does so, and sets the work's duration.
+void managed_prefetch(simulation *run, int slot, allot_work *work);
+
+#endif

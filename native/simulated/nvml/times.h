@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long the processes of a simulated machine have computed: exported by libnvidia-ml.so.1 of
+// this folder beside NVML's own functions (times.c). `machine` NULL: the one the environment names.
+#ifndef ALLOTMENT_SIMULATED_TIMES_H
+#define ALLOTMENT_SIMULATED_TIMES_H
+
+#include "simulated/nvml/library.h"
+
+typedef struct allot_simulated_time {
+  int32_t pid;          // getpid of the process
+  uint32_t lives;       // 0: it ended, and its row is kept until another process takes its place
+  uint64_t start_time;  // field 22 of /proc/<pid>/stat: tells two processes of one number apart
+  uint64_t busy_ns;     // time in which a kernel of it ran
+  uint64_t copy_ns;     // time that copy engines worked for it
+  uint64_t memory_bytes;
+} allot_simulated_time;
+
+// Every process that computes on the machine or did, at one moment. *count: in, how many rows there
+// is room for; out, how many there are (-ENOSPC: more than there was room for). busy_ns: time in
+// which any kernel ran on the GPU. now_ns: the moment, of CLOCK_MONOTONIC.
+NVML_EXPORT int allotSimulatedTimes(const char *machine, unsigned int gpu,
+                                    allot_simulated_time *times, unsigned int *count,
+                                    unsigned long long *busy_ns, unsigned long long *now_ns);
+// Of one process by its number: -ESRCH if there is none. `gpu` is the machine's number of it.
+NVML_EXPORT int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu,
+                                          unsigned long long *busy_ns);
+
+#endif

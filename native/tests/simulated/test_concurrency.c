@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of one process run together while their multiprocessors suffice, in whichever streams and
+// contexts; busy time is the time in which any of them ran.
+//
+// sources: simulated/engine/*.c simulated/cuda/*.c
+// machine: t4
+#include "simulated/engine/engine.h"
+#include "tests/simulated/driver_test.h"
+
+#define SMS 40 /* of a T4, which holds one block of 1024 threads on each */
+
+static CUfunction spin;
+static allot_handle machine;
+
+static CUstream new_stream(int priority) {
+  CUstream stream;
+  OK(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, priority));
+  return stream;
+}
+
+static void launch(unsigned blocks, uint64_t nanoseconds, CUstream stream) {
+  void *parameters[] = {&nanoseconds};
+  OK(cuLaunchKernel(spin, blocks, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL));
+}
+
+static void expect_near(double value, double wanted) {
+  if (value < wanted - 0.01 || value > wanted + 0.4) {
+    fprintf(stderr, "%f is not near %f\n", value, wanted);
+    abort();
+  }
+}
+
+static uint64_t busy_ns(void) {
+  return allot_load(&machine.machine->engines[0].busy_ns);
+}
+
+// Starts with an event that all streams wait for, so that all are ready at one moment.
+static CUevent line_up(CUstream *streams, int count) {
+  for (int i = 0; i < count; i++) streams[i] = new_stream(0);
+  CUstream first = new_stream(0);
+  launch(SMS, 3 * MILLISECOND, first);
+  CUevent start = mark(first);
+  for (int i = 0; i < count; i++) OK(cuStreamWaitEvent(streams[i], start, 0));
+  return start;
+}
+
+static double ended(CUevent start, CUevent end) {
+  OK(cuEventSynchronize(end));
+  return elapsed_ms(start, end);
+}
+
+static void small_ones_run_together(void) {
+  CUstream streams[SMS];
+  CUevent ends[SMS];
+  uint64_t before = busy_ns();
+  CUevent start = line_up(streams, SMS);
+  for (int i = 0; i < SMS; i++) {
+    launch(1, 10 * MILLISECOND, streams[i]);
+    ends[i] = mark(streams[i]);
+  }
+  for (int i = 0; i < SMS; i++) expect_near(ended(start, ends[i]), 10);
+  OK(cuCtxSynchronize());
+  assert(busy_ns() - before == 13 * MILLISECOND);  // with the one they waited for
+}
+
+static void those_that_do_not_fit_wait_in_order(void) {
+  CUstream streams[4];
+  CUevent ends[4];
+  CUevent start = line_up(streams, 4);
+  const unsigned blocks[4] = {30, 20, 10, 10};
+  for (int i = 0; i < 4; i++) {
+    launch(blocks[i], 4 * MILLISECOND, streams[i]);
+    ends[i] = mark(streams[i]);
+  }
+  expect_near(ended(start, ends[0]), 4);
+  expect_near(ended(start, ends[1]), 8);  // 10 are free, it needs 20
+  expect_near(ended(start, ends[2]), 8);  // would fit beside the first, but is behind the second
+  expect_near(ended(start, ends[3]), 8);
+}
+
+static void urgent_ones_go_first(void) {
+  CUstream first = new_stream(0), low = new_stream(0), high = new_stream(-1);
+  launch(SMS, 3 * MILLISECOND, first);
+  CUevent start = mark(first);
+  OK(cuStreamWaitEvent(low, start, 0));
+  OK(cuStreamWaitEvent(high, start, 0));
+  launch(SMS, 4 * MILLISECOND, low);
+  CUevent low_end = mark(low);
+  launch(SMS, 4 * MILLISECOND, high);
+  CUevent high_end = mark(high);
+  expect_near(ended(start, high_end), 4);
+  expect_near(ended(start, low_end), 8);
+}
+
+static void streams_keep_their_order(void) {
+  CUstream streams[2];
+  CUevent start = line_up(streams, 2);
+  for (int i = 0; i < 5; i++) {
+    launch(1, MILLISECOND, streams[0]);
+    launch(2, 2 * MILLISECOND, streams[1]);
+  }
+  CUevent one = mark(streams[0]), other = mark(streams[1]);
+  expect_near(ended(start, one), 5);
+  expect_near(ended(start, other), 10);
+}
+
+static void occupancy_counts(void) {
+  // 32 threads: 16 blocks on a multiprocessor of a T4.
+  CUstream streams[3];
+  CUevent start = line_up(streams, 3), ends[3];
+  uint64_t nanoseconds = 4 * MILLISECOND;
+  void *parameters[] = {&nanoseconds};
+  const unsigned blocks[3] = {16 * SMS / 2, 16 * SMS / 2, 1};
+  for (int i = 0; i < 3; i++) {
+    OK(cuLaunchKernel(spin, blocks[i], 1, 1, 32, 1, 1, 0, streams[i], parameters, NULL));
+    ends[i] = mark(streams[i]);
+  }
+  expect_near(ended(start, ends[0]), 4);
+  expect_near(ended(start, ends[1]), 4);
+  expect_near(ended(start, ends[2]), 8);
+}
+
+// No more at once than the hardware has queues for.
+static void there_is_a_most(void) {
+  enum { LAUNCHES = 129 };
+  static CUstream streams[LAUNCHES];
+  static CUevent ends[LAUNCHES];
+  uint32_t *most = &machine.machine->description.gpus[0].engine_concurrent_kernels;
+  assert(*most == 128);
+  *most = 8;
+  CUevent start = line_up(streams, 12);
+  for (int i = 0; i < 12; i++) {
+    launch(1, 4 * MILLISECOND, streams[i]);
+    ends[i] = mark(streams[i]);
+  }
+  for (int i = 0; i < 12; i++) expect_near(ended(start, ends[i]), i < 8 ? 4 : 8);
+  *most = 128;
+}
+
+// Another process's turn puts all of this one's kernels aside, and none is lost.
+static void turns_are_of_all(void) {
+  int go[2];
+  assert(pipe(go) == 0);
+  pid_t child = fork();
+  assert(child >= 0);
+  if (child == 0) {
+    char byte;
+    close(go[1]);
+    begin(0);
+    CUfunction own = load_spin();
+    assert(read(go[0], &byte, 1) == 1);
+    CUevent start = mark(NULL);
+    fill_for(own, 40 * MILLISECOND, NULL);
+    CUevent end = mark(NULL);
+    OK(cuEventSynchronize(end));
+    double took = elapsed_ms(start, end);
+    _exit(took > 60 && took < 84 ? 0 : 1);
+  }
+  begin(0);
+  spin = load_spin();
+  usleep(200000);  // its context
+  CUstream streams[4];
+  CUevent start = line_up(streams, 4), ends[4];
+  for (int i = 0; i < 4; i++) {
+    for (int j = 0; j < 4; j++) launch(10, 20 * MILLISECOND, streams[i]);
+    ends[i] = mark(streams[i]);
+  }
+  assert(write(go[1], "", 1) == 1);
+  for (int i = 0; i < 4; i++) {
+    double took = ended(start, ends[i]);
+    assert(took > 115 && took < 130);
+  }
+  expect_success(child);
+}
+
+int main(void) {
+  assert(allot_machine_open(&machine) == 0);
+  // First, since children of a process with a context have no GPU.
+  turns_are_of_all();
+  small_ones_run_together();
+  those_that_do_not_fit_wait_in_order();
+  urgent_ones_go_first();
+  streams_keep_their_order();
+  occupancy_counts();
+  there_is_a_most();
+  return 0;
+}
