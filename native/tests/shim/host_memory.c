@@ -51,6 +51,8 @@ static void reset_gives_everything_back(void) {
   for (int i = 0; i < 20; i++) OK(cuMemAlloc_v2(&pointer, (uint64_t)(i * i) * 33333 + 1));
   OK(cuMemAllocAsync(&pointer, 50 * MIB, NULL));
   OK(cuMemAllocManaged(&pointer, 5 * MIB, CU_MEM_ATTACH_GLOBAL));
+  OK(cuMemPrefetchAsync(pointer, 5 * MIB, 0, NULL));
+  OK(cuCtxSynchronize());
   AGREE();
   OK(cuDevicePrimaryCtxReset_v2(0));
   AGREE();
@@ -126,6 +128,10 @@ static void managed(void) {
   CUdeviceptr pointer;
   OK(cuMemAllocManaged(&pointer, 3 * MIB, CU_MEM_ATTACH_GLOBAL));
   EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
+  // It may all be on the device, and takes nothing of it before.
+  EXPECT_EQUAL(physical(0), CONTEXT);
+  OK(cuMemPrefetchAsync(pointer, 3 * MIB, 0, NULL));
+  OK(cuCtxSynchronize());
   AGREE();
   GIVES(cuMemAllocManaged(&pointer, 3 * MIB, 77), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of a share that may live on the host: charged as any other, in place of plain memory, and
+// more of it than the device has.
+#include <pthread.h>
+#include <signal.h>
+
+#include "host.h"
+
+#define CONTEXT context_cost()
+
+static bool is_managed(CUdeviceptr pointer) {
+  unsigned int managed = 7;
+  OK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, pointer));
+  return managed != 0;
+}
+
+static uint64_t host_bytes(void) {
+  return __atomic_load_n(&share.usage->devices[0].host_bytes, __ATOMIC_SEQ_CST);
+}
+
+static void plain_memory_is_managed(void) {
+  start_on(0);
+  CUdeviceptr large, small, odd;
+  OK(cuMemAlloc_v2(&large, 10 * MIB));
+  EXPECT(is_managed(large));
+  EXPECT_EQUAL(charged(0), CONTEXT + 10 * MIB);
+  EXPECT_EQUAL(host_bytes(), 10 * MIB);
+  // Nothing was used on the device yet.
+  EXPECT_EQUAL(physical(0), CONTEXT);
+  OK(cuMemsetD8_v2(large, 7, 10 * MIB));
+  OK(cuCtxSynchronize());
+  AGREE();
+  // Its size is what was asked for, its charge is in whole granules.
+  CUdeviceptr base;
+  size_t size;
+  OK(cuMemAlloc_v2(&odd, 3 * MIB + 12345));
+  OK(cuMemGetAddressRange_v2(&base, &size, odd));
+  EXPECT_EQUAL(size, 3 * MIB + 12345);
+  EXPECT_EQUAL(charged(0), CONTEXT + 14 * MIB);
+  OK(cuMemFree_v2(odd));
+  // Small ones share blocks, which stay on the device.
+  OK(cuMemAlloc_v2(&small, 1000));
+  EXPECT(!is_managed(small));
+  EXPECT_EQUAL(charged(0), CONTEXT + 12 * MIB);
+  AGREE();
+  unsigned char there[4] = {0};
+  OK(cuMemcpyDtoH_v2(there, large + 100, sizeof there));
+  EXPECT(there[0] == 7 && there[3] == 7);
+  OK(cuMemFree_v2(large));
+  OK(cuMemFree_v2(small));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  EXPECT_EQUAL(host_bytes(), 0);
+  AGREE();
+  GIVES(cuMemFree_v2(large), CUDA_ERROR_INVALID_VALUE);
+  GIVES(cuMemAlloc_v2(&large, 0), CUDA_ERROR_INVALID_VALUE);
+  GIVES(cuMemAlloc_v2(NULL, 10 * MIB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void pitched_memory_is_managed(void) {
+  start_on(0);
+  CUdeviceptr pointer;
+  size_t pitch;
+  OK(cuMemAllocPitch_v2(&pointer, &pitch, 1000, 5000, 4));
+  EXPECT(is_managed(pointer));
+  EXPECT_EQUAL(pitch, 1024);
+  EXPECT_EQUAL(charged(0), CONTEXT + 6 * MIB);
+  OK(cuMemFree_v2(pointer));
+  OK(cuMemAllocPitch_v2(&pointer, &pitch, 512, 5000, 16));
+  EXPECT_EQUAL(pitch, 512);
+  OK(cuMemFree_v2(pointer));
+  GIVES(cuMemAllocPitch_v2(&pointer, &pitch, 1000, 5000, 5), CUDA_ERROR_INVALID_VALUE);
+  GIVES(cuMemAllocPitch_v2(&pointer, NULL, 1000, 5000, 4), CUDA_ERROR_INVALID_VALUE);
+  GIVES(cuMemAllocPitch_v2(&pointer, &pitch, 0, 5000, 4), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  EXPECT_EQUAL(host_bytes(), 0);
+}
+
+static void what_cannot_move_stays(void) {
+  start_on(0);
+  CUdeviceptr pooled, own;
+  OK(cuMemAllocAsync(&pooled, 5 * MIB, NULL));
+  EXPECT(!is_managed(pooled));
+  CUDA_ARRAY_DESCRIPTOR description = {1024, 1024, CU_AD_FORMAT_FLOAT, 4};
+  CUarray array;
+  OK(cuArrayCreate_v2(&array, &description));
+  EXPECT_EQUAL(host_bytes(), 0);
+  AGREE();
+  // What the program made managed by itself moves as it did before, and may be on the host.
+  OK(cuMemAllocManaged(&own, 5 * MIB, CU_MEM_ATTACH_GLOBAL));
+  EXPECT_EQUAL(host_bytes(), 6 * MIB);
+  EXPECT_EQUAL(charged(0), physical(0) + 6 * MIB);
+  OK(cuMemFreeAsync(pooled, NULL));
+  OK(cuArrayDestroy(array));
+  OK(cuMemFree_v2(own));
+  EXPECT_EQUAL(host_bytes(), 0);
+}
+
+// The limit is more than the device has.
+static void more_than_the_device(void) {
+  start_on(0);
+  uint64_t capacity = simulation.machine->description.gpus[0].memory_total;
+  uint64_t limit = limit_of(0);
+  EXPECT(limit > 2 * capacity);
+  size_t free, total;
+  OK(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQUAL(total, limit);
+  EXPECT_EQUAL(free, limit - CONTEXT);
+  CUdeviceptr pointers[64], more;
+  unsigned count = 0;
+  while (count < 64 && cuMemAlloc_v2(&pointers[count], GIB) == CUDA_SUCCESS) {
+    OK(cuMemsetD8_v2(pointers[count] + GIB - 1, (unsigned char)count, 1));
+    OK(cuMemPrefetchAsync(pointers[count], GIB, 0, NULL));
+    count++;
+  }
+  EXPECT_EQUAL(count, (limit - CONTEXT) / GIB);
+  OK(cuCtxSynchronize());
+  GIVES(cuMemAlloc_v2(&more, GIB), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT + count * GIB);
+  EXPECT(physical(0) <= capacity);
+  OK(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQUAL(free, limit - charged(0));
+  for (unsigned i = 0; i < count; i++) {
+    unsigned char there = 255;
+    OK(cuMemcpyDtoH_v2(&there, pointers[i] + GIB - 1, 1));
+    EXPECT_EQUAL(there, i);
+  }
+  for (unsigned i = 0; i < count; i++) OK(cuMemFree_v2(pointers[i]));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  EXPECT_EQUAL(host_bytes(), 0);
+  AGREE();
+}
+
+static void goes_with_its_context(void) {
+  start_on(0);
+  CUcontext other;
+  CUdeviceptr pointer;
+  OK(cuMemAlloc_v2(&pointer, 4 * MIB));
+  OK(cuCtxCreate_v2(&other, 0, 0));
+  OK(cuMemAlloc_v2(&pointer, 20 * MIB));
+  EXPECT_EQUAL(host_bytes(), 24 * MIB);
+  OK(cuCtxDestroy_v2(other));
+  EXPECT_EQUAL(host_bytes(), 4 * MIB);
+  EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  EXPECT_EQUAL(host_bytes(), 0);
+  EXPECT_EQUAL(charged(0), 0);
+}
+
+static void in_child(void (*run)(void), int ends_by) {
+  pid_t child = fork();
+  if (child == 0) {
+    run();
+    exit(0);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child);
+  EXPECT_EQUAL(WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status), ends_by);
+}
+
+static void take_and_end(void) {
+  CUdeviceptr pointer;
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, 30 * MIB));
+}
+
+static void take_and_die(void) {
+  take_and_end();
+  kill(getpid(), SIGKILL);
+}
+
+static void what_the_dead_had_is_forgotten(void) {
+  in_child(take_and_end, 0);
+  EXPECT_EQUAL(charged(0), 0);
+  EXPECT_EQUAL(host_bytes(), 0);
+  in_child(take_and_die, SIGKILL);
+  EXPECT_EQUAL(charged(0), 0);
+  // The first that comes after the last begins at zero, and others leave his figure alone.
+  int ready[2], end[2];
+  OK(pipe(ready));
+  OK(pipe(end));
+  pid_t child = fork();
+  if (child == 0) {
+    take_and_end();
+    char byte = 0;
+    close(end[1]);
+    EXPECT(write(ready[1], &byte, 1) == 1 && read(end[0], &byte, 1) == 0);
+    exit(0);
+  }
+  char byte;
+  EXPECT(read(ready[0], &byte, 1) == 1);
+  EXPECT_EQUAL(host_bytes(), 30 * MIB);
+  in_child(take_and_end, 0);
+  EXPECT_EQUAL(host_bytes(), 30 * MIB);
+  close(end[1]);
+  EXPECT(waitpid(child, NULL, 0) == child);
+  EXPECT_EQUAL(host_bytes(), 0);
+}
+
+static void *come_and_go(void *context) {
+  unsigned seed = (unsigned)(uintptr_t)context;
+  OK(cuCtxSetCurrent(NULL));
+  CUcontext primary;
+  OK(cuDevicePrimaryCtxRetain(&primary, 0));
+  OK(cuCtxSetCurrent(primary));
+  CUdeviceptr held[8] = {0};
+  for (int i = 0; i < 300; i++) {
+    CUdeviceptr *one = &held[rand_r(&seed) % 8];
+    if (*one != 0) OK(cuMemFree_v2(*one));
+    *one = 0;
+    CUresult result = cuMemAlloc_v2(one, (size_t)rand_r(&seed) % (40 * MIB) + 1);
+    EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+    if (result != CUDA_SUCCESS) *one = 0;
+  }
+  for (int i = 0; i < 8; i++) OK(cuMemFree_v2(held[i]));
+  OK(cuDevicePrimaryCtxRelease_v2(0));
+  return NULL;
+}
+
+static void threads(void) {
+  start_on(0);
+  pthread_t workers[4];
+  for (uintptr_t i = 0; i < 4; i++) {
+    OK(pthread_create(&workers[i], NULL, come_and_go, (void *)(i + 1)));
+  }
+  for (int i = 0; i < 4; i++) OK(pthread_join(workers[i], NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  EXPECT_EQUAL(host_bytes(), 0);
+  AGREE();
+}
+
+static const test_case cases[] = {
+    {"plain_memory_is_managed", plain_memory_is_managed},
+    {"pitched_memory_is_managed", pitched_memory_is_managed},
+    {"what_cannot_move_stays", what_cannot_move_stays},
+    {"more_than_the_device", more_than_the_device},
+    {"goes_with_its_context", goes_with_its_context},
+    {"what_the_dead_had_is_forgotten", what_the_dead_had_is_forgotten},
+    {"threads", threads},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}
