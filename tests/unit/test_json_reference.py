@@ -19,9 +19,12 @@ from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
 from allotment.cli.machines import DeviceRow
 from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.shares.views import (
+    ComputeView,
     DeviceView,
     LiveState,
     OutsideView,
@@ -52,7 +55,12 @@ def fields(document: object, path: str = "") -> Iterator[str]:
 
 
 def documented(command: str) -> set[str]:
-    """The fields that the reference has for a command."""
+    """The fields that the reference has for a command, those of objects in place of them."""
+    found = _documented(command)
+    return {each for each in found if not any(other.startswith(f"{each}.") for other in found)}
+
+
+def _documented(command: str) -> set[str]:
     for part in REFERENCE.read_text().split("\n## ")[1:]:
         heading, _, body = part.partition("\n")
         if f"`{command}`" in heading:
@@ -82,7 +90,7 @@ def devices_example() -> object:
         power_mw=5,
         processes=(DeviceProcess(pid=6, used_bytes=7),),
     )
-    row = DeviceRow(device, 8, ("train",), reading)
+    row = DeviceRow(device, 8, ("train",), reading, guaranteed=3000)
     problem = Problem(index=1, uuid=None, message="lost")
     return devices_command._document([row], [problem], [OUTSIDE])  # noqa: SLF001
 
@@ -100,7 +108,21 @@ def shares_example() -> object:
         command=("python", "train.py"),
     )
     device = DeviceView(
-        uuid=UUID, name="NVIDIA A100-SXM4-80GB", limit=1, used=2, peak=3, refusals=4
+        uuid=UUID,
+        name="NVIDIA A100-SXM4-80GB",
+        limit=1,
+        used=2,
+        peak=3,
+        refusals=4,
+        compute=ComputeView(
+            promised=Compute(3000, 8000, is_governed=True),
+            is_suspended=False,
+            is_measured=True,
+            use=DeviceUse(used=2, peak=3, refusals=4),
+            account=SeatAccount(),
+            driver_percent=None,
+            read_ns=0,
+        ),
     )
     process = ProcessView(
         pid=1,

@@ -85,6 +85,7 @@ def _device_document(row: "DeviceRow", outside: "Sequence[OutsideView]") -> "Doc
         "memory_allottable_bytes": device.allottable_bytes,
         "memory_allotted_bytes": row.allotted,
         "memory_used_bytes": reading.used_bytes if reading else None,
+        "compute_guaranteed_percent": row.guaranteed / 100,
         "gpu_percent": reading.gpu_percent if reading else None,
         "memory_percent": reading.memory_percent if reading else None,
         "temperature_c": reading.temperature_c if reading else None,
@@ -110,7 +111,7 @@ def _device_document(row: "DeviceRow", outside: "Sequence[OutsideView]") -> "Doc
 
 def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> None:
     from allotment.cli.tables import Column, print_table
-    from allotment.model.formats import format_bytes
+    from allotment.model.formats import format_bytes, format_percent
 
     columns = (
         Column("#", is_number=True),
@@ -119,6 +120,7 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
         Column("MEMORY", is_number=True),
         Column("ALLOTTED", is_number=True),
         Column("USED", is_number=True),
+        Column("GUARANTEED", is_number=True, is_optional=True),
         Column("GPU", is_number=True),
         Column("SHARES", is_number=True),
         Column("KIND"),
@@ -133,6 +135,7 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
                 format_bytes(row.device.memory_bytes),
                 format_bytes(row.allotted),
                 format_bytes(row.reading.used_bytes) if row.reading else row.problem or "?",
+                f"{format_percent(row.guaranteed)}%",
                 _percent(row.reading.gpu_percent if row.reading else None),
                 str(len(row.shares)),
                 "simulated" if row.device.simulated else "real",
@@ -147,7 +150,7 @@ def _outside_row(user: "OutsideView") -> tuple[str, ...]:
     from allotment.model.formats import format_bytes
 
     used = "?" if user.used is None else format_bytes(user.used)
-    return ("", OUTSIDE, f"{user.pid} {user.command}"[:60], "", "", used, "", "", "")
+    return ("", OUTSIDE, f"{user.pid} {user.command}"[:60], "", "", used, "", "", "", "")
 
 
 def _percent(value: int | None) -> str:

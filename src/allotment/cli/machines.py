@@ -35,6 +35,8 @@ class DeviceRow:
     problem: str | None = None
     machine: Path | None = None
     """The simulated machine that it is of."""
+    guaranteed: int = 0
+    """Of its time, what is guaranteed to shares, in basis points."""
 
 
 def real_inventory() -> Inventory:
@@ -118,16 +120,17 @@ def _rows(
     known = list(shares)
     rows = []
     for device in devices:
-        booked = {each.id: (each.name, each.limits().get(device.uuid, 0)) for each in known}
+        here = [each for each in known if device.uuid in each.limits()]
         answer = live.get(device.uuid)
         rows.append(
             DeviceRow(
                 device=device,
-                allotted=sum(limit for _, limit in booked.values()),
-                shares=tuple(name for name, limit in booked.values() if limit),
+                allotted=sum(each.booked_memory()[device.uuid] for each in here),
+                shares=tuple(each.name for each in here),
                 reading=answer if isinstance(answer, Reading) else None,
                 problem=answer.message if isinstance(answer, Problem) else None,
                 machine=machine,
+                guaranteed=sum(each.guarantees().get(device.uuid, 0) for each in here),
             )
         )
     return rows
