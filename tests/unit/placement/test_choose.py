@@ -2,16 +2,19 @@
 """Placement: never overcommits, finds a place iff there is one, decides the same twice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.model.compute import WHOLE, Compute, parse_compute
 from allotment.model.devices import Device
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
 from allotment.placement import choose, explain, is_selected, unknown_selectors
+from allotment.placement.fit import MAX_SHARES
 
 GI = 1 << 30
 
@@ -46,8 +49,9 @@ def rejected(decision: Placement | Rejection) -> Rejection:
     return decision
 
 
-def request(memory: str, count: int = 1, *selectors: str) -> Request:
-    return Request(parse_memory(memory), count=count, selectors=selectors)
+def request(memory: str, count: int = 1, *selectors: str, compute: str = "") -> Request:
+    promised = parse_compute(compute) if compute else Compute()
+    return Request(parse_memory(memory), count=count, selectors=selectors, compute=promised)
 
 
 def bytes_request(need: int, count: int) -> Request:
@@ -103,6 +107,57 @@ def test_a_rejection_has_need_and_have_per_gpu() -> None:
 def test_numbers_that_round_to_the_same_are_shown_in_bytes() -> None:
     text = explain(rejected(choose([DeviceState(device(0), 1)], request("80Gi"))))
     assert f"need {80 * GI}B, have {80 * GI - 1}B" in text
+
+
+def test_guarantees_are_given_out_once() -> None:
+    full = DeviceState(device(0), guaranteed=7000)
+    assert placed(choose([full, DeviceState(device(1))], request("1Gi", compute="50"))) == [1]
+    assert placed(choose([full], request("1Gi", compute="30:100"))) == [0]
+    assert placed(choose([full], request("1Gi", compute="0:100"))) == [0]
+    text = explain(rejected(choose([full], request("1Gi", compute="50:80"))))
+    model = "NVIDIA A100-SXM4-80GB"
+    assert text.splitlines() == [
+        "no room for a GPU with 1Gi and 50 % of compute: 0 of 1 GPUs fit",
+        f"  {device(0).uuid} ({model}): need 50 % of compute, have 30 % (70 % guaranteed)",
+    ]
+
+
+def test_a_device_has_so_many_shares_and_no_more() -> None:
+    crowded = DeviceState(device(0), shares=MAX_SHARES)
+    assert placed(choose([crowded, DeviceState(device(1))], request("1Gi"))) == [1]
+    text = explain(rejected(choose([crowded], request("1Gi"))))
+    assert f"as many shares as a device can have: {MAX_SHARES}" in text
+
+
+def oversubscribed(memory: str, count: int = 1) -> Request:
+    return Request(parse_memory(memory), count=count, may_oversubscribe=True)
+
+
+def test_host_memory_stands_for_what_a_device_does_not_hold() -> None:
+    state = DeviceState(device(0), 70 * GI, oversubscribed_bytes=70 * GI, host_budget_bytes=20 * GI)
+    assert placed(choose([state], oversubscribed("30Gi"))) == [0]
+    text = explain(rejected(choose([state], oversubscribed("31Gi"))))
+    assert "need 31Gi, have 30Gi (70Gi of 80Gi allotted, 20Gi of host memory left)" in text
+
+
+def test_the_fixed_limits_fit_in_the_device_whatever_the_host_has() -> None:
+    state = DeviceState(device(0), 70 * GI, host_budget_bytes=900 * GI)
+    assert placed(choose([state], oversubscribed("90Gi"))) == [0]
+    text = explain(rejected(choose([state], request("11Gi"))))
+    assert "need 11Gi, have 10Gi" in text
+
+
+def test_devices_of_one_request_share_the_hosts_budget() -> None:
+    both = [DeviceState(device(index), host_budget_bytes=10 * GI) for index in range(2)]
+    assert placed(choose(both, oversubscribed("85Gi", 2))) == [0, 1]
+    text = explain(rejected(choose(both, oversubscribed("86Gi", 2))))
+    assert "too little host memory left, need 86Gi, have 84Gi" in text
+    assert "1 of 2 GPUs fit" in text
+
+
+def test_a_device_that_needs_no_host_memory_goes_first() -> None:
+    tight = DeviceState(device(0), 70 * GI, host_budget_bytes=80 * GI)
+    assert placed(choose([tight, DeviceState(device(1), 0)], oversubscribed("20Gi"))) == [1]
 
 
 def test_what_was_not_selected_says_so() -> None:
@@ -206,3 +261,48 @@ def test_no_sequence_of_placements_overcommits(
                 booked[part.device.uuid] += part.memory_bytes
     for each in devices:
         assert booked[each.uuid] <= each.memory_bytes
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 3), st.integers(0, 6000), st.booleans()),
+        max_size=12,
+    ),
+    st.lists(st.integers(10, 100), min_size=1, max_size=4),
+    st.integers(0, 100),
+)
+def test_no_sequence_promises_more_than_there_is(
+    asks: list[tuple[int, int, int, bool]], totals: list[int], budget: int
+) -> None:
+    """Fixed limits fit each device; all overflows together fit the host; guarantees fit 100 %."""
+    devices = [device(index, memory=total) for index, total in enumerate(totals)]
+    state = {each.uuid: DeviceState(each, host_budget_bytes=budget) for each in devices}
+    for need, count, guarantee, may_oversubscribe in asks:
+        wanted = replace(
+            bytes_request(need, count),
+            compute=Compute(guarantee),
+            may_oversubscribe=may_oversubscribe,
+        )
+        decision = choose(state.values(), wanted)
+        if isinstance(decision, Rejection):
+            assert explain(decision)
+            continue
+        for part in decision.devices:
+            before = state[part.device.uuid]
+            more = part.memory_bytes if may_oversubscribe else 0
+            state[part.device.uuid] = replace(
+                before,
+                allotted_bytes=before.allotted_bytes + part.memory_bytes,
+                oversubscribed_bytes=before.oversubscribed_bytes + more,
+                guaranteed=before.guaranteed + guarantee,
+                shares=before.shares + 1,
+            )
+        promised = sum(
+            max(0, one.allotted_bytes - one.device.memory_bytes) for one in state.values()
+        )
+        assert promised <= budget
+        left = budget - promised
+        state = {uuid: replace(one, host_budget_bytes=left) for uuid, one in state.items()}
+    for one in state.values():
+        assert one.allotted_bytes - one.oversubscribed_bytes <= one.device.memory_bytes
+        assert one.guaranteed <= WHOLE

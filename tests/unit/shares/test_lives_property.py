@@ -87,7 +87,7 @@ class Books(RuleBasedStateMachine):
             change = Change(memory=parse_memory(str(amount)))
             resize(self.folder, name, change, DEVICES, force=False)
         except (DoesNotFitError, NotFoundError) as error:
-            assert not fits  # noqa: PT017 - both ends are fine
+            assert not fits
             assert isinstance(error, NotFoundError) == ended  # noqa: PT017
             return
         assert fits

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is made, changed, removed and killed in between: no guarantee is given out twice, and
+no seat is lost for ever.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from allotment.ledger import read_contract
+from allotment.model.compute import WHOLE, Compute
+from allotment.model.devices import Device
+from allotment.model.errors import DoesNotFitError, UsageError
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Injection
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
+from allotment.shares.processes import this_process
+from allotment.shares.resizing import Change, resize
+
+GI = 1 << 30
+DEVICES = tuple(
+    Device(
+        uuid=f"GPU-{index}", name="T4", index=index, memory_bytes=100 * GI, sm_count=1,
+        compute_capability=(7, 5), numa_node=None, pci_bus_id="", simulated=True, mig=False,
+    )
+    for index in range(2)
+)  # fmt: skip
+PROMISES = st.tuples(st.integers(0, 70), st.integers(1, 100), st.booleans()).map(
+    lambda values: Compute(
+        min(values[0], values[1]) * 100, values[1] * 100, is_governed=values[2] or values[0] > 0
+    )
+)
+KILLED = 77
+# Everything that an operation does outside of this process; a kill comes before one of them.
+STEPS = {
+    "open",
+    "os.chmod",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "shutil.rmtree",
+}
+
+
+def kill_after(steps: int, root: Path, operation: Callable[[], object]) -> None:
+    """Runs an operation in a child that dies before its step of that number below a folder."""
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, KILLED}
+        return
+    left = steps
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event in STEPS and any(str(each).startswith(str(root)) for each in arguments[:2]):
+            left -= 1
+            if left < 0:
+                os._exit(KILLED)
+
+    sys.addaudithook(count)
+    try:
+        operation()
+    except (DoesNotFitError, UsageError):
+        pass  # refused before it came so far
+    except BaseException:  # noqa: BLE001 - the child must not go on as the test
+        os._exit(1)
+    os._exit(0)
+
+
+class Seats(RuleBasedStateMachine):
+    """The state folder, and what is known of it: who is there, and what each was promised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.folder = StateFolder(self.root)
+        self.folder.prepare()
+        self.promised: dict[str, Compute] = {}
+        self.is_swept = True
+        """Nothing was killed since somebody swept."""
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root)
+
+    def order(self, compute: Compute, count: int) -> lives.Order:
+        request = Request(parse_memory("1Gi"), count=count, compute=compute)
+        return lives.Order(request, Injection.ENVIRONMENT, runner=this_process())
+
+    def free(self, *, but: str = "") -> dict[str, int]:
+        """What can be guaranteed of each device, beside those that are there."""
+        free = {device.uuid: WHOLE for device in DEVICES}
+        for found in lives.look(self.folder):
+            if found.id != but:
+                for uuid, guarantee in found.guarantees().items():
+                    free[uuid] -= guarantee
+        return free
+
+    def adopt(self) -> None:
+        """Takes what is there for true, after a kill."""
+        self.is_swept = False
+        found = {each.id: each for each in lives.look(self.folder)}
+        for gone in set(self.promised) - set(found):
+            del self.promised[gone]
+        for name, each in found.items():
+            self.promised[name] = next(iter(each.terms.values())).compute
+
+    def pick(self, data: st.DataObject) -> str:
+        # In the order of making: names are random, and a replay must meet the same share.
+        made = {each.id: each.share.created for each in lives.look(self.folder) if each.share}
+        return data.draw(st.sampled_from(sorted(made, key=lambda name: made[name])))
+
+    @rule(compute=PROMISES, count=st.integers(1, 2))
+    def create(self, compute: Compute, count: int) -> None:
+        fitting = sum(left >= compute.guarantee for left in self.free().values())
+        try:
+            share, _ = lives.create(self.folder, self.order(compute, count), DEVICES)
+        except DoesNotFitError:
+            assert fitting < count
+        else:
+            assert fitting >= count
+            self.promised[share.id] = compute
+        self.is_swept = True
+
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data(), compute=PROMISES)
+    def change(self, data: st.DataObject, compute: Compute) -> None:
+        name = self.pick(data)
+        free = self.free(but=name)
+        (found,) = [each for each in lives.look(self.folder) if each.id == name]
+        fits = all(free[uuid] >= compute.guarantee for uuid in found.limits())
+        try:
+            again = resize(self.folder, name, Change(compute=compute), DEVICES, force=False)
+        except DoesNotFitError:
+            assert not fits
+        else:
+            assert fits
+            self.promised[name] = Compute(compute.guarantee, compute.ceiling, is_governed=True)
+            assert set(again.guarantees().values()) == {compute.guarantee}
+        self.is_swept = True
+
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data())
+    def destroy(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        lives.destroy(self.folder, lives.find(self.folder, name), force=True)
+        del self.promised[name]
+
+    @rule(compute=PROMISES, count=st.integers(1, 2), steps=st.integers(0, 24))
+    def create_is_killed(self, compute: Compute, count: int, steps: int) -> None:
+        order = self.order(compute, count)
+        kill_after(steps, self.root, lambda: lives.create(self.folder, order, DEVICES))
+        self.adopt()
+
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data(), compute=PROMISES, steps=st.integers(0, 66))
+    def change_is_killed(self, data: st.DataObject, compute: Compute, steps: int) -> None:
+        name, change = self.pick(data), Change(compute=compute)
+        kill_after(
+            steps, self.root, lambda: resize(self.folder, name, change, DEVICES, force=False)
+        )
+        # Some of its devices may have the new terms and others the old ones: what it was promised
+        # is what is booked, until it is changed again.
+        self.adopt()
+
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data(), steps=st.integers(0, 16))
+    def destroy_is_killed(self, data: st.DataObject, steps: int) -> None:
+        found = lives.find(self.folder, self.pick(data))
+        kill_after(steps, self.root, lambda: lives.destroy(self.folder, found, force=True))
+        self.adopt()
+
+    @rule()
+    def recover(self) -> None:
+        with self.folder.locked():
+            lives.recover(self.folder)
+        self.is_swept = True
+
+    @invariant()
+    def promises_are_kept(self) -> None:
+        found = {each.id: each for each in lives.look(self.folder)}
+        assert set(found) == set(self.promised)
+        seated: dict[str, set[str]] = {}
+        for folder in self.folder.devices.iterdir():
+            if folder.name.startswith("."):
+                assert not self.is_swept
+                continue
+            contract = read_contract(folder / "contract")
+            assert sum(each.terms.compute.guarantee for each in contract.seats) <= WHOLE
+            names = [each.share_id for each in contract.seats]
+            assert len(set(names)) == len(names)
+            seated[folder.name] = set(names)
+        for name, each in found.items():
+            assert each.problem is None
+            assert set(each.terms) == set(each.limits())
+            for uuid, terms in each.terms.items():
+                assert name in seated[uuid]
+                assert each.guarantees()[uuid] >= terms.compute.guarantee
+        if self.is_swept:
+            assert set[str]().union(*seated.values()) == set(found)
+
+
+TestSeats = Seats.TestCase
+TestSeats.settings = settings(stateful_step_count=12, deadline=None)
