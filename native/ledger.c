@@ -300,7 +300,7 @@ static void take_slot(allot_ledger *ledger, int slot) {
   store(&taken->gpu_ns, 0);
   store(&taken->held_ns, 0);
   store(&taken->throttled, 0);
-  store(&taken->evicted, 0);
+  store(&taken->movable, 0);
   uint32_t *high = &ledger->usage->high_slot;
   uint32_t seen = load(high);
   while (seen <= (uint32_t)slot &&

@@ -75,7 +75,9 @@ typedef struct allot_slot {
   uint64_t gpu_ns;     // GPU time charged
   uint64_t held_ns;    // time that launches were held back, added up over threads
   uint64_t throttled;  // launches held back
-  uint64_t evicted;    // bit i: of device i its memory lies on the host, as the share is suspended
+  // Bit i: it has memory of device i that may live on the host. Bit 32 + i: all of that does, as
+  // the share is suspended.
+  uint64_t movable;
   allot_slot_device devices[ALLOT_MAX_DEVICES];
 } allot_slot;
 

@@ -85,7 +85,7 @@ LEDGER = Layout(
             "gpu_ns",
             "held_ns",
             "throttled",
-            "evicted",
+            "movable",
             "devices",
         ),
         "allot_usage_device": (

@@ -124,6 +124,19 @@ uint64_t admission_root(const compute_device *at) {
   return (int)ALLOT_ROOT_BUFFER(root) / 2 == at->leases.place ? root : 0;
 }
 
+// While memory comes in: the others see that this process lives, and the lease gets longer.
+static bool still_moving(void *context, uint64_t took_ns) {
+  compute_device *at = context;
+  allot_lease lease;
+  uint64_t now = clock_ns();
+  pthread_mutex_lock(&at->lease_lock);
+  allot_lease_beat(&at->leases, true, now);
+  allot_lease_charge(&at->leases, 0, took_ns, now, &lease);
+  bool held = lease.held && lease.epoch == at->epoch;
+  pthread_mutex_unlock(&at->lease_lock);
+  return held;
+}
+
 void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now) {
   at->is_held = 1;
   at->epoch = lease->epoch;
@@ -139,7 +152,7 @@ void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now
     at->is_moving = 1;
     admission_update(at, lease, 0);
     pthread_mutex_unlock(&at->lease_lock);
-    uint64_t took = residency_gained(own, at->device);
+    uint64_t took = residency_gained(own, at->device, still_moving, at);
     pthread_mutex_lock(&at->lease_lock);
     at->is_moving = 0;
     at->move_ns = took;

@@ -68,6 +68,7 @@ static inline bool governed(void) {
   X(cuStreamDestroy_v2) \
   X(cuStreamGetCtx) \
   X(cuStreamIsCapturing) \
+  X(cuStreamQuery) \
   X(cuThreadExchangeStreamCaptureMode)
 // clang-format on
 

@@ -21,6 +21,7 @@ typedef struct residency_state {
   uint32_t support;  // 0: not asked yet
   CUdevice ordinal;
   uint64_t set_bytes;     // managed
+  uint64_t additions;     // how often it grew
   uint64_t move_ns;       // what the last move took; 0: nothing had to move
   uint64_t confirmed_ns;  // when all of it was last known to be on the device
   uint32_t was_slack;     // nobody was short of room then

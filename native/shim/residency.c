@@ -12,14 +12,19 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "compute.h"
 #include "driver.h"
 
 // Faster than this (bytes a nanosecond) nothing comes over a bus: PCIe 6 with 16 lanes has 121.
 #define BUS_LIMIT 128
 // What the call and the driver's look at the pages take at most where nothing moves.
 #define LOOK_NS UINT64_C(500000)
-// Sets are moved in groups of this size at least, each timed by itself.
+// Sets are moved in groups of this size at least, each timed by itself, and in pieces: some drivers
+// move before they return, and somebody waits for a sign of life.
 #define GROUP_BYTES (1024 * MIB)
+#define PIECE_BYTES (64 * MIB)
+#define TICK_NS UINT64_C(5000000)
+#define NAP_NS 500000L
 // How long memory that was there is taken to be there still, as long as nobody is short of room.
 #define TRUST_NS UINT64_C(1000000000)
 
@@ -81,25 +86,70 @@ static void forget_the_dead(process *own, int device) {
   __atomic_store_n(host_bytes(own, device), 0, __ATOMIC_RELAXED);
 }
 
+// ---- what the agent is told in the slot ----
+
+#define HAS(device) (UINT64_C(1) << (device))
+#define EVICTED(device) (UINT64_C(1) << (32 + (device)))
+
+static uint64_t *movable(process *own) {
+  return &own->ledger.usage->slots[own->ledger.slot].movable;
+}
+
+static void say(process *own, uint64_t bit, bool is_so) {
+  if (((__atomic_load_n(movable(own), __ATOMIC_SEQ_CST) & bit) != 0) == is_so) return;
+  if (is_so) {
+    __atomic_or_fetch(movable(own), bit, __ATOMIC_SEQ_CST);
+  } else {
+    __atomic_and_fetch(movable(own), ~bit, __ATOMIC_SEQ_CST);
+  }
+}
+
+static bool is_evicted(process *own, int device) {
+  return (__atomic_load_n(movable(own), __ATOMIC_SEQ_CST) & EVICTED(device)) != 0;
+}
+
+// Whether there is a set, whoever else changes it meanwhile.
+static void say_what_is_there(process *own, int device) {
+  const uint64_t *bytes = &own->devices[device].residency.set_bytes;
+  bool is_there;
+  do {
+    is_there = __atomic_load_n(bytes, __ATOMIC_SEQ_CST) != 0;
+    say(own, HAS(device), is_there);
+  } while (is_there != (__atomic_load_n(bytes, __ATOMIC_SEQ_CST) != 0));
+}
+
+// The keeper is there from now on: it moves the set when the share is suspended, launches or not.
+static void begin_set(process *own, int device) {
+  forget_the_dead(own, device);
+  compute_state *turns = compute_state_of(own);
+  if (turns != NULL && turns->devices[device].has_turns != 0) compute_join(&turns->devices[device]);
+}
+
 void residency_added(process *own, int device, uint64_t bytes) {
   residency_state *state = &own->devices[device].residency;
-  if (__atomic_fetch_add(&state->set_bytes, bytes, __ATOMIC_RELAXED) == 0) {
-    forget_the_dead(own, device);
-  }
+  bool is_first = __atomic_fetch_add(&state->set_bytes, bytes, __ATOMIC_SEQ_CST) == 0;
+  if (is_first) begin_set(own, device);
+  // What is new is not on the host.
+  __atomic_add_fetch(&state->additions, 1, __ATOMIC_SEQ_CST);
+  say(own, EVICTED(device), false);
+  if (is_first) say_what_is_there(own, device);
   __atomic_add_fetch(host_bytes(own, device), bytes, __ATOMIC_RELAXED);
 }
 
 // Never below zero, whoever wrote into the file.
-static void subtract(uint64_t *from, uint64_t bytes) {
-  uint64_t seen = __atomic_load_n(from, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(from, &seen, seen > bytes ? seen - bytes : 0, true,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
+static uint64_t subtract(uint64_t *from, uint64_t bytes) {
+  uint64_t seen = __atomic_load_n(from, __ATOMIC_RELAXED), left;
+  do {
+    left = seen > bytes ? seen - bytes : 0;
+  } while (
+      !__atomic_compare_exchange_n(from, &seen, left, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
+  return left;
 }
 
 void residency_removed(process *own, int device, uint64_t bytes) {
-  subtract(&own->devices[device].residency.set_bytes, bytes);
+  uint64_t left = subtract(&own->devices[device].residency.set_bytes, bytes);
   subtract(host_bytes(own, device), bytes);
+  if (left == 0) say_what_is_there(own, device);
 }
 
 __attribute__((destructor)) static void leave_at_exit(void) {
@@ -177,9 +227,13 @@ typedef struct mover {
   CUdevice ordinal;
   CUstreamCaptureMode mode;
   CUstream stream;
+  residency_tick *tick;  // NULL: nobody waits for signs of life
+  void *tick_context;
+  uint64_t began_ns, ticked_ns;
   uint64_t took_ns;
   uint64_t moved_bytes;
-  bool failed;
+  bool failed;   // something may not be where it should
+  bool stopped;  // the lease is lost
 } mover;
 
 // Holds off those who destroy contexts, if none of them is at it: they may wait for work that waits
@@ -207,8 +261,20 @@ static void mover_end(mover *made) {
   pthread_mutex_unlock(&made->own->context_lock);
 }
 
+static void show_life(mover *made) {
+  uint64_t now = now_ns();
+  if (made->tick == NULL || made->stopped || now - made->ticked_ns < TICK_NS) return;
+  made->ticked_ns = now;
+  made->stopped = !made->tick(made->tick_context, now - made->began_ns);
+}
+
 static void wait_for_group(mover *made, uint64_t bytes, uint64_t began) {
-  if (DRIVER(REAL(cuStreamSynchronize)(made->stream)) != CUDA_SUCCESS) made->failed = true;
+  CUresult result;
+  while ((result = DRIVER(USED(cuStreamQuery)(made->stream))) == CUDA_ERROR_NOT_READY) {
+    show_life(made);
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+  }
+  if (result != CUDA_SUCCESS) made->failed = true;
   uint64_t took = now_ns() - began;
   if (took <= LOOK_NS + bytes / BUS_LIMIT) return;
   made->took_ns += took;
@@ -217,35 +283,33 @@ static void wait_for_group(mover *made, uint64_t bytes, uint64_t began) {
 
 // A range that was freed meanwhile is refused by the driver, or is another one by now: both are
 // right.
+static void move_range(mover *made, const range *moved, CUdevice target, uint64_t most) {
+  uint64_t end = moved->bytes < most ? moved->bytes : most;
+  for (uint64_t at = 0; at < end && !made->stopped; at += PIECE_BYTES) {
+    uint64_t bytes = end - at < PIECE_BYTES ? end - at : PIECE_BYTES;
+    CUresult result =
+        DRIVER(USED(cuMemPrefetchAsync)(moved->start + at, bytes, target, made->stream));
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) made->failed = true;
+    show_life(made);
+  }
+}
+
 static void move(mover *made, const range_list *list, CUdevice target, uint64_t most) {
   if (DRIVER(USED(cuStreamCreate)(&made->stream, CU_STREAM_NON_BLOCKING)) != CUDA_SUCCESS) {
     made->stream = NULL;
     made->failed = true;
     return;
   }
-  uint64_t group = 0, began = now_ns();
-  for (size_t i = 0; i < list->count && most > 0; i++) {
+  uint64_t group = 0, began = made->began_ns = made->ticked_ns = now_ns();
+  for (size_t i = 0; i < list->count && most > 0 && !made->stopped; i++) {
     uint64_t bytes = list->places[i].bytes < most ? list->places[i].bytes : most;
-    CUresult result =
-        DRIVER(USED(cuMemPrefetchAsync)(list->places[i].start, bytes, target, made->stream));
-    if (result == CUDA_SUCCESS) group += bytes;
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) made->failed = true;
+    move_range(made, &list->places[i], target, most);
+    group += bytes;
     most -= bytes;
-    if (group < GROUP_BYTES) continue;
+    if (group < GROUP_BYTES && i + 1 < list->count && most > 0) continue;
     wait_for_group(made, group, began);
     group = 0;
     began = now_ns();
-  }
-  if (group != 0) wait_for_group(made, group, began);
-}
-
-static void say_evicted(process *own, int device, bool evicted) {
-  uint64_t *word = &own->ledger.usage->slots[own->ledger.slot].evicted;
-  uint64_t bit = UINT64_C(1) << device;
-  if (evicted) {
-    __atomic_or_fetch(word, bit, __ATOMIC_RELEASE);
-  } else if ((__atomic_load_n(word, __ATOMIC_RELAXED) & bit) != 0) {
-    __atomic_and_fetch(word, ~bit, __ATOMIC_RELEASE);
   }
 }
 
@@ -268,37 +332,44 @@ static void bring(mover *made, residency_state *state) {
   move(made, &list, made->ordinal, total);
   list_drop(&list);
   DRIVER(REAL(cuMemGetInfo_v2)(&free, &total));
-  state->confirmed_ns = now_ns();
+  state->confirmed_ns = made->failed || made->stopped ? 0 : now_ns();
   state->was_slack = free > total / 16;
 }
 
-uint64_t residency_gained(process *own, int device) {
+uint64_t residency_gained(process *own, int device, residency_tick *tick, void *context) {
   if (!residency_active(own, device)) return 0;
   residency_state *state = &own->devices[device].residency;
   mover made;
   if (!mover_begin(&made, own, device)) return 0;
+  made.tick = tick;
+  made.tick_context = context;
+  say(own, EVICTED(device), false);
   bring(&made, state);
   mover_end(&made);
-  say_evicted(own, device, false);
   __atomic_store_n(&state->move_ns, made.took_ns, __ATOMIC_RELAXED);
   __atomic_add_fetch(&own->ledger.usage->devices[device].moved_bytes, made.moved_bytes,
                      __ATOMIC_RELAXED);
   return made.took_ns;
 }
 
+static void say_evicted(process *own, int device, uint64_t additions) {
+  const uint64_t *now = &own->devices[device].residency.additions;
+  if (__atomic_load_n(now, __ATOMIC_SEQ_CST) != additions) return;
+  say(own, EVICTED(device), true);
+  if (__atomic_load_n(now, __ATOMIC_SEQ_CST) != additions) say(own, EVICTED(device), false);
+}
+
 void residency_evict(process *own, int device) {
-  if (!residency_active(own, device)) {
-    say_evicted(own, device, true);
-    return;
-  }
   mover made;
   range_list list;
+  if (!residency_active(own, device) || is_evicted(own, device)) return;
   if (!mover_begin(&made, own, device)) return;
+  uint64_t additions = __atomic_load_n(&own->devices[device].residency.additions, __ATOMIC_SEQ_CST);
   if (list_make(&list, own, device, true)) {
     move(&made, &list, CU_DEVICE_CPU, UINT64_MAX);
     list_drop(&list);
   }
   own->devices[device].residency.confirmed_ns = 0;
   mover_end(&made);
-  if (!made.failed) say_evicted(own, device, true);
+  if (!made.failed) say_evicted(own, device, additions);
 }

@@ -20,12 +20,17 @@
 // Does the share's memory on this device move? Two loads; false for all other shares.
 bool residency_active(const process *own, int device);
 
+// Called every few milliseconds while memory comes in, with the time since it began: to show that
+// the holder lives, and to make the lease longer. False: the lease is lost, and the rest may stay.
+typedef bool residency_tick(void *context, uint64_t took_ns);
+
 // This process has the lease: brings its set to the device and waits until it is there. Returns how
 // long that took in nanoseconds, for allot_lease_charge's move_ns; 0 where nothing had to move.
-uint64_t residency_gained(process *own, int device);
+uint64_t residency_gained(process *own, int device, residency_tick *tick, void *context);
 
 // The share is suspended and nothing of this process runs on the device: moves its set to the host,
-// waits until it is there, and says so in the process's slot (allot_slot.evicted).
+// waits until it is there, and says so in the process's slot (allot_slot.movable). Cheap when that
+// is done.
 void residency_evict(process *own, int device);
 
 // For how long a holder without work keeps the lease all the same: as long as moving took last

@@ -242,16 +242,7 @@ def _await_eviction(found: Found, users: Mapping[int, ProcessView], patience_s: 
     """Wait until the shims have moved the share's memory; raise `BusyError` naming who has not."""
     deadline = time.monotonic() + patience_s
     while True:
-        snapshot = ledger.read(found.directory)
-        moving = [index for index, device in enumerate(snapshot.devices) if device.host_bytes]
-        left = [
-            process
-            for process in snapshot.processes
-            if any(
-                index not in process.evicted and process.used[index] > process.context[index]
-                for index in moving
-            )
-        ]
+        left = [each for each in ledger.read(found.directory).processes if each.to_evict]
         if not left:
             return
         if time.monotonic() > deadline:
