@@ -6,10 +6,10 @@
 // compares every value, layout and prototype with the real header where one is installed.
 //
 // Each file includes the one before it: base, device, context, stream, memory, pool, virtual,
-// array, copy, sharing, module, graph.
+// array, copy, sharing, module, graph, checkpoint.
 #ifndef ALLOTMENT_CUDA_ABI_H
 #define ALLOTMENT_CUDA_ABI_H
 
-#include "cuda_abi/graph.h"
+#include "cuda_abi/checkpoint.h"
 
 #endif

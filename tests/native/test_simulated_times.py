@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -174,9 +173,3 @@ def test_a_file_that_is_no_machine_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(StateError):
         gpu_times(path)
-
-
-def test_the_row_is_as_long_as_the_library_has_it() -> None:
-    from allotment.devices import simulated
-
-    assert ctypes.sizeof(simulated._TimeRow) == 48 - 8

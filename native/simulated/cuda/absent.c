@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points that exist, so that programs link and look-ups succeed, but only ever say
-// CUDA_ERROR_NOT_SUPPORTED: graphics, texture references, green contexts, multicast, checkpoints,
-// external semaphores, and forms of CUDA 3 with 32-bit device pointers.
+// CUDA_ERROR_NOT_SUPPORTED: graphics, texture references, green contexts, multicast,
+// checkpoints to other storage, external semaphores, and forms of CUDA 3 with 32-bit device
+// pointers.
 //
 // This file does not see the prototypes: the calling convention lets an ignored argument be.
 enum { NOT_SUPPORTED = 801 };
@@ -15,10 +16,7 @@ enum { NOT_SUPPORTED = 801 };
 // clang-format off
 ABSENT(cuArray3DCreate) ABSENT(cuArray3DGetDescriptor) ABSENT(cuArrayCreate)
 ABSENT(cuArrayGetDescriptor) ABSENT(cuArrayGetSparseProperties)
-ABSENT(cuCheckpointOperationComplete) ABSENT(cuCheckpointProcessCheckpoint)
-ABSENT(cuCheckpointProcessGetRestoreThreadId) ABSENT(cuCheckpointProcessGetState)
-ABSENT(cuCheckpointProcessLock) ABSENT(cuCheckpointProcessRestore)
-ABSENT(cuCheckpointProcessUnlock) ABSENT(cuCoredumpDeregisterCompleteCallback)
+ABSENT(cuCheckpointOperationComplete) ABSENT(cuCoredumpDeregisterCompleteCallback)
 ABSENT(cuCoredumpDeregisterStartCallback) ABSENT(cuCoredumpGetAttribute)
 ABSENT(cuCoredumpGetAttributeGlobal) ABSENT(cuCoredumpRegisterCompleteCallback)
 ABSENT(cuCoredumpRegisterStartCallback) ABSENT(cuCoredumpSetAttribute)

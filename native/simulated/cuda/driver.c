@@ -46,7 +46,10 @@ CUresult cuInit(unsigned int flags) {
 
 CUresult driver_ready(void) {
   if (!__atomic_load_n(&driver.initialised, __ATOMIC_ACQUIRE)) return CUDA_ERROR_NOT_INITIALIZED;
-  return allot_machine_attached(&driver.machine) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+  if (!allot_machine_attached(&driver.machine)) return CUDA_ERROR_NOT_INITIALIZED;
+  // A process that another one has locked stays in its next call.
+  if (__builtin_expect(driver_is_locked(), 0)) allot_checkpoint_wait(&driver.machine);
+  return CUDA_SUCCESS;
 }
 
 CUresult driver_gpu_usable(int gpu) {

@@ -135,6 +135,11 @@ typedef struct driver_state {
 
 extern driver_state driver __attribute__((visibility("hidden")));
 
+static inline bool driver_is_locked(void) {
+  const allot_handle *own = &driver.machine;
+  return allot_load(&own->machine->processes[own->slot].checkpoint) != 0;
+}
+
 #define LOCK() pthread_mutex_lock(&driver.lock)
 #define UNLOCK() pthread_mutex_unlock(&driver.lock)
 

@@ -56,6 +56,7 @@ static void mark_event(device *own, event *marked, allot_point point) {
 allot_point submit(stream *target, const submission *wanted) {
   int gpu = target->owner->gpu;
   device *own = &driver.devices[gpu];
+  if (__builtin_expect(driver_is_locked(), 0)) allot_checkpoint_wait(&driver.machine);
   uint64_t now = allot_now_ns();
   pthread_mutex_lock(&own->submit_lock);
   allot_work *work;

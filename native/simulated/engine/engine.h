@@ -46,6 +46,10 @@ bool allot_machine_reap_slot(allot_handle *handle, int slot);
 int allot_machine_high(const allot_handle *handle);
 // Is the slot taken? Says nothing about whether its owner lives: reap first.
 bool allot_machine_taken(const allot_handle *handle, int slot);
+// Does the slot's owner live, as far as its lock tells?
+bool allot_machine_lives(allot_handle *handle, int slot);
+// Field 22 of a /proc/<pid>/stat, 0 if it cannot be read.
+uint64_t allot_start_time(const char *path);
 
 // ---- memory.c ----
 
@@ -58,6 +62,9 @@ uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu);
 // memory is reclaimed before a no. Calls of one process for one GPU must not overlap.
 bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes);
 void allot_gpu_give_back(allot_handle *handle, int gpu, uint64_t bytes);
+// The same for another process's slot, which must be kept from doing so itself.
+bool allot_slot_take(allot_handle *handle, int slot, int gpu, uint64_t bytes);
+void allot_slot_give_back(allot_handle *handle, int slot, int gpu, uint64_t bytes);
 // All that the slot has, of every GPU. For the slot's owner or reaper.
 void allot_process_forget_memory(allot_handle *handle, int slot);
 
@@ -76,6 +83,25 @@ uint64_t allot_managed_on_host(const allot_handle *handle);
 void allot_managed_squeeze(allot_handle *handle, int gpu);
 // Moves all that the slot has out, and returns how much that was. For a checkpoint.
 uint64_t allot_managed_evict(allot_handle *handle, int slot, int gpu);
+
+// ---- checkpoint.c ----
+
+// The slot of a process by its number, as the caller sees it; -ESRCH.
+int allot_checkpoint_find(allot_handle *handle, int pid);
+unsigned allot_checkpoint_state(const allot_handle *handle, int slot);
+// -EPERM: it is not in the state for that; -EBUSY: somebody else is at it. lock: -ETIMEDOUT (0: no
+// limit of time); restore: -ENOMEM, and nothing has changed.
+int allot_checkpoint_lock(allot_handle *handle, int slot, uint64_t timeout_ns);
+int allot_checkpoint_save(allot_handle *handle, int slot);
+int allot_checkpoint_restore(allot_handle *handle, int slot);
+int allot_checkpoint_unlock(allot_handle *handle, int slot);
+// Sleeps while the calling process is locked.
+void allot_checkpoint_wait(const allot_handle *handle);
+// Around every change of its memory by the owner: waits while the process is locked.
+void allot_gate_enter(const allot_handle *handle);
+void allot_gate_leave(const allot_handle *handle);
+// For who clears a slot: nobody begins to work on it from now on. False: somebody is at work.
+bool allot_checkpoint_bar(allot_handle *handle, int slot);
 
 // ---- lock.c ----
 

@@ -18,16 +18,16 @@ static allot_counter read_total(allot_machine *machine, int gpu) {
   return seen;
 }
 
-static bool take(allot_handle *handle, int gpu, uint64_t bytes) {
+static bool take(allot_handle *handle, int slot, int gpu, uint64_t bytes) {
   allot_machine *machine = handle->machine;
-  allot_process_gpu *own = &machine->processes[handle->slot].gpus[gpu];
+  allot_process_gpu *own = &machine->processes[slot].gpus[gpu];
   uint64_t capacity = allot_gpu_capacity(handle, gpu);
   for (;;) {
     allot_counter total = read_total(machine, gpu);
     if (total.value > capacity || bytes > capacity - total.value) return false;
     uint64_t before = allot_part_value(&own->memory);
     if (!allot_counter_change(&machine->engines[gpu].memory, total, total.value + bytes,
-                              &own->memory, (uint64_t)handle->slot + 1, before, before + bytes)) {
+                              &own->memory, (uint64_t)slot + 1, before, before + bytes)) {
       continue;
     }
     if (before + bytes > own->memory_peak) allot_store(&own->memory_peak, before + bytes);
@@ -72,15 +72,28 @@ uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu) {
          allot_load(&own->resident);
 }
 
-bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes) {
-  bool taken =
-      take(handle, gpu, bytes) || (allot_machine_reap(handle) > 0 && take(handle, gpu, bytes));
+bool allot_slot_take(allot_handle *handle, int slot, int gpu, uint64_t bytes) {
+  bool taken = take(handle, slot, gpu, bytes) ||
+               (allot_machine_reap(handle) > 0 && take(handle, slot, gpu, bytes));
   if (taken) allot_managed_squeeze(handle, gpu);
   return taken;
 }
 
+void allot_slot_give_back(allot_handle *handle, int slot, int gpu, uint64_t bytes) {
+  give_back(handle, slot, gpu, bytes);
+}
+
+bool allot_gpu_take(allot_handle *handle, int gpu, uint64_t bytes) {
+  allot_gate_enter(handle);
+  bool taken = allot_slot_take(handle, handle->slot, gpu, bytes);
+  allot_gate_leave(handle);
+  return taken;
+}
+
 void allot_gpu_give_back(allot_handle *handle, int gpu, uint64_t bytes) {
+  allot_gate_enter(handle);
   give_back(handle, handle->slot, gpu, bytes);
+  allot_gate_leave(handle);
 }
 
 void allot_process_forget_memory(allot_handle *handle, int slot) {

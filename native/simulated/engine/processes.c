@@ -57,6 +57,7 @@ static void clear_slot(allot_handle *handle, int slot) {
     allot_work_cancel(handle, slot, gpu);
     allot_managed_forget(handle, slot, gpu);
     allot_store(&process->gpus[gpu].contexts, 0u);
+    allot_store(&process->gpus[gpu].saved, (uint64_t)0);
   }
   allot_process_forget_memory(handle, slot);
   drop_shared_events(handle->machine, slot);
@@ -75,10 +76,20 @@ bool allot_machine_taken(const allot_handle *handle, int slot) {
 static bool reap_one(allot_handle *handle, int descriptor, int slot) {
   if (slot == handle->slot || !allot_machine_taken(handle, slot)) return false;
   if (try_lock(descriptor, slot) != 1) return false;
-  bool dead = allot_machine_taken(handle, slot);
+  bool dead = allot_machine_taken(handle, slot) && allot_checkpoint_bar(handle, slot);
   if (dead) clear_slot(handle, slot);
   unlock(descriptor, slot);
   return dead;
+}
+
+bool allot_machine_lives(allot_handle *handle, int slot) {
+  if (slot == handle->slot) return true;
+  if (!allot_machine_taken(handle, slot)) return false;
+  int descriptor = open_machine(handle);
+  if (descriptor < 0) return true;
+  bool dead = try_lock(descriptor, slot) == 1;
+  close(descriptor);
+  return !dead;
 }
 
 int allot_machine_reap(allot_handle *handle) {
@@ -108,10 +119,10 @@ static size_t read_start(const char *path, char *buffer, size_t size) {
   return got < 0 ? 0 : (size_t)got;
 }
 
-// Field 22 of /proc/self/stat. Field 2 may hold blanks and parentheses, so count from the last ')'.
-static uint64_t own_start_time(void) {
+// Field 2 may hold blanks and parentheses, so count from the last ')'.
+uint64_t allot_start_time(const char *path) {
   char text[1024];
-  text[read_start("/proc/self/stat", text, sizeof text - 1)] = '\0';
+  text[read_start(path, text, sizeof text - 1)] = '\0';
   uint64_t start = 0;
   int blanks = 0;
   for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
@@ -130,7 +141,7 @@ static void describe_owner(allot_process *process) {
   while (length > 0 && text[length - 1] == ' ') length--;
   memset(process->command, 0, sizeof process->command);
   memcpy(process->command, text, length);
-  process->start_time = own_start_time();
+  process->start_time = allot_start_time("/proc/self/stat");
   process->attached_ns = allot_now_ns();
   process->pid = (int32_t)getpid();
   for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
@@ -146,6 +157,8 @@ static void take_slot(allot_handle *handle, int slot, unsigned kind) {
   if (allot_machine_taken(handle, slot)) clear_slot(handle, slot);
   describe_owner(process);
   process->kind = kind;
+  allot_store(&process->gate, 0u);
+  allot_store(&process->checkpoint, (uint64_t)ALLOT_CHECKPOINT_RUNNING);
   process->attaches++;
   uint32_t *high = &handle->machine->high_process;
   uint32_t seen = allot_load(high);

@@ -119,6 +119,16 @@ enum {
   ALLOT_PROCESS_MONITOR = 1,  // has a slot only to hold the engine's lock by
 };
 
+// What is being done to a process from outside (checkpoint.c). As CUprocessState has them.
+enum {
+  ALLOT_CHECKPOINT_RUNNING = 0,
+  ALLOT_CHECKPOINT_LOCKED = 1,
+  ALLOT_CHECKPOINT_SAVED = 2,
+  ALLOT_CHECKPOINT_FAILED = 3,  // it has ended
+  ALLOT_CHECKPOINT_SAVING = 4,
+  ALLOT_CHECKPOINT_RESTORING = 5,
+};
+
 typedef struct allot_process {
   uint32_t state;
   int32_t pid;           // getpid of the owner
@@ -126,8 +136,8 @@ typedef struct allot_process {
   uint64_t attached_ns;  // CLOCK_MONOTONIC
   uint64_t attaches;     // how often the slot was taken
   uint32_t kind;         // ALLOT_PROCESS_COMPUTE or ALLOT_PROCESS_MONITOR
-  uint32_t gate;         // 1: the owner is changing its memory
-  uint64_t checkpoint;   // CUprocessState | slot + 1 of the process that changes it << 32
+  uint32_t gate;         // how many threads of the owner are changing its memory
+  uint64_t checkpoint;   // ALLOT_CHECKPOINT_* | slot + 1 of who is at work on it << 32
   char command[96];      // start of /proc/<pid>/cmdline, blanks for NULs
   allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
 } allot_process;

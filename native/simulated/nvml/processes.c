@@ -20,6 +20,8 @@ static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PRO
     const allot_process *process = &engine->machine->processes[slot];
     if (!allot_machine_taken(engine, slot)) continue;
     if (allot_load(&process->gpus[gpu->index].contexts) == 0) continue;
+    // A checkpointed process has let go of the GPU.
+    if (allot_checkpoint_state(engine, slot) == ALLOT_CHECKPOINT_SAVED) continue;
     users[count++] = (user){.pid = (unsigned int)allot_load(&process->pid),
                             .slot = slot,
                             .used = allot_process_used(engine, slot, gpu->index)};
