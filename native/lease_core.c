@@ -29,8 +29,14 @@
 #define LATENCY_LEAD_NS (5 * MILLISECOND)
 // Bringing memory in takes at most one part in so many of a lease.
 #define MOVE_PARTS 20
+// Processors' clocks differ by less. Times further ahead are of a clock that was started again, or
+// of nowhere.
+#define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
 #define LONGEST_LEASE_NS (60000 * MILLISECOND)
 #define LONGEST_CHARGE_NS (3600000 * MILLISECOND)
+// Nobody pays back or is paid more than this, of a budget or in virtual time.
+#define LARGEST_DEBT_NS (600000 * MILLISECOND)
+#define LATEST_VIRTUAL_NS (1ull << 62)
 
 typedef struct view {
   allot_lease_state *state;
@@ -94,6 +100,27 @@ static void repair_places(view *at) {
   }
 }
 
+// No time is later than now: the clock starts again with the machine, and the file may have been on
+// a disk.
+static void repair_times(view *at) {
+  allot_lease_state *state = at->state;
+  uint64_t now = at->now_ns;
+  if (state->virtual_ns > LATEST_VIRTUAL_NS) state->virtual_ns = 0;
+  state->granted_ns = at_most(state->granted_ns, now);
+  if (since(state->expires_ns, now) > (uint64_t)LONGEST_LEASE_NS) state->expires_ns = now;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    allot_seat_state *own = &state->seats[seat];
+    own->active_ns = at_most(own->active_ns, now);
+    own->virtual_ns = at_most(own->virtual_ns, state->virtual_ns + (uint64_t)LARGEST_DEBT_NS);
+    uint64_t least = since(state->virtual_ns, LARGEST_DEBT_NS);
+    if (own->virtual_ns < least) own->virtual_ns = least;
+    if (own->budget_ns < -LARGEST_DEBT_NS) own->budget_ns = -LARGEST_DEBT_NS;
+  }
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    state->places[place].since_ns = at_most(state->places[place].since_ns, now);
+  }
+}
+
 static void read_contract(view *at) {
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     const allot_contract_seat *one = &at->contract->seats[seat];
@@ -118,12 +145,15 @@ static void settle_seat(view *at, int seat, uint64_t elapsed) {
     own->budget_ns = BURST_NS;
     own->blocked = 0;
   } else {
-    own->budget_ns = fill(own->budget_ns, part_of(elapsed, ceiling), BURST_NS);
+    // What runs is charged when it has ended: until then its budget may grow (see charge).
+    bool holds = at->state->holder >= 0 && at->state->places[at->state->holder].seat == seat;
+    int64_t most = holds ? LONGEST_CHARGE_NS : BURST_NS;
+    own->budget_ns = fill(own->budget_ns, part_of(elapsed, ceiling), most);
     if (own->blocked != 0 && own->budget_ns >= PIECE_NS) own->blocked = 0;
   }
   uint32_t guarantee = guarantee_of(at, seat);
-  int64_t most = (int64_t)part_of(OWED_NS, guarantee);
-  own->owed_ns = own->owed_ns < 0 ? 0 : fill(own->owed_ns, part_of(elapsed, guarantee), most);
+  int64_t owed = (int64_t)part_of(OWED_NS, guarantee);
+  own->owed_ns = own->owed_ns < 0 ? 0 : fill(own->owed_ns, part_of(elapsed, guarantee), owed);
 }
 
 static bool is_of_its_seat(const view *at, int place) {
@@ -211,7 +241,7 @@ static uint32_t rate_of(const view *at, int seat) {
 // ---- whose turn it is ----
 
 static int rank_of(const view *at, int seat) {
-  if (ALLOT_TERMS_CLASS(at->terms[seat]) == ALLOT_CLASS_LATENCY &&
+  if (at->fraction[seat] > 0 && ALLOT_TERMS_CLASS(at->terms[seat]) == ALLOT_CLASS_LATENCY &&
       at->state->seats[seat].virtual_ns <= at->state->virtual_ns + (uint64_t)LATENCY_LEAD_NS) {
     return 0;
   }
@@ -271,19 +301,43 @@ static void grant(view *at, int place) {
 }
 
 static void end_lease(view *at, int place, uint16_t becomes) {
-  at->state->places[place].state = becomes;
-  if (at->state->holder == place) at->state->holder = -1;
+  allot_place_state *one = &at->state->places[place];
+  one->state = becomes;
+  if (at->state->holder != place) return;
+  at->state->holder = -1;
+  int64_t *budget = &at->state->seats[one->seat].budget_ns;
+  if (*budget > BURST_NS) *budget = BURST_NS;
 }
 
-// Where newcomers begin: with whoever is furthest behind of those that compete.
-static void follow(view *at) {
-  uint64_t least = UINT64_MAX;
+// Of the active seats that are owed something, or of those that are owed nothing, the one that is
+// furthest behind, or -1. Without `apart`.
+static int furthest_behind(const view *at, bool is_owed, int apart) {
+  int least = -1;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     const allot_seat_state *own = &at->state->seats[seat];
-    if (at->working[seat] == 0 || !at->active[seat] || own->blocked != 0) continue;
-    if (at->fraction[seat] > 0 && own->virtual_ns < least) least = own->virtual_ns;
+    if (seat == apart || !at->active[seat] || own->blocked != 0) continue;
+    if ((at->fraction[seat] > 0) != is_owed) continue;
+    if (least < 0 || own->virtual_ns < at->state->seats[least].virtual_ns) least = seat;
   }
-  if (least != UINT64_MAX && least > at->state->virtual_ns) at->state->virtual_ns = least;
+  return least;
+}
+
+// Where newcomers begin: with whoever is furthest behind. Those that are owed nothing go along, and
+// so keep their order; those that a ceiling holds back fall no further behind meanwhile.
+static void follow(view *at) {
+  int least = furthest_behind(at, true, -1);
+  if (least < 0) return;
+  uint64_t advance = since(at->state->seats[least].virtual_ns, at->state->virtual_ns);
+  at->state->virtual_ns += advance;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    allot_seat_state *own = &at->state->seats[seat];
+    if (!at->active[seat]) continue;
+    if (at->fraction[seat] == 0) {
+      own->virtual_ns += advance;
+    } else if (own->blocked != 0) {
+      own->virtual_ns += at_most(advance, since(at->state->virtual_ns, own->virtual_ns));
+    }
+  }
 }
 
 // ---- events ----
@@ -313,8 +367,8 @@ static void charge(view *at, int seat, uint64_t time_ns) {
   own->used_ns += time_ns;
   own->virtual_ns += time_ns * ALLOT_WHOLE / rate_of(at, seat);
   if (ceiling_of(at, seat) < ALLOT_WHOLE) {
-    own->budget_ns =
-        own->budget_ns > -(1ll << 60) ? own->budget_ns - (int64_t)time_ns : -(1ll << 60);
+    int64_t most = BURST_NS + (int64_t)time_ns;
+    own->budget_ns = (own->budget_ns < most ? own->budget_ns : most) - (int64_t)time_ns;
     if (own->budget_ns < CRUMB_NS) own->blocked = 1;
   }
   uint64_t owed = own->owed_ns > 0 ? at_most((uint64_t)own->owed_ns, time_ns) : 0;
@@ -323,28 +377,51 @@ static void charge(view *at, int seat, uint64_t time_ns) {
   if (time_ns > owed) lend(at, seat, time_ns - owed);
 }
 
+// By how much a seat gets ahead in one lease, in virtual time.
+static uint64_t lead_of_a_lease(const view *at, int seat) {
+  return quantum_of(at, seat) * ALLOT_WHOLE / rate_of(at, seat);
+}
+
+// Who was away begins where the others are: time that was not asked for is not saved up. Between
+// two pieces of work a share may stay behind, but only so far that it can end a lease of another.
+static void come_back(view *at, int seat) {
+  allot_seat_state *own = &at->state->seats[seat];
+  if (own->active_ns == at->now_ns) return;
+  bool was_active = at->active[seat];
+  at->active[seat] = !(at->terms[seat] & ALLOT_TERMS_SUSPENDED);
+  divide(at);
+  int other = furthest_behind(at, at->fraction[seat] > 0, seat);
+  uint64_t begin = other >= 0 ? at->state->seats[other].virtual_ns : at->state->virtual_ns;
+  if (was_active && other >= 0) begin -= at_most(begin, 2 * lead_of_a_lease(at, other));
+  if (own->virtual_ns < begin) own->virtual_ns = begin;
+}
+
 static void want(view *at, int place) {
   allot_place_state *one = &at->state->places[place];
-  allot_seat_state *own = &at->state->seats[one->seat];
   if (one->state != ALLOT_PLACE_IDLE) return;
-  // Who was away begins where the others are: time that was not asked for is not saved up.
-  if (!at->active[one->seat] && own->virtual_ns < at->state->virtual_ns) {
-    own->virtual_ns = at->state->virtual_ns;
-  }
+  if (at->working[one->seat] == 0 && is_of_its_seat(at, place)) come_back(at, one->seat);
   one->state = ALLOT_PLACE_WAITING;
   one->since_ns = at->now_ns;
-  if (is_of_its_seat(at, place)) own->active_ns = at->now_ns;
 }
 
 // A lease that nobody waited for may have lasted for long, and then ends as soon as somebody does.
-// One who goes before the holder ends it in any case.
+// In any case it ends at once for a latency share, for any other where the holder is owed nothing,
+// and for one that is further behind than a lease of the holder makes it: who gives the lease back
+// at each gap in its work would else wait for a whole lease each time.
 static void limit_lease(view *at) {
   allot_lease_state *state = at->state;
-  if (state->holder < 0 || state->next < 0) return;
+  if (state->holder < 0 || state->next < 0 || state->expires_ns <= at->now_ns) return;
   int seat = state->places[state->holder].seat, other = state->places[state->next].seat;
-  if (rank_of(at, other) == 0 && rank_of(at, seat) != 0 && state->expires_ns > at->now_ns) {
-    state->expires_ns = at->now_ns;
+  int rank = rank_of(at, seat), other_rank = rank_of(at, other);
+  bool ends;
+  if (other_rank == rank) {
+    uint64_t lead = since(state->seats[seat].virtual_ns, state->seats[other].virtual_ns);
+    ends = lead > lead_of_a_lease(at, seat);
+  } else {
+    // Memory that was moved in for a lease is to be worth it.
+    ends = other_rank < rank && (other_rank == 0 || state->seats[seat].move_ns == 0);
   }
+  if (ends) state->expires_ns = at->now_ns;
 }
 
 // The holder's time is over. Is it still the one that is furthest behind?
@@ -371,10 +448,12 @@ static void apply(view *at, const allot_event *event) {
     return;
   }
   if (one->state == ALLOT_PLACE_FREE) return;
+  bool worked = one->state >= ALLOT_PLACE_WAITING;
+  if (event->kind == ALLOT_EVENT_WANT) want(at, event->place);
+  if ((worked || one->state >= ALLOT_PLACE_WAITING) && is_of_its_seat(at, event->place)) {
+    state->seats[one->seat].active_ns = at->now_ns;
+  }
   switch (event->kind) {
-    case ALLOT_EVENT_WANT:
-      want(at, event->place);
-      break;
     case ALLOT_EVENT_CHARGE:
     case ALLOT_EVENT_RELEASE:
       if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
@@ -413,10 +492,12 @@ void allot_lease_decide(allot_lease_state *state, const allot_contract *contract
                         const allot_event *event) {
   // Events of different processors may come out of order: time stands still then.
   uint64_t now = event->now_ns > state->now_ns ? event->now_ns : state->now_ns;
+  if (since(now, event->now_ns) > (uint64_t)CLOCKS_DIFFER_NS) now = event->now_ns;
   view at = {.state = state, .contract = contract, .now_ns = now};
   uint64_t elapsed = state->now_ns == 0 ? 0 : at_most(since(now, state->now_ns), LONGEST_CHARGE_NS);
   state->now_ns = now;
   repair_places(&at);
+  repair_times(&at);
   read_contract(&at);
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     if (is_taken(&at, seat)) settle_seat(&at, seat, elapsed);
