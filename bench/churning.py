@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from asked import KERNELS, Asked
 from findings import Finding
 from grounds import Ground, Terms
-from scenes import Part, Recording, Stage, known, play
+from scenes import Part, Recording, Stage, kill_below, known, play
 from telling import tell
 
 _RUNNING = 8
@@ -104,13 +103,6 @@ def _start_and_stop(ground: Ground, number: int) -> int:
             if program.stdout is not None:
                 program.stdout.readline()
             time.sleep(0.05)
-            _kill_children(program.pid)
+            kill_below(program.pid)
         program.communicate(timeout=60)
     return len(programs)
-
-
-def _kill_children(pid: int) -> None:
-    path = f"/proc/{pid}/task/{pid}/children"
-    with open(path) as children:  # noqa: PTH123 - one line of /proc
-        for child in children.read().split():
-            os.kill(int(child), signal.SIGKILL)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from grounds import ALLOT, Ground, Terms, has_option
@@ -75,14 +77,16 @@ class Recording:
 
     def idle_percent(self, gpu: int, *, from_ns: int, to_ns: int) -> float:
         """Tell how much of the time a GPU computed nothing."""
-        track = [(int(each["time_ns"]), int(each["gpus"][gpu]["busy_ns"])) for each in self.samples]
+        seen = [sample["gpus"][gpu] for sample in self.samples]
+        track = [(int(each["time_ns"]), int(each["busy_ns"])) for each in seen]
         return 100.0 - _between(track, from_ns, to_ns)
 
     def handovers_per_second(self, gpu: int, *, from_ns: int, to_ns: int) -> float:
         """Tell how often the lease of a GPU changed hands."""
+        every = [sample["gpus"][gpu] for sample in self.samples]
         seen = [
-            (int(each["time_ns"]), int(each["gpus"][gpu]["epoch"]))
-            for each in self.samples
+            (int(each["time_ns"]), int(each["epoch"]))
+            for each in every
             if from_ns <= int(each["time_ns"]) <= to_ns
         ]
         if len(seen) < 2 or seen[-1][0] == seen[0][0]:
@@ -94,9 +98,10 @@ class Recording:
         last: dict[str, int] = {}
         track = []
         for sample in self.samples:
-            seen = sample["gpus"][self.parts[part].gpu]["processes"]
+            gpu = sample["gpus"][self.parts[part].gpu]
+            seen = gpu["processes"]
             last.update({pid: int(seen[pid]) for pid in pids & seen.keys()})
-            track.append((int(sample["time_ns"]), sum(last.values())))
+            track.append((int(gpu["time_ns"]), sum(last.values())))
         return track
 
 
@@ -220,10 +225,20 @@ def _stop(programs: Collection[subprocess.Popen[str]]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             program.wait(max(0.0, deadline - time.monotonic()))
         if program.poll() is None:
+            kill_below(program.pid)
             program.kill()
             program.wait()
         if program.stdout is not None:
             program.stdout.close()
+
+
+def kill_below(pid: int) -> None:
+    """Kill the descendants of a process, which `allot run` does not when it is killed itself."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        for child in map(int, children.split()):
+            kill_below(child)
+            os.kill(child, signal.SIGKILL)
 
 
 def _between(track: Sequence[tuple[int, int]], from_ns: int, to_ns: int) -> float:

@@ -9,6 +9,7 @@
 //        [--phases A-B[,A-B...]]   works only then, in seconds after the start
 //        [--work-ms N]             ends after N ms of kernels, however long that takes
 //        [--memory BYTES]          has so much memory
+//        [--progress]              tells by when it had run how much
 //
 // Starts when stdin ends; SIGTERM ends it early. Prints one JSON object: what it ran (kernels, and
 // their durations added up), when its phases began, the times between one end of about a
@@ -27,7 +28,8 @@
 #include "lanes.h"
 #include "ledger.h"
 
-enum { MOST_LANES = 16, MOST_PHASES = 32, MOST_GAPS = 1 << 16 };
+enum { MOST_LANES = 16, MOST_PHASES = 32, MOST_GAPS = 1 << 16, MOST_STEPS = 1 << 12 };
+#define STEP_NS 50000000ull
 #define QUEUE_NS 5000000ull
 #define BATCH_NS 1000000ull
 
@@ -42,6 +44,7 @@ static struct {
   phase phases[MOST_PHASES];
   int phase_count;
   uint64_t work_ns, memory;
+  bool progress;
 } asked = {.streams = 1, .seconds = 5};
 
 static CUfunction function;
@@ -55,6 +58,11 @@ static volatile sig_atomic_t told_to_stop;
 static int64_t gaps[MOST_GAPS];
 static size_t gap_count;
 static uint64_t longest_ns, longest_at_ns;
+// How much was finished by when: about every STEP_NS.
+static struct {
+  uint64_t at_ns, finished_ns;
+} steps[MOST_STEPS];
+static size_t step_count;
 
 static void sleep_until(uint64_t time_ns) {
   struct timespec until = {.tv_sec = (time_t)(time_ns / 1000000000u),
@@ -66,6 +74,11 @@ static void note_gap(uint64_t *last_ns) {
   uint64_t now = now_ns(), gap = now - *last_ns;
   *last_ns = now;
   if (gap_count < MOST_GAPS) gaps[gap_count++] = (int64_t)gap;
+  if (step_count < MOST_STEPS &&
+      (step_count == 0 || now >= steps[step_count - 1].at_ns + STEP_NS)) {
+    steps[step_count].at_ns = now;
+    steps[step_count++].finished_ns = __atomic_load_n(&finished_ns, __ATOMIC_RELAXED);
+  }
   if (gap <= longest_ns) return;
   longest_ns = gap;
   longest_at_ns = now;
@@ -164,10 +177,11 @@ static void read_phases(const char *text) {
 }
 
 static void read_arguments(int count, char **arguments) {
-  static const struct option options[] = {
-      {"kernels", 1, NULL, 'k'}, {"seconds", 1, NULL, 's'}, {"streams", 1, NULL, 'n'},
-      {"threads", 1, NULL, 't'}, {"graph", 1, NULL, 'g'},   {"phases", 1, NULL, 'p'},
-      {"work-ms", 1, NULL, 'w'}, {"memory", 1, NULL, 'm'},  {NULL, 0, NULL, 0}};
+  static const struct option options[] = {{"kernels", 1, NULL, 'k'},  {"seconds", 1, NULL, 's'},
+                                          {"streams", 1, NULL, 'n'},  {"threads", 1, NULL, 't'},
+                                          {"graph", 1, NULL, 'g'},    {"phases", 1, NULL, 'p'},
+                                          {"work-ms", 1, NULL, 'w'},  {"memory", 1, NULL, 'm'},
+                                          {"progress", 0, NULL, 'r'}, {NULL, 0, NULL, 0}};
   int option;
   while ((option = getopt_long(count, arguments, "", options, NULL)) != -1) {
     if (option == 'k') asked.kernels = parse_durations(optarg);
@@ -178,6 +192,7 @@ static void read_arguments(int count, char **arguments) {
     if (option == 'p') read_phases(optarg);
     if (option == 'w') asked.work_ns = strtoull(optarg, NULL, 10) * 1000000u;
     if (option == 'm') asked.memory = strtoull(optarg, NULL, 10);
+    if (option == 'r') asked.progress = true;
     if (option == '?') exit(2);
   }
   if (asked.kernels.count == 0 || asked.streams > MOST_LANES || asked.threads > MOST_LANES) {
@@ -208,6 +223,10 @@ static void report(void) {
       (unsigned long long)longest_at_ns);
   for (int index = 0; index < asked.phase_count; index++)
     printf("%s%llu", index == 0 ? "" : ", ", (unsigned long long)wakes[index]);
+  printf("], \"progress\": [");
+  for (size_t index = 0; asked.progress && index < step_count; index++)
+    printf("%s[%llu, %llu]", index == 0 ? "" : ", ", (unsigned long long)steps[index].at_ns,
+           (unsigned long long)steps[index].finished_ns);
   printf("]}\n");
   fflush(stdout);
 }

@@ -3,8 +3,8 @@
 //
 //   sampler MILLISECONDS DEVICES_FOLDER
 //
-// Reads the simulator's own accounts from the machine file, outside of any share, and so knows
-// nothing of what the shim measures. Prints one JSON object at the end: for each sample its time,
+// Asks the simulator for its own accounts, outside of any share, and so knows nothing of what the
+// shim measures. Prints one JSON object at the end: for each sample its time,
 // and for each GPU its busy nanoseconds, those of each process, and how often the lease of the
 // GPU changed hands (DEVICES_FOLDER/UUID/leases, 0 where there is none).
 #include <dlfcn.h>
@@ -20,19 +20,46 @@
 #include "driver.h"
 #include "lease.h"
 #include "nvml_abi.h"
-#include "simulated/engine/state.h"
+#include "simulated/nvml/times.h"
+
+enum { MOST_GPUS = 16, MOST_PROCESSES = 1024 };
 
 typedef nvmlReturn_t (*initialise_function)(void);
+typedef nvmlReturn_t (*count_function)(unsigned int *);
 typedef nvmlReturn_t (*handle_function)(unsigned int, nvmlDevice_t *);
-typedef nvmlReturn_t (*utilization_function)(nvmlDevice_t, nvmlUtilization_t *);
+typedef nvmlReturn_t (*uuid_function)(nvmlDevice_t, char *, unsigned int);
 
-static const allot_machine *machine;
-static const allot_leases_file *leases[ALLOT_MACHINE_GPUS];
-static nvmlDevice_t handles[ALLOT_MACHINE_GPUS];
-static utilization_function ask;
+static __typeof__(allotSimulatedTimes) *ask;
+static unsigned int gpus;
+static char uuids[MOST_GPUS][96];
+static const allot_leases_file *leases[MOST_GPUS];
 static FILE *output;
 static char *written;
 static size_t written_bytes;
+
+static _Noreturn void give_up(const char *why) {
+  fprintf(stderr, "sampler: %s\n", why);
+  exit(3);
+}
+
+static void open_all(void) {
+  void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (library == NULL) give_up(dlerror());
+  initialise_function initialise = (initialise_function)dlsym(library, "nvmlInit_v2");
+  count_function count = (count_function)dlsym(library, "nvmlDeviceGetCount_v2");
+  handle_function handle = (handle_function)dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+  uuid_function name = (uuid_function)dlsym(library, "nvmlDeviceGetUUID");
+  ask = (__typeof__(ask))dlsym(library, "allotSimulatedTimes");
+  if (ask == NULL) give_up("these GPUs are not simulated");
+  if (initialise() != NVML_SUCCESS || count(&gpus) != NVML_SUCCESS) give_up("no machine");
+  if (gpus > MOST_GPUS) gpus = MOST_GPUS;
+  for (unsigned int gpu = 0; gpu < gpus; gpu++) {
+    nvmlDevice_t device;
+    if (handle(gpu, &device) != NVML_SUCCESS ||
+        name(device, uuids[gpu], sizeof uuids[gpu]) != NVML_SUCCESS)
+      give_up("a GPU does not answer");
+  }
+}
 
 static const void *map(const char *path, size_t least) {
   struct stat status;
@@ -45,27 +72,11 @@ static const void *map(const char *path, size_t least) {
   return start == MAP_FAILED ? NULL : start;
 }
 
-static void open_all(void) {
-  void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-  const char *path = getenv(ALLOT_MACHINE_ENV);
-  machine = map(path == NULL ? ALLOT_MACHINE_DEFAULT_PATH : path, sizeof *machine);
-  if (library == NULL || machine == NULL) {
-    fprintf(stderr, "no simulated machine here\n");
-    exit(3);
-  }
-  initialise_function initialise = (initialise_function)dlsym(library, "nvmlInit_v2");
-  handle_function handle = (handle_function)dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-  ask = (utilization_function)dlsym(library, "nvmlDeviceGetUtilizationRates");
-  if (initialise() != NVML_SUCCESS) exit(3);
-  for (unsigned int gpu = 0; gpu < machine->description.gpu_count; gpu++)
-    if (handle(gpu, &handles[gpu]) != NVML_SUCCESS) exit(3);
-}
-
 static uint64_t epoch_of(unsigned int gpu, const char *folder) {
   char path[4200];
   if (leases[gpu] == NULL) {
-    snprintf(path, sizeof path, "%s/%s/leases", folder, machine->description.gpus[gpu].uuid);
-    leases[gpu] = map(path, offsetof(allot_leases_file, states));
+    snprintf(path, sizeof path, "%s/%s/leases", folder, uuids[gpu]);
+    leases[gpu] = map(path, sizeof(allot_leases_file));
     if (leases[gpu] == NULL) return 0;
   }
   uint64_t root = __atomic_load_n(&leases[gpu]->root, __ATOMIC_SEQ_CST);
@@ -74,20 +85,17 @@ static uint64_t epoch_of(unsigned int gpu, const char *folder) {
 }
 
 static void sample_gpu(unsigned int gpu, const char *folder) {
-  nvmlUtilization_t unused;
-  // Whoever asks brings the simulation to the present.
-  ask(handles[gpu], &unused);
-  fprintf(output, "%s{\"busy_ns\": %llu, \"epoch\": %llu, \"processes\": {", gpu == 0 ? "" : ", ",
-          (unsigned long long)__atomic_load_n(&machine->engines[gpu].busy_ns, __ATOMIC_SEQ_CST),
-          (unsigned long long)epoch_of(gpu, folder));
-  unsigned int high = __atomic_load_n(&machine->high_process, __ATOMIC_SEQ_CST);
+  static allot_simulated_time rows[MOST_PROCESSES];
+  unsigned int count = MOST_PROCESSES;
+  unsigned long long busy, now;
+  if (ask(NULL, gpu, rows, &count, &busy, &now) != 0) give_up("no times");
+  fprintf(output, "%s{\"time_ns\": %llu, \"busy_ns\": %llu, \"epoch\": %llu, \"processes\": {",
+          gpu == 0 ? "" : ", ", now, busy, (unsigned long long)epoch_of(gpu, folder));
   bool first = true;
-  for (unsigned int slot = 0; slot < high && slot < ALLOT_MACHINE_PROCESSES; slot++) {
-    const allot_process *process = &machine->processes[slot];
-    uint64_t busy = __atomic_load_n(&process->gpus[gpu].busy_ns, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&process->state, __ATOMIC_SEQ_CST) != ALLOT_PROCESS_TAKEN || busy == 0)
-      continue;
-    fprintf(output, "%s\"%d\": %llu", first ? "" : ", ", process->pid, (unsigned long long)busy);
+  for (unsigned int row = 0; row < count; row++) {
+    if (rows[row].busy_ns == 0) continue;
+    fprintf(output, "%s\"%d\": %llu", first ? "" : ", ", rows[row].pid,
+            (unsigned long long)rows[row].busy_ns);
     first = false;
   }
   fprintf(output, "}}");
@@ -108,10 +116,8 @@ int main(int count, char **arguments) {
   uint64_t next = now_ns(), number = 0;
   fprintf(output, "{\"samples\": [");
   do {
-    fprintf(output, "%s{\"time_ns\": %llu, \"gpus\": [", number++ == 0 ? "" : ", ",
-            (unsigned long long)now_ns());
-    for (unsigned int gpu = 0; gpu < machine->description.gpu_count; gpu++)
-      sample_gpu(gpu, arguments[2]);
+    fprintf(output, "%s{\"gpus\": [", number++ == 0 ? "" : ", ");
+    for (unsigned int gpu = 0; gpu < gpus; gpu++) sample_gpu(gpu, arguments[2]);
     fprintf(output, "]}");
     next += (uint64_t)period_ms * 1000000u;
     uint64_t now = now_ns();
