@@ -66,7 +66,11 @@ def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
         (["run", "--memory", "1Gi"], "no command to run"),
         (["run", "--", "true"], "--memory"),
         (["run", "--memory", "1Gi", "--count", "0", "--", "true"], "--count"),
-        (["run", "--compute", "30", "--", "true"], "No such option"),
+        (["run", "--compute", "30", "--", "true"], "--memory"),
+        (["run", "--memory", "1Gi", "--computing", "30", "--", "true"], "No such option"),
+        (["run", "--memory", "1Gi", "--weight", "0", "--", "true"], "--weight"),
+        (["run", "--memory", "1Gi", "--class", "fast", "--", "true"], "latency"),
+        (["resize", "train"], "what to change is not said"),
         (["rn"], "did you mean `allot run`?"),
         (["env"], "which GPUs"),
         (["run", "--simulated", "a100-80", "--memory", "1Gi", "--", "true"], "a100-80gb"),
@@ -93,7 +97,7 @@ def test_no_gpu_and_nothing_simulated(allot: Allot) -> None:
 
 
 def test_a_newer_state_folder_is_left_alone(allot: Allot) -> None:
-    (allot.state / "version").write_text("2\n")
+    (allot.state / "version").write_text("9\n")
     for command in (["ps"], [*RUN, "1Gi", "--", "true"], ["rm", "x"], ["devices"]):
         refused(allot(*command), 6, "newer", "upgrade")
     assert [path.name for path in allot.state.iterdir()] == ["version"]

@@ -116,7 +116,7 @@ def test_a_program_without_the_shim_is_shown_as_not_enforced(allot: Allot, begin
     (share,) = shares(allot)
     assert share["enforced"] is False
     assert [process["enforced"] for process in share["processes"]] == [False]
-    assert share["devices"][0]["memory_used_bytes"] == 0
+    assert share["devices"][0]["memory_used_bytes"] > 3 * GI  # by the driver: more than its limit
     table = allot("ps").stdout.splitlines()
     assert [line.split()[-1] for line in table if " no " in line]
     assert " no " in allot("top", "--once").stdout
