@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from allotment.devices.checkpoints import DriverRefusal, ProcessState
-from allotment.devices.simulated import SimulatedMachine
+from allotment.devices.simulated import SimulatedMachine, gpu_times
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, PrerequisiteError, UsageError
 from allotment.model.shares import Suspension
@@ -124,12 +124,14 @@ def begin(allot: Allot, folder: StateFolder) -> Iterator[Begin]:
     """Runs holders of GPU memory in a share, `begin("job", "30Gi", 2)`; returns their numbers."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(name: str, memory: str, programs: int = 1, *options: str) -> list[int]:
+    def start(
+        name: str, memory: str, programs: int = 1, *options: str, spec: tuple[str, ...] = SPEC
+    ) -> list[int]:
         one = f"{sys.executable} {HOLDER} 0 {GI} busy & "
         script = f"exec 3<&0; {one.replace(' &', ' <&3 &') * programs} wait"
         process = subprocess.Popen(
             allot.command(
-                "run", *SPEC, "--name", name, "--memory", memory, "--inject", "environment",
+                "run", *spec, "--name", name, "--memory", memory, "--inject", "environment",
                 *options, "--", "sh", "-c", script,
             ),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -165,6 +167,66 @@ def suspension(folder: StateFolder, name: str) -> Suspension | None:
     share = find(folder, name).share
     assert share is not None
     return share.suspension
+
+
+def used_bytes(allot: Allot) -> int:
+    """What the driver says of the only GPU."""
+    done = allot("devices", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["devices"][0]["memory_used_bytes"])
+
+
+# ---- with the simulated driver ----
+
+
+def test_the_gpu_is_free_for_others_meanwhile(begin: Begin, allot: Allot) -> None:
+    pids = begin("job", "60Gi", 2)
+    before = used_bytes(allot)
+    assert before > 2 * GI
+    done = allot("suspend", "job")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("job: suspended, ")
+    assert used_bytes(allot) == 0
+    (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+    assert share["state"] == "suspended"
+    assert share["suspended"]
+    whole = allot(
+        "run", *SPEC, "--memory", "75Gi", "--inject", "environment",
+        "--", sys.executable, "-m", "allotment", "burn", "--memory", "70Gi", "--seconds", "0.2",
+    )  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    done = allot("resume", "job")
+    assert done.returncode == 0, done.stderr
+    assert used_bytes(allot) == before
+    ran = {pid: gpu_ns(allot, pid) for pid in pids}
+    wait_until(lambda: all(gpu_ns(allot, pid) > ran[pid] for pid in pids))
+
+
+def gpu_ns(allot: Allot, pid: int) -> int:
+    """For how long a process has computed, by the machine's own account."""
+    (machine,) = {found.share.machine for found in look(StateFolder(allot.state)) if found.share}
+    (times,) = gpu_times(Path(machine or "")).values()
+    return sum(each.busy_ns for each in times.processes if each.pid == pid)
+
+
+def test_without_checkpoints_the_shim_moves_what_can_move(
+    begin: Begin, allot: Allot, tmp_path: Path
+) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text("cuda: 12.4\ngpus: [a100-80gb]\n")
+    (pid,) = begin("job", "60Gi", 1, "--oversubscribe", spec=("--simulated", str(old)))
+    begin("kept", "60Gi", 1, "--oversubscribe", spec=("--simulated", str(old)))
+    done = allot("suspend", "job")
+    assert done.returncode == 0, done.stderr
+    assert is_stopped(pid)
+    wait_until(lambda: used_bytes(allot) < 2 * GI)  # two contexts, and what the other has
+    shares = {each["name"]: each for each in json.loads(allot("ps", "-o", "json").stdout)["shares"]}
+    assert (shares["job"]["state"], shares["kept"]["state"]) == ("suspended", "running")
+    assert shares["job"]["devices"][0]["memory_host_bytes"] == GI
+    assert find(StateFolder(allot.state), "job").booked_memory().popitem()[1] == 60 * GI
+    assert allot("resume", "job").returncode == 0
+    wait_until(lambda: used_bytes(allot) > 2 * GI)
+    assert not is_stopped(pid)
 
 
 # ---- with a driver that stands in ----
