@@ -4,7 +4,9 @@
 #include "estimates.h"
 
 #define TRIES 16
-#define FIRST_GUESS_NS 20000 /* of a program's first kernel */
+#define FIRST_GUESS_NS 20000 /* of a graph's node, before any kernel was seen */
+#define UNKNOWN_NS UINT64_C(1000000)
+#define MOST_DOUBLED 4
 #define MEAN_STEPS 8
 
 estimate *estimate_of(estimate_table *table, uint64_t key) {
@@ -23,13 +25,14 @@ estimate *estimate_of(estimate_table *table, uint64_t key) {
   return first;
 }
 
-uint64_t estimate_ns(const estimate_table *table, const estimate *of) {
+// Of what was never seen to end little is queued: the more of it, the longer it is taken to be.
+uint64_t estimate_ns(const estimate *of) {
   uint64_t mean = __atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED);
   if (LIKELY(__atomic_load_n(&of->samples, __ATOMIC_RELAXED) != 0 || mean != 0)) {
     return mean * ESTIMATE_UNIT_NS;
   }
-  mean = __atomic_load_n(&table->mean_ns, __ATOMIC_RELAXED);
-  return mean != 0 ? mean : FIRST_GUESS_NS;
+  uint16_t pending = __atomic_load_n(&of->pending, __ATOMIC_RELAXED);
+  return UNKNOWN_NS << (pending < MOST_DOUBLED ? pending : MOST_DOUBLED);
 }
 
 static void store_mean(estimate *of, uint64_t mean_ns) {
@@ -42,23 +45,15 @@ static uint64_t move_towards(uint64_t mean, uint64_t sample, uint32_t steps) {
   return sample >= mean ? mean + (sample - mean) / steps : mean - (mean - sample) / steps;
 }
 
-void estimate_learn(estimate_table *table, estimate *of, uint64_t expected_ns, uint64_t took_ns,
-                    uint32_t launches) {
-  uint32_t samples = __atomic_load_n(&of->samples, __ATOMIC_RELAXED);
+void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns) {
+  uint16_t samples = __atomic_load_n(&of->samples, __ATOMIC_RELAXED);
   uint64_t mean = (uint64_t)__atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED) * ESTIMATE_UNIT_NS;
-  // Of a batch of different functions each is taken to have been as wrong as all of them.
-  uint64_t sample = took_ns / launches;
-  if (launches > 1 && expected_ns != 0 && mean != 0) {
-    sample = (uint64_t)((double)mean * (double)took_ns / (double)expected_ns);
-  }
   if (samples < MEAN_STEPS) samples++;
-  store_mean(of, move_towards(mean, sample, samples));
+  store_mean(of, move_towards(mean, took_ns, samples));
   __atomic_store_n(&of->samples, samples, __ATOMIC_RELAXED);
   uint64_t all = __atomic_load_n(&table->mean_ns, __ATOMIC_RELAXED);
-  if (launches > 1 || all == 0 || samples < MEAN_STEPS) {
-    __atomic_store_n(&table->mean_ns, move_towards(all, took_ns / launches, all == 0 ? 1 : 16),
-                     __ATOMIC_RELAXED);
-  }
+  __atomic_store_n(&table->mean_ns, move_towards(all, took_ns, all == 0 ? 1 : 16),
+                   __ATOMIC_RELAXED);
 }
 
 void estimate_guess(estimate_table *table, uint64_t key, uint64_t kernels) {

@@ -10,7 +10,8 @@
 typedef struct estimate {
   uint64_t key;
   uint32_t mean_ns;  // in units of ESTIMATE_UNIT_NS
-  uint32_t samples;
+  uint16_t samples;
+  uint16_t pending;  // launches before the first sample that have not ended
 } estimate;
 
 #define ESTIMATE_PLACES 8192
@@ -34,10 +35,19 @@ estimate *estimate_of(estimate_table *table, uint64_t key);
 static inline bool estimate_is_known(const estimate *of) {
   return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
 }
-uint64_t estimate_ns(const estimate_table *table, const estimate *of);
-// It took so long where `expected_ns` was expected, alone or as a part of a batch.
-void estimate_learn(estimate_table *table, estimate *of, uint64_t expected_ns, uint64_t took_ns,
-                    uint32_t launches);
+uint64_t estimate_ns(const estimate *of);
+// A launch that nothing is known of goes ahead; one that stood alone has ended.
+static inline void estimate_try(estimate *of) {
+  if (__atomic_load_n(&of->samples, __ATOMIC_RELAXED) == 0) {
+    __atomic_add_fetch(&of->pending, 1, __ATOMIC_RELAXED);
+  }
+}
+static inline void estimate_settle(estimate *of) {
+  uint16_t seen = __atomic_load_n(&of->pending, __ATOMIC_RELAXED);
+  if (UNLIKELY(seen != 0)) __atomic_store_n(&of->pending, (uint16_t)(seen - 1), __ATOMIC_RELAXED);
+}
+// A launch of it took so long.
+void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns);
 // A first guess, of a graph by its nodes.
 void estimate_guess(estimate_table *table, uint64_t key, uint64_t kernels);
 

@@ -27,6 +27,7 @@
 #define SUSPENDED_NS (50 * MILLISECOND)
 // A holder that is expected back is waited for so long.
 #define LINGER_NS (500 * MICROSECOND)
+#define SHORTER_NS (200 * MICROSECOND)
 #define EXIT_NS (50 * MILLISECOND)
 #define STACK_BYTES ((size_t)256 << 10)
 
@@ -93,9 +94,11 @@ static void give_way(compute_device *at, uint64_t now) {
 static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   bool is_open = load(at->gate) == GATE_OPEN, is_contended = load(at->is_contended) != 0;
   bool is_due = now - at->charged_at_ns >= (is_contended ? CHARGE_NS : CHARGE_ALONE_NS);
+  // Held back with an empty queue: by a budget that may be spent without our having told.
+  bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
   bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
-  if (is_due || is_over || (is_open && !is_told)) charge(at, now);
+  if (is_due || is_over || is_short || (is_open && !is_told)) charge(at, now);
   if (at->is_held == 0 || at->is_moving != 0 || queued != 0) return;
   if (load(at->gate) == GATE_SHUT) {
     give_way(at, now);
@@ -120,6 +123,8 @@ static void correct_dry(compute_device *at, uint64_t begun_ns, uint64_t now) {
     if (right == seen) return;
   } while (!__atomic_compare_exchange_n(&at->dry_ns, &seen, right, true, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
+  // Who is held back sleeps until the queue was to be short again: it is shorter by now.
+  if (right + SHORTER_NS < seen) admission_wake(at);
 }
 
 static bool is_suspended(const compute_device *at) {

@@ -165,11 +165,20 @@ void batch_close(stream_state *of, bool is_late, uint64_t now) {
   }
 }
 
+// Is the newest batch known to have ended? Expectations alone would charge idle time whenever they
+// are too long, and grow from it. While something is recorded nothing may be asked.
+static bool has_ended(const stream_state *of) {
+  if (of->last_end == NULL) return true;
+  if (__atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) return true;
+  return DRIVER(USED(cuEventQuery)(of->last_end->event)) != CUDA_ERROR_NOT_READY;
+}
+
 static void batch_open(stream_state *of, uint64_t now) {
   mark_store *store = &of->at->all->marks;
   batch *opened = take_batch(store);
   if (opened == NULL) return;
-  bool is_idle = now + MARGIN_NS >= of->free_ns;
+  bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of);
+  if (is_idle) of->free_ns = now;
   opened->opened_ns = now;
   opened->began_idle = is_idle;
   opened->start = !is_idle && of->last_end != NULL ? share_mark(store, of->last_end) : set_mark(of);
@@ -218,6 +227,7 @@ void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool al
   uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
   of->free_ns = start + expected_ns;
   of->last_ns = before_ns;
+  open->items_ns[open->launches] = expected_ns;
   open->items[open->launches++] = what;
   open->expected_ns += expected_ns;
   bool is_eager = of->eager > 0;
@@ -333,12 +343,15 @@ static int64_t position_of(mark_context *marks, const batch *of) {
   return position;
 }
 
+// Of a batch of different launches each is taken to have been as wrong as all of them.
 static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   estimate *previous = NULL;
   for (uint32_t i = 0; i < of->launches; i++) {
     if (of->items[i] == previous) continue;
     previous = of->items[i];
-    estimate_learn(&at->all->estimates, previous, of->expected_ns, took_ns, of->launches);
+    double part = of->expected_ns != 0 ? (double)of->items_ns[i] / (double)of->expected_ns
+                                       : 1.0 / (double)of->launches;
+    estimate_learn(&at->all->estimates, previous, (uint64_t)((double)took_ns * part));
   }
 }
 
@@ -392,6 +405,7 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   of->first = oldest->next;
   if (of->first == NULL) of->last = NULL;
   uint64_t launches = oldest->launches, expected = oldest->expected_ns;
+  if (launches == 1) estimate_settle(oldest->items[0]);
   put_batch_locked(store, oldest);
   pthread_mutex_unlock(&store->lock);
   if (launches != 0) admission_leave(at, launches, expected);
@@ -492,6 +506,7 @@ void batches_drop(compute_device *at, stream_state *of) {
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
     if (dropped->launches != 0) admission_leave(at, dropped->launches, dropped->expected_ns);
+    if (dropped->launches == 1) estimate_settle(dropped->items[0]);
     // Its events are gone with the context.
     dropped->start = dropped->end = NULL;
     put_batch_locked(store, dropped);

@@ -62,6 +62,7 @@ typedef struct batch {
   uint8_t is_late;       // its end was marked after the work may have ended
   uint8_t began_idle;
   estimate *items[BATCH_LAUNCHES];
+  uint64_t items_ns[BATCH_LAUNCHES];  // what each was expected to take
 } batch;
 
 // ---- streams ----
