@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from allotment.ledger import read_contract, read_leases
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
-from allotment.model.errors import AllotError
+from allotment.model.errors import AllotError, LedgerError
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
 
@@ -48,6 +49,7 @@ def examine(folder: StateFolder) -> Iterator[Finding]:
         _system,
         _libraries,
         _state,
+        _turns,
         _injection,
         _driver,
         _containers,
@@ -119,7 +121,10 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
     if status.st_mode & 0o002:
         yield Finding("state folder", Outcome.OK, f"{mode}, shared by all users")
     elif root == RUN_FOLDER:
-        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{{shares,shim,simulated}}"
+        folders = "{shares,devices,shim,simulated,simulated/lib}"
+        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{folders}"
+        if any(folder.devices.iterdir()):
+            fix += f"; chmod 666 {folder.devices}/*/*"
         yield Finding("state folder", Outcome.OK, f"{mode}, root's alone", fix)
     else:
         yield Finding(
@@ -135,6 +140,28 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
             f"{root} is on a file system without execution, so no shim can be loaded from there",
             "choose another folder with --state or ALLOTMENT_STATE",
         )
+
+
+def _turns(folder: StateFolder) -> Iterator[Finding]:
+    """Look at the contracts of the devices: what is promised of their time."""
+    try:
+        contracts = sorted(folder.devices.glob("[!.]*/contract"))
+    except OSError:
+        contracts = []
+    governed = 0
+    for path in contracts:
+        try:
+            contract = read_contract(path)
+            read_leases(path.with_name("leases"))
+        except LedgerError as error:
+            name = f"turns on GPU {path.parent.name}"
+            yield Finding(name, Outcome.NOTE, error.message, error.hint or "")
+            continue
+        governed += contract.is_governed
+    detail = "no share asks for compute: nobody takes turns"
+    if governed:
+        detail = f"on {governed} GPUs shares take turns, as they were promised compute"
+    yield Finding("compute", Outcome.OK, detail)
 
 
 def _injection(folder: StateFolder) -> Iterator[Finding]:

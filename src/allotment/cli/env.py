@@ -18,6 +18,8 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
     """Print the lines that let any program of a shell use simulated GPUs, whole, without a share.
 
     `allot run` of that shell uses the same simulated GPUs, and its commands get a share of them.
+    What runs outside of any share has no limit of memory and takes no turns: it takes from what was
+    promised to shares.
 
     \b
     Examples:

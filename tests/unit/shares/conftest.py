@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
@@ -43,8 +44,20 @@ def folder(state_dir: Path, native_dir: Path) -> StateFolder:
 def order() -> Callable[..., lives.Order]:
     """Makes orders; the runner is this process unless another (or None) is given."""
 
-    def make(memory: str = "4Gi", *, count: int = 1, **rest: object) -> lives.Order:
-        request = Request(parse_memory(memory), count=count)
+    def make(
+        memory: str = "4Gi",
+        *,
+        count: int = 1,
+        compute: Compute | None = None,
+        may_oversubscribe: bool = False,
+        **rest: object,
+    ) -> lives.Order:
+        request = Request(
+            parse_memory(memory),
+            count=count,
+            compute=compute or Compute(),
+            may_oversubscribe=may_oversubscribe,
+        )
         values: dict[str, object] = {"runner": this_process(), **rest}
         return lives.Order(request, Injection.ENVIRONMENT, **values)  # type: ignore[arg-type]
 

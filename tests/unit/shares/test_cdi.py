@@ -65,6 +65,17 @@ def content(tmp_path: Path) -> Callable[[Path], cdi.CdiContent]:
     return make
 
 
+def test_every_device_has_its_turns(make: Make, content: Callable[[Path], cdi.CdiContent]) -> None:
+    share, directory = make(name="pair", runner=None, count=2)
+    (device,) = cdi.make_spec(share, content(directory))["devices"]
+    mounts = {each["containerPath"]: each for each in device["containerEdits"]["mounts"]}
+    for index in range(2):
+        for name, access in ((f"contract-{index}", "ro"), (f"leases-{index}", "rw")):
+            mount = mounts[f"/run/allotment/share/{name}"]
+            assert access in mount["options"]
+            assert Path(mount["hostPath"]).is_file()
+
+
 def test_a_spec_by_the_rules(make: Make, content: Callable[[Path], cdi.CdiContent]) -> None:
     share, directory = make(name="note.book-1", runner=None)
     spec = cdi.make_spec(share, content(directory))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of shares: made whole or not at all, never booked twice, gone when they ended."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from allotment.ledger import Terms, read_contract
+from allotment.model.compute import Compute, parse_compute
 from allotment.model.devices import Device
 from allotment.model.errors import (
     BusyError,
@@ -295,3 +299,155 @@ def test_many_at_once_never_overcommit(tmp_path: Path, native_dir: Path) -> None
     made = sum(int(process.communicate()[0]) for process in processes)
     assert made == 5
     assert booked(StateFolder(tmp_path / "fresh")) == {"GPU-0": 15 * GI}
+
+
+def test_a_share_is_promised_what_it_asked_for_on_each_device(
+    folder: StateFolder, make: Make
+) -> None:
+    share, directory = make(count=2, compute=parse_compute("30:80"), may_oversubscribe=True)
+    (found,) = lives.look(folder)
+    assert found.guarantees() == {"GPU-00000000": 3000, "GPU-10000000": 3000}
+    assert found.ledger
+    for index, device in enumerate(found.ledger.policy.devices):
+        assert device.is_oversubscribed
+        assert device.seat is not None
+        contract = read_contract(directory / f"contract-{index}")
+        assert contract.uuid == device.uuid
+        terms = contract.terms_of(device.seat)
+        assert terms == Terms(parse_compute("30:80"), is_oversubscribed=True)
+        assert [each.share_id for each in contract.seats] == [share.id]
+
+
+def test_guarantees_are_booked(folder: StateFolder, make: Make) -> None:
+    make(compute=parse_compute("70"))
+    make(compute=parse_compute("40"))  # on the other device
+    with pytest.raises(DoesNotFitError) as caught:
+        make(compute=parse_compute("61"))
+    assert "need 61 % of compute, have 30 % (70 % guaranteed)" in caught.value.message
+    assert "need 61 % of compute, have 60 % (40 % guaranteed)" in caught.value.message
+    assert "0:100" in (caught.value.hint or "")
+    assert lives.booked(lives.look(folder))["GPU-00000000"].guaranteed == 7000
+
+
+def test_a_share_that_cannot_be_made_leaves_no_seat(folder: StateFolder, make: Make) -> None:
+    make()
+    (folder.devices / "GPU-10000000").write_bytes(b"in the way")
+    with pytest.raises(StateError):
+        make("1Gi", count=2)
+    assert len(lives.look(folder)) == 1
+    assert len(read_contract(folder.devices / "GPU-00000000" / "contract").seats) == 1
+    assert [path.name for path in folder.shares.iterdir() if path.name.startswith(".")] == []
+
+
+def test_resize_of_compute_is_checked_on_all_devices_before_any_is_changed(
+    folder: StateFolder, make: Make, devices: tuple[Device, ...]
+) -> None:
+    pair, _ = make(count=2, compute=parse_compute("30"))
+    make("10Gi", compute=parse_compute("50"))
+    (busy,) = [u for u, each in lives.booked(lives.look(folder)).items() if each.guaranteed > 3000]
+    with pytest.raises(DoesNotFitError, match=f"{busy}.*need 60 % of compute, have 50 %"):
+        resize(folder, pair.id, Change(compute=parse_compute("60")), devices, force=False)
+    found = lives.find(folder, pair.id)
+    assert set(found.guarantees().values()) == {3000}
+    again = resize(
+        folder, pair.id, Change(compute=parse_compute("50"), weight=7), devices, force=False
+    )
+    assert {each.compute for each in again.terms.values()} == {
+        Compute(5000, 5000, 7, is_governed=True)
+    }
+    assert [each.compute for each in read_record(again.directory).devices] == [
+        each.compute for each in again.terms.values()
+    ]
+
+
+def test_a_refused_limit_puts_compute_back(
+    folder: StateFolder, make: Make, devices: tuple[Device, ...], native_dir: Path
+) -> None:
+    _, directory = make("4Gi", name="pair", count=2, compute=parse_compute("30"))
+    library = native_dir / "liballotment-ledger.so"
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(library), str(directory), "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        change = Change(memory=parse_memory("2Gi"), compute=parse_compute("80"))
+        with pytest.raises(LimitBelowUseError):
+            resize(folder, "pair", change, devices, force=False)
+        holder.communicate()
+    found = lives.find(folder, "pair")
+    assert set(found.guarantees().values()) == {3000}
+    assert [each.compute.guarantee for each in read_record(directory).devices] == [3000, 3000]
+
+
+def test_nothing_is_oversubscribed_unless_asked_for(folder: StateFolder, make: Make) -> None:
+    make("16Gi", host_budget=64 * GI)
+    make("16Gi", host_budget=64 * GI)
+    with pytest.raises(DoesNotFitError, match="need 1Gi, have 0B"):
+        make("1Gi", host_budget=64 * GI)
+    make("20Gi", may_oversubscribe=True, host_budget=64 * GI)
+    with pytest.raises(DoesNotFitError, match="need 45Gi, have 44Gi"):
+        make("45Gi", may_oversubscribe=True, host_budget=64 * GI)
+    make("44Gi", may_oversubscribe=True, host_budget=64 * GI)
+    assert sum(booked(folder).values()) == 96 * GI
+
+
+def test_a_damaged_contract_is_named_and_made_anew_when_nobody_needs_it(
+    folder: StateFolder, make: Make
+) -> None:
+    make(name="first", runner=None, compute=parse_compute("30"))
+    contract = folder.devices / "GPU-00000000" / "contract"
+    contract.write_bytes(b"")
+    (first,) = lives.look(folder)
+    assert str(folder.share(first.id) / "contract-0") in str(first.problem)
+    assert first.guarantees() == {"GPU-00000000": 3000}  # as it was recorded
+    lives.destroy(folder, first, force=True)
+    make(compute=parse_compute("100"))
+    assert len(read_contract(contract).seats) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_users_of_a_common_folder_take_turns(
+    tmp_path: Path, devices: tuple[Device, ...], order: Callable[..., lives.Order]
+) -> None:
+    root = tmp_path / "common"
+    root.mkdir()
+    root.chmod(0o1777)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)  # pytest's are closed to others
+    folder = StateFolder(root)
+    lives.create(folder, order(compute=parse_compute("60")), devices[:1])
+    os.seteuid(65534)
+    try:
+        with pytest.raises(DoesNotFitError, match="have 40 %"):
+            lives.create(folder, order(compute=parse_compute("50")), devices[:1])
+        share, directory = lives.create(folder, order(compute=parse_compute("40")), devices[:1])
+        assert os.access(directory / "leases-0", os.W_OK, effective_ids=True)
+        lives.destroy(folder, lives.find(folder, share.id), force=True)
+    finally:
+        os.seteuid(0)
+    assert len(read_contract(folder.devices / devices[0].uuid / "contract").seats) == 1
+
+
+def test_a_share_of_the_version_before_stays_booked_and_is_named(
+    folder: StateFolder, make: Make
+) -> None:
+    """Its ledger has another layout: its programs keep their limits, and take no turns."""
+    _, directory = make("10Gi", name="old", runner=None)
+    for name in ("policy", "usage"):
+        with (directory / name).open("r+b") as file:
+            file.seek(8)
+            file.write((1).to_bytes(4, "little"))
+    record = json.loads((directory / "share.json").read_text())
+    record["version"] = 1
+    (directory / "share.json").write_text(json.dumps(record))
+    (folder.root / "version").write_text("1\n")
+    make("6Gi", compute=parse_compute("30"))
+    old = lives.look(folder)[0]
+    assert "ledger version 1, this program reads 2" in str(old.problem)
+    assert "run it again" in (old.problem.hint or "" if old.problem else "")
+    assert booked(folder)["GPU-00000000"] == 16 * GI
+    assert (folder.root / "version").read_text() == "2\n"
+    lives.destroy(folder, old, force=True)
+    assert len(lives.look(folder)) == 1

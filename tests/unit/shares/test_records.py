@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.shares.records import read_record, write_record
@@ -18,7 +19,16 @@ SHARE = Share(
     name="train",
     created=1_800_000_000.25,
     mode="soft",
-    devices=(ShareDevice("GPU-0", "Tesla T4", 1 << 30),),
+    devices=(
+        ShareDevice("GPU-0", "Tesla T4", 1 << 30),
+        ShareDevice(
+            "GPU-1",
+            "Tesla T4",
+            2 << 30,
+            compute=Compute(1250, 8000, 7, ComputeClass.LATENCY, is_governed=True),
+            is_oversubscribed=True,
+        ),
+    ),
     injection=Injection.NAMESPACE,
     machine="/m",
     spec="t4:2",
@@ -33,6 +43,40 @@ def test_a_record_comes_back(tmp_path: Path) -> None:
     write_record(tmp_path, SHARE)
     assert read_record(tmp_path) == SHARE
     assert [path.name for path in tmp_path.iterdir()] == ["share.json"]
+
+
+def test_a_record_of_the_version_before_says_nothing_of_compute(tmp_path: Path) -> None:
+    write_record(tmp_path, SHARE)
+    document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
+    document["version"] = 1
+    del document["suspension"]
+    for device in document["devices"]:
+        del device["compute"], device["oversubscribed"]
+    (tmp_path / "share.json").write_text(json.dumps(document))
+    devices = read_record(tmp_path).devices
+    assert [each.compute for each in devices] == [Compute(), Compute()]
+    assert not any(each.is_oversubscribed for each in devices)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guarantee", 9000),
+        ("guarantee", True),
+        ("ceiling", 10_001),
+        ("ceiling", 0),
+        ("weight", 0),
+        ("class", "fast"),
+        ("governed", 1),
+    ],
+)
+def test_what_cannot_be_promised_is_damage(tmp_path: Path, field: str, value: object) -> None:
+    write_record(tmp_path, SHARE)
+    document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
+    document["devices"][1]["compute"][field] = value
+    (tmp_path / "share.json").write_text(json.dumps(document))
+    with pytest.raises(StateError, match=r"share\.json"):
+        read_record(tmp_path)
 
 
 def test_a_share_that_is_gone_is_not_damaged(tmp_path: Path) -> None:

@@ -6,10 +6,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.compute import parse_compute
 from allotment.model.shares import Runner, Share
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
-from allotment.shares.views import LiveState, OutsideView, current, overview, view
+from allotment.shares.views import (
+    ComputeView,
+    DeviceView,
+    LiveState,
+    OutsideView,
+    Overview,
+    Rates,
+    ShareView,
+    current,
+    overview,
+    view,
+)
 
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
@@ -17,12 +30,12 @@ Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def driver(
-    *processes: tuple[int, int | None],
+    *processes: tuple[int, int | None], gpu_percent: int | None = None
 ) -> Callable[[Path | None], Mapping[str, Reading | Problem]]:
     """A driver that sees these processes on the first device."""
     reading = Reading(
         used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
-        processes=tuple(DeviceProcess(pid, used) for pid, used in processes),
+        processes=tuple(DeviceProcess(pid, used, gpu_percent) for pid, used in processes),
     )  # fmt: skip
     return lambda _machine: {"GPU-00000000": reading}
 
@@ -45,6 +58,56 @@ def test_a_member_that_the_ledger_does_not_know_is_not_enforced(
     assert (process.pid, process.used, process.is_enforced) == (member.pid, (3 * GI,), False)
     assert process.command == "/bin/cat"
     assert not share.is_enforced
+
+
+def test_what_escaped_the_shim_counts_as_used(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver((member.pid, 3 * GI)))
+    assert [(each.used, each.peak) for each in share.devices] == [(3 * GI, 3 * GI)]
+
+
+def test_compute_is_shown_with_what_the_driver_says(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", runner=None, compute=parse_compute("30:80"))
+    members = [sleeper(ALLOTMENT_SHARE=str(directory)) for _ in range(2)]
+    ask = driver(*((each.pid, GI) for each in members), gpu_percent=21)
+    (share,) = view(current(folder), ask)
+    compute = share.devices[0].compute
+    assert compute
+    assert (str(compute.promised), compute.state, compute.is_measured) == ("30:80", "idle", True)
+    assert compute.driver_percent == 42
+    (share,) = view(current(folder), driver((members[0].pid, GI)))
+    assert share.devices[0].compute
+    assert share.devices[0].compute.driver_percent is None
+    assert share.devices[0].compute.rates is None
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    def at(read_ns: int, gpu_ns: int, borrowed_ns: int, *, measured: bool = True) -> Overview:
+        compute = ComputeView(
+            promised=parse_compute("30:80"), is_suspended=False, is_measured=measured,
+            use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=gpu_ns, held_ns=2 * gpu_ns),
+            account=SeatAccount(borrowed_ns=borrowed_ns), driver_percent=None, read_ns=read_ns,
+        )  # fmt: skip
+        device = DeviceView("GPU-0", "T4", GI, 0, 0, 0, compute=compute)
+        shares = (ShareView("s", "train", LiveState.RUNNING, None, (device,), (), None),)
+        return Overview(shares, ())
+
+    def rates(later: Overview, earlier: Overview) -> Rates | None:
+        compute = later.since(earlier).shares[0].devices[0].compute
+        assert compute
+        return compute.rates
+
+    before, after = at(1000, 500, 100), at(3000, 1500, 300)
+    assert rates(after, before) == Rates(gpu=0.5, copy=0, held=1.0, borrowed=0.1, lent=0)
+    assert rates(after, Overview((), ())) is None  # it was not there
+    assert rates(after, at(1000, 500, 100, measured=False)) is None
+    assert rates(before, before) is None  # no time has passed
+    assert rates(at(4000, 0, 0), after) == Rates(gpu=0, copy=0, held=0, borrowed=0, lent=0)
 
 
 def test_use_that_the_driver_does_not_tell_is_no_reason_to_be_silent(
