@@ -60,6 +60,39 @@ def test_one_bad_gpu_hides_no_other(machine: Callable[[str], Path]) -> None:
     assert [isinstance(readings[uuid], Reading) for uuid in uuids] == [True, False, False, True]
 
 
+def test_a_process_is_told_with_how_busy_it_kept_the_gpu(
+    machine: Callable[[str], Path], native_dir: Path
+) -> None:
+    path = machine("t4")
+    environment = {
+        **os.environ,
+        "ALLOTMENT_SIMULATED_MACHINE": str(path),
+        "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+    }
+    burn = [sys.executable, "-m", "allotment", "burn", "--memory", "64Mi"]
+    busy = [*burn, "--kernel", "1ms", "--seconds", "30"]
+    with (
+        subprocess.Popen(busy, env=environment, stdout=subprocess.DEVNULL) as process,
+        Nvml(machine=path) as source,
+    ):
+        try:
+            for _ in range(400):
+                (reading,) = source.readings().values()
+                assert isinstance(reading, Reading)
+                found = {each.pid: each.gpu_percent for each in reading.processes}
+                if (found.get(process.pid) or 0) > 50:
+                    break
+                time.sleep(0.05)
+            else:
+                pytest.fail(f"{process.pid} is not busy in {found}")
+        finally:
+            process.kill()
+    with Nvml(machine=path) as source:
+        (reading,) = source.readings().values()
+    assert isinstance(reading, Reading)
+    assert reading.processes == ()
+
+
 def test_machines_do_not_mix(machine: Callable[[str], Path]) -> None:
     one, other = machine("t4:2"), machine("h200")
     with Nvml(machine=one) as first, Nvml(machine=other) as second:

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and the screen of `allot top`: whatever the values and the width, it fits, in words."""
 
+import os
+import pty
+import struct
+import sys
+import termios
+from collections.abc import Sequence
+from dataclasses import replace
+from fcntl import ioctl
 from fractions import Fraction
 
 import pytest
@@ -12,10 +20,19 @@ from allotment.cli.machines import DeviceRow
 from allotment.cli.screens import SORTS, Frame, bar, draw
 from allotment.cli.tables import Column, print_table
 from allotment.devices.sources import Reading
+from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.compute import Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.views import DeviceView, LiveState, ProcessView, ShareView
+from allotment.shares.views import (
+    ComputeView,
+    DeviceView,
+    LiveState,
+    ProcessView,
+    Rates,
+    ShareView,
+)
 
 GI = 1 << 30
 
@@ -35,6 +52,7 @@ def device_row(index: int = 0) -> DeviceRow:
 def share_view(
     name: str = "train", *, used: int = 3 * GI, limit: int = 4 * GI, is_enforced: bool = True,
     command: tuple[str, ...] = ("python", "train.py"), problem: StateError | None = None,
+    compute: ComputeView | None = None,
 ) -> ShareView:  # fmt: skip
     share = Share(
         id=ShareId("0123456789ab"), name=name, created=1.0, mode="soft",
@@ -45,8 +63,18 @@ def share_view(
         pid=4711, pid_inside=1, command=" ".join(command), is_enforced=is_enforced,
         used=(used,), context=(0,), peak=(used,), refusals=2,
     )  # fmt: skip
-    device = DeviceView("GPU-00000000-1111", "A100", limit, used, used, 2)
+    device = DeviceView("GPU-00000000-1111", "A100", limit, used, used, 2, compute=compute)
     return ShareView(share.id, name, LiveState.KEPT, share, (device,), (process,), problem)
+
+
+def compute_view(
+    *, rates: Rates | None = None, is_measured: bool = True, driver_percent: int | None = 31
+) -> ComputeView:
+    return ComputeView(
+        promised=Compute(3000, 8000, kind=ComputeClass.LATENCY, is_governed=is_measured),
+        is_suspended=False, is_measured=is_measured, use=DeviceUse(used=0, peak=0, refusals=0),
+        account=SeatAccount(waiting=1), driver_percent=driver_percent, read_ns=0, rates=rates,
+    )  # fmt: skip
 
 
 def drawn(frame: Frame, width: int) -> str:
@@ -100,6 +128,29 @@ def test_all_is_said_in_words() -> None:
         assert words in text
 
 
+def test_compute_is_beside_what_was_promised() -> None:
+    rates = Rates(gpu=0.298, copy=0, held=1.2, borrowed=0.051, lent=0.02)
+    text = drawn(frame(share_view(compute=compute_view(rates=rates))), 160)
+    for words in ("30:80 latency", "29.8%", "31%", "120.0%", "5.1%", "2.0%", "waiting"):
+        assert words in text
+    text = drawn(frame(share_view(compute=compute_view(rates=rates))), 60)
+    for words in ("30:80 latency", "29.8%", "waiting"):
+        assert words in text
+
+
+def test_what_nobody_measured_is_no_figure() -> None:
+    assert "GPU TIME" not in drawn(frame(share_view(compute=compute_view(is_measured=False))), 160)
+    text = drawn(frame(share_view(compute=compute_view(driver_percent=None))), 160)
+    (line,) = [line for line in text.splitlines() if "30:80" in line]
+    assert line.split().count("-") == 5  # no look before, and a silent driver
+
+
+def test_the_keys_are_told_with_what_they_change() -> None:
+    text = drawn(replace(frame(share_view()), is_live=True, pace_s=0.5), 120)
+    assert "s sort (by used)" in text
+    assert "every 500ms" in text
+
+
 def test_the_narrow_screen_keeps_what_matters() -> None:
     text = drawn(frame(share_view(is_enforced=False)), 60)
     for words in ("train", "3Gi of 4Gi", "no"):
@@ -121,10 +172,18 @@ def test_orders(sort: str, first: str) -> None:
     assert sort in SORTS
 
 
-@given(width=st.integers(20, 220), command=st.text(max_size=40), is_broken=st.booleans())
-def test_it_fits_any_width_and_any_command(*, width: int, command: str, is_broken: bool) -> None:
+@given(
+    width=st.integers(20, 220),
+    command=st.text(max_size=40),
+    is_broken=st.booleans(),
+    is_live=st.booleans(),
+)
+def test_it_fits_any_width_and_any_command(
+    *, width: int, command: str, is_broken: bool, is_live: bool
+) -> None:
     problem = StateError("it is broken") if is_broken else None
-    text = drawn(frame(share_view(command=(command,), problem=problem)), width)
+    view = share_view(command=(command,), problem=problem, compute=compute_view())
+    text = drawn(replace(frame(view), is_live=is_live), width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "\x1b" not in text
 
@@ -148,3 +207,55 @@ def test_tables_are_aligned_and_keep_control_characters_out(
 def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]) -> None:
     print_table((Column("A"), Column("B")), [])
     assert capsys.readouterr().out == "A  B\n"
+
+
+def printed(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int) -> list[str]:
+    """A table on a terminal of so many columns."""
+    child, terminal = pty.fork()
+    if child == 0:
+        ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        os.environ.pop("COLUMNS", None)
+        os.environ["NO_COLOR"] = "1"
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # pytest has the other one
+        print_table(columns, rows)
+        sys.stdout.flush()
+        os._exit(0)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:  # its other end is closed
+            break
+    os.close(terminal)
+    os.waitpid(child, 0)
+    return seen.decode().splitlines()
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_line_is_wrapped() -> None:
+    columns = (
+        Column("NAME"), Column("STATE", is_optional=True), Column("SIZE", is_number=True),
+        Column("MORE", is_optional=True), Column("COMMAND"),
+    )  # fmt: skip
+    rows = [("train", "running", "10Gi", "more", "python train.py --epochs 10")]
+    assert printed(columns, rows, width=80) == [
+        "NAME   STATE    SIZE  MORE  COMMAND",
+        "train  running  10Gi  more  python train.py --epochs 10",
+    ]
+    assert printed(columns, rows, width=36) == [
+        "NAME   STATE    SIZE  COMMAND",
+        "train  running  10Gi  python train.…",
+    ]
+    assert printed(columns, rows, width=26) == [
+        "NAME   SIZE  COMMAND",
+        "train  10Gi  python train…",
+    ]
+
+
+def test_wide_characters_take_their_cells() -> None:
+    columns = (Column("NAME"), Column("COMMAND"))
+    assert printed(columns, [("訓練", "x"), ("ab", "y")], width=80) == [
+        "NAME  COMMAND",
+        "訓練  x",
+        "ab    y",
+    ]
+    assert printed(columns, [("ab", "訓練訓練訓練")], width=12)[1] == "ab    訓練…"
