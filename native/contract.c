@@ -15,6 +15,11 @@
 
 #include "lease.h"
 
+// Crash tests define this to stop the process at each step of an operation.
+#ifndef LEASE_STEP
+#define LEASE_STEP(name) ((void)0)
+#endif
+
 #define QUANTUM_US 10000u
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
@@ -151,15 +156,25 @@ static bool is_valid(uint64_t terms) {
 // Memory that moves from share to share does so with the turns.
 #define TAKES_TURNS (ALLOT_TERMS_GOVERNED | ALLOT_TERMS_OVERSUBSCRIBED)
 
-static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
-  store(&contract->seats[seat].terms, terms);
+static uint32_t count_governed(const allot_contract *contract) {
   uint32_t governed = 0;
-  for (int each = 0; each < (int)ALLOT_SEATS; each++) {
-    uint64_t one = contract->seats[each].terms;
-    if ((one & ALLOT_TERMS_TAKEN) && (one & TAKES_TURNS)) governed++;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    uint64_t terms = contract->seats[seat].terms;
+    if ((terms & ALLOT_TERMS_TAKEN) && (terms & ALLOT_TERMS_GOVERNED)) governed++;
   }
-  store(&contract->governed, governed);
+  return governed;
+}
+
+// While the terms change everybody takes turns, so that an agent that dies in the middle leaves no
+// terms without effect.
+static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
+  store(&contract->governed, count_governed(contract) + 1);
+  LEASE_STEP("governed");
+  store(&contract->seats[seat].terms, terms);
+  LEASE_STEP("promised");
+  store(&contract->governed, count_governed(contract));
   store(&contract->generation, contract->generation + 1);
+  LEASE_STEP("counted");
 }
 
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
@@ -176,8 +191,11 @@ int allot_contract_take(const char *directory, const char *share_id, uint64_t te
     if (one->terms & ALLOT_TERMS_TAKEN) continue;
     memset(one->share_id, 0, sizeof one->share_id);
     strcpy(one->share_id, share_id);
+    LEASE_STEP("named");
     *serial = ++file.contract->serial;
+    LEASE_STEP("numbered");
     store(&one->serial, *serial);
+    LEASE_STEP("seated");
     put_terms(file.contract, seat, terms | ALLOT_TERMS_TAKEN);
     result = seat;
   }

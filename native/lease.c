@@ -40,6 +40,8 @@
 #define REAP_NS (1000 * MILLISECOND)
 // Best effort keeps its queue short for so long after a latency share's last work.
 #define LATENCY_NS (1000 * MILLISECOND)
+// As in lease_core.c: times further ahead are of nowhere.
+#define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)
 
@@ -178,10 +180,7 @@ static uint64_t when_to_look(const allot_leases *leases, const allot_lease_state
   const allot_seat_state *own = &state->seats[leases->seat];
   uint64_t at = now_ns + PATIENCE_NS;
   if (own->blocked != 0 && ceiling > 0) {
-    uint64_t lacking = own->budget_ns < (int64_t)PIECE_NS
-                           ? PIECE_NS + (uint64_t)(-(own->budget_ns < 0 ? own->budget_ns : 0)) -
-                                 (uint64_t)(own->budget_ns > 0 ? own->budget_ns : 0)
-                           : 0;
+    uint64_t lacking = own->budget_ns < (int64_t)PIECE_NS ? PIECE_NS - (uint64_t)own->budget_ns : 0;
     uint64_t most = LONGEST_SLEEP_NS * ceiling / ALLOT_WHOLE;
     // A little later than computed: earlier would be for nothing.
     at = now_ns + (lacking < most ? lacking * ALLOT_WHOLE / ceiling : LONGEST_SLEEP_NS) + 10000;
@@ -219,21 +218,34 @@ static void describe(const allot_leases *leases, const allot_lease_state *state,
 
 // ---- the seat ----
 
-// The share was removed and its programs run on: they become best effort.
+// Is the place this process's in the state in force? Every state since it was taken says so, so it
+// does no harm when the one that is looked at is being replaced.
+static bool is_seated(const allot_leases *leases) {
+  const allot_place_state *own =
+      &state_of(leases, load(&leases->file->root))->places[leases->place];
+  return __atomic_load_n(&own->state, __ATOMIC_RELAXED) != ALLOT_PLACE_FREE &&
+         __atomic_load_n(&own->seat, __ATOMIC_RELAXED) == leases->seat &&
+         __atomic_load_n(&own->serial, __ATOMIC_RELAXED) == (uint32_t)leases->serial;
+}
+
+// The share was removed and its programs run on: they become best effort. A place that somebody
+// damaged is taken anew.
 static void keep_seat(allot_leases *leases, uint64_t now_ns) {
   uint64_t serial = load(&leases->contract->seats[leases->seat].serial);
   uint64_t terms = load(&leases->contract->seats[leases->seat].terms);
-  if (serial == leases->serial && (terms & ALLOT_TERMS_TAKEN)) return;
-  leases->seat = ALLOT_SEAT_UNBOOKED;
-  leases->serial = load(&leases->contract->seats[leases->seat].serial);
-  if (leases->place < 0) return;
+  bool is_booked = serial == leases->serial && (terms & ALLOT_TERMS_TAKEN);
+  if (!is_booked) {
+    leases->seat = ALLOT_SEAT_UNBOOKED;
+    leases->serial = load(&leases->contract->seats[leases->seat].serial);
+  }
+  if (leases->place < 0 || is_seated(leases)) return;
   allot_event moved = {
       .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
   outcome done = decide(leases, &moved, 1);
   tell(leases, &done);
 }
 
-static int reap(allot_leases *leases, uint64_t now_ns);
+static void reap(allot_leases *leases, uint64_t now_ns);
 
 static void act(allot_leases *leases, const allot_event *events, int count, uint64_t now_ns,
                 allot_lease *lease) {
@@ -296,65 +308,70 @@ static struct flock place_lock(int place, short type) {
                         .l_len = 1};
 }
 
-// Does the place's owner live? What cannot be found out counts as alive.
-static bool is_alive(int descriptor, int place) {
+// Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
+static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
   struct flock lock = place_lock(place, F_WRLCK);
-  return fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  LEASE_STEP("reaping");
+  if (fcntl(descriptor, F_OFD_SETLK, &lock) != 0) return false;
+  LEASE_STEP("found dead");
+  allot_event ended = {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now_ns};
+  outcome done = decide(leases, &ended, 1);
+  tell(leases, &done);
+  store(&leases->file->heads[place].pid, 0);
+  lock.l_type = F_UNLCK;
+  fcntl(descriptor, F_OFD_SETLK, &lock);
+  return true;
 }
 
-// Frees the places of dead processes; how many.
-static int reap(allot_leases *leases, uint64_t now_ns) {
+// Frees the places of dead processes.
+static void reap(allot_leases *leases, uint64_t now_ns) {
   allot_lease_state state;
   read_state(leases, &state);
-  int descriptor = open(leases->path, O_RDONLY | O_CLOEXEC), freed = 0;
-  if (descriptor < 0) return 0;
+  int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
     if (place == leases->place || state.places[place].state == ALLOT_PLACE_FREE) continue;
-    if (is_alive(descriptor, place)) continue;
-    allot_event ended = {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now_ns};
-    outcome done = decide(leases, &ended, 1);
-    tell(leases, &done);
-    freed++;
+    free_if_dead(leases, descriptor, place, now_ns);
   }
   close(descriptor);
-  return freed;
 }
 
-// What has to be done about the holder, if anything.
-static bool judge_holder(const allot_leases *leases, const allot_lease_state *state,
-                         uint64_t now_ns, allot_event *event) {
+// Has the lease to be taken from the holder? One that is dead is gone afterwards.
+static bool judge_holder(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   int holder = state->holder;
   if (holder < 0 || holder >= (int)ALLOT_PLACES || holder == leases->place) return false;
-  // It has had as long to answer as we wait, if it was idle and had nothing to tell.
-  uint64_t heard = load(&leases->file->heads[holder].beat_ns);
-  if (heard < state->granted_ns) heard = state->granted_ns;
   const allot_place_state *own = &state->places[leases->place];
   if (own->state != ALLOT_PLACE_WAITING) return false;
+  // It has had as long to answer as we wait, if it was idle and had nothing to tell.
+  uint64_t heard = load(&leases->file->heads[holder].beat_ns);
+  if (heard < state->granted_ns || since(heard, now_ns) > CLOCKS_DIFFER_NS) {
+    heard = state->granted_ns;
+  }
   if (heard < own->since_ns) heard = own->since_ns;
-  *event = (allot_event){.kind = ALLOT_EVENT_EVICT, .place = holder, .now_ns = now_ns};
   uint64_t silence = since(now_ns, heard);
   if (silence >= DEAD_NS) {
-    int descriptor = open(leases->path, O_RDONLY | O_CLOEXEC);
-    bool alive = descriptor < 0 || is_alive(descriptor, holder);
+    int descriptor = open(leases->path, O_RDWR | O_CLOEXEC);
+    bool was_dead = descriptor >= 0 && free_if_dead(leases, descriptor, holder, now_ns);
     if (descriptor >= 0) close(descriptor);
-    if (!alive) event->kind = ALLOT_EVENT_LEAVE;
-    if (!alive || silence >= STOPPED_NS) return true;
+    if (was_dead) return false;
   }
-  return state->next >= 0 && since(now_ns, state->expires_ns) > OVERRUN_NS;
+  return silence >= STOPPED_NS ||
+         (state->next >= 0 && since(now_ns, state->expires_ns) > OVERRUN_NS);
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
   keep_seat(leases, now_ns);
   allot_lease_state state;
-  uint64_t root = read_state(leases, &state);
+  read_state(leases, &state);
   allot_event events[2];
   int count = 0;
-  // Judged is the holder of this very lease: should it change hands meanwhile, all is as it was.
-  if (judge_holder(leases, &state, now_ns, &events[0]) &&
-      ALLOT_ROOT_HOLDER(load(&leases->file->root)) == ALLOT_ROOT_HOLDER(root)) {
-    count++;
+  if (judge_holder(leases, &state, now_ns)) {
+    events[count++] = (allot_event){
+        .kind = ALLOT_EVENT_EVICT, .place = state.holder, .epoch = state.epoch, .now_ns = now_ns};
   }
-  events[count++] = (allot_event){.kind = ALLOT_EVENT_LOOK, .now_ns = now_ns};
+  // A waiter that was stopped may have been given the lease and lost it: it asks anew.
+  events[count++] =
+      (allot_event){.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns};
   act(leases, events, count, now_ns, lease);
 }
 
@@ -462,6 +479,8 @@ static int take_place(allot_leases *leases, int descriptor, int place) {
   };
   outcome done = decide(leases, events, 2);
   tell(leases, &done);
+  // Most of all after the machine was started again.
+  reap(leases, now);
   return 0;
 }
 

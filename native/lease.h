@@ -131,6 +131,7 @@ typedef struct allot_event {
   allot_event_kind kind;
   int place;
   int seat;          // JOIN
+  uint64_t epoch;    // EVICT: the lease that is meant
   uint64_t used_ns;  // CHARGE, RELEASE: measured GPU time since the last charge
   uint64_t move_ns;  // CHARGE, RELEASE: time spent bringing memory in since the grant
   uint64_t now_ns;
@@ -231,7 +232,7 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
 // How things stand, without changing anything.
 void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // A waiter's look at the others: takes the lease from a holder that died, stopped, or runs over,
-// and gives it to whoever is next.
+// and gives it to whoever is next. Asks for it anew should that have been forgotten.
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease);
 // Sleeps until this place is sent a message after `ticket` was drawn, or until then.
 void allot_lease_sleep(const allot_leases *leases, uint32_t ticket, uint64_t until_ns);

@@ -465,7 +465,7 @@ static void apply(view *at, const allot_event *event) {
       if (event->kind == ALLOT_EVENT_RELEASE) end_lease(at, event->place, ALLOT_PLACE_IDLE);
       break;
     case ALLOT_EVENT_EVICT:
-      if (state->holder != event->place) break;
+      if (state->holder != event->place || state->epoch != event->epoch) break;
       state->seats[one->seat].evictions++;
       end_lease(at, event->place, ALLOT_PLACE_IDLE);
       break;

@@ -163,6 +163,7 @@ class Event(ctypes.Structure):
         ("kind", ctypes.c_int),
         ("place", ctypes.c_int),
         ("seat", ctypes.c_int),
+        ("epoch", ctypes.c_uint64),
         ("used_ns", ctypes.c_uint64),
         ("move_ns", ctypes.c_uint64),
         ("now_ns", ctypes.c_uint64),
@@ -239,12 +240,14 @@ class Core:
         *,
         place: int = -1,
         seat: int = -1,
+        epoch: int | None = None,
         used_ns: int = 0,
         move_ns: int = 0,
     ) -> None:
-        """Apply one event."""
+        """Apply one event. An eviction is from the lease in force unless another is named."""
         event = self._event
         event.kind, event.place, event.seat = kind, place, seat
+        event.epoch = self.state.epoch if epoch is None else epoch
         event.used_ns, event.move_ns, event.now_ns = used_ns, move_ns, now_ns
         self._library.allot_lease_decide(self.state, self.contract, event)
 

@@ -173,6 +173,13 @@ class Leases(RuleBasedStateMachine):
         self.decide(Kind.EVICT, place=holder)
         assert self.core.state.holder != holder
 
+    @precondition(lambda self: self.core.state.holder != -1)
+    @rule()
+    def evict_from_a_lease_that_is_over(self) -> None:
+        holder, epoch = self.core.state.holder, self.core.state.epoch
+        self.core.decide(Kind.EVICT, self.now, place=holder, epoch=epoch - 1)
+        assert (self.core.state.holder, self.core.state.epoch) == (holder, epoch)
+
     @rule()
     def look(self) -> None:
         self.decide(Kind.LOOK)
