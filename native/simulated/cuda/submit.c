@@ -77,6 +77,7 @@ allot_point submit(stream *target, const submission *wanted) {
   work->priority = (int8_t)target->priority;
   work->target = wanted->target;
   work->sms = wanted->sms;
+  allot_store(&work->next, 0u);
   work->duration_ns = wanted->duration_ns;
   work->bytes = wanted->bytes;
   allot_point point = allot_work_submit(&driver.machine, gpu);

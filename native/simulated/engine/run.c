@@ -115,32 +115,31 @@ static enum settled settle_work(simulation *run, int slot, uint64_t number, turn
   return SETTLED;
 }
 
-// Brings the works of one process to the present moment. True: it has a kernel that runs or could.
+static void move_tail(allot_ring *ring) {
+  uint64_t tail = allot_load(&ring->tail), moved = tail, head = allot_load(&ring->head);
+  while (moved < head) {
+    uint64_t progress = allot_load(&allot_ring_work(ring, moved + 1)->progress);
+    if (ALLOT_PROGRESS_STATE(progress) != ALLOT_DONE) break;
+    moved++;
+  }
+  if (moved != tail) allot_store(&ring->tail, moved);
+}
+
+// Brings the works of one process to the present moment, in the order of their numbers, since each
+// depends on lower ones only. True: it has a kernel that runs or could.
 static bool settle_process(simulation *run, int slot, turn *turn) {
   allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
-  uint64_t head = allot_load(&ring->head);
-  uint64_t last_break = allot_load(&ring->last_break);
-  uint64_t last_other = allot_load(&ring->last_other);
-  uint64_t last_running = allot_load(&ring->last_running);
-  bool by_number = allot_load(&ring->has_priorities) == 0;
-  bool contiguous = true, computes = false;
+  bool computes = false;
   if (turn != NULL) turn_begin(turn);
-  for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
-    allot_work *work = allot_ring_work(ring, number);
-    if (ALLOT_PROGRESS_STATE(allot_load(&work->progress)) != ALLOT_DONE) {
-      enum settled settled = settle_work(run, slot, number, turn);
-      if (settled == LATER) break;
-      computes = computes || settled == COMPUTES;
-    }
-    bool done = ALLOT_PROGRESS_STATE(allot_load(&work->progress)) == ALLOT_DONE;
-    contiguous = contiguous && done;
-    if (contiguous) allot_store(&ring->tail, number);
-    // From here on each work follows the one before it.
-    if (!done && number >= last_break) break;
-    // Only kernels are left, and none of them would be chosen.
-    if (!computes || number < last_other) continue;
-    if (turn == NULL || (by_number && number >= last_running && turn_is_full(run, turn))) break;
+  front_extend(run, slot);
+  for (uint32_t at = 0; at < ring->front_count;) {
+    if (front_pass(ring, at)) continue;
+    enum settled settled = settle_work(run, slot, front_number(ring, at), turn);
+    if (settled == LATER) break;
+    computes = computes || settled == COMPUTES;
+    if (!front_pass(ring, at)) at++;
   }
+  move_tail(ring);
   return computes;
 }
 

@@ -35,8 +35,19 @@ typedef struct simulation {
   uint64_t slice_ns;
   uint64_t next_ns;     // the first moment after now at which a work changes by itself
   uint32_t other_gpus;  // a bit for each GPU that a WAIT here depends on
-  turn turn;            // the holder's
+  uint64_t begun[ALLOT_MACHINE_PROCESSES / 64];  // a bit for each slot whose ring's front is right
+  turn turn;                                     // the holder's
 } simulation;
+
+// ---- front.c ----
+
+// Brings the front of the slot's ring to its head: new works join it whose streams have come to
+// them.
+void front_extend(simulation *run, int slot);
+// The work at that place is done: it leaves, and what is behind it in its stream may join, behind
+// that place. Returns false if the work is not done.
+bool front_pass(allot_ring *ring, uint32_t at);
+uint64_t front_number(const allot_ring *ring, uint32_t at);
 
 // ---- turns.c ----
 
@@ -44,8 +55,6 @@ void turn_begin(turn *begun);
 void turn_add_running(const simulation *run, turn *of, const allot_work *kernel, uint64_t end_ns);
 void turn_add_ready(simulation *run, turn *of, allot_work *kernel, uint64_t number,
                     uint64_t ready_ns);
-// Is there no room for a kernel that comes behind all candidates?
-bool turn_is_full(const simulation *run, const turn *asked);
 // Puts the holder's kernels aside if it is another process, and gives the slot the GPU.
 void turn_give(simulation *run, int slot);
 // Starts as many of the candidates as have room. Returns when the first kernel ends: not after now

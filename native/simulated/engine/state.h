@@ -71,18 +71,19 @@ typedef struct allot_work {
   uint64_t duration_ns;  // as submitted
   uint64_t bytes;        // COPY: how many
   uint32_t sms;          // KERNEL: how many multiprocessors it takes
-  uint32_t spare;
+  uint32_t next;         // low half of the number of the stream's work behind this one, 0: none yet
 } allot_work;
 
 // Written by its one process (head, works) and by whoever holds the GPU's lock (tail, progress).
 typedef struct allot_ring {
   _Alignas(64) uint64_t head;  // the number of the next work less one: works 1..head were submitted
-  uint64_t last_break;      // the newest work that does not follow the one numbered just before it
-  uint64_t last_other;      // the newest work that is not a kernel
-  uint32_t has_priorities;  // some work's priority is not 0
-  uint32_t spare;
-  _Alignas(64) uint64_t tail;                       // works 1..tail are done
-  uint64_t last_running;                            // no kernel with a higher number has begun
+  uint64_t last_break;  // the newest work that does not follow the one numbered just before it
+  _Alignas(64) uint64_t tail;  // works 1..tail are done
+  // The front: works that are not done and whose stream's work before them is, low halves of their
+  // numbers, ascending. Made anew by whoever brings the GPU to the present, and of no meaning else.
+  uint64_t seen;  // works up to here have been looked at for it
+  uint32_t front_count;
+  uint32_t front[ALLOT_RING_WORKS];
   _Alignas(64) allot_work works[ALLOT_RING_WORKS];  // work n is works[n % ALLOT_RING_WORKS]
 } allot_ring;
 

@@ -45,16 +45,13 @@ void turn_add_ready(simulation *run, turn *of, allot_work *kernel, uint64_t numb
   of->waiting_sms += demand(run, kernel);
 }
 
-bool turn_is_full(const simulation *run, const turn *asked) {
-  return asked->running + asked->waiting >= run->most_kernels ||
-         asked->running_sms + asked->waiting_sms >= run->sm_count;
-}
-
 static void put_aside(simulation *run, int slot) {
   allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
-  uint64_t last = allot_load(&ring->last_running), now = run->engine->now_ns;
-  for (uint64_t number = allot_load(&ring->tail) + 1; number <= last; number++) {
-    allot_work *work = allot_ring_work(ring, number);
+  // Without works it has no front.
+  if (!(run->begun[slot / 64] >> (slot % 64) & 1)) return;
+  uint64_t now = run->engine->now_ns;
+  for (uint32_t at = 0; at < ring->front_count; at++) {
+    allot_work *work = allot_ring_work(ring, front_number(ring, at));
     uint64_t progress = allot_load(&work->progress);
     if (work->kind != ALLOT_WORK_KERNEL || ALLOT_PROGRESS_STATE(progress) != ALLOT_RUNNING) {
       continue;
@@ -99,10 +96,6 @@ static uint64_t start(simulation *run, int slot, const candidate *next) {
   if (from > now) from = now;
   uint64_t begin = from < engine->stalled_until_ns ? engine->stalled_until_ns : from;
   uint64_t end = begin + ALLOT_PROGRESS_TIME(allot_load(&next->kernel->progress));
-  allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
-  if (next->number > allot_load(&ring->last_running)) {
-    allot_store(&ring->last_running, next->number);
-  }
   allot_store(&next->kernel->progress, ALLOT_PROGRESS(ALLOT_RUNNING, end));
   uint64_t counted = run->turn.running > 0 ? engine->busy_since_ns : now;
   if (from < counted) turn_account(run, slot, from, end < counted ? end : counted);

@@ -78,8 +78,11 @@ allot_point allot_work_submit(allot_handle *handle, int gpu) {
   uint64_t number = allot_load(&ring->head) + 1;
   const allot_work *work = allot_ring_work(ring, number);
   if (work->previous != (uint32_t)(number - 1)) allot_store(&ring->last_break, number);
-  if (work->kind != ALLOT_WORK_KERNEL) allot_store(&ring->last_other, number);
-  if (work->priority != 0) allot_store(&ring->has_priorities, 1u);
+  // Those who bring the GPU to the present go from work to work along the stream.
+  uint64_t previous = allot_whole_number(work->previous, number);
+  if (previous != number && previous != 0 && number - previous < ALLOT_RING_WORKS) {
+    allot_store(&allot_ring_work(ring, previous)->next, (uint32_t)number);
+  }
   allot_store(&ring->head, number);
   // The engine clears the bit before it looks at the head for the last time.
   uint64_t *active = &handle->machine->engines[gpu].active[handle->slot / 64];
