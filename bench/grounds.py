@@ -55,7 +55,8 @@ class Ground:
     programs: Path
     state: Path
     spec: str
-    machine: Path
+    """How `--simulated` is told the machine; empty on real GPUs."""
+    machine: Path | None
     devices: tuple[Device, ...]
     verbose: bool
     errors: list[tuple[str, float]] = field(default_factory=list)
@@ -76,7 +77,8 @@ class Ground:
 
     def shared(self, terms: Terms, gpu: int, name: str) -> list[str]:
         """Give the words that come before a command to run it in a share of its own."""
-        options = ["--simulated", self.spec, "--gpu", self.devices[gpu].uuid, "--name", name]
+        options = ["--gpu", self.devices[gpu].uuid, "--name", name]
+        options += ["--simulated", self.spec] if self.spec else []
         return [*ALLOT, "run", *options, *terms.options(), "--"]
 
 
@@ -99,6 +101,22 @@ def ground(
             spec=spec,
             machine=machine,
             devices=simulated.read_machine(machine).devices,
+            verbose=verbose,
+        )
+
+
+@contextmanager
+def real_ground(device: Device, *, verbose: bool = False) -> Iterator[Ground]:
+    """Take a real GPU, with a state folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="allotment-bench-") as folder:
+        state = Path(folder) / "state"
+        state.mkdir()
+        yield Ground(
+            programs=build_programs(Path(folder) / "programs", PROGRAMS),
+            state=state,
+            spec="",
+            machine=None,
+            devices=(device,),
             verbose=verbose,
         )
 
