@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the README's picture from a real terminal: `allot top` while two programs share a GPU.
+"""Make the README's picture from a real terminal: `allot top` while programs share a GPU.
 
 Usage: python tools/record_screen.py docs/images/top.svg
 
@@ -22,18 +22,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 118, 24
+WIDTH, HEIGHT = 118, 26
 SESSION = "allotment-picture"
 SECONDS_TO_SETTLE = 6
 BIN = Path(sys.executable).parent
 PROGRAMS = (
     (
         "greedy",
-        "8Gi",
+        ("--memory", "8Gi", "--compute", "0:100"),
         "while :; do allot burn --memory 40Gi --chunk 256Mi --kernel 2ms; sleep 1; done",
     ),
-    ("train", "24Gi", "exec allot burn --memory 20Gi --chunk 512Mi --kernel 2ms --seconds 60"),
-    ("notebook", "16Gi", "exec allot burn --memory 5Gi --kernel 1ms --seconds 60 --processes 2"),
+    (
+        "train",
+        ("--memory", "24Gi", "--compute", "50:80"),
+        "exec allot burn --memory 20Gi --chunk 512Mi --kernel 2ms --seconds 60",
+    ),
+    (
+        "serve",
+        ("--memory", "4Gi", "--compute", "20", "--class", "latency"),
+        "exec allot burn --memory 2Gi --kernel 1ms --rate 80 --seconds 60",
+    ),
+    (
+        "notebook",
+        ("--memory", "16Gi", "--compute", "10:100"),
+        "exec allot burn --memory 5Gi --kernel 1ms --seconds 60 --processes 2",
+    ),
 )
 
 
@@ -46,13 +59,13 @@ def _screen(environment: dict[str, str]) -> str:
     run = ["allot", "run", "--simulated", "a100-80gb"]
     programs = [
         subprocess.Popen(
-            [*run, "--memory", limit, "--name", name, "--", "sh", "-c", what],
+            [*run, *asked, "--name", name, "--", "sh", "-c", what],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        for name, limit, what in PROGRAMS
+        for name, asked, what in PROGRAMS
     ]
     try:
         top = f"env ALLOTMENT_STATE={environment['ALLOTMENT_STATE']} {BIN}/allot top"
