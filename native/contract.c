@@ -160,7 +160,7 @@ static uint32_t count_governed(const allot_contract *contract) {
   uint32_t governed = 0;
   for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
     uint64_t terms = contract->seats[seat].terms;
-    if ((terms & ALLOT_TERMS_TAKEN) && (terms & ALLOT_TERMS_GOVERNED)) governed++;
+    if ((terms & ALLOT_TERMS_TAKEN) && (terms & TAKES_TURNS)) governed++;
   }
   return governed;
 }
