@@ -41,8 +41,10 @@ static void storm(unsigned seed) {
       continue;
     }
     uint64_t size = (uint64_t)(seed >> 16) * (i % 2 == 0 ? 37 : 8191);
-    CUresult result =
-        i % 3 == 0 ? cuMemAllocAsync(one, size + 1, stream) : cuMemAlloc_v2(one, size + 1);
+    CUresult result = i % 7 == 0   ? cuMemAllocManaged(one, 8 * size + 1, CU_MEM_ATTACH_GLOBAL)
+                      : i % 3 == 0 ? cuMemAllocAsync(one, size + 1, stream)
+                                   : cuMemAlloc_v2(one, size + 1);
+    if (i % 7 == 0 && i % 2 == 0) OK(cuMemPrefetchAsync(*one, 8 * size + 1, 0, stream));
     if (result != CUDA_SUCCESS) {
       assert(result == CUDA_ERROR_OUT_OF_MEMORY);
       *one = 0;
@@ -84,6 +86,7 @@ int main(void) {
     }
     assert(allot_machine_reap(&handle) >= 0);
     assert(allot_gpu_used(&handle, 0) == 0);
+    assert(allot_managed_resident(&handle, 0) == 0 && allot_managed_on_host(&handle) == 0);
     check_totals(&handle);
   }
   // Whoever comes next finds an idle GPU, too.
