@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from findings import Finding, Findings, render_markdown
+from scenes import SECOND, Part, Recording
 
 
 def bench(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -71,3 +73,107 @@ def test_without_a_gpu_the_gpu_bench_says_what_to_do(root: Path) -> None:
     assert done.returncode in (5, 8)
     assert done.stderr.startswith("error: ")
     assert "hint: " in done.stderr
+
+
+def compute(root: Path, *options: str) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, str(root / "bench" / "compute.py"), "--quick", "-o", "json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {each["question"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_a_ceiling_is_measured_by_the_simulators_own_account(root: Path) -> None:
+    options = ("--only", "ceilings", "--caps", "30", "--kernels", "200us", "--patterns", "stream")
+    found = compute(root, *options)
+    # Half a second of a busy computer proves no two points, but a ceiling that is none shows.
+    assert found["ceilings"]["reached"] < 15
+    assert float(found["ceilings"]["without"].removesuffix(" %")) > 60
+    assert abs(found["the ledger's figure"]["reached"]) < 5
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_a_split_is_beside_plain_time_slicing(root: Path) -> None:
+    found = compute(root, "--only", "splits", "--kernels", "200us", "--splits", "20/80")
+    small, large = (float(each) for each in found["splits"]["seen"].removesuffix(" %").split())
+    one, other = (float(each) for each in found["splits"]["without"].removesuffix(" %").split())
+    assert small * 2 < large
+    assert one / other == pytest.approx(1, rel=0.3)
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_launches_are_timed_and_their_system_calls_counted(root: Path) -> None:
+    found = compute(root, "--only", "launches")
+    assert found["launches"]["samples"] > 0
+    calls = found["system calls"]
+    assert 0 <= calls["reached"] <= 100
+    assert calls["samples"] > 0
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_the_gpu_benchs_turns_run_without_a_gpu(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "bench" / "gpu" / "run.py"), "--simulated", "--quick"]
+    command += ["--only", "turns", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu-results.json").read_text())["compute"]
+    assert not found["failures"]
+    assert {each["question"] for each in found["findings"]} == {"ceilings", "splits", "throughput"}
+
+
+def test_an_unknown_pattern_is_refused(root: Path) -> None:
+    command = [sys.executable, str(root / "bench" / "compute.py"), "--patterns", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no nonsense: choose from stream" in done.stderr
+
+
+def recording(*busy: dict[str, int]) -> Recording:
+    """One program of two processes; a sample every tenth of a second."""
+    samples = [
+        {"gpus": [{"time_ns": number * SECOND // 10, "busy_ns": 0, "epoch": 0, "processes": each}]}
+        for number, each in enumerate(busy)
+    ]
+    answers = ([{"pid": 7, "begun_ns": 0, "ended_ns": SECOND}, {"pid": 8, "begun_ns": 1}],)
+    return Recording(parts=(Part(command=["x"]),), answers=answers, samples=samples)
+
+
+def test_a_part_is_what_all_of_its_processes_had() -> None:
+    tenth = SECOND // 10
+    seen = recording({}, {"7": tenth // 2}, {"7": tenth, "8": tenth // 2, "9": tenth})
+    assert seen.percent(0, from_ns=0, to_ns=2 * tenth) == pytest.approx(75)
+    assert seen.percent(0, from_ns=tenth, to_ns=2 * tenth) == pytest.approx(100)
+
+
+def test_a_process_that_ended_keeps_what_it_had() -> None:
+    tenth = SECOND // 10
+    seen = recording({"7": tenth, "8": tenth}, {"7": 2 * tenth}, {"7": 2 * tenth})
+    assert seen.true_ns(0) == 3 * tenth
+
+
+def test_windows_slide_and_end_in_time() -> None:
+    tenth = SECOND // 10
+    seen = recording(*({"7": number * tenth // 4} for number in range(6)))
+    windows = seen.windows(0, length_ns=2 * tenth, from_ns=tenth, to_ns=4 * tenth)
+    assert windows == [(tenth, 25.0), (2 * tenth, 25.0)]
+
+
+@pytest.mark.parametrize(
+    ("reached", "at_least", "verdict"),
+    [(1.0, False, "met"), (3.0, False, "MISSED"), (1.0, True, "MISSED"), (3.0, True, "met")],
+)
+def test_a_target_is_met_from_its_own_side(*, reached: float, at_least: bool, verdict: str) -> None:
+    finding = Finding(
+        question="q",
+        name="n",
+        without="w",
+        seen="s",
+        reached=reached,
+        unit="x",
+        target=2.0,
+        at_least=at_least,
+        samples=1,
+        method="m",
+    )
+    page = render_markdown(Findings(facts={}, findings=[finding], failures={}), command="c")
+    assert f"| {verdict} |" in page

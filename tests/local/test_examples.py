@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -41,23 +42,67 @@ def test_cuda_and_nvml_show_the_same(allot: Run, root: Path) -> None:
     assert cuda.endswith(" of 4096 MiB free")
 
 
-@pytest.mark.usefixtures("native_dir")
-def test_two_at_once(root: Path, state_dir: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def script(
+    native_dir: Path, root: Path, state_dir: Path, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an example's shell script with an `allot` on its PATH."""
+    assert native_dir.is_dir()
     allot = tmp_path / "allot"
     allot.write_text(f'#!/bin/sh\nexec {sys.executable} -m allotment "$@"\n')
     allot.chmod(0o755)
-    environment = {
-        **os.environ,
-        "ALLOTMENT_STATE": str(state_dir),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        ["sh", str(root / "examples" / "two_at_once.sh")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def run(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "ALLOTMENT_STATE": str(state_dir),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            **variables,
+        }
+        return subprocess.run(
+            ["sh", str(root / "examples" / name)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+        )
+
+    return run
+
+
+def kernels(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"kernels +(\d+) of", text)]
+
+
+def test_two_at_once(script: Run) -> None:
+    done = script("two_at_once.sh")
     assert done.returncode == 0, done.stderr
     assert "the greedy one ended with 9" in done.stdout
     assert "the modest one ended with 0" in done.stdout
+
+
+def test_two_trainings_get_their_parts(script: Run) -> None:
+    done = script("two_trainings.sh", SECONDS_EACH="4")
+    assert done.returncode == 0, done.stderr
+    small, large = kernels(done.stdout)
+    # They do not start at the same instant, and a busy computer starts programs slowly.
+    assert small * 1.4 < large
+
+
+def test_a_service_beside_a_batch_job(script: Run) -> None:
+    done = script("service_beside_batch.sh", SECONDS_EACH="2")
+    assert done.returncode == 0, done.stderr
+    alone, beside, batch = done.stdout.splitlines()
+    assert alone.startswith("the service alone:  latency   p50 1")
+    assert beside.startswith("beside the batch:   latency   p50 ")
+    # The job had the GPU for about four seconds, of which the service took a fiftieth.
+    (ran,) = kernels(batch)
+    assert ran > 4000
+
+
+def test_two_big_jobs_take_turns_in_one_memory(script: Run) -> None:
+    done = script("two_big_jobs.sh", LAUNCHES="300")
+    assert done.returncode == 0, done.stderr
+    assert kernels(done.stdout) == [300, 300]
+    assert done.stdout.count("got 2.1Gi of 2.1Gi") == 2

@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# A service of class latency answers 20 requests a second while a batch job takes all the rest of the
+# GPU. First the service alone, then beside the job: its latency hardly changes.
+#
+#   sh service_beside_batch.sh          on a simulated GPU
+#   ON= sh service_beside_batch.sh      on a real one
+set -eu
+
+on=${ON---simulated a100-80gb}
+seconds=${SECONDS_EACH:-5}
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+serve="allot burn --memory 4Gi --kernel 1ms --rate 20 --seconds $seconds"
+batch="allot burn --memory 32Gi --kernel 500us --streams 4 --seconds $((seconds + 2))"
+
+allot run $on --memory 8Gi --compute 20:100 --class latency --name service -- $serve >"$out/alone"
+
+allot run $on --memory 40Gi --compute 0:100 --class besteffort --name batch -- $batch \
+  >"$out/batch" &
+job=$!
+allot run $on --memory 8Gi --compute 20:100 --class latency --name service -- $serve >"$out/beside"
+wait $job
+
+echo "the service alone:  $(grep '^latency' "$out/alone")"
+echo "beside the batch:   $(grep '^latency' "$out/beside")"
+echo "the batch job:      $(grep '^kernels' "$out/batch")"
