@@ -97,3 +97,30 @@ bool compute_join(compute_device *at) {
   errno = error;
   return joined;
 }
+
+// ---- the end of contexts ----
+
+static compute_state *state_if_any(process *own) {
+  compute_state *all = __atomic_load_n(&own->compute, __ATOMIC_ACQUIRE);
+  return all == NOTHING ? NULL : all;
+}
+
+// The state may be opened by another thread between the two.
+void compute_pause(process *own) {
+  compute_state *all = state_if_any(own);
+  if (all == NULL) return;
+  for (int device = 0; device < all->device_count; device++) {
+    pthread_mutex_lock(&all->devices[device].marks_lock);
+  }
+  all->is_paused = 1;
+}
+
+void compute_resume(process *own, CUcontext gone) {
+  compute_state *all = state_if_any(own);
+  if (all == NULL || all->is_paused == 0) return;
+  if (gone != NULL) stream_states_forget_context(all, gone);
+  all->is_paused = 0;
+  for (int device = all->device_count - 1; device >= 0; device--) {
+    pthread_mutex_unlock(&all->devices[device].marks_lock);
+  }
+}

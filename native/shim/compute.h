@@ -75,6 +75,7 @@ typedef struct compute_state {
   process *own;
   int device_count;
   uint32_t has_turns;  // some device has
+  uint32_t is_paused;  // under the process's context_lock
   uint32_t captures;   // streams that are being captured, as far as is known
   pthread_mutex_t start_lock;
   keeper_state keeper;
@@ -116,6 +117,10 @@ static inline compute_state *compute_governed(void) {
 // Takes a place on the device and starts the keeper, once. False: it has none, and no launch may
 // run.
 bool compute_join(compute_device *at);
+
+// The keeper asks the driver nothing between these two, since a context may go; `gone`: it did.
+void compute_pause(process *own);
+void compute_resume(process *own, CUcontext gone);
 
 // ---- admission.c ----
 

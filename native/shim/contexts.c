@@ -6,6 +6,7 @@
 // is used again cannot be mistaken for the context that had it before. The driver makes contexts
 // one at a time anyway.
 #include "charge.h"
+#include "compute.h"
 #include "driver.h"
 #include "extra_abi.h"
 #include "graphs.h"
@@ -129,6 +130,8 @@ static bool creation_keep(creation *made, CUcontext context) {
                   .device = (int16_t)made->at.device};
   record displaced;
   bool was_displaced;
+  compute_pause(own);
+  compute_resume(own, context);
   give_back_context(own, context);  // of one that went without our knowing
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   charge_note_context(own, made->at.device, (int64_t)made->reserved);
@@ -178,15 +181,18 @@ CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
-#define DESTROY_CONTEXT(context, call, is_gone)                               \
-  do {                                                                        \
-    process *own = process_attach();                                          \
-    if (own == NULL) return DRIVER(call);                                     \
-    pthread_mutex_lock(&own->context_lock);                                   \
-    CUresult result = DRIVER(call);                                           \
-    if (result == CUDA_SUCCESS && (is_gone)) give_back_context(own, context); \
-    pthread_mutex_unlock(&own->context_lock);                                 \
-    return result;                                                            \
+#define DESTROY_CONTEXT(context, call, is_gone)      \
+  do {                                               \
+    process *own = process_attach();                 \
+    if (own == NULL) return DRIVER(call);            \
+    pthread_mutex_lock(&own->context_lock);          \
+    compute_pause(own);                              \
+    CUresult result = DRIVER(call);                  \
+    bool went = result == CUDA_SUCCESS && (is_gone); \
+    compute_resume(own, went ? context : NULL);      \
+    if (went) give_back_context(own, context);       \
+    pthread_mutex_unlock(&own->context_lock);        \
+    return result;                                   \
   } while (0)
 
 CUDA_WRAPPER(cuCtxDestroy, (CUcontext context)) {
@@ -281,10 +287,14 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
 }
 
 static CUresult primary_released(process *own, CUdevice ordinal, CUresult result, bool is_reset) {
-  if (result != CUDA_SUCCESS || !is_ordinal(ordinal)) return result;
-  if (!is_active(ordinal)) {
+  bool is_known = result == CUDA_SUCCESS && is_ordinal(ordinal);
+  bool is_gone = is_known && !is_active(ordinal);
+  // The primary context that was reset is another one under the same handle.
+  bool is_empty = is_known && (is_gone || is_reset);
+  compute_resume(own, is_empty ? own->primaries[ordinal] : NULL);
+  if (is_gone) {
     forget_primary(own, ordinal);
-  } else if (is_reset) {
+  } else if (is_empty) {
     give_back_contents(own, own->primaries[ordinal]);
   }
   return result;
@@ -295,6 +305,7 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
     process *own = process_attach();                                         \
     if (own == NULL) return DRIVER(call);                                    \
     pthread_mutex_lock(&own->context_lock);                                  \
+    compute_pause(own);                                                      \
     CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
     pthread_mutex_unlock(&own->context_lock);                                \
     return result;                                                           \
@@ -350,7 +361,9 @@ CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
   process *own = process_attach();
   if (own == NULL) return DRIVER(REAL(cuGreenCtxDestroy)(context));
   pthread_mutex_lock(&own->context_lock);
+  compute_pause(own);
   CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
+  compute_resume(own, NULL);
   for (CUdevice ordinal = 0; result == CUDA_SUCCESS && ordinal < MAX_ORDINALS; ordinal++) {
     if (own->primaries[ordinal] != NULL && !is_active(ordinal)) forget_primary(own, ordinal);
   }

@@ -64,7 +64,7 @@ void *entry_real(shim_entry entry) {
 
 // ---- from an address to its entry ----
 
-#define ADDRESS_SLOTS 1024 /* far more than entries: wrappers, the driver's, those of look-ups */
+#define ADDRESS_SLOTS 4096 /* far more than entries: wrappers, the driver's, those of look-ups */
 
 typedef struct address_slot {
   const void *address;  // written last
@@ -75,7 +75,7 @@ static address_slot addresses[ADDRESS_SLOTS];
 static unsigned char claimed[ADDRESS_SLOTS];
 
 static size_t first_slot(const void *address) {
-  return (size_t)(((uintptr_t)address * UINT64_C(0x9e3779b97f4a7c15)) >> 54) % ADDRESS_SLOTS;
+  return (size_t)(((uintptr_t)address * UINT64_C(0x9e3779b97f4a7c15)) >> 52) % ADDRESS_SLOTS;
 }
 
 // Several threads may learn at once, and a child may be forked meanwhile: a slot is claimed before

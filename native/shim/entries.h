@@ -56,6 +56,10 @@
   X(cuLaunchCooperativeKernel_ptsz) \
   X(cuLaunchGrid) \
   X(cuLaunchGridAsync) \
+  X(cuLaunchHostFunc) \
+  X(cuLaunchHostFunc_ptsz) \
+  X(cuLaunchHostFunc_v2) \
+  X(cuLaunchHostFunc_v2_ptsz) \
   X(cuLaunchKernel) \
   X(cuLaunchKernelEx) \
   X(cuLaunchKernelEx_ptsz) \
@@ -91,6 +95,114 @@
   X(cuMemRelease) \
   X(cuMemRetainAllocationHandle) \
   X(cuMemUnmap) \
+  X(cuMemcpy) \
+  X(cuMemcpy2D) \
+  X(cuMemcpy2DAsync) \
+  X(cuMemcpy2DAsync_v2) \
+  X(cuMemcpy2DAsync_v2_ptsz) \
+  X(cuMemcpy2DUnaligned) \
+  X(cuMemcpy2DUnaligned_v2) \
+  X(cuMemcpy2DUnaligned_v2_ptds) \
+  X(cuMemcpy2D_v2) \
+  X(cuMemcpy2D_v2_ptds) \
+  X(cuMemcpy3D) \
+  X(cuMemcpy3DAsync) \
+  X(cuMemcpy3DAsync_v2) \
+  X(cuMemcpy3DAsync_v2_ptsz) \
+  X(cuMemcpy3DBatchAsync) \
+  X(cuMemcpy3DBatchAsync_ptsz) \
+  X(cuMemcpy3DBatchAsync_v2) \
+  X(cuMemcpy3DBatchAsync_v2_ptsz) \
+  X(cuMemcpy3DPeer) \
+  X(cuMemcpy3DPeerAsync) \
+  X(cuMemcpy3DPeerAsync_ptsz) \
+  X(cuMemcpy3DPeer_ptds) \
+  X(cuMemcpy3DWithAttributesAsync) \
+  X(cuMemcpy3DWithAttributesAsync_ptsz) \
+  X(cuMemcpy3D_v2) \
+  X(cuMemcpy3D_v2_ptds) \
+  X(cuMemcpyAsync) \
+  X(cuMemcpyAsync_ptsz) \
+  X(cuMemcpyAtoA) \
+  X(cuMemcpyAtoA_v2) \
+  X(cuMemcpyAtoA_v2_ptds) \
+  X(cuMemcpyAtoD) \
+  X(cuMemcpyAtoD_v2) \
+  X(cuMemcpyAtoD_v2_ptds) \
+  X(cuMemcpyAtoH) \
+  X(cuMemcpyAtoHAsync) \
+  X(cuMemcpyAtoHAsync_v2) \
+  X(cuMemcpyAtoHAsync_v2_ptsz) \
+  X(cuMemcpyAtoH_v2) \
+  X(cuMemcpyAtoH_v2_ptds) \
+  X(cuMemcpyBatchAsync) \
+  X(cuMemcpyBatchAsync_ptsz) \
+  X(cuMemcpyBatchAsync_v2) \
+  X(cuMemcpyBatchAsync_v2_ptsz) \
+  X(cuMemcpyDtoA) \
+  X(cuMemcpyDtoA_v2) \
+  X(cuMemcpyDtoA_v2_ptds) \
+  X(cuMemcpyDtoD) \
+  X(cuMemcpyDtoDAsync) \
+  X(cuMemcpyDtoDAsync_v2) \
+  X(cuMemcpyDtoDAsync_v2_ptsz) \
+  X(cuMemcpyDtoD_v2) \
+  X(cuMemcpyDtoD_v2_ptds) \
+  X(cuMemcpyDtoH) \
+  X(cuMemcpyDtoHAsync) \
+  X(cuMemcpyDtoHAsync_v2) \
+  X(cuMemcpyDtoHAsync_v2_ptsz) \
+  X(cuMemcpyDtoH_v2) \
+  X(cuMemcpyDtoH_v2_ptds) \
+  X(cuMemcpyHtoA) \
+  X(cuMemcpyHtoAAsync) \
+  X(cuMemcpyHtoAAsync_v2) \
+  X(cuMemcpyHtoAAsync_v2_ptsz) \
+  X(cuMemcpyHtoA_v2) \
+  X(cuMemcpyHtoA_v2_ptds) \
+  X(cuMemcpyHtoD) \
+  X(cuMemcpyHtoDAsync) \
+  X(cuMemcpyHtoDAsync_v2) \
+  X(cuMemcpyHtoDAsync_v2_ptsz) \
+  X(cuMemcpyHtoD_v2) \
+  X(cuMemcpyHtoD_v2_ptds) \
+  X(cuMemcpyPeer) \
+  X(cuMemcpyPeerAsync) \
+  X(cuMemcpyPeerAsync_ptsz) \
+  X(cuMemcpyPeer_ptds) \
+  X(cuMemcpyWithAttributesAsync) \
+  X(cuMemcpyWithAttributesAsync_ptsz) \
+  X(cuMemcpy_ptds) \
+  X(cuMemsetD16) \
+  X(cuMemsetD16Async) \
+  X(cuMemsetD16Async_ptsz) \
+  X(cuMemsetD16_v2) \
+  X(cuMemsetD16_v2_ptds) \
+  X(cuMemsetD2D16) \
+  X(cuMemsetD2D16Async) \
+  X(cuMemsetD2D16Async_ptsz) \
+  X(cuMemsetD2D16_v2) \
+  X(cuMemsetD2D16_v2_ptds) \
+  X(cuMemsetD2D32) \
+  X(cuMemsetD2D32Async) \
+  X(cuMemsetD2D32Async_ptsz) \
+  X(cuMemsetD2D32_v2) \
+  X(cuMemsetD2D32_v2_ptds) \
+  X(cuMemsetD2D8) \
+  X(cuMemsetD2D8Async) \
+  X(cuMemsetD2D8Async_ptsz) \
+  X(cuMemsetD2D8_v2) \
+  X(cuMemsetD2D8_v2_ptds) \
+  X(cuMemsetD32) \
+  X(cuMemsetD32Async) \
+  X(cuMemsetD32Async_ptsz) \
+  X(cuMemsetD32_v2) \
+  X(cuMemsetD32_v2_ptds) \
+  X(cuMemsetD8) \
+  X(cuMemsetD8Async) \
+  X(cuMemsetD8Async_ptsz) \
+  X(cuMemsetD8_v2) \
+  X(cuMemsetD8_v2_ptds) \
   X(cuMipmappedArrayCreate) \
   X(cuMipmappedArrayDestroy) \
   X(cuModuleLoad) \
@@ -98,8 +210,36 @@
   X(cuModuleLoadDataEx) \
   X(cuModuleLoadFatBinary) \
   X(cuModuleUnload) \
+  X(cuStreamAddCallback) \
+  X(cuStreamAddCallback_ptsz) \
+  X(cuStreamBatchMemOp) \
+  X(cuStreamBatchMemOp_ptsz) \
+  X(cuStreamBatchMemOp_v2) \
+  X(cuStreamBatchMemOp_v2_ptsz) \
+  X(cuStreamBeginCapture) \
+  X(cuStreamBeginCaptureToGraph) \
+  X(cuStreamBeginCaptureToGraph_ptsz) \
+  X(cuStreamBeginCapture_ptsz) \
+  X(cuStreamBeginCapture_v2) \
+  X(cuStreamBeginCapture_v2_ptsz) \
+  X(cuStreamDestroy) \
+  X(cuStreamDestroy_v2) \
+  X(cuStreamEndCapture) \
+  X(cuStreamEndCapture_ptsz) \
   X(cuStreamSynchronize) \
-  X(cuStreamSynchronize_ptsz)
+  X(cuStreamSynchronize_ptsz) \
+  X(cuStreamWaitEvent) \
+  X(cuStreamWaitEvent_ptsz) \
+  X(cuStreamWaitValue32) \
+  X(cuStreamWaitValue32_ptsz) \
+  X(cuStreamWaitValue32_v2) \
+  X(cuStreamWaitValue32_v2_ptsz) \
+  X(cuStreamWaitValue64) \
+  X(cuStreamWaitValue64_ptsz) \
+  X(cuStreamWaitValue64_v2) \
+  X(cuStreamWaitValue64_v2_ptsz) \
+  X(cuWaitExternalSemaphoresAsync) \
+  X(cuWaitExternalSemaphoresAsync_ptsz)
 
 #define SHIM_NVML_ENTRIES(X) \
   X(nvmlDeviceGetComputeRunningProcesses) \

@@ -7,6 +7,8 @@
 
 typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
+CU_ENTRY_PTSZ(cuWaitExternalSemaphoresAsync, (const void *semaphores, const void *parameters,
+                                              unsigned int count, CUstream stream));
 CU_ENTRY(cuCtxDetach, (CUcontext ctx));
 CU_ENTRY(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device,
                             unsigned int flags));

@@ -10,6 +10,7 @@
 #include "charge.h"
 #include "driver.h"
 #include "graph_need.h"
+#include "launches.h"
 #include "pools.h"
 #include "streams.h"
 
@@ -138,13 +139,23 @@ static void forget(process *own, uint64_t graph) {
 
 // ---- entry points ----
 
+// What the executable graph may take, before it was ever launched.
+static CUresult expect(process *own, CUresult result, CUgraph graph, const CUgraphExec *made) {
+  compute_state *all = result == CUDA_SUCCESS ? compute_state_of(own) : NULL;
+  size_t nodes = 0;
+  if (all != NULL && DRIVER(USED(cuGraphGetNodes)(graph, NULL, &nodes)) == CUDA_SUCCESS) {
+    estimate_guess(&all->estimates, estimate_key(*made, 0), nodes);
+  }
+  return result;
+}
+
 #define INSTANTIATE(made, graph, call)                                                   \
   do {                                                                                   \
     process *own = process_attach();                                                     \
     graph_need need;                                                                     \
     if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                 \
     graph_need_of(own, graph, &need);                                                    \
-    if (need.devices == 0) return DRIVER(call);                                          \
+    if (need.devices == 0) return expect(own, DRIVER(call), graph, made);                \
     pthread_mutex_lock(&own->graph_lock);                                                \
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                          \
     if (reserve_all(own, &need, 0, NULL)) {                                              \
@@ -156,7 +167,7 @@ static void forget(process *own, uint64_t graph) {
       result = CUDA_ERROR_OUT_OF_MEMORY;                                                 \
     }                                                                                    \
     pthread_mutex_unlock(&own->graph_lock);                                              \
-    return result;                                                                       \
+    return expect(own, result, graph, made);                                             \
   } while (0)
 
 CUDA_WRAPPER(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *error_node,
@@ -209,7 +220,13 @@ static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_
   return result;
 }
 
-#define LAUNCH_WRAPPER(name, stream_meant)                   \
+static CUresult launch_or_pass(process *own, CUgraphExec graph, CUstream stream,
+                               launch_call *call) {
+  if (LIKELY(!some_allocate(own))) return DRIVER(call(graph, stream));
+  return launch(own, graph, stream, call);
+}
+
+#define UPLOAD_WRAPPER(name, stream_meant)                   \
   CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) { \
     process *own = process_known();                          \
     if (LIKELY(!some_allocate(own)) || !governed()) {        \
@@ -218,10 +235,25 @@ static CUresult launch(process *own, CUgraphExec graph, CUstream stream, launch_
     return launch(own, graph, stream_meant, REAL(name));     \
   }
 
+#define LAUNCH_WRAPPER(name, stream_meant)                                             \
+  CUDA_WRAPPER(name, (CUgraphExec graph, CUstream stream)) {                           \
+    if (!governed()) return REAL(name)(graph, stream);                                 \
+    process *own = process_known();                                                    \
+    launch_pass pass;                                                                  \
+    CUresult result = launch_begin(&pass, stream_meant, estimate_key(graph, 0), true); \
+    if (UNLIKELY(result != CUDA_SUCCESS)) return result;                               \
+    if (LIKELY(pass.stream == NULL) && !some_allocate(own)) {                          \
+      return REAL(name)(graph, stream);                                                \
+    }                                                                                  \
+    result = launch_or_pass(own, graph, stream_meant, REAL(name));                     \
+    launch_end(&pass, result);                                                         \
+    return result;                                                                     \
+  }
+
 LAUNCH_WRAPPER(cuGraphLaunch, stream)
 LAUNCH_WRAPPER(cuGraphLaunch_ptsz, per_thread(stream))
-LAUNCH_WRAPPER(cuGraphUpload, stream)
-LAUNCH_WRAPPER(cuGraphUpload_ptsz, per_thread(stream))
+UPLOAD_WRAPPER(cuGraphUpload, stream)
+UPLOAD_WRAPPER(cuGraphUpload_ptsz, per_thread(stream))
 
 CUDA_WRAPPER(cuGraphExecDestroy, (CUgraphExec graph)) {
   process *own = process_known();

@@ -137,6 +137,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   pthread_mutex_lock(&at->marks_lock);
   marks_end_tails(at, now);
   uint64_t begun = marks_collect(at, now);
+  bool remain = marks_remain(at);
   marks_leave_context();
   pthread_mutex_unlock(&at->marks_lock);
   correct_dry(at, begun, now);
@@ -164,6 +165,8 @@ static uint64_t step(compute_device *at, uint64_t now) {
   if (!busy) {
     uint64_t idle_since = load(at->idle_since_ns);
     if (held && !at->is_alone) return now + (now - idle_since < LINGER_NS ? EARLY_NS : BEAT_NS);
+    // Copies are under way, which nobody waits for.
+    if (remain) return now + BEAT_NS;
     return now - idle_since < AWAKE_NS ? now + BEAT_NS : UINT64_MAX;
   }
   uint64_t dry = load(at->dry_ns), last = at->progress_ns;

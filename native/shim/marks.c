@@ -273,11 +273,11 @@ void copy_after(stream_state *of, batch *copied) {
 
 #define SETTLED_STREAMS 64
 
-static bool may_settle(const stream_state *of, CUcontext context) {
+// Default streams have names in their own context alone, and per-thread ones in their thread.
+static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
   if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
-  // Other threads' own streams have no name here.
-  return of->context == context &&
-         ((uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_depth);
+  if (of->context != context && (!of_all || stream_state_is_default(of))) return false;
+  return (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_depth;
 }
 
 static void settle_one(stream_state *of) {
@@ -291,19 +291,28 @@ static void settle_one(stream_state *of) {
   stream_state_unlock(of, cancel_state);
 }
 
-void marks_settle(compute_state *all) {
+static int settle_some(compute_state *all, bool of_all) {
   CUcontext context = NULL;
-  if (DRIVER(USED(cuCtxGetCurrent)(&context)) != CUDA_SUCCESS || context == NULL) return;
+  DRIVER(USED(cuCtxGetCurrent)(&context));
   stream_state *found[SETTLED_STREAMS];
   int count = 0;
   pthread_mutex_lock(&all->marks.lock);
   for (int device = 0; device < all->device_count; device++) {
     for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
-      if (count < SETTLED_STREAMS && may_settle(seen, context)) found[count++] = seen;
+      if (count < SETTLED_STREAMS && may_settle(seen, context, of_all)) found[count++] = seen;
     }
   }
   pthread_mutex_unlock(&all->marks.lock);
   for (int i = 0; i < count; i++) settle_one(found[i]);
+  return count;
+}
+
+void marks_settle(compute_state *all) {
+  settle_some(all, false);
+}
+
+void marks_settle_all(compute_state *all) {
+  while (settle_some(all, true) == SETTLED_STREAMS) continue;
 }
 
 void marks_settle_stream(compute_state *all, CUstream stream) {
@@ -475,6 +484,10 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
   __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
   retire_idle(at);
   return begun;
+}
+
+bool marks_remain(compute_device *at) {
+  return first_active(at) != NULL;
 }
 
 void marks_end_tails(compute_device *at, uint64_t now) {

@@ -144,6 +144,7 @@ void copy_after(stream_state *of, batch *copied);
 
 // Ends the open batches of the current context's streams: the program is about to wait.
 void marks_settle(struct compute_state *all);
+void marks_settle_all(struct compute_state *all);  // of all contexts
 void marks_settle_stream(struct compute_state *all, CUstream stream);
 
 // ---- for the keeper; with the device's marks_lock held ----
@@ -152,7 +153,9 @@ void marks_settle_stream(struct compute_state *all, CUstream stream);
 uint64_t marks_collect(struct compute_device *at, uint64_t now);
 // Ends open batches whose work may have ended.
 void marks_end_tails(struct compute_device *at, uint64_t now);
-// After these two: the calling thread has a context current while it asks.
+// Is anything to be taken in later?
+bool marks_remain(struct compute_device *at);
+// After these: the calling thread has a context current while it asks.
 void marks_leave_context(void);
 // Nothing of it is measured any more. With the store's lock held.
 void batches_drop(struct compute_device *at, stream_state *of);

@@ -135,6 +135,9 @@ static void unlink_place(mark_store *store, stream_state *gone) {
   __atomic_store_n(link, gone->next, __ATOMIC_RELEASE);
   __atomic_store_n(&gone->stream, NULL, __ATOMIC_RELEASE);
   if (gone->marks->streams > 0) gone->marks->streams--;
+  if (__atomic_exchange_n(&gone->is_captured, 0, __ATOMIC_RELAXED) != 0) {
+    __atomic_sub_fetch(&gone->at->all->captures, 1, __ATOMIC_SEQ_CST);
+  }
   if (gone->is_active == 0) {
     gone->next_active = store->unused_streams;
     store->unused_streams = gone;

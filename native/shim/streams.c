@@ -2,6 +2,7 @@
 // Questions about streams, and the calls after which pools may have shrunk.
 #include "streams.h"
 
+#include "compute.h"
 #include "driver.h"
 #include "pools.h"
 
@@ -61,22 +62,43 @@ static CUresult waited(CUresult result, uint64_t stream) {
   return result;
 }
 
+// The program is about to wait: where its work ends is marked before, not when somebody looks.
+static void waits_for(CUstream stream) {
+  compute_state *all = governed() ? compute_governed() : NULL;
+  if (all == NULL) return;
+  if (stream == STREAM_LEGACY || stream == NULL) {
+    marks_settle(all);
+  } else {
+    marks_settle_stream(all, stream);
+  }
+}
+
+static void waits_for_all(void) {
+  compute_state *all = governed() ? compute_governed() : NULL;
+  if (all != NULL) marks_settle(all);
+}
+
 CUDA_WRAPPER(cuStreamSynchronize, (CUstream stream)) {
+  waits_for(stream);
   return waited(REAL(cuStreamSynchronize)(stream), stream_identity(stream));
 }
 
 CUDA_WRAPPER(cuStreamSynchronize_ptsz, (CUstream stream)) {
+  waits_for(per_thread(stream));
   return waited(REAL(cuStreamSynchronize_ptsz)(stream), stream_identity(per_thread(stream)));
 }
 
 CUDA_WRAPPER(cuEventSynchronize, (CUevent event)) {
+  waits_for_all();
   return waited(REAL(cuEventSynchronize)(event), NO_STREAM);
 }
 
 CUDA_WRAPPER(cuCtxSynchronize, (void)) {
+  waits_for_all();
   return waited(REAL(cuCtxSynchronize)(), EVERY_STREAM);
 }
 
 CUDA_WRAPPER(cuCtxSynchronize_v2, (CUcontext context)) {
+  waits_for_all();
   return waited(REAL(cuCtxSynchronize_v2)(context), NO_STREAM);
 }
