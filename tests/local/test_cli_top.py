@@ -99,7 +99,7 @@ def test_it_shows_shares_obeys_keys_and_leaves_the_terminal_as_it_was(
     top.send("s")
     top.expect("by limit")
     top.send("s")
-    top.expect("by name")
+    top.expect("by gpu")
     top.send("\x1b[B+-k")
     top.send(key)
     assert top.status() == 0

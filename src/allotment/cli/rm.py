@@ -15,7 +15,8 @@ from allotment.cli.options import complete_share, state_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Also when processes use it: they keep their limit, and it is free for others.",
+    help="Also when processes use it: they keep their memory limit, it is free for others, and they"
+    " have the compute that others leave.",
 )
 @state_option
 def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:

@@ -60,9 +60,15 @@ def _limit(view: ShareView) -> int:
     return sum(device.limit for device in view.devices)
 
 
+def _gpu(view: ShareView) -> float:
+    parts = [device.compute.rates for device in view.devices if device.compute]
+    return sum(rates.gpu for rates in parts if rates)
+
+
 SORTS: Final[dict[str, Callable[[ShareView], tuple[object, ...]]]] = {
     "used": lambda view: (-_used(view), view.name),
     "limit": lambda view: (-_limit(view), view.name),
+    "gpu": lambda view: (-_gpu(view), view.name),
     "name": lambda view: (view.name,),
     "age": lambda view: (view.share.created if view.share else 0.0, view.name),
 }

@@ -33,7 +33,7 @@ _PIPE_COLUMNS = 160
 )
 @click.option(
     "--sort",
-    type=click.Choice(["used", "limit", "name", "age"]),
+    type=click.Choice(["used", "limit", "gpu", "name", "age"]),
     default="used",
     show_default=True,
     help="Order of the shares.",

@@ -108,12 +108,9 @@ class Contract:
     generation: int
     quantum_us: int
     """How long a lease is while others wait."""
+    is_governed: bool
+    """Do the shares of the device take turns, because one of them needs that?"""
     seats: tuple[TakenSeat, ...]
-
-    @property
-    def is_governed(self) -> bool:
-        """Do the shares of the device take turns?"""
-        return any(each.terms.compute.is_governed for each in self.seats)
 
     def terms_of(self, seat: Seat) -> Terms | None:
         """Return the terms of a seat; None when it is another's."""
@@ -234,6 +231,7 @@ def read_contract(path: Path) -> Contract:
                 uuid=_text(data, layout.CONTRACT_UUID_AT, 48),
                 generation=generation,
                 quantum_us=_u32(data, layout.CONTRACT_QUANTUM_US_AT),
+                is_governed=_u32(data, layout.CONTRACT_GOVERNED_AT) > 0,
                 seats=tuple(_taken_seats(data)),
             )
     raise damaged(path, "it changes all the time")

@@ -440,8 +440,9 @@ def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -
 def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
     """Remove a share that nothing uses; with `force`, one in use as well.
 
-    Programs that run in it keep the limit that they have, but it is booked no longer. Raises
-    `BusyError` without `force`, `StateError` when it cannot be removed.
+    Programs that run in it keep the memory limit that they have, but it is booked no longer, and
+    they have the compute that others leave. Raises `BusyError` without `force`, `StateError` when
+    it cannot be removed.
     """
     with folder.locked():
         again = _read(found.directory)
@@ -452,7 +453,8 @@ def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
             some = ", ".join(map(str, sorted(users)[:8]))
             raise BusyError(
                 f"share {again.name} is in use by {len(users)} processes ({some})",
-                hint="end them first, or add --force: they keep running, their memory unbooked",
+                hint="end them first, or add --force: they keep running, with memory that is booked"
+                " no longer and the compute that others leave",
             )
         _remove(folder, again)
 

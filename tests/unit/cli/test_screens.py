@@ -158,12 +158,16 @@ def test_the_narrow_screen_keeps_what_matters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sort", "first"), [("used", "much"), ("limit", "large"), ("name", "large"), ("age", "large")]
+    ("sort", "first"),
+    [("used", "much"), ("limit", "large"), ("gpu", "much"), ("name", "large"), ("age", "large")],
 )
 def test_orders(sort: str, first: str) -> None:
+    busy = Rates(gpu=0.5, copy=0, held=0, borrowed=0, lent=0)
     text = drawn(
         frame(
-            share_view("much", used=4 * GI), share_view("large", used=GI, limit=9 * GI), sort=sort
+            share_view("much", used=4 * GI, compute=compute_view(rates=busy)),
+            share_view("large", used=GI, limit=9 * GI, compute=compute_view()),
+            sort=sort,
         ),
         160,
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The turns of a device from the agent's side: seats, terms, and what is read of both files."""
 
+import fcntl
 import shutil
 import struct
 from pathlib import Path
@@ -72,7 +73,8 @@ def test_what_is_promised_is_what_is_read(
         leases.create_device(device, "GPU-0")
         seat = leases.take(device, "ab12", first)
         assert contract(device).terms_of(seat) == first
-        assert contract(device).is_governed == first.compute.is_governed
+        takes_turns = first.compute.is_governed or first.is_oversubscribed
+        assert contract(device).is_governed == takes_turns
         leases.change(device, seat, second)
         assert contract(device).terms_of(seat) == second
         leases.free(device, seat)
@@ -106,6 +108,13 @@ def test_a_seat_that_changed_hands_is_not_its_old_owners(device: Path) -> None:
         leases.change(device, old, HALF)
     leases.free(device, old)
     assert contract(device).terms_of(new) == HALF
+
+
+def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> None:
+    with (device / "contract").open("rb") as tenant:  # as a container has it: read-only
+        fcntl.flock(tenant, fcntl.LOCK_EX)
+        seat = leases.take(device, "one", HALF)
+    assert contract(device).terms_of(seat) == HALF
 
 
 def test_seats_are_limited_and_that_is_said(device: Path) -> None:
