@@ -23,7 +23,8 @@ typedef struct residency_state {
   uint64_t set_bytes;     // managed
   uint64_t additions;     // how often it grew
   uint64_t move_ns;       // what the last move took; 0: nothing had to move
-  uint64_t confirmed_ns;  // when all of it was last known to be on the device
+  uint64_t confirmed_ns;  // when all of it was last known to be on the device; 0: it is not
+  uint64_t trust_ns;      // for how long after that it is taken to be there
   uint32_t was_slack;     // nobody was short of room then
 } residency_state;
 

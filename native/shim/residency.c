@@ -27,6 +27,8 @@
 #define NAP_NS 500000L
 // How long memory that was there is taken to be there still, as long as nobody is short of room.
 #define TRUST_NS UINT64_C(1000000000)
+// Where somebody may be, so many times what the look took, and longer each time that all was there.
+#define TRUST_LOOKS 20
 
 enum { SUPPORT_YES = 1, SUPPORT_NO = 2 };
 
@@ -313,11 +315,23 @@ static void move(mover *made, const range_list *list, CUdevice target, uint64_t 
   }
 }
 
-// With a part of the device to spare nobody's pages were put aside lately. What was put aside
-// before that is noticed at the next look, at the end of the trust.
+// With a part of the device to spare nobody's pages were put aside lately. Without, whoever found
+// all of its own there looks again ever more seldom: a look at many pages takes its time. What is
+// put aside meanwhile is noticed at the end of the trust, and comes page by page until then.
 static bool is_surely_there(const residency_state *state, bool is_slack) {
-  return is_slack && state->was_slack != 0 && state->confirmed_ns != 0 &&
-         now_ns() - state->confirmed_ns < TRUST_NS;
+  uint64_t trust_ns = is_slack && state->was_slack != 0 ? TRUST_NS : state->trust_ns;
+  return state->confirmed_ns != 0 && now_ns() - state->confirmed_ns < trust_ns;
+}
+
+static void learn(residency_state *state, const mover *made, bool is_slack) {
+  uint64_t now = now_ns(), look_ns = now - made->began_ns;
+  bool was_there = made->took_ns == 0 && !made->failed && !made->stopped;
+  uint64_t trust_ns = state->trust_ns * 2;
+  if (trust_ns < look_ns * TRUST_LOOKS) trust_ns = look_ns * TRUST_LOOKS;
+  if (trust_ns > TRUST_NS) trust_ns = TRUST_NS;
+  state->trust_ns = was_there ? trust_ns : 0;
+  state->confirmed_ns = made->failed || made->stopped ? 0 : now;
+  state->was_slack = is_slack;
 }
 
 static void bring(mover *made, residency_state *state) {
@@ -332,8 +346,7 @@ static void bring(mover *made, residency_state *state) {
   move(made, &list, made->ordinal, total);
   list_drop(&list);
   DRIVER(REAL(cuMemGetInfo_v2)(&free, &total));
-  state->confirmed_ns = made->failed || made->stopped ? 0 : now_ns();
-  state->was_slack = free > total / 16;
+  learn(state, made, free > total / 16);
 }
 
 uint64_t residency_gained(process *own, int device, residency_tick *tick, void *context) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a share that may live on the host: charged as any other, in place of plain memory, and
 // more of it than the device has.
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <time.h>
 
 #include "host.h"
+#include "lease.h"
 
 #define CONTEXT context_cost()
 
@@ -229,6 +233,146 @@ static void threads(void) {
   AGREE();
 }
 
+// ---- with turns ----
+
+static const char *const text =
+    ".version 7.0\n.target sm_60\n.address_size 64\n"
+    ".visible .entry allot_spin(.param .u64 nanoseconds) { ret; }\n";
+
+static CUfunction spin_kernel(void) {
+  CUmodule module;
+  CUfunction kernel;
+  OK(cuModuleLoadData(&module, text));
+  OK(cuModuleGetFunction(&kernel, module, "allot_spin"));
+  return kernel;
+}
+
+static void spin(CUfunction kernel, uint64_t nanoseconds) {
+  void *arguments[] = {&nanoseconds};
+  OK(cuLaunchKernel(kernel, 40, 1, 1, 1024, 1, 1, 0, NULL, arguments, NULL));
+  OK(cuCtxSynchronize());
+}
+
+static uint64_t moved_bytes(void) {
+  return __atomic_load_n(&share.usage->devices[0].moved_bytes, __ATOMIC_SEQ_CST);
+}
+
+#define SET (700 * MIB) /* of a device with 1 GiB */
+
+static void work_on_a_set(void) {
+  CUdeviceptr pointers[7];
+  start_on(0);
+  CUfunction kernel = spin_kernel();
+  for (int i = 0; i < 7; i++) OK(cuMemAlloc_v2(&pointers[i], SET / 7));
+  for (int i = 0; i < 400; i++) {
+    spin(kernel, 1000000);
+    // Contents, contexts and sets change while memory moves.
+    if (i % 100 == 50) {
+      OK(cuMemFree_v2(pointers[3]));
+      OK(cuMemAlloc_v2(&pointers[3], SET / 7));
+      CUcontext other;
+      OK(cuCtxCreate_v2(&other, 0, 0));
+      OK(cuCtxDestroy_v2(other));
+    }
+  }
+}
+
+static void sets_take_turns(void) {
+  pid_t children[2];
+  for (int i = 0; i < 2; i++) {
+    children[i] = fork();
+    if (children[i] == 0) {
+      work_on_a_set();
+      exit(0);
+    }
+  }
+  for (int i = 0; i < 2; i++) {
+    int status;
+    EXPECT(waitpid(children[i], &status, 0) == children[i]);
+    EXPECT_EQUAL(status, 0);
+  }
+  EXPECT(moved_bytes() > SET / 2);
+  // Each turn brings a set in; turns of the quantum would have been eighty.
+  EXPECT(moved_bytes() < 20 * SET);
+  EXPECT_EQUAL(charged(0), 0);
+  EXPECT_EQUAL(host_bytes(), 0);
+}
+
+// ---- suspended ----
+
+static uint64_t *terms_of_the_share(void) {
+  char path[2048];
+  const char *directory = getenv("ALLOTMENT_SHARE");
+  snprintf(path, sizeof path, "%s/contract-0", directory);
+  int descriptor = open(path, O_RDWR);
+  EXPECT(descriptor >= 0);
+  allot_contract *contract =
+      mmap(NULL, sizeof *contract, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  EXPECT(contract != MAP_FAILED);
+  close(descriptor);
+  return &contract->seats[share.policy->devices[0].seat].terms;
+}
+
+static uint64_t movable(void) {
+  uint64_t all = 0;
+  for (unsigned slot = 0; slot < share.usage->high_slot; slot++) {
+    all |= __atomic_load_n(&share.usage->slots[slot].movable, __ATOMIC_SEQ_CST);
+  }
+  return all;
+}
+
+static void wait_for_movable(uint64_t wanted) {
+  for (int i = 0; i < 20000 && movable() != wanted; i++) usleep(1000);
+  EXPECT_EQUAL(movable(), wanted);
+}
+
+#define HAS_SET UINT64_C(1)
+#define EVICTED (UINT64_C(1) << 32)
+
+static uint32_t launched;
+
+static void *launch_once(void *context) {
+  CUcontext primary;
+  OK(cuDevicePrimaryCtxRetain(&primary, 0));
+  OK(cuCtxSetCurrent(primary));
+  spin((CUfunction)context, 1000);
+  __atomic_store_n(&launched, 1, __ATOMIC_SEQ_CST);
+  OK(cuDevicePrimaryCtxRelease_v2(0));
+  return NULL;
+}
+
+static void a_suspended_set_is_on_the_host(void) {
+  uint64_t *terms = terms_of_the_share();
+  start_on(0);
+  CUfunction kernel = spin_kernel();
+  CUdeviceptr pointer, more;
+  EXPECT_EQUAL(movable(), 0);
+  OK(cuMemAlloc_v2(&pointer, 100 * MIB));
+  EXPECT_EQUAL(movable(), HAS_SET);
+  OK(cuMemPrefetchAsync(pointer, 100 * MIB, 0, NULL));
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(physical(0), CONTEXT + 100 * MIB);
+  // Although it never launched anything.
+  __atomic_or_fetch(terms, ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+  wait_for_movable(HAS_SET | EVICTED);
+  EXPECT_EQUAL(physical(0), CONTEXT);
+  // What is allocated then is moved as well.
+  OK(cuMemAlloc_v2(&more, 50 * MIB));
+  wait_for_movable(HAS_SET | EVICTED);
+  pthread_t launcher;
+  OK(pthread_create(&launcher, NULL, launch_once, kernel));
+  usleep(100000);
+  EXPECT_EQUAL(__atomic_load_n(&launched, __ATOMIC_SEQ_CST), 0);
+  EXPECT_EQUAL(physical(0), CONTEXT);
+  __atomic_and_fetch(terms, ~ALLOT_TERMS_SUSPENDED, __ATOMIC_SEQ_CST);
+  OK(pthread_join(launcher, NULL));
+  EXPECT_EQUAL(movable(), HAS_SET);
+  AGREE();
+  OK(cuMemFree_v2(pointer));
+  OK(cuMemFree_v2(more));
+  EXPECT_EQUAL(movable(), 0);
+}
+
 static const test_case cases[] = {
     {"plain_memory_is_managed", plain_memory_is_managed},
     {"pitched_memory_is_managed", pitched_memory_is_managed},
@@ -237,6 +381,8 @@ static const test_case cases[] = {
     {"goes_with_its_context", goes_with_its_context},
     {"what_the_dead_had_is_forgotten", what_the_dead_had_is_forgotten},
     {"threads", threads},
+    {"sets_take_turns", sets_take_turns},
+    {"a_suspended_set_is_on_the_host", a_suspended_set_is_on_the_host},
     {NULL, NULL},
 };
 
