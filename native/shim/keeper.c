@@ -156,7 +156,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   }
   bool evict = at->is_held == 0 && queued == 0 && is_suspended(at) &&
                residency_active(at->all->own, at->device);
-  bool busy = queued != 0, held = at->is_held != 0;
+  bool busy = queued != 0, held = at->is_held != 0, alone = at->is_alone != 0;
   pthread_mutex_unlock(&at->lease_lock);
   if (evict) {
     residency_evict(at->all->own, at->device);
@@ -164,7 +164,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   }
   if (!busy) {
     uint64_t idle_since = load(at->idle_since_ns);
-    if (held && !at->is_alone) return now + (now - idle_since < LINGER_NS ? EARLY_NS : BEAT_NS);
+    if (held && !alone) return now + (now - idle_since < LINGER_NS ? EARLY_NS : BEAT_NS);
     // Copies are under way, which nobody waits for.
     if (remain) return now + BEAT_NS;
     return now - idle_since < AWAKE_NS ? now + BEAT_NS : UINT64_MAX;
