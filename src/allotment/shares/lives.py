@@ -271,6 +271,9 @@ def _place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Booki
     elif all(one.reason == TOO_LITTLE_COMPUTE for one in decision.verdicts if not one.fits):
         hint = "guarantee less (`--compute 0:100` takes what others leave), or make room: `allot"
         hint += " ps` shows the shares, `allot resize` changes one"
+    elif order.request.may_oversubscribe:
+        hint = "ask for less, make room (`allot ps` shows the shares), or let more host memory"
+        hint += " stand for the GPUs' by --host-memory"
     elif any(
         order.request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
         for one in states

@@ -266,6 +266,7 @@ def test_resize_below_the_use_changes_no_device(
 _CREATE = """
 import sys
 from pathlib import Path
+from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
@@ -274,7 +275,8 @@ from allotment.model.errors import DoesNotFitError
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 device = Device("GPU-0", "T4", 0, 16 << 30, 40, (7, 5), None, "0000:00:00.0", True, False)
-order = lives.Order(Request(parse_memory("3Gi")), Injection.ENVIRONMENT)
+request = Request(parse_memory(sys.argv[2]), compute=Compute(int(sys.argv[3])))
+order = lives.Order(request, Injection.ENVIRONMENT)
 made = 0
 for _ in range(4):
     try:
@@ -286,19 +288,28 @@ print(made)
 """
 
 
-def test_many_at_once_never_overcommit(tmp_path: Path, native_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("memory", "guarantee", "fitting"), [("3Gi", 0, 5), ("1Gi", 3000, 3), ("2Gi", 1250, 8)]
+)
+def test_many_at_once_never_overcommit(
+    tmp_path: Path, native_dir: Path, memory: str, guarantee: int, fitting: int
+) -> None:
     assert native_dir.is_dir()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", _CREATE, str(tmp_path / "fresh")],
+            [sys.executable, "-c", _CREATE, str(tmp_path / "fresh"), memory, str(guarantee)],
             stdout=subprocess.PIPE,
             text=True,
         )
         for _ in range(4)
     ]
     made = sum(int(process.communicate()[0]) for process in processes)
-    assert made == 5
-    assert booked(StateFolder(tmp_path / "fresh")) == {"GPU-0": 15 * GI}
+    assert made == fitting
+    (there,) = lives.booked(lives.look(StateFolder(tmp_path / "fresh"))).values()
+    assert (there.shares, there.guaranteed) == (fitting, fitting * guarantee)
+    assert there.memory == fitting * parse_memory(memory).of(0)
+    contract = read_contract(tmp_path / "fresh" / "devices" / "GPU-0" / "contract")
+    assert len(contract.seats) == fitting
 
 
 def test_a_share_is_promised_what_it_asked_for_on_each_device(
@@ -387,8 +398,9 @@ def test_nothing_is_oversubscribed_unless_asked_for(folder: StateFolder, make: M
     with pytest.raises(DoesNotFitError, match="need 1Gi, have 0B"):
         make("1Gi", host_budget=64 * GI)
     make("20Gi", may_oversubscribe=True, host_budget=64 * GI)
-    with pytest.raises(DoesNotFitError, match="need 45Gi, have 44Gi"):
+    with pytest.raises(DoesNotFitError, match="need 45Gi, have 44Gi") as caught:
         make("45Gi", may_oversubscribe=True, host_budget=64 * GI)
+    assert "--host-memory" in (caught.value.hint or "")
     make("44Gi", may_oversubscribe=True, host_budget=64 * GI)
     assert sum(booked(folder).values()) == 96 * GI
 
