@@ -15,8 +15,8 @@ from telling import tell
 _WORDS = {
     "stream": "one stream",
     "streams": "4 streams",
-    "threads": "4 threads with per-thread streams",
-    "processes": "4 processes in the share",
+    "threads": "4 per-thread streams",
+    "processes": "4 processes",
 }
 
 
@@ -59,7 +59,7 @@ def _capped(ground: Ground, asked: Asked, pattern: str, kernels: str) -> Finding
         name = f"{kernels} kernels, {_WORDS[pattern]}"
     return Finding(
         question="ceilings",
-        name=f"ceilings of {' '.join(map(str, asked.caps))} %: {name}",
+        name=f"ceilings {' '.join(map(str, asked.caps))}: {name}",
         without=f"{number(bare)} %",
         seen=f"{' '.join(f'{each:.1f}' for each in means)} %",
         reached=worst,

@@ -17,6 +17,7 @@ from telling import tell
 _RUNNING = 8
 _AT_ONCE = 2
 _LONGEST_SECONDS = 150.0
+_PERIOD_MS = 10
 
 
 def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
@@ -24,23 +25,36 @@ def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
     calm = _play(ground, starts=0, seconds=1.0 if asked.quick else 4.0)
     started: list[int] = []
     busy = _play(ground, starts=asked.starts, seconds=_LONGEST_SECONDS, started=started)
+    yield Finding(
+        question="starts and stops",
+        name=f"{sum(started)} starts and stops beside {_RUNNING} running shares: "
+        "longest time in which none of them computed",
+        without=f"{_standstill_ms(busy, range(_RUNNING, 2 * _RUNNING)):.0f} ms",
+        seen=f"{_standstill_ms(busy, range(_RUNNING)):.0f} ms "
+        f"(calm {_standstill_ms(calm, range(_RUNNING)):.0f} ms)",
+        reached=_standstill_ms(busy, range(_RUNNING)),
+        unit="ms",
+        target=50.0,
+        samples=sum(started),
+        method="eight shares of 10:100 that always want more, and the same programs outside of any "
+        "share on another GPU; beside the shares others of 0:100 start, compute for 50 ms and "
+        "stop, two at a time, every fourth time by SIGKILL; samples of the simulator's account "
+        f"every {_PERIOD_MS} ms, the others' turns included; calm: without starts",
+    )
     stalls = [answer[0]["gap_ns"]["max"] / 1e6 for answer in busy.answers]
     inside, outside = max(stalls[:_RUNNING]), max(stalls[_RUNNING:])
     before = [answer[0]["gap_ns"]["max"] / 1e6 for answer in calm.answers]
     went_on = sum(answer[0]["kernels"] > 0 for answer in busy.answers[:_RUNNING])
     yield Finding(
-        question="starts and stops",
-        name=f"{sum(started)} starts and stops beside {_RUNNING} running shares: longest stall",
+        question="stalls",
+        name="the same: longest wait of one of them, its turns' distance included",
         without=f"{outside:.1f} ms (calm {max(before[_RUNNING:]):.1f} ms)",
         seen=f"{inside:.1f} ms (calm {max(before[:_RUNNING]):.1f} ms)",
         reached=inside,
         unit="ms",
         target=50.0,
         samples=sum(started),
-        method="eight shares of 10:100 that always want more, and the same programs outside of any "
-        "share on another GPU; beside the shares others of 0:100 start, compute for 50 ms and "
-        "stop, two at a time, every fourth of them by SIGKILL; the longest time between two ends "
-        "of about 1 ms of a program's work, waiting for its turn included; calm: without starts",
+        method="the longest time between two ends of about 1 ms of a program's work",
     )
     yield Finding(
         question="leases lost",
@@ -77,9 +91,22 @@ def _play(
         for program in stage.programs:
             program.send_signal(signal.SIGTERM)
 
-    recording = play(ground, parts, meanwhile=churn)
+    recording = play(ground, parts, period_ms=_PERIOD_MS, meanwhile=churn)
     tell(ground, recording, recording.begun_ns, recording.ended_ns)
     return recording
+
+
+def _standstill_ms(recording: Recording, parts: range) -> float:
+    """Tell the longest time in which the parts together used nothing of their GPU."""
+    first, last = recording.begun_ns, recording.ended_ns
+    tracks = [recording.windows(part, length_ns=1, from_ns=first, to_ns=last) for part in parts]
+    longest, since = 0, first
+    for row in zip(*tracks, strict=True):
+        at = row[0][0]
+        if any(percent > 0 for _, percent in row):
+            since = at
+        longest = max(longest, at - since)
+    return longest / 1e6
 
 
 def _start_and_stop(ground: Ground, number: int) -> int:
