@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "lease.h"
@@ -21,6 +22,7 @@
 #endif
 
 #define QUANTUM_US 10000u
+#define LOCK_TRIES 500 /* a millisecond each */
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
 #define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
@@ -30,9 +32,19 @@ static int path_in(const char *directory, const char *name, char *path, size_t s
   return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
 }
 
-// A new file of `size` bytes that starts with `head`; of it `allocated` bytes have their space on
-// the disk now. It appears whole, by a rename that replaces nothing.
-static int create_file(const char *directory, const char *name, const void *head, size_t head_size,
+typedef struct part {
+  size_t at;
+  const void *data;
+  size_t size;
+} part;
+
+static bool write_part(int descriptor, const part *one) {
+  return pwrite(descriptor, one->data, one->size, (off_t)one->at) == (ssize_t)one->size;
+}
+
+// A new file of `size` bytes with two parts that are not zero; of it `allocated` bytes have their
+// space on the disk now. It appears whole, by a link that replaces nothing.
+static int create_file(const char *directory, const char *name, const part parts[2],
                        size_t allocated, size_t size) {
   char path[4096], draft[4096];
   int error = path_in(directory, name, path, sizeof path);
@@ -43,7 +55,9 @@ static int create_file(const char *directory, const char *name, const void *head
   if (descriptor < 0) return -errno;
   error = posix_fallocate(descriptor, 0, (off_t)allocated);
   if (error == 0 && ftruncate(descriptor, (off_t)size) != 0) error = errno;
-  if (error == 0 && pwrite(descriptor, head, head_size, 0) != (ssize_t)head_size) error = EIO;
+  for (int i = 0; i < 2 && error == 0; i++) {
+    if (!write_part(descriptor, &parts[i])) error = EIO;
+  }
   if (error == 0 && fchmod(descriptor, 0644) != 0) error = errno;
   close(descriptor);
   if (error == 0 && link(draft, path) != 0) error = errno;
@@ -67,12 +81,15 @@ int allot_contract_create(const char *directory, const char *uuid) {
     uint64_t magic;
     uint32_t version;
   } head = {ALLOT_LEASES_MAGIC, ALLOT_LEASE_VERSION};
-  int error = create_file(directory, "leases", &head, sizeof head,
-                          offsetof(allot_leases_file, states) + sizeof(allot_lease_state),
+  const int32_t nobody[2] = {-1, -1};  // holder and next of the first state
+  const size_t first = offsetof(allot_leases_file, states);
+  const part of_leases[2] = {{0, &head, sizeof head},
+                             {first + offsetof(allot_lease_state, holder), nobody, sizeof nobody}};
+  const part of_contract[2] = {{0, &contract, sizeof contract}, {0, "", 0}};
+  int error = create_file(directory, "leases", of_leases, first + sizeof(allot_lease_state),
                           sizeof(allot_leases_file));
   if (error != 0 && error != -EEXIST) return error;
-  return create_file(directory, "contract", &contract, sizeof contract, sizeof contract,
-                     sizeof contract);
+  return create_file(directory, "contract", of_contract, sizeof contract, sizeof contract);
 }
 
 // ---- changes, one agent at a time ----
@@ -82,6 +99,14 @@ typedef struct opened {
   allot_contract *contract;
 } opened;
 
+// Agents are kept apart by the state folder's lock; this is for those that have none. A tenant can
+// hold it, who may read the file: it is not waited for any longer.
+static void lock_for_a_while(int descriptor) {
+  for (int tries = 0; tries < LOCK_TRIES && flock(descriptor, LOCK_EX | LOCK_NB) != 0; tries++) {
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+}
+
 static int open_contract(const char *directory, opened *file) {
   char path[4096];
   int error = path_in(directory, "contract", path, sizeof path);
@@ -90,7 +115,8 @@ static int open_contract(const char *directory, opened *file) {
   if (file->descriptor < 0) return -errno;
   struct stat status;
   void *mapped = MAP_FAILED;
-  if (flock(file->descriptor, LOCK_EX) != 0 || fstat(file->descriptor, &status) != 0) {
+  lock_for_a_while(file->descriptor);
+  if (fstat(file->descriptor, &status) != 0) {
     error = -errno;
   } else if ((uint64_t)status.st_size < sizeof(allot_contract)) {
     error = -EINVAL;
