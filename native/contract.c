@@ -7,13 +7,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "agent_lock.h"
 #include "lease.h"
 
 // Crash tests define this to stop the process at each step of an operation.
@@ -22,7 +21,6 @@
 #endif
 
 #define QUANTUM_US 10000u
-#define LOCK_TRIES 500 /* a millisecond each */
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
 #define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
@@ -98,14 +96,6 @@ typedef struct opened {
   int descriptor;
   allot_contract *contract;
 } opened;
-
-// Agents are kept apart by the state folder's lock; this is for those that have none. A tenant can
-// hold it, who may read the file: it is not waited for any longer.
-static void lock_for_a_while(int descriptor) {
-  for (int tries = 0; tries < LOCK_TRIES && flock(descriptor, LOCK_EX | LOCK_NB) != 0; tries++) {
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-  }
-}
 
 static int open_contract(const char *directory, opened *file) {
   char path[4096];

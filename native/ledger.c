@@ -10,10 +10,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "agent_lock.h"
 
 // The agent's own mark in `last`: no slot has this index, so there is nothing to help.
 #define AGENT_SLOT 0xffffull
@@ -418,10 +419,10 @@ static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, 
   return overtaken ? -EBUSY : 0;
 }
 
-// Two agents at once: the second waits for the first. Tenants never take this lock.
+// Two agents at once: the second waits for the first.
 static int change_limit_locked(allot_ledger *ledger, int descriptor, int device, uint64_t bytes,
                                bool force, uint64_t *used) {
-  if (flock(descriptor, LOCK_EX) != 0) return -errno;
+  lock_for_a_while(descriptor);
   void *policy =
       mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (policy == MAP_FAILED) return -errno;

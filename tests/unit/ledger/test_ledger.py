@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shlex
 import shutil
 import subprocess
@@ -204,3 +205,10 @@ def test_the_layout_is_the_headers(root: Path, cc: list[str]) -> None:
     script = root / "tools" / "generate_ledger_layout.py"
 
     subprocess.run([sys.executable, script, "--check", "--cc", shlex.join(cc)], check=True)
+
+
+def test_a_tenant_that_holds_the_policys_lock_holds_up_nobody(share: Path) -> None:
+    with (share / "policy").open("rb") as tenant:  # as a container has it: read-only
+        fcntl.flock(tenant, fcntl.LOCK_EX)
+        assert ledger.set_limit(share, 0, 2 * GIB) == 0
+    assert ledger.read(share).policy.devices[0].memory_limit == 2 * GIB
