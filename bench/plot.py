@@ -26,7 +26,7 @@ _SECONDS: Final = 11.0
 _ASLEEP: Final = ((0.0, 3.0), (6.0, 8.0))
 _AWAKE: Final = "3-6,8-11"
 _WINDOW_NS: Final = SECOND // 4
-_PERIOD_MS: Final = 10
+_PERIOD_MS: Final = 25
 _STORIES: Final = (
     ("30:100", "guarantee 30 %, ceiling 100 %", 100),
     ("30:60", "guarantee 30 %, ceiling 60 %", 60),
@@ -91,7 +91,10 @@ def draw(data: dict[str, Any], path: Path) -> None:
         panel.set_xlim(0, _SECONDS)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlabel("seconds (grey: the 70 sleeps; dashed: guarantee; dotted: ceiling)")
+    panels[-1].set_xlabel(
+        "seconds (each point: a quarter of a second around it; grey: the 70 sleeps;\n"
+        "dashed: guarantee; dotted: ceiling)"
+    )
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     # The writer leaves blanks at the ends of lines.
