@@ -177,7 +177,7 @@ def test_library_tells_nothing_of_where_it_was_built(
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
-        ("liballotment-ledger.so", r"allot_ledger_\w+"),
+        ("liballotment-ledger.so", r"allot_(ledger|contract|leases?)_\w+"),
         ("simulated/libcuda.so.1", r"cu[A-Z]\w+"),
         ("simulated/libnvidia-ml.so.1", r"(nvml[A-Z]|allotSimulated)\w+"),
     ],
