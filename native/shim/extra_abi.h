@@ -9,6 +9,9 @@ typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
 CU_ENTRY_PTSZ(cuWaitExternalSemaphoresAsync, (const void *semaphores, const void *parameters,
                                               unsigned int count, CUstream stream));
+CU_ENTRY(cuLaunch, (CUfunction function));
+CU_ENTRY(cuLaunchGrid, (CUfunction function, int width, int height));
+CU_ENTRY(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream));
 CU_ENTRY(cuCtxDetach, (CUcontext ctx));
 CU_ENTRY(cuGreenCtxCreate, (CUgreenCtx * context, CUdevResourceDesc description, CUdevice device,
                             unsigned int flags));

@@ -3,6 +3,7 @@
 #include "launches.h"
 
 #include "driver.h"
+#include "extra_abi.h"
 #include "streams.h"
 
 // Recorded launches run later, in their graph. Only while something is recorded is it asked.

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is measured: every way to launch, graphs, captures, copies, gaps, contexts that go.
+//
+// The share may use the whole device here, so nothing is held back for long. Each case compares the
+// share's figures with what the simulated GPU has really run.
+#include <pthread.h>
+
+#include "compute_host.h"
+#include "shim/extra_abi.h"
+
+#define PER_THREAD ((CUstream)0x2)
+
+static CUfunction function;
+static CUstream stream;
+
+static void begin(void) {
+  start_on(0);
+  function = spin_function();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+// What the call added to the share's account is what it added to the GPU's.
+static void measure(const char *what, void (*launch)(uint64_t ns), uint64_t percent) {
+  uint64_t charged_before = settled(&share.usage->devices[0].gpu_ns), truth_before = truth_ns();
+  launch(2 * MS);
+  OK(cuCtxSynchronize());
+  uint64_t truth = truth_ns() - truth_before;
+  if (truth < 2 * MS) FAIL("%s: nothing ran", what);
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged_before, truth, percent, what);
+}
+
+// ---- every form ----
+
+static CUlaunchConfig config_of(CUstream on) {
+  return (CUlaunchConfig){.gridDimX = 1,
+                          .gridDimY = 1,
+                          .gridDimZ = 1,
+                          .blockDimX = 32,
+                          .blockDimY = 1,
+                          .blockDimZ = 1,
+                          .hStream = on};
+}
+
+#define FORM(name, call)                                        \
+  static void name(uint64_t ns) {                               \
+    void *parameters[] = {&ns};                                 \
+    CUlaunchConfig config = config_of(stream);                  \
+    (void)config;                                               \
+    for (int i = 0; i < 5; i++) OK(call);                       \
+  }
+#define ONE_BLOCK function, 1, 1, 1, 32, 1, 1, 0
+FORM(legacy, cuLaunchKernel(ONE_BLOCK, NULL, parameters, NULL))
+FORM(named, cuLaunchKernel(ONE_BLOCK, stream, parameters, NULL))
+FORM(own_thread, cuLaunchKernel(ONE_BLOCK, PER_THREAD, parameters, NULL))
+FORM(own_thread_variant, cuLaunchKernel_ptsz(ONE_BLOCK, NULL, parameters, NULL))
+FORM(configured, cuLaunchKernelEx(&config, function, parameters, NULL))
+FORM(configured_variant, cuLaunchKernelEx_ptsz(&config, function, parameters, NULL))
+FORM(cooperative, cuLaunchCooperativeKernel(ONE_BLOCK, stream, parameters))
+FORM(cooperative_variant, cuLaunchCooperativeKernel_ptsz(ONE_BLOCK, NULL, parameters))
+
+static void many_devices(uint64_t ns) {
+  void *parameters[] = {&ns};
+  CUDA_LAUNCH_PARAMS list[1] = {{.function = function,
+                                 .gridDimX = 1,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = 32,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .hStream = stream,
+                                 .kernelParams = parameters}};
+  OK(cuLaunchCooperativeKernelMultiDevice(list, 1, 0));
+}
+
+static void every_form_is_measured(void) {
+  begin();
+  measure("legacy stream", legacy, 5);
+  measure("stream", named, 5);
+  measure("per-thread stream", own_thread, 5);
+  measure("cuLaunchKernel_ptsz", own_thread_variant, 5);
+  measure("cuLaunchKernelEx", configured, 5);
+  measure("cuLaunchKernelEx_ptsz", configured_variant, 5);
+  measure("cuLaunchCooperativeKernel", cooperative, 5);
+  measure("cuLaunchCooperativeKernel_ptsz", cooperative_variant, 5);
+  measure("cuLaunchCooperativeKernelMultiDevice", many_devices, 5);
+}
+
+// ---- lengths ----
+
+static void kernels_of_every_length(void) {
+  static const uint64_t lengths[] = {5 * US, 20 * US, 90 * US, 200 * US, 2 * MS, 20 * MS};
+  begin();
+  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+    uint64_t count = 100 * MS / lengths[i];
+    if (count > 2000) count = 2000;
+    for (uint64_t n = 0; n < count; n++) spin(function, lengths[i], stream);
+    OK(cuStreamSynchronize(stream));
+    char what[64];
+    snprintf(what, sizeof what, "kernels of %llu ns", (unsigned long long)lengths[i]);
+    expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 8, what);
+  }
+}
+
+static void streams_overlap(void) {
+  CUstream streams[4];
+  begin();
+  for (int i = 0; i < 4; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+  uint64_t truth = truth_ns();
+  uint64_t ns = 300 * US;
+  void *parameters[] = {&ns};
+  for (int n = 0; n < 400; n++) {
+    // Of one block, so that they run at the same time: that time counts once.
+    OK(cuLaunchKernel(ONE_BLOCK, streams[n % 4], parameters, NULL));
+  }
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 8, "4 streams");
+}
+
+// Between launches that come one by one the GPU is idle, and nobody pays for it.
+static void gaps_are_not_charged(void) {
+  begin();
+  uint64_t truth = truth_ns();
+  for (int n = 0; n < 100; n++) {
+    spin(function, 100 * US, stream);
+    pause_ns(2 * MS);
+  }
+  OK(cuStreamSynchronize(stream));
+  // Of 210 ms; a machine under load adds some.
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 60, "gaps");
+}
+
+// ---- graphs ----
+
+static CUgraph captured(int kernels, uint64_t ns) {
+  CUgraph graph;
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  for (int i = 0; i < kernels; i++) spin(function, ns, stream);
+  OK(cuStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+static void graphs_count_by_what_they_took(void) {
+  begin();
+  CUgraph graph = captured(1000, 20 * US);
+  CUgraphExec made;
+  OK(cuGraphInstantiateWithFlags(&made, graph, 0));
+  uint64_t truth = truth_ns();
+  for (int i = 0; i < 5; i++) OK(cuGraphLaunch(made, stream));
+  OK(cuStreamSynchronize(stream));
+  for (int i = 0; i < 5; i++) OK(cuGraphLaunch_ptsz(made, NULL));
+  OK(cuCtxSynchronize());
+  uint64_t really = truth_ns() - truth;
+  EXPECT(really >= 190 * MS);
+  expect_near(settled(&share.usage->devices[0].gpu_ns), really, 3, "graphs");
+}
+
+static void captures_are_left_alone(void) {
+  begin();
+  spin(function, MS, stream);  // the keeper is there
+  CUstream other;
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 20; i++) spin(function, 10 * US, other);
+  for (int round = 0; round < 20; round++) {
+    CUgraph graph;
+    size_t nodes = 0;
+    OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    for (int i = 0; i < 50; i++) {
+      spin(function, MS, stream);
+      spin(function, 10 * US, other);  // not captured, and measured as ever
+    }
+    pause_ns(MS);
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphGetNodes(graph, NULL, &nodes));
+    EXPECT_EQUAL(nodes, 50);
+    OK(cuGraphDestroy(graph));
+  }
+  OK(cuCtxSynchronize());
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
+  expect_near(charged, truth_ns(), 30, "beside captures");
+  // A stream that joins a capture by an event is captured as well.
+  CUgraph graph;
+  CUevent fork, join;
+  size_t nodes = 0;
+  OK(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+  OK(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuEventRecord(fork, stream));
+  OK(cuStreamWaitEvent(other, fork, 0));
+  for (int i = 0; i < 10; i++) spin(function, MS, other);
+  OK(cuEventRecord(join, other));
+  OK(cuStreamWaitEvent(stream, join, 0));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphGetNodes(graph, NULL, &nodes));
+  EXPECT_EQUAL(nodes, 10);
+  // A capture that fails does not keep later launches from being measured.
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  EXPECT(cuStreamSynchronize(stream) != CUDA_SUCCESS);
+  EXPECT(cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS);
+  charged = settled(&share.usage->devices[0].gpu_ns);
+  uint64_t truth = truth_ns();
+  for (int i = 0; i < 50; i++) spin(function, MS, stream);
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 8, "after");
+}
+
+// ---- copies ----
+
+static void copies_have_their_own_account(void) {
+  begin();
+  CUdeviceptr memory;
+  void *host;
+  OK(cuMemAlloc_v2(&memory, 256 * MIB));
+  OK(cuMemAllocHost_v2(&host, 256 * MIB));
+  for (int i = 0; i < 5; i++) {
+    spin(function, MS, stream);
+    OK(cuMemcpyHtoDAsync_v2(memory, host, 256 * MIB, stream));
+    spin(function, MS, stream);
+    OK(cuMemcpyDtoHAsync_v2(host, memory, 256 * MIB, stream));
+  }
+  OK(cuStreamSynchronize(stream));
+  OK(cuMemcpyHtoD_v2(memory, host, 64 * MIB));
+  OK(cuMemcpy_ptds(memory, memory + 64 * MIB, 64 * MIB));
+  OK(cuMemsetD8Async(memory, 1, 256 * MIB, stream));
+  OK(cuMemsetD32_v2(memory, 1, 64 * MIB / 4));
+  OK(cuCtxSynchronize());
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
+  uint64_t copied = settled(&share.usage->devices[0].copy_ns);
+  // Kernels alone: 10 ms, and what fills take if they count as kernels on this device.
+  if (charged < 10 * MS || charged > 14 * MS) FAIL("charged %llu ns", (unsigned long long)charged);
+  // 2.5 GiB over a bus of some 25 GB/s.
+  if (copied < 60 * MS) FAIL("copied %llu ns", (unsigned long long)copied);
+}
+
+// A stream that waits for another one's copy does not compute meanwhile.
+static void waiting_streams_are_not_charged(void) {
+  begin();
+  CUstream copies;
+  CUevent copied;
+  CUdeviceptr memory;
+  void *host;
+  OK(cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&copied, CU_EVENT_DISABLE_TIMING));
+  OK(cuMemAlloc_v2(&memory, 256 * MIB));
+  OK(cuMemAllocHost_v2(&host, 256 * MIB));
+  uint64_t truth = truth_ns();
+  for (int i = 0; i < 10; i++) {
+    for (int n = 0; n < 8; n++) spin(function, 20 * US, stream);
+    OK(cuMemcpyHtoDAsync_v2(memory, host, 256 * MIB, copies));
+    OK(cuEventRecord(copied, copies));
+    OK(cuStreamWaitEvent(stream, copied, 0));
+    for (int n = 0; n < 8; n++) spin(function, 20 * US, stream);
+  }
+  OK(cuStreamSynchronize(stream));
+  // 3 ms of kernels in 100 ms of copies.
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
+  if (charged > (truth_ns() - truth) * 3) FAIL("charged %llu ns", (unsigned long long)charged);
+}
+
+// ---- what the program sees stays right ----
+
+static void the_programs_own_events_are_right(void) {
+  begin();
+  CUevent first, second;
+  OK(cuEventCreate(&first, CU_EVENT_DEFAULT));
+  OK(cuEventCreate(&second, CU_EVENT_DEFAULT));
+  for (int i = 0; i < 20; i++) spin(function, MS, stream);
+  OK(cuEventRecord(first, stream));
+  for (int i = 0; i < 10; i++) spin(function, MS, stream);
+  OK(cuEventRecord(second, stream));
+  OK(cuEventSynchronize(second));
+  float ms = 0;
+  OK(cuEventElapsedTime(&ms, first, second));
+  if (ms < 9.9f || ms > 14.0f) FAIL("10 ms took %f", (double)ms);
+}
+
+static void refused_launches_leave_nothing(void) {
+  begin();
+  spin(function, MS, stream);
+  uint64_t ns = MS;
+  void *parameters[] = {&ns};
+  for (int i = 0; i < 50; i++) {
+    EXPECT(cuLaunchKernel(function, 0, 1, 1, 1, 1, 1, 0, stream, parameters, NULL) != 0);
+    EXPECT(cuLaunchKernel(function, 1, 1, 1, 2048, 1, 1, 0, stream, parameters, NULL) != 0);
+    EXPECT(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, (CUstream)&ns, parameters, NULL) != 0);
+    EXPECT(cuLaunchGrid(function, 1, 1) != 0);
+    EXPECT(cuLaunchGridAsync(function, 1, 1, stream) != 0);
+    EXPECT(cuLaunch(function) != 0);
+  }
+  for (int i = 0; i < 50; i++) spin(function, 100 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 10, "after refusals");
+}
+
+// ---- streams and contexts that go ----
+
+static void a_thousand_streams(void) {
+  static CUstream streams[1000];
+  begin();
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < 1000; i++) {
+      OK(cuStreamCreate(&streams[i], i % 2 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT));
+    }
+    for (int n = 0; n < 3; n++) {
+      for (int i = 0; i < 1000; i++) spin(function, 20 * US, streams[i]);
+    }
+    for (int i = 0; i < 1000; i++) OK(cuStreamDestroy_v2(streams[i]));
+  }
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "1000 streams");
+}
+
+static void contexts_go_with_work_queued(void) {
+  for (int round = 0; round < 5; round++) {
+    begin();
+    for (int i = 0; i < 30; i++) spin(function, 100 * US, i % 2 ? stream : NULL);
+    if (round % 2) pause_ns(2 * MS);
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    CUcontext context;
+    OK(cuCtxCreate_v2(&context, 0, 0));
+    function = spin_function();
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 30; i++) spin(function, 100 * US, stream);
+    OK(cuCtxDestroy_v2(context));
+  }
+  begin();
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 100; i++) spin(function, 200 * US, stream);
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 10, "after");
+}
+
+static void two_contexts_at_once(void) {
+  begin();
+  CUcontext other, first;
+  OK(cuCtxGetCurrent(&first));
+  OK(cuCtxCreate_v2(&other, 0, 0));
+  CUfunction theirs = spin_function();
+  for (int i = 0; i < 100; i++) {
+    OK(cuCtxSetCurrent(other));
+    spin(theirs, 100 * US, NULL);
+    OK(cuCtxSetCurrent(first));
+    spin(function, 100 * US, i % 2 ? stream : NULL);
+  }
+  OK(cuCtxSynchronize());
+  OK(cuCtxSetCurrent(other));
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "two contexts");
+}
+
+static const test_case cases[] = {
+    {"every_form_is_measured", every_form_is_measured},
+    {"kernels_of_every_length", kernels_of_every_length},
+    {"streams_overlap", streams_overlap},
+    {"gaps_are_not_charged", gaps_are_not_charged},
+    {"graphs_count_by_what_they_took", graphs_count_by_what_they_took},
+    {"captures_are_left_alone", captures_are_left_alone},
+    {"copies_have_their_own_account", copies_have_their_own_account},
+    {"waiting_streams_are_not_charged", waiting_streams_are_not_charged},
+    {"the_programs_own_events_are_right", the_programs_own_events_are_right},
+    {"refused_launches_leave_nothing", refused_launches_leave_nothing},
+    {"a_thousand_streams", a_thousand_streams},
+    {"contexts_go_with_work_queued", contexts_go_with_work_queued},
+    {"two_contexts_at_once", two_contexts_at_once},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}

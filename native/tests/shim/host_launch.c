@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching under a limit: nothing stays stuck, whoever waits for whom.
+//
+// `host_launch run SECONDS NANOSECONDS` keeps the device as busy as it may, prints "ready", and then
+// every 100 ms how many nanoseconds of kernels it has had.
+#include <pthread.h>
+#include <sched.h>
+#include <sys/wait.h>
+
+#include "compute_host.h"
+
+static CUcontext context;
+static CUfunction function;
+static CUstream stream;
+
+static void begin(void) {
+  context = start_on(0);
+  function = spin_function();
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+static void wait_for(const int *flag) {
+  while (__atomic_load_n(flag, __ATOMIC_SEQ_CST) == 0) pause_ns(100 * US);
+}
+
+// ---- waiting for each other ----
+
+static int told;
+
+static void wait_until_told(void *unused) {
+  wait_for(&told);
+}
+
+// The GPU waits for the host, which is held back because the GPU does not get on.
+static void a_callback_waits_for_a_launch(void) {
+  begin();
+  OK(cuLaunchHostFunc(stream, wait_until_told, NULL));
+  for (int i = 0; i < 25; i++) spin(function, MS, stream);
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "after the wait");
+}
+
+static void a_callback_waits_for_another_stream(void) {
+  CUstream other;
+  begin();
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  OK(cuLaunchHostFunc(stream, wait_until_told, NULL));
+  for (int i = 0; i < 5; i++) spin(function, 4 * MS, stream);
+  for (int i = 0; i < 10; i++) spin(function, MS, other);
+  OK(cuStreamSynchronize(other));
+  __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
+  OK(cuStreamSynchronize(stream));
+  OK(cuCtxSynchronize());
+}
+
+static void *launch_later(void *flag) {
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 200; i++) spin(function, 200 * US, stream);
+  __atomic_store_n((int *)flag, 1, __ATOMIC_SEQ_CST);
+  return NULL;
+}
+
+// ---- threads ----
+
+typedef struct worker {
+  pthread_t thread;
+  int number;
+} worker;
+
+static void *work(void *of) {
+  const worker *own = of;
+  CUstream mine = (CUstream)0x2;
+  OK(cuCtxSetCurrent(context));
+  if (own->number % 3 == 1) OK(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+  if (own->number % 3 == 2) mine = stream;
+  for (int i = 0; i < 150; i++) {
+    spin(function, 50 * US + (uint64_t)own->number * 10 * US, mine);
+    if (i % 50 == 49) OK(cuStreamSynchronize(mine));
+  }
+  OK(cuStreamSynchronize(mine));
+  return NULL;
+}
+
+static void eight_threads(void) {
+  worker workers[8];
+  begin();
+  for (int i = 0; i < 8; i++) {
+    workers[i].number = i;
+    OK(pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+  }
+  for (int i = 0; i < 8; i++) OK(pthread_join(workers[i].thread, NULL));
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "eight threads");
+}
+
+// A thread that is cancelled while it is held back, or launches, leaves nothing locked.
+static void cancelled_threads(void) {
+  begin();
+  for (int round = 0; round < 20; round++) {
+    pthread_t thread;
+    int flag = 0;
+    OK(pthread_create(&thread, NULL, launch_later, &flag));
+    pause_ns(3 * MS);
+    pthread_cancel(thread);
+    OK(pthread_join(thread, NULL));
+    spin(function, 100 * US, stream);
+  }
+  OK(cuStreamSynchronize(stream));
+}
+
+// ---- fork and exit ----
+
+static void forks_while_launching(void) {
+  pthread_t thread;
+  int done = 0;
+  begin();
+  OK(pthread_create(&thread, NULL, launch_later, &done));
+  for (int round = 0; round < 20; round++) {
+    pid_t child = fork();
+    EXPECT(child >= 0);
+    if (child == 0) {
+      // No keeper, no driver: only what a driver says to a child.
+      uint64_t ns = MS;
+      void *parameters[] = {&ns};
+      CUresult result =
+          cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+      _exit(result != CUDA_SUCCESS && thread_count() == 1 ? 0 : 1);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child);
+    if (status != 0) FAIL("a child ended with %d", status);
+    pause_ns(2 * MS);
+  }
+  OK(pthread_join(thread, NULL));
+  OK(cuStreamSynchronize(stream));
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 50; i++) spin(function, 200 * US, stream);
+  OK(cuStreamSynchronize(stream));
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 12, "after");
+}
+
+static void launch_at_exit(void) {
+  for (int i = 0; i < 20; i++) spin(function, 100 * US, stream);
+  OK(cuStreamSynchronize(stream));
+}
+
+// Registered before the keeper's own, so it runs after the keeper has stopped.
+static void exits_with_work_queued(void) {
+  begin();
+  OK(atexit(launch_at_exit));
+  for (int i = 0; i < 30; i++) spin(function, 500 * US, stream);
+}
+
+// ---- without turns ----
+
+static void without_turns_there_is_no_thread(void) {
+  begin();
+  for (int i = 0; i < 100; i++) spin(function, 20 * US, stream);
+  CUdeviceptr memory;
+  OK(cuMemAlloc_v2(&memory, MIB));
+  OK(cuMemsetD8Async(memory, 1, MIB, stream));
+  OK(cuStreamSynchronize(stream));
+  EXPECT_EQUAL(thread_count(), 1);
+  EXPECT_EQUAL(gpu_ns(), 0);
+  EXPECT_EQUAL(copy_ns(), 0);
+}
+
+// ---- a load for others ----
+
+static int run_load(double seconds, uint64_t ns) {
+  begin();
+  puts("ready");
+  fflush(stdout);
+  uint64_t end = now_ns() + (uint64_t)(seconds * 1e9), report = now_ns() + 100 * MS;
+  uint64_t first = truth_ns();
+  while (now_ns() < end) {
+    spin(function, ns, stream);
+    if (now_ns() < report) continue;
+    printf("%llu %llu\n", (unsigned long long)now_ns(), (unsigned long long)(truth_ns() - first));
+    fflush(stdout);
+    report += 100 * MS;
+  }
+  return 0;
+}
+
+static const test_case cases[] = {
+    {"a_callback_waits_for_a_launch", a_callback_waits_for_a_launch},
+    {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
+    {"eight_threads", eight_threads},
+    {"cancelled_threads", cancelled_threads},
+    {"forks_while_launching", forks_while_launching},
+    {"exits_with_work_queued", exits_with_work_queued},
+    {"without_turns_there_is_no_thread", without_turns_there_is_no_thread},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  if (argc == 4 && strcmp(argv[1], "run") == 0) {
+    look_at_share();
+    return run_load(strtod(argv[2], NULL), strtoull(argv[3], NULL, 10));
+  }
+  return run_case(cases, argc, argv);
+}
