@@ -129,7 +129,7 @@ def _gpu_time(compute: "ComputeView | None") -> str:
 
     if compute is None or not (compute.is_measured or compute.use.gpu_ns):
         return "-"
-    return format_duration(compute.use.gpu_ns)
+    return format_duration(compute.use.gpu_ns) if compute.use.gpu_ns else "0s"
 
 
 def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[str, ...]]":

@@ -37,8 +37,10 @@ __all__ = [
     "change",
     "create_device",
     "free",
+    "is_governed",
     "read_contract",
     "read_leases",
+    "read_terms",
     "take",
 ]
 
@@ -222,19 +224,34 @@ def read_contract(path: Path) -> Contract:
     Raises:
         LedgerError: it is missing, damaged, or of another version.
     """
-    generation = -1
-    for _ in range(_PATIENCE):
-        data = _head(path, size=layout.CONTRACT_SIZE, magic=layout.CONTRACT_MAGIC)
-        before, generation = generation, _u64(data, layout.CONTRACT_GENERATION_AT)
-        if before == generation:
-            return Contract(
-                uuid=_text(data, layout.CONTRACT_UUID_AT, 48),
-                generation=generation,
-                quantum_us=_u32(data, layout.CONTRACT_QUANTUM_US_AT),
-                is_governed=_u32(data, layout.CONTRACT_GOVERNED_AT) > 0,
-                seats=tuple(_taken_seats(data)),
-            )
-    raise damaged(path, "it changes all the time")
+    data = _contract_bytes(path)
+    seats = (_taken_seat(data, number) for number in range(layout.SEAT_UNBOOKED))
+    return Contract(
+        uuid=_text(data, layout.CONTRACT_UUID_AT, 48),
+        generation=_u64(data, layout.CONTRACT_GENERATION_AT),
+        quantum_us=_u32(data, layout.CONTRACT_QUANTUM_US_AT),
+        is_governed=_is_governed(data),
+        seats=tuple(seat for seat in seats if seat is not None),
+    )
+
+
+def read_terms(path: Path, seat: Seat) -> Terms | None:
+    """Read the terms of one seat from a contract; None when it is another's.
+
+    Raises:
+        LedgerError: as read_contract.
+    """
+    found = _taken_seat(_contract_bytes(path), seat.number)
+    return found.terms if found is not None and found.seat == seat else None
+
+
+def is_governed(path: Path) -> bool:
+    """Tell from a contract whether the shares of the device take turns.
+
+    Raises:
+        LedgerError: as read_contract.
+    """
+    return _is_governed(_contract_bytes(path))
 
 
 def read_leases(path: Path) -> Leases:
@@ -333,16 +350,30 @@ def _check_head(path: Path, data: bytes, *, size: int, magic: int) -> None:
         )
 
 
-def _taken_seats(data: bytes) -> list[TakenSeat]:
-    found = []
-    for number in range(layout.SEAT_UNBOOKED):  # that one is nobody's
-        at = layout.CONTRACT_SEATS_AT + number * layout.CONTRACT_SEAT_SIZE
-        terms = _terms(_u64(data, at + layout.CONTRACT_SEAT_TERMS_AT))
-        if terms is not None:
-            seat = Seat(number, _u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
-            name = _text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64)
-            found.append(TakenSeat(seat, name, terms))
-    return found
+def _contract_bytes(path: Path) -> bytes:
+    """Read a contract until it has not changed meanwhile."""
+    generation = -1
+    for _ in range(_PATIENCE):
+        data = _head(path, size=layout.CONTRACT_SIZE, magic=layout.CONTRACT_MAGIC)
+        before, generation = generation, _u64(data, layout.CONTRACT_GENERATION_AT)
+        if before == generation:
+            return data
+    raise damaged(path, "it changes all the time")
+
+
+def _is_governed(data: bytes) -> bool:
+    return _u32(data, layout.CONTRACT_GOVERNED_AT) > 0
+
+
+def _taken_seat(data: bytes, number: int) -> TakenSeat | None:
+    at = layout.CONTRACT_SEATS_AT + number * layout.CONTRACT_SEAT_SIZE
+    if not 0 <= number < layout.SEAT_UNBOOKED:  # that one is nobody's
+        return None
+    terms = _terms(_u64(data, at + layout.CONTRACT_SEAT_TERMS_AT))
+    if terms is None:
+        return None
+    seat = Seat(number, _u64(data, at + layout.CONTRACT_SEAT_SERIAL_AT))
+    return TakenSeat(seat, _text(data, at + layout.CONTRACT_SEAT_SHARE_ID_AT, 64), terms)
 
 
 def _terms(word: int) -> Terms | None:

@@ -9,7 +9,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from allotment import ledger
-from allotment.ledger.leases import SeatAccount, Terms, change, read_contract, read_leases
+from allotment.ledger.leases import (
+    SeatAccount,
+    Terms,
+    change,
+    is_governed,
+    read_leases,
+    read_terms,
+)
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError
 from allotment.model.placements import Placement
@@ -74,8 +81,7 @@ class SoftMode:
         found = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
-                contract = read_contract(directory / turns.link_names(index)[0])
-                terms = contract.terms_of(device.seat)
+                terms = read_terms(directory / turns.link_names(index)[0], device.seat)
                 if terms is not None:
                     found[device.uuid] = terms
         return found
@@ -87,7 +93,7 @@ class SoftMode:
             if device.seat is not None:
                 contract, leases = (directory / name for name in turns.link_names(index))
                 account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
-                found[device.uuid] = Turns(account, read_contract(contract).is_governed)
+                found[device.uuid] = Turns(account, is_governed(contract))
         return found
 
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:

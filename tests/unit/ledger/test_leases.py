@@ -77,6 +77,9 @@ def test_what_is_promised_is_what_is_read(
         assert contract(device).is_governed == takes_turns
         leases.change(device, seat, second)
         assert contract(device).terms_of(seat) == second
+        assert leases.read_terms(device / "contract", seat) == second
+        assert leases.read_terms(device / "contract", Seat(seat.number, seat.serial + 1)) is None
+        assert leases.read_terms(device / "contract", Seat(layout.SEATS, 1)) is None
         leases.free(device, seat)
         assert contract(device).seats == ()
     finally:
