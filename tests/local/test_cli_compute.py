@@ -124,6 +124,7 @@ def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, beg
     screen = allot("top", "--once").stdout
     assert "HELD BACK" in screen
     assert "20:20 besteffort" in screen
+    assert "shares take turns as they were promised compute; GPUs: 1" in allot("doctor").stdout
     row = json.loads(allot("devices", "-o", "json").stdout)["devices"][0]
     assert row["compute_guaranteed_percent"] == 80
 
@@ -219,6 +220,11 @@ def test_a_damaged_contract_keeps_nobody_else_from_working(allot: Allot, begin: 
     first = shares(allot)["first"]
     assert (first["state"], first["enforced"]) == ("damaged", False)
     assert str(first["problem"]).endswith("0 bytes, 5232 are needed")
+    checks = {
+        each["name"]: each for each in json.loads(allot("doctor", "-o", "json").stdout)["checks"]
+    }
+    found = checks[f"turns on GPU {device.name}"]
+    assert (found["outcome"], "rm -r" in found["fix"]) == ("note", True)
     done = allot("run", *SPEC, "--memory", "1Gi", "--", "true")
     assert done.returncode == 6
     assert "hint: end the shares that have a part of this GPU (`allot ps`)" in done.stderr

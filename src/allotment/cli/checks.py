@@ -160,7 +160,7 @@ def _turns(folder: StateFolder) -> Iterator[Finding]:
         governed += contract.is_governed
     detail = "no share asks for compute: nobody takes turns"
     if governed:
-        detail = f"on {governed} GPUs shares take turns, as they were promised compute"
+        detail = f"shares take turns as they were promised compute; GPUs: {governed}"
     yield Finding("compute", Outcome.OK, detail)
 
 
