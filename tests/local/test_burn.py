@@ -96,7 +96,8 @@ def test_a_whole_gpu_gives_what_is_asked(gpu: Gpu, api: str) -> None:
     assert process["memory_before"]["total_bytes"] == gpu.device.allottable_bytes
     assert report["got_bytes"] == 700 * MIB
     taken = process["memory_before"]["free_bytes"] - process["memory_after"]["free_bytes"]
-    assert taken >= 700 * MIB
+    # Managed memory is on the GPU only when a kernel has touched it.
+    assert taken == 0 if api == "managed" else taken >= 700 * MIB
     assert report["kernels"] == report["launches"] > 0
 
 
