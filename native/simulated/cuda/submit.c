@@ -81,7 +81,7 @@ allot_point submit(stream *target, const submission *wanted) {
   work->duration_ns = wanted->duration_ns;
   work->bytes = wanted->bytes;
   allot_point point = allot_work_submit(&driver.machine, gpu);
-  target->last = number;
+  __atomic_store_n(&target->last, number, __ATOMIC_RELAXED);
   if (target->legacy) target->owner->legacy_last = number;
   if (wanted->marked != NULL) mark_event(own, wanted->marked, point);
   pthread_mutex_unlock(&own->submit_lock);
