@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 CAPS: Final = (10, 30, 50, 70, 90)
-# Nanoseconds, as load.c takes them. Of mixed kernels each length has the same part of the time.
+# Nanoseconds, as load.c takes them. Of mixed and varying kernels each length has the same part of
+# the time; mixed ones are different functions, varying ones are one function called differently.
 KERNELS: Final = {
     "20us": "20000",
     "200us": "200000",
     "2ms": "2000000",
     "20ms": "20000000",
     "mixed": "20000,200000,2000000,20000000",
+    "varying": "20000,200000,2000000,20000000",
 }
 # Options of load.c, and how many processes.
 PATTERNS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
@@ -24,7 +26,14 @@ PATTERNS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "graph": (("--graph", "1000"), 1),
     "processes": ((), 4),
 }
+# What is asked of one pattern and one split alone.
+VARYING: Final = "varying"
 SPLITS: Final = ((30, 70), (10, 90), (33, 33, 33), (20, 20, 20, 20, 20), (5, 5, 90))
+
+
+def kernel_words(name: str) -> list[str]:
+    """Give load.c's words for kernels of that name."""
+    return ["--kernels", KERNELS[name], *(["--one-function"] if name == VARYING else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from asked import KERNELS, PATTERNS, Asked
+from asked import PATTERNS, VARYING, Asked, kernel_words
 from findings import Finding, number
 from grounds import Ground, Terms
 from scenes import SECOND, Part, Recording, play
@@ -24,7 +24,9 @@ def capping(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure shares that are alone on their devices, each with another ceiling."""
     for pattern in asked.patterns:
         for kernels in asked.kernels:
-            if pattern == "graph" and kernels != "20us":
+            if (pattern == "graph" and kernels != "20us") or (
+                kernels == VARYING and pattern != "stream"
+            ):
                 continue
             yield _capped(ground, asked, pattern, kernels)
 
@@ -32,7 +34,7 @@ def capping(ground: Ground, asked: Asked) -> Iterator[Finding]:
 def _capped(ground: Ground, asked: Asked, pattern: str, kernels: str) -> Finding:
     options, processes = PATTERNS[pattern]
     seconds = asked.capped_seconds
-    command = ground.program("load", "--kernels", KERNELS[kernels], "--seconds", seconds, *options)
+    command = ground.program("load", *kernel_words(kernels), "--seconds", seconds, *options)
     parts = [
         Part(
             command=command,

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from asked import KERNELS, Asked
+from asked import Asked, kernel_words
 from findings import Finding
 from grounds import Ground, Terms
 from scenes import Part, Recording, Stage, kill_below, known, play
@@ -72,7 +72,7 @@ def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
 def _play(
     ground: Ground, *, starts: int, seconds: float, started: list[int] | None = None
 ) -> Recording:
-    command = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    command = ground.program("load", *kernel_words("200us"), "--seconds", seconds)
     parts = [
         Part(command=command, gpu=0, terms=Terms(compute="10:100"), name=f"steady-{number}")
         for number in range(_RUNNING)
@@ -113,7 +113,7 @@ def _start_and_stop(ground: Ground, number: int) -> int:
     """Start and stop a few shares at once; how many."""
     killed = number % 4 == 3
     seconds = 5.0 if killed else 0.05
-    load = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    load = ground.program("load", *kernel_words("200us"), "--seconds", seconds)
     terms = known(Terms(compute="0:100"))
     programs = [
         subprocess.Popen(

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from asked import KERNELS, Asked
+from asked import Asked, kernel_words
 from findings import Finding
 from grounds import Ground, Terms, ground, has_option
 from scenes import Part, play
@@ -31,8 +31,13 @@ def crowding(place: Ground, asked: Asked) -> Iterator[Finding]:
         memory = int(room * _PART)
         job = small.program(
             "load",
-            *("--kernels", KERNELS["2ms"], "--seconds", 600),
-            *("--work-ms", asked.job_ms, "--memory", memory),
+            *kernel_words("2ms"),
+            "--seconds",
+            600,
+            "--work-ms",
+            asked.job_ms,
+            "--memory",
+            memory,
         )
         started = time.monotonic()
         spans = [_alone(small, job) for _ in range(2)]

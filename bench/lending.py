@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asked import KERNELS, Asked
+from asked import Asked, kernel_words
 from findings import Finding
 from grounds import Ground, Terms, has_option
 from scenes import SECOND, Part, Recording, Stage, play
@@ -71,7 +71,7 @@ def _play(ground: Ground, asked: Asked) -> Recording:
         phases.append(f"{at}-{at + _WORK_SECONDS}")
         at += _WORK_SECONDS + _SLEEP_SECONDS
     seconds = at - _SLEEP_SECONDS
-    steady = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", seconds)
+    steady = ground.program("load", *kernel_words("200us"), "--seconds", seconds)
     waking = [*steady, "--phases", ",".join(phases)]
     return play(
         ground,
@@ -111,7 +111,7 @@ def _resizing(ground: Ground) -> Finding:
         stage.allot("resize", "changing", "--compute", "60")
         returned.append(time.monotonic_ns())
 
-    command = ground.program("load", "--kernels", KERNELS["200us"], "--seconds", 4.5)
+    command = ground.program("load", *kernel_words("200us"), "--seconds", 4.5)
     recording = play(
         ground,
         [

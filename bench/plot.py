@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from asked import KERNELS
+from asked import kernel_words
 from grounds import Ground, Terms, ground
 from places import ROOT
 from scenes import SECOND, Part, play
@@ -35,7 +35,7 @@ _STORIES: Final = (
 
 def record(place: Ground) -> dict[str, Any]:
     """Play the scene; for each share the middle of each window, and its percent of the GPU."""
-    steady = place.program("load", "--kernels", KERNELS["200us"], "--seconds", _SECONDS)
+    steady = place.program("load", *kernel_words("200us"), "--seconds", _SECONDS)
     parts = []
     for gpu, (compute, _, _) in enumerate(_STORIES):
         parts += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from asked import KERNELS, Asked
+from asked import KERNELS, Asked, kernel_words
 from findings import Finding, number
 from grounds import Ground, Terms
 from scenes import SECOND, Part, Recording, play
@@ -24,7 +24,7 @@ def serving(ground: Ground, asked: Asked) -> Iterator[Finding]:
 def _beside(ground: Ground, asked: Asked, kernels: str) -> Iterator[Finding]:
     seconds = asked.service_seconds
     service = ground.program("service", _KERNEL_NS, _RATE, seconds)
-    job = ground.program("load", "--kernels", KERNELS[kernels], "--seconds", seconds)
+    job = ground.program("load", *kernel_words(kernels), "--seconds", seconds)
     recording = play(
         ground,
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from asked import KERNELS, Asked
+from asked import VARYING, Asked, kernel_words
 from findings import Finding, number
 from grounds import Ground, Terms
 from scenes import SECOND, Part, Recording, play
@@ -16,10 +16,11 @@ _SETTLING_SECONDS = 1.0
 
 def splitting(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure contended shares beside the same programs under plain time slicing."""
-    wanted = [each for each in ("200us", "mixed") if each in asked.kernels] or asked.kernels[:1]
+    known = ("200us", "mixed", VARYING)
+    wanted = [each for each in known if each in asked.kernels] or asked.kernels[:1]
     lost: list[tuple[float, str]] = []
     for kernels in wanted:
-        for split in asked.splits:
+        for split in asked.splits[:1] if kernels == VARYING else asked.splits:
             recording = _play(ground, asked, split, [kernels] * len(split))
             lost.append(_throughput(recording, f"{_name(split)}, {kernels} kernels"))
             yield _deviation(asked, recording, split, f"{kernels} kernels")
@@ -55,7 +56,7 @@ def _play(ground: Ground, asked: Asked, split: Sequence[int], kernels: Sequence[
     for gpu, is_shared in ((0, True), (1, False)):
         parts += [
             Part(
-                command=ground.program("load", "--kernels", KERNELS[each], "--seconds", seconds),
+                command=ground.program("load", *kernel_words(each), "--seconds", seconds),
                 gpu=gpu,
                 terms=Terms(compute=f"{guarantee}:100") if is_shared else None,
                 name=f"{'share' if is_shared else 'bare'}-{position}",

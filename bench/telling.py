@@ -25,6 +25,13 @@ def tell(ground: Ground, recording: Recording, from_ns: int, to_ns: int) -> None
             waits = "ends apart p50 {p50:.2f} p99 {p99:.2f} max {max:.2f} ms".format(
                 **{name: gaps[name] / 1e6 for name in ("p50", "p99", "max")}
             )
+        latencies = sorted(recording.answers[number][0].get("latencies_ns", ()))
+        if latencies:
+            last = len(latencies) - 1
+            waits = "latency " + " ".join(
+                f"p{percentile} {latencies[round(percentile / 100 * last)] / 1e6:.2f}"
+                for percentile in (50, 90, 95, 98, 99, 100)
+            )
         print(
             f"    gpu {part.gpu} {part.name or number:<12} {percent:6.2f} %  {waits}  {ledger}"
             f"  [{terms}]",

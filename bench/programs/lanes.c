@@ -19,16 +19,21 @@ durations parse_durations(const char *text) {
   exit(2);
 }
 
-uint64_t draw_duration(durations *from) {
-  if (from->count == 1) return from->ns[0];
+void load_functions(durations *into, bool one) {
+  for (int index = 0; index < into->count; index++)
+    into->functions[index] = one && index > 0 ? into->functions[0] : spin_function();
+}
+
+int draw_kernel(durations *from) {
+  if (from->count == 1) return 0;
   double sum = 0, seen = 0;
   for (int index = 0; index < from->count; index++) sum += 1.0 / (double)from->ns[index];
   double drawn = (double)(random_u64(&from->random) >> 11) / (double)(1ull << 53) * sum;
   for (int index = 0; index < from->count; index++) {
     seen += 1.0 / (double)from->ns[index];
-    if (drawn < seen) return from->ns[index];
+    if (drawn < seen) return index;
   }
-  return from->ns[from->count - 1];
+  return from->count - 1;
 }
 
 unsigned int whole_grid(void) {
@@ -101,8 +106,7 @@ void open_lane(lane *opened, CUstream stream, int depth, CUfunction function, un
     opened->graphs[index] = chain(function, grid, nodes, node_ns);
 }
 
-void issue_batch(lane *into, CUfunction function, unsigned int grid, durations *from,
-                 uint64_t batch_ns, int nodes) {
+void issue_batch(lane *into, unsigned int grid, durations *from, uint64_t batch_ns, int nodes) {
   static __typeof__(cuGraphLaunch) *launch_graph;
   static __typeof__(cuEventRecord) *record;
   if (record == NULL) {
@@ -117,10 +121,10 @@ void issue_batch(lane *into, CUfunction function, unsigned int grid, durations *
     sum = (uint64_t)nodes * from->ns[0];
   } else {
     do {
-      uint64_t ns = draw_duration(from);
-      launch_whole(function, grid, &ns, into->stream);
+      int kernel = draw_kernel(from);
+      launch_whole(from->functions[kernel], grid, &from->ns[kernel], into->stream);
       kernels++;
-      sum += ns;
+      sum += from->ns[kernel];
     } while (sum < batch_ns);
   }
   size_t place = into->issued++ % (uint64_t)into->depth;

@@ -10,9 +10,10 @@
 
 enum { MOST_DURATIONS = 8, MOST_DEPTH = 64 };
 
-// Durations of kernels, of which each has the same part of the time.
+// Kernels by their durations, of which each has the same part of the time.
 typedef struct {
   uint64_t ns[MOST_DURATIONS];
+  CUfunction functions[MOST_DURATIONS];
   int count;
   uint64_t random;
 } durations;
@@ -29,7 +30,10 @@ typedef struct {
 
 // "20000,200000" nanoseconds; ends the program when it is none.
 durations parse_durations(const char *text);
-uint64_t draw_duration(durations *from);
+// One function for each of them, as different kernels of a program are; or the same for all.
+void load_functions(durations *into, bool one);
+// One of them at random.
+int draw_kernel(durations *from);
 
 // A grid of this many blocks of 1024 threads fills every multiprocessor of device 0.
 unsigned int whole_grid(void);
@@ -42,8 +46,7 @@ CUevent blocking_event(void);
 void open_lane(lane *opened, CUstream stream, int depth, CUfunction function, unsigned int grid,
                int nodes, uint64_t node_ns);
 // Launches a batch. The lane must have room.
-void issue_batch(lane *into, CUfunction function, unsigned int grid, durations *from,
-                 uint64_t batch_ns, int nodes);
+void issue_batch(lane *into, unsigned int grid, durations *from, uint64_t batch_ns, int nodes);
 bool lane_is_full(const lane *looked_at);
 // Waits for the oldest batch; its kernels' durations added up.
 uint64_t finish_batch(lane *waited_for, uint32_t *kernels);

@@ -9,6 +9,7 @@
 //        [--phases A-B[,A-B...]]   works only then, in seconds after the start
 //        [--work-ms N]             ends after N ms of kernels, however long that takes
 //        [--memory BYTES]          has so much memory
+//        [--one-function]          kernels of several lengths are one function, called differently
 //        [--progress]              tells by when it had run how much
 //
 // Starts when stdin ends; SIGTERM ends it early. Prints one JSON object: what it ran (kernels, and
@@ -44,10 +45,9 @@ static struct {
   phase phases[MOST_PHASES];
   int phase_count;
   uint64_t work_ns, memory;
-  bool progress;
+  bool progress, one_function;
 } asked = {.streams = 1, .seconds = 5};
 
-static CUfunction function;
 static CUcontext context;
 static unsigned int grid;
 static uint64_t begun_ns, end_ns;
@@ -107,7 +107,7 @@ static void work_through(lane *lanes, int count, bool first, durations *kernels,
   while (has_more(to_ns))
     for (int index = 0; index < count; index++) {
       if (lane_is_full(&lanes[index])) finish_one(&lanes[index], first, &last_ns);
-      issue_batch(&lanes[index], function, grid, kernels, BATCH_NS, asked.nodes);
+      issue_batch(&lanes[index], grid, kernels, BATCH_NS, asked.nodes);
     }
   for (int index = 0; index < count; index++)
     while (lanes[index].finished < lanes[index].issued) finish_one(&lanes[index], first, &last_ns);
@@ -137,7 +137,7 @@ static void *work_in_thread(void *number) {
   WRAPPED(cuCtxSetCurrent);
   need(wrapped_cuCtxSetCurrent(context), "cuCtxSetCurrent");
   lane own;
-  open_lane(&own, CU_STREAM_PER_THREAD, depth_of(asked.threads), function, grid, 0, 0);
+  open_lane(&own, CU_STREAM_PER_THREAD, depth_of(asked.threads), NULL, grid, 0, 0);
   work(&own, 1, number == NULL);
   return NULL;
 }
@@ -177,11 +177,11 @@ static void read_phases(const char *text) {
 }
 
 static void read_arguments(int count, char **arguments) {
-  static const struct option options[] = {{"kernels", 1, NULL, 'k'},  {"seconds", 1, NULL, 's'},
-                                          {"streams", 1, NULL, 'n'},  {"threads", 1, NULL, 't'},
-                                          {"graph", 1, NULL, 'g'},    {"phases", 1, NULL, 'p'},
-                                          {"work-ms", 1, NULL, 'w'},  {"memory", 1, NULL, 'm'},
-                                          {"progress", 0, NULL, 'r'}, {NULL, 0, NULL, 0}};
+  static const struct option options[] = {
+      {"kernels", 1, NULL, 'k'},      {"seconds", 1, NULL, 's'}, {"streams", 1, NULL, 'n'},
+      {"threads", 1, NULL, 't'},      {"graph", 1, NULL, 'g'},   {"phases", 1, NULL, 'p'},
+      {"work-ms", 1, NULL, 'w'},      {"memory", 1, NULL, 'm'},  {"progress", 0, NULL, 'r'},
+      {"one-function", 0, NULL, 'f'}, {NULL, 0, NULL, 0}};
   int option;
   while ((option = getopt_long(count, arguments, "", options, NULL)) != -1) {
     if (option == 'k') asked.kernels = parse_durations(optarg);
@@ -192,6 +192,7 @@ static void read_arguments(int count, char **arguments) {
     if (option == 'p') read_phases(optarg);
     if (option == 'w') asked.work_ns = strtoull(optarg, NULL, 10) * 1000000u;
     if (option == 'm') asked.memory = strtoull(optarg, NULL, 10);
+    if (option == 'f') asked.one_function = true;
     if (option == 'r') asked.progress = true;
     if (option == '?') exit(2);
   }
@@ -237,12 +238,12 @@ int main(int count, char **arguments) {
   read_arguments(count, arguments);
   open_device();
   need(wrapped_cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-  function = spin_function();
+  load_functions(&asked.kernels, asked.one_function);
   grid = whole_grid();
   take_memory();
   for (int index = 0; asked.threads == 0 && index < asked.streams; index++)
-    open_lane(&lanes[index], NULL, depth_of(asked.streams), function, grid, asked.nodes,
-              asked.kernels.ns[0]);
+    open_lane(&lanes[index], NULL, depth_of(asked.streams), asked.kernels.functions[0], grid,
+              asked.nodes, asked.kernels.ns[0]);
   struct sigaction stopping = {.sa_handler = hear, .sa_flags = SA_RESTART};
   sigaction(SIGTERM, &stopping, NULL);
   wait_for_start();
