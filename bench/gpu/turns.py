@@ -53,7 +53,7 @@ def kinds(ground: Ground, *, python: str, with_torch: bool) -> list[Kind]:
 
 def turning(ground: Ground, *, quick: bool, python: str, with_torch: bool) -> Iterator[Finding]:
     """Ask all questions of every kind of program; a share is of GPU 0."""
-    seconds = 2.2 if quick else 6.0
+    seconds = 1.7 if quick else 6.0
     several = kinds(ground, python=python, with_torch=with_torch)
     for kind in several:
         print(f"measuring: shares of time, {kind.name}", file=sys.stderr)
