@@ -51,6 +51,12 @@ bool allot_machine_lives(allot_handle *handle, int slot);
 // Field 22 of a /proc/<pid>/stat, 0 if it cannot be read.
 uint64_t allot_start_time(const char *path);
 
+// ---- forks.c ----
+
+// Between these no thread of the process forks.
+void allot_forks_hold(void);
+void allot_forks_release(void);
+
 // ---- memory.c ----
 
 // What programs can have of a GPU: its memory less what the driver keeps.

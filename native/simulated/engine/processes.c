@@ -11,28 +11,14 @@
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
+#include "slot_lock.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
 
-static struct flock slot_lock(int slot, short type) {
-  return (struct flock){.l_type = type,
-                        .l_whence = SEEK_SET,
-                        .l_start = (off_t)(ALLOT_PROCESS_LOCK_BASE + slot),
-                        .l_len = 1};
-}
-
-// Locks the slot for this open file description: 1 taken, 0 someone else's, or a negative errno.
-static int try_lock(int descriptor, int slot) {
-  struct flock lock = slot_lock(slot, F_WRLCK);
-  if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return 1;
-  return errno == EAGAIN || errno == EACCES ? 0 : -errno;
-}
-
-static void unlock(int descriptor, int slot) {
-  struct flock lock = slot_lock(slot, F_UNLCK);
-  fcntl(descriptor, F_OFD_SETLK, &lock);
+static int64_t byte_of(int slot) {
+  return ALLOT_PROCESS_LOCK_BASE + slot;
 }
 
 static int open_machine(const allot_handle *handle) {
@@ -75,10 +61,10 @@ bool allot_machine_taken(const allot_handle *handle, int slot) {
 
 static bool reap_one(allot_handle *handle, int descriptor, int slot) {
   if (slot == handle->slot || !allot_machine_taken(handle, slot)) return false;
-  if (try_lock(descriptor, slot) != 1) return false;
+  if (allot_slot_try(descriptor, byte_of(slot)) != 1) return false;
   bool dead = allot_machine_taken(handle, slot) && allot_checkpoint_bar(handle, slot);
   if (dead) clear_slot(handle, slot);
-  unlock(descriptor, slot);
+  allot_slot_release(descriptor, byte_of(slot));
   return dead;
 }
 
@@ -87,9 +73,9 @@ bool allot_machine_lives(allot_handle *handle, int slot) {
   if (!allot_machine_taken(handle, slot)) return false;
   int descriptor = open_machine(handle);
   if (descriptor < 0) return true;
-  bool dead = try_lock(descriptor, slot) == 1;
+  bool owned = allot_slot_is_owned(descriptor, byte_of(slot));
   close(descriptor);
-  return !dead;
+  return owned;
 }
 
 int allot_machine_reap(allot_handle *handle) {
@@ -169,47 +155,45 @@ static void take_slot(allot_handle *handle, int slot, unsigned kind) {
   allot_store(&process->state, (uint32_t)ALLOT_PROCESS_TAKEN);
 }
 
-// A mapping, not a descriptor, keeps the slot's lock: programs close descriptors they do not know.
-// A child must not keep it: the slot is this process's alone, and the child finds zero in `mine`.
+// Keeps the slot's lock. A child must not have it: the slot is this process's alone, and the child
+// finds zero in `mine`.
 static int keep_lock(allot_handle *handle, int descriptor) {
-  void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
   void *mine = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  int error = 0;
-  if (keeper == MAP_FAILED || mine == MAP_FAILED) {
-    error = -ENOMEM;
-  } else if (madvise(keeper, 1, MADV_DONTFORK) != 0 || madvise(mine, 1, MADV_WIPEONFORK) != 0) {
-    error = -errno;
-  }
+  if (mine == MAP_FAILED) return -errno;
+  int error = madvise(mine, 1, MADV_WIPEONFORK) == 0 ? 0 : -errno;
+  if (error == 0) error = allot_slot_keep(descriptor, &handle->keeper);
   if (error != 0) {
-    if (keeper != MAP_FAILED) munmap(keeper, 1);
-    if (mine != MAP_FAILED) munmap(mine, 1);
+    munmap(mine, 1);
     return error;
   }
-  handle->keeper = keeper;
   handle->mine = mine;
   *handle->mine = 1;
   return 0;
 }
 
-static int attach_with(allot_handle *handle, int descriptor, unsigned kind) {
+static int lock_free_slot(allot_handle *handle, int descriptor) {
   for (int slot = 0; slot < ALLOT_MACHINE_PROCESSES; slot++) {
-    int locked = try_lock(descriptor, slot);
+    int locked = allot_slot_try(descriptor, byte_of(slot));
     if (locked < 0) return locked;
     if (locked == 0) continue;
     int error = keep_lock(handle, descriptor);
-    if (error == 0) take_slot(handle, slot, kind);
-    return error;
+    return error == 0 ? slot : error;
   }
   return -ENOSPC;
 }
 
 int allot_machine_attach(allot_handle *handle, unsigned kind) {
-  int descriptor = open_machine(handle);
-  if (descriptor < 0) return descriptor;
   handle->slot = -1;
-  int result = attach_with(handle, descriptor, kind);
-  close(descriptor);
-  return result;
+  allot_forks_hold();
+  int descriptor = open_machine(handle), slot = descriptor;
+  if (descriptor >= 0) {
+    slot = lock_free_slot(handle, descriptor);
+    close(descriptor);
+  }
+  allot_forks_release();
+  if (slot < 0) return slot;
+  take_slot(handle, slot, kind);
+  return 0;
 }
 
 bool allot_machine_attached(const allot_handle *handle) {

@@ -109,6 +109,11 @@ void allot_work_cancel(allot_handle *handle, int slot, int gpu) {
   allot_engine_lock(handle, gpu);
   allot_gpu_engine *engine = &handle->machine->engines[gpu];
   uint64_t head = allot_load(&ring->head), now = allot_now_ns();
+  if (allot_load(&engine->holder) == (uint32_t)slot + 1) {
+    // Its turn, which may have been long while memory came in, ends.
+    allot_store(&engine->stalled_until_ns, (uint64_t)0);
+    allot_store(&engine->slice_end_ns, now);
+  }
   for (uint64_t number = allot_load(&ring->tail) + 1; number <= head; number++) {
     allot_work *work = allot_ring_work(ring, number);
     uint64_t progress = allot_load(&work->progress);
