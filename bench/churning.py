@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from asked import Asked, kernel_words
 from findings import Finding
 from grounds import Ground, Terms
-from scenes import Part, Recording, Stage, kill_below, known, play
+from scenes import Part, Recording, Stage, kill_below, play
 from telling import tell
 
 _RUNNING = 8
@@ -114,7 +114,7 @@ def _start_and_stop(ground: Ground, number: int) -> int:
     killed = number % 4 == 3
     seconds = 5.0 if killed else 0.05
     load = ground.program("load", *kernel_words("200us"), "--seconds", seconds)
-    terms = known(Terms(compute="0:100"))
+    terms = Terms(compute="0:100")
     programs = [
         subprocess.Popen(
             [*ground.shared(terms, 0, f"passing-{number}-{each}"), *load],

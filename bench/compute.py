@@ -26,7 +26,7 @@ from capping import capping
 from churning import churning
 from crowding import crowding
 from findings import Finding, Findings, render_markdown, render_text
-from grounds import Ground, ground, has_option
+from grounds import Ground, ground
 from launching import launching
 from lending import lending
 from places import ROOT, facts
@@ -111,8 +111,6 @@ def measure(place: Ground, chosen: argparse.Namespace) -> Findings:
     if place.errors:
         found.append(_error_of_ledger(place))
     known = facts(f"simulated, {place.spec}") | {"load": f"{load_average():.1f} at the end"}
-    if not has_option("--compute"):
-        known["limits"] = "none: this version of allot has no --compute; a baseline"
     return Findings(facts=known, findings=found, failures=failures)
 
 

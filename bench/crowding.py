@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from asked import Asked, kernel_words
 from findings import Finding
-from grounds import Ground, Terms, ground, has_option
+from grounds import Ground, Terms, ground
 from scenes import Part, play
 from telling import tell
 
@@ -21,9 +21,6 @@ _PART = 0.95
 
 def crowding(place: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure two jobs of 95 % of the memory each, oversubscribed, and one after the other."""
-    if not has_option("--oversubscribe"):
-        message = "this version of allot has no --oversubscribe"
-        raise RuntimeError(message)
     with ground(gpus=1, model=_MODEL, verbose=place.verbose) as small:
         device = small.devices[0]
         # What two contexts leave: on a GPU of full size they are a hundredth of it.

@@ -8,12 +8,10 @@ so that whatever else this computer does meets both alike.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -119,10 +117,3 @@ def real_ground(device: Device, *, verbose: bool = False) -> Iterator[Ground]:
             devices=(device,),
             verbose=verbose,
         )
-
-
-@cache
-def has_option(option: str) -> bool:
-    """Tell whether this version of `allot run` knows an option."""
-    text = subprocess.run([*ALLOT, "run", "--help"], capture_output=True, text=True, check=True)
-    return option in text.stdout

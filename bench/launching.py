@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from asked import Asked
 from findings import Finding
 from grounds import Ground, Terms
-from scenes import known
 
 _KERNEL_NS = 5000
 _BURST = 16
@@ -24,7 +23,7 @@ def launching(ground: Ground, asked: Asked) -> Iterator[Finding]:
     ):
         done = subprocess.run(
             [
-                *ground.shared(known(terms), 0, "launching"),
+                *ground.shared(terms, 0, "launching"),
                 *ground.program("launches", _KERNEL_NS, _BURST, asked.pairs),
             ],
             env=ground.outside(),

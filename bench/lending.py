@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from asked import Asked, kernel_words
 from findings import Finding
-from grounds import Ground, Terms, has_option
+from grounds import Ground, Terms
 from scenes import SECOND, Part, Recording, Stage, play
 from telling import tell
 
@@ -61,8 +62,7 @@ def lending(ground: Ground, asked: Asked) -> Iterator[Finding]:
         "time until the next sleep have 30 ± 2 %; the worst of the wakes (the mean from 200 ms on "
         "is shown)",
     )
-    if has_option("--compute"):
-        yield _resizing(ground)
+    yield _resizing(ground)
 
 
 def _play(ground: Ground, asked: Asked) -> Recording:
@@ -102,8 +102,6 @@ def settles_after(
 
 
 def _resizing(ground: Ground) -> Finding:
-    import time
-
     returned: list[int] = []
 
     def change(stage: Stage) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from grounds import ALLOT, Ground, Terms, has_option
+from grounds import ALLOT, Ground, Terms
 
 SECOND: Final = 1_000_000_000
 _PATIENCE_SECONDS: Final = 60.0
@@ -182,7 +182,7 @@ def _started(ground: Ground, parts: Sequence[Part]) -> Iterator[list[subprocess.
                 command = ["sh", "-c", _SEVERAL, "sh", str(part.processes), *command]
             if part.terms is not None:
                 name = part.name or f"part-{number}"
-                command = [*ground.shared(known(part.terms), part.gpu, name), *command]
+                command = [*ground.shared(part.terms, part.gpu, name), *command]
                 environment = ground.outside()
             programs.append(_start(command, environment))
         for program, part in zip(programs, parts, strict=True):
@@ -190,13 +190,6 @@ def _started(ground: Ground, parts: Sequence[Part]) -> Iterator[list[subprocess.
         yield programs
     finally:
         _stop(programs)
-
-
-def known(terms: Terms) -> Terms:
-    """Leave out what this version of `allot run` does not know: a baseline, and said so."""
-    if has_option("--compute"):
-        return terms
-    return Terms(memory=terms.memory)
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
