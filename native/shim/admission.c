@@ -12,6 +12,8 @@
 #define BOUND_ALONE_NS (10 * MILLISECOND)
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
+#define BATCH_NS (150 * MICROSECOND)
+#define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
 #define SLACK_CONTENDED_NS MILLISECOND
 #define SLACK_STRICT_NS (30 * MICROSECOND)
@@ -49,7 +51,9 @@ static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, u
   } else if (ahead > bound) {
     return false;
   }
-  if (dry + expected_ns > load(at->expires_ns)) return false;
+  // It begins within the lease; waiting for an empty queue first would leave a gap and end it no
+  // earlier.
+  if (dry >= load(at->expires_ns)) return false;
   return load(at->room_ns) >= (int64_t)expected_ns;
 }
 
@@ -109,6 +113,9 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
   store(at->bound_ns, strict             ? BOUND_STRICT_NS
                       : lease->contended ? BOUND_CONTENDED_NS
                                          : BOUND_ALONE_NS);
+  // What is measured in long batches is told late, which matters to those who count it.
+  bool is_counted = lease->contended || lease->budget_ns != UINT64_MAX;
+  store(at->batch_ns, strict || is_counted ? BATCH_NS : BATCH_ALONE_NS);
   store(at->expires_ns, lease->contended ? lease->expires_ns : UINT64_MAX);
   // What is queued or measured and not charged yet is spent already.
   uint64_t spent = load(at->queued_ns) + load(at->uncharged_ns);
@@ -140,7 +147,7 @@ static bool still_moving(void *context, uint64_t took_ns) {
 void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now) {
   at->is_held = 1;
   at->epoch = lease->epoch;
-  at->progress_ns = now;
+  store(at->progress_ns, now);
   store(at->idle_since_ns, now);
   allot_lease_beat(&at->leases, true, now);
   if (at->waiting_since_ns != 0) {
@@ -186,7 +193,7 @@ static void look(compute_device *at, uint64_t now) {
 
 // Does the queue look as if it waited for this very launch?
 static bool is_stuck(compute_device *at, bool stream_is_idle, uint64_t now) {
-  if (load(at->queued) == 0 || now < load(at->dry_ns) + STUCK_NS) return false;
+  if (load(at->queued) == 0) return false;
   uint64_t patience = STUCK_NS;
   if (load(at->is_running) != 0) {
     if (!stream_is_idle) return false;
@@ -277,6 +284,7 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
 // How long the program leaves the device idle between two bursts of work, and how long those are:
 // who comes back soon keeps its lease meanwhile.
 static void note_gap(compute_device *at, uint64_t now) {
+  store(at->progress_ns, now);
   uint64_t dry = load(at->dry_ns), began = load(at->burst_began_ns);
   if (now <= dry) return;
   uint64_t gap = now - dry, burst = dry > began ? dry - began : 0;

@@ -39,6 +39,7 @@ typedef struct compute_device {
   uint32_t is_strict;            // best effort beside a latency share: one launch at a time
   uint64_t seen_root;            // the decision that the limits below are from
   uint64_t bound_ns;             // how much may be queued
+  uint64_t batch_ns;             // launches that are expected to take so long are marked together
   uint64_t expires_ns;           // nothing is queued beyond this
   uint64_t burst_began_ns;       // the queue was empty before
   uint64_t gap_ns, burst_ns;     // moving means: idle between bursts, and busy

@@ -8,6 +8,7 @@
 #define UNKNOWN_NS UINT64_C(1000000)
 #define MOST_DOUBLED 4
 #define MEAN_STEPS 8
+#define ALONE_STEPS 3
 
 estimate *estimate_of(estimate_table *table, uint64_t key) {
   if (key == 0) key = 1;
@@ -45,11 +46,12 @@ static uint64_t move_towards(uint64_t mean, uint64_t sample, uint32_t steps) {
   return sample >= mean ? mean + (sample - mean) / steps : mean - (mean - sample) / steps;
 }
 
-void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns) {
+void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns, bool was_alone) {
   uint16_t samples = __atomic_load_n(&of->samples, __ATOMIC_RELAXED);
   uint64_t mean = (uint64_t)__atomic_load_n(&of->mean_ns, __ATOMIC_RELAXED) * ESTIMATE_UNIT_NS;
   if (samples < MEAN_STEPS) samples++;
-  store_mean(of, move_towards(mean, took_ns, samples));
+  uint32_t steps = was_alone && samples > ALONE_STEPS ? ALONE_STEPS : samples;
+  store_mean(of, move_towards(mean, took_ns, steps));
   __atomic_store_n(&of->samples, samples, __ATOMIC_RELAXED);
   uint64_t all = __atomic_load_n(&table->mean_ns, __ATOMIC_RELAXED);
   __atomic_store_n(&table->mean_ns, move_towards(all, took_ns, all == 0 ? 1 : 16),

@@ -11,7 +11,8 @@ typedef struct estimate {
   uint64_t key;
   uint32_t mean_ns;  // in units of ESTIMATE_UNIT_NS
   uint16_t samples;
-  uint16_t pending;  // launches before the first sample that have not ended
+  // Before the first sample: launches that have not ended. Then it counts launches.
+  uint16_t pending;
 } estimate;
 
 #define ESTIMATE_PLACES 8192
@@ -36,18 +37,22 @@ static inline bool estimate_is_known(const estimate *of) {
   return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
 }
 uint64_t estimate_ns(const estimate *of);
-// A launch that nothing is known of goes ahead; one that stood alone has ended.
-static inline void estimate_try(estimate *of) {
-  if (__atomic_load_n(&of->samples, __ATOMIC_RELAXED) == 0) {
-    __atomic_add_fetch(&of->pending, 1, __ATOMIC_RELAXED);
-  }
+// A launch goes ahead. True: it should be measured by itself, as nothing is known of it, or as it is
+// its turn: gaps inside a batch are not seen, and would make an estimate that stays too long.
+#define ESTIMATE_ALONE_EVERY 32
+static inline bool estimate_try(estimate *of) {
+  uint16_t count = (uint16_t)(__atomic_load_n(&of->pending, __ATOMIC_RELAXED) + 1);
+  __atomic_store_n(&of->pending, count, __ATOMIC_RELAXED);
+  return !estimate_is_known(of) || count % ESTIMATE_ALONE_EVERY == 0;
 }
+// One that stood alone has ended.
 static inline void estimate_settle(estimate *of) {
+  if (estimate_is_known(of)) return;
   uint16_t seen = __atomic_load_n(&of->pending, __ATOMIC_RELAXED);
   if (UNLIKELY(seen != 0)) __atomic_store_n(&of->pending, (uint16_t)(seen - 1), __ATOMIC_RELAXED);
 }
-// A launch of it took so long.
-void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns);
+// A launch of it took so long, by itself or as a part of a batch.
+void estimate_learn(estimate_table *table, estimate *of, uint64_t took_ns, bool was_alone);
 // A first guess, of a graph by its nodes.
 void estimate_guess(estimate_table *table, uint64_t key, uint64_t kernels);
 

@@ -169,7 +169,11 @@ static uint64_t step(compute_device *at, uint64_t now) {
     if (remain) return now + BEAT_NS;
     return now - idle_since < AWAKE_NS ? now + BEAT_NS : UINT64_MAX;
   }
-  uint64_t dry = load(at->dry_ns), last = at->progress_ns;
+  // Nobody waits for the end of the work: others send a message when they do.
+  bool is_watched = load(at->is_contended) != 0 || load(at->is_strict) != 0 ||
+                    load(at->waiters) != 0 || !held;
+  if (!is_watched) return now + BEAT_NS / 2;
+  uint64_t dry = load(at->dry_ns), last = load(at->progress_ns);
   uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);
   if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;
   // It should have ended: the longer it has not, the longer the naps.

@@ -25,12 +25,11 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   if (UNLIKELY(keeper_is_stopped(all))) return CUDA_SUCCESS;
   pass->what = estimate_of(&all->estimates, key);
   pass->expected_ns = estimate_ns(pass->what);
-  pass->alone = is_whole || !estimate_is_known(pass->what);
   uint64_t now = clock_ns();
   bool is_idle = now > __atomic_load_n(&of->free_ns, __ATOMIC_RELAXED);
   if (!admission_enter(of->at, pass->expected_ns, is_idle, now)) return CUDA_SUCCESS;
   pass->stream = of;
-  estimate_try(pass->what);
+  pass->alone = estimate_try(pass->what) || is_whole;
   stream_state_lock(of, &pass->cancel_state);
   pass->began_ns = clock_ns();
   batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);

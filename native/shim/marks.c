@@ -11,10 +11,6 @@
 #include "compute.h"
 #include "driver.h"
 
-// A batch ends when it is expected to take so long: longer ones are told of too late.
-#define BATCH_NS (150 * MICROSECOND)
-// From this length on a launch stands alone.
-#define LONG_NS (100 * MICROSECOND)
 // Idle gaps up to this length are charged with what surrounds them; behind a longer one, launches
 // are marked at once for a while.
 #define GAP_NS (8 * MICROSECOND)
@@ -24,8 +20,12 @@
 // A launch takes the driver less than this, or the driver had to load something first.
 #define SUBMIT_NS (50 * MICROSECOND)
 #define BASE_NS INT64_C(500000000)
+// The driver is asked only so often whether a stream has run dry earlier than expected.
+#define ASK_NS (100 * MICROSECOND)
 // Streams whose work is not due are asked only so often.
 #define POLL_NS MILLISECOND
+// After so long without an end of anything it is asked whether anything has begun.
+#define OVERDUE_NS (5 * MILLISECOND)
 
 // ---- marks ----
 
@@ -87,6 +87,11 @@ static mark *set_mark(stream_state *of) {
 }
 
 // ---- batches ----
+
+// Launches of other threads look at it before they have the stream's lock.
+static void set_free(stream_state *of, uint64_t free_ns) {
+  __atomic_store_n(&of->free_ns, free_ns, __ATOMIC_RELAXED);
+}
 
 static batch *take_batch(mark_store *store) {
   pthread_mutex_lock(&store->lock);
@@ -167,9 +172,11 @@ void batch_close(stream_state *of, bool is_late, uint64_t now) {
 
 // Is the newest batch known to have ended? Expectations alone would charge idle time whenever they
 // are too long, and grow from it. While something is recorded nothing may be asked.
-static bool has_ended(const stream_state *of) {
+static bool has_ended(stream_state *of, uint64_t now) {
   if (of->last_end == NULL) return true;
   if (__atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) return true;
+  if (now - of->asked_ns < ASK_NS) return false;
+  of->asked_ns = now;
   return DRIVER(USED(cuEventQuery)(of->last_end->event)) != CUDA_ERROR_NOT_READY;
 }
 
@@ -177,8 +184,8 @@ static void batch_open(stream_state *of, uint64_t now) {
   mark_store *store = &of->at->all->marks;
   batch *opened = take_batch(store);
   if (opened == NULL) return;
-  bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of);
-  if (is_idle) of->free_ns = now;
+  bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of, now);
+  if (is_idle) set_free(of, now);
   opened->opened_ns = now;
   opened->began_idle = is_idle;
   opened->start = !is_idle && of->last_end != NULL ? share_mark(store, of->last_end) : set_mark(of);
@@ -188,13 +195,23 @@ static void batch_open(stream_state *of, uint64_t now) {
   pthread_mutex_unlock(&store->lock);
 }
 
+static uint64_t batch_ns(const stream_state *of) {
+  return __atomic_load_n(&of->at->batch_ns, __ATOMIC_RELAXED);
+}
+
+// Such a launch stands alone.
+static bool is_long(const stream_state *of, uint64_t expected_ns) {
+  return expected_ns >= batch_ns(of) / 3 * 2;
+}
+
 void batch_before(stream_state *of, uint64_t expected_ns, bool alone, uint64_t now) {
   uint64_t dry = of->free_ns > of->last_ns ? of->free_ns : of->last_ns;
   uint64_t gap = now > dry ? now - dry : 0;
   // A program that waits for each burst has its gaps marked when it waits.
-  if (gap > GAP_NS && of->is_settled == 0 && of->last_ns != 0) of->eager = EAGER_LAUNCHES;
-  of->is_settled = 0;
-  if (of->open != NULL && (alone || gap > GAP_NS || expected_ns >= LONG_NS)) {
+  bool is_settled = __atomic_load_n(&of->is_settled, __ATOMIC_RELAXED) != 0;
+  if (gap > GAP_NS && !is_settled && of->last_ns != 0) of->eager = EAGER_LAUNCHES;
+  if (is_settled) __atomic_store_n(&of->is_settled, 0, __ATOMIC_RELAXED);
+  if (of->open != NULL && (alone || gap > GAP_NS || is_long(of, expected_ns))) {
     batch_close(of, gap > GAP_NS, now);
   }
   if (of->open == NULL) batch_open(of, now);
@@ -225,14 +242,14 @@ void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool al
     return;
   }
   uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
-  of->free_ns = start + expected_ns;
+  set_free(of, start + expected_ns);
   of->last_ns = before_ns;
   open->items_ns[open->launches] = expected_ns;
   open->items[open->launches++] = what;
   open->expected_ns += expected_ns;
   bool is_eager = of->eager > 0;
   if (is_eager) of->eager--;
-  if (alone || is_eager || open->launches == BATCH_LAUNCHES || open->expected_ns >= BATCH_NS ||
+  if (alone || is_eager || open->launches == BATCH_LAUNCHES || open->expected_ns >= batch_ns(of) ||
       must_mark_at_once(of) || __atomic_load_n(&of->at->all->captures, __ATOMIC_SEQ_CST) != 0) {
     uint64_t now = clock_ns();
     if (open->launches == 1 && open->began_idle && now - before_ns > SUBMIT_NS) {
@@ -247,7 +264,7 @@ void batch_interrupt(stream_state *of) {
     uint64_t now = clock_ns();
     batch_close(of, now > of->free_ns, now);
   }
-  of->free_ns = 0;
+  set_free(of, 0);
 }
 
 // ---- copies: batches without launches ----
@@ -287,7 +304,6 @@ static void settle_one(stream_state *of) {
     uint64_t now = clock_ns();
     batch_close(of, now > of->free_ns, now);
   }
-  of->is_settled = 1;
   stream_state_unlock(of, cancel_state);
 }
 
@@ -299,6 +315,7 @@ static int settle_some(compute_state *all, bool of_all) {
   pthread_mutex_lock(&all->marks.lock);
   for (int device = 0; device < all->device_count; device++) {
     for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
+      __atomic_store_n(&seen->is_settled, 1, __ATOMIC_RELAXED);
       if (count < SETTLED_STREAMS && may_settle(seen, context, of_all)) found[count++] = seen;
     }
   }
@@ -317,7 +334,9 @@ void marks_settle_all(compute_state *all) {
 
 void marks_settle_stream(compute_state *all, CUstream stream) {
   stream_state *of = stream_state_of(all, stream, false);
-  if (of != NULL && __atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of);
+  if (of == NULL) return;
+  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of);
+  __atomic_store_n(&of->is_settled, 1, __ATOMIC_RELAXED);
 }
 
 // ---- taking in what has ended ----
@@ -360,7 +379,8 @@ static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
     previous = of->items[i];
     double part = of->expected_ns != 0 ? (double)of->items_ns[i] / (double)of->expected_ns
                                        : 1.0 / (double)of->launches;
-    estimate_learn(&at->all->estimates, previous, (uint64_t)((double)took_ns * part));
+    estimate_learn(&at->all->estimates, previous, (uint64_t)((double)took_ns * part),
+                   of->launches == 1);
   }
 }
 
@@ -461,8 +481,8 @@ static stream_state *first_active(compute_device *at) {
 uint64_t marks_collect(compute_device *at, uint64_t now) {
   mark_store *store = &at->all->marks;
   uint64_t begun = 0;
-  bool is_overdue = now > __atomic_load_n(&at->dry_ns, __ATOMIC_RELAXED);
-  bool is_running = false;
+  uint64_t last = __atomic_load_n(&at->progress_ns, __ATOMIC_RELAXED);
+  bool is_overdue = now > last + OVERDUE_NS, is_running = false;
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     batch *oldest = oldest_of(store, of);
     if (oldest == NULL) continue;
@@ -474,7 +494,7 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
       oldest = oldest_of(store, of);
       any = true;
     }
-    if (any) at->progress_ns = now;
+    if (any) __atomic_store_n(&at->progress_ns, now, __ATOMIC_RELAXED);
     if (oldest == NULL || oldest->launches == 0) continue;
     begun += oldest->expected_ns;
     if (is_overdue && !is_running) {

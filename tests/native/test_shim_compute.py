@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -133,7 +134,7 @@ def test_host_program(
 class Load:
     """A program that keeps the device as busy as it may."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
 
     def had_ns(self, seconds: float) -> float:
         """Return which part of the device it has in the next `seconds`, between 0 and 1."""
@@ -143,9 +144,15 @@ class Load:
             last = self._report()
         return (last[1] - first[1]) / (last[0] - first[0])
 
+    def gets_on(self) -> bool:
+        """Tell whether it has anything new to report within a second."""
+        while select.select([self.process.stdout], [], [], 0)[0]:
+            self._report()
+        return bool(select.select([self.process.stdout], [], [], 1)[0])
+
     def _report(self) -> tuple[int, int]:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.process.stdout.readline().decode()
         assert line, self.process.wait()
         when, busy = line.split()
         return int(when), int(busy)
@@ -154,18 +161,18 @@ class Load:
 @pytest.fixture
 def load(shim_hosts: ShimHosts) -> Iterator[Callable[..., Load]]:
     """Starts a load in a share; each is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(share: Share, kernel_ns: int) -> Load:
         process = subprocess.Popen(
             [shim_hosts.program("host_launch"), "run", "60", str(kernel_ns)],
             env=shim_hosts.environment(share),
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # so that select tells of every line
         )
         started.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == b"ready\n"
         return Load(process)
 
     yield start
@@ -203,6 +210,11 @@ def test_a_holder_that_is_gone_keeps_nobody(
     second = load(turns.share("second", "50:100")[0], 200_000)
     first.had_ns(0.3)
     first.process.send_signal(how)
+    while not second.gets_on():
+        # It was stopped while it simulated the GPU, by a lock that no GPU has: at another moment.
+        first.process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+        first.process.send_signal(how)
     second.had_ns(0.5)
     assert second.had_ns(1) > 0.7
     if how == signal.SIGSTOP:
@@ -258,7 +270,7 @@ def test_figures_are_counted(turns: Turns, load: Callable[..., Load]) -> None:
     one = load(share, 200_000)
     one.had_ns(1)
     time.sleep(0.1)
-    (use,) = ledger.read_share(share.directory).devices
+    (use,) = ledger.read(share.directory).devices
     assert use.gpu_ns > 100 * MS
     assert use.held_ns > 100 * MS
     assert use.throttled > 10

@@ -74,12 +74,20 @@ __attribute__((unused)) static void spin(CUfunction function, uint64_t ns, CUstr
   OK(cuLaunchKernel(function, 432, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL));
 }
 
+// Sanitized programs launch so slowly that the GPU idles between any two launches.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SLOW 1
+#else
+#define IS_SLOW 0
+#endif
+
 // Charged is what was really used, but for what the marks themselves take and for gaps of
 // microseconds: to `percent` and 100 us.
 __attribute__((unused)) static void expect_near(uint64_t actual, uint64_t wanted, uint64_t percent,
                                                 const char *what) {
   uint64_t difference = actual > wanted ? actual - wanted : wanted - actual;
   if (difference <= wanted * percent / 100 + 100 * US) return;
+  if (IS_SLOW && actual > wanted && actual < wanted * 5) return;
   FAIL("%s: charged %.3f ms, really %.3f ms", what, (double)actual / 1e6, (double)wanted / 1e6);
 }
 
