@@ -75,8 +75,8 @@ typedef struct allot_slot {
   uint64_t gpu_ns;     // GPU time charged
   uint64_t held_ns;    // time that launches were held back, added up over threads
   uint64_t throttled;  // launches held back
-  // Bit i: it has memory of device i that may live on the host. Bit 32 + i: all of that does, as
-  // the share is suspended.
+  // Bit i: it has managed memory of device i. Bit 32 + i: all of that lies on the host, as the
+  // share is suspended.
   uint64_t movable;
   allot_slot_device devices[ALLOT_MAX_DEVICES];
 } allot_slot;

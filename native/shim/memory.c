@@ -279,7 +279,10 @@ CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned i
   plain_request request;
   CUresult result = plain_begin(&request, bytes, false);
   if (result != CUDA_SUCCESS) return result;
-  if (becomes_managed(&request, pointer)) request.managed = MANAGED_BY_PROGRAM;
+  if (request.at.context != NULL) {
+    residency_wanted(request.at.own, request.at.device, request.at.ordinal);
+    request.managed = MANAGED_BY_PROGRAM;
+  }
   result = DRIVER(REAL(cuMemAllocManaged)(pointer, bytes, flags));
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }

@@ -122,6 +122,7 @@ static void say_what_is_there(process *own, int device) {
 
 // The keeper is there from now on: it moves the set when the share is suspended, launches or not.
 static void begin_set(process *own, int device) {
+  if (!residency_possible(own, device)) return;
   forget_the_dead(own, device);
   compute_state *turns = compute_state_of(own);
   if (turns != NULL && turns->devices[device].has_turns != 0) compute_join(&turns->devices[device]);
@@ -135,6 +136,7 @@ void residency_added(process *own, int device, uint64_t bytes) {
   __atomic_add_fetch(&state->additions, 1, __ATOMIC_SEQ_CST);
   say(own, EVICTED(device), false);
   if (is_first) say_what_is_there(own, device);
+  if (!residency_possible(own, device)) return;
   __atomic_add_fetch(host_bytes(own, device), bytes, __ATOMIC_RELAXED);
 }
 

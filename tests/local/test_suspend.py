@@ -26,7 +26,8 @@ from allotment.model.errors import BusyError, DoesNotFitError, PrerequisiteError
 from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import find, look
-from allotment.shares.suspending import resume, suspend
+from allotment.shares.resuming import resume
+from allotment.shares.suspending import suspend
 
 Allot = Any  # tests/conftest.py: CommandLine
 Begin = Callable[..., list[int]]
@@ -135,7 +136,7 @@ def begin(allot: Allot, folder: StateFolder) -> Iterator[Begin]:
                 *options, "--", "sh", "-c", script,
             ),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=allot.environment(),
+            env=allot.environment(), start_new_session=True,
         )  # fmt: skip
         started.append(process)
 
@@ -150,11 +151,8 @@ def begin(allot: Allot, folder: StateFolder) -> Iterator[Begin]:
 
     yield start
     for process in started:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # stopped or not
         process.communicate()
-    for found in look(folder):
-        for user in found.ledger.processes if found.ledger else ():
-            os.kill(user.pid, signal.SIGKILL)
 
 
 def devices_of(folder: StateFolder, name: str) -> tuple[Device, ...]:
@@ -219,6 +217,8 @@ def test_without_checkpoints_the_shim_moves_what_can_move(
     done = allot("suspend", "job")
     assert done.returncode == 0, done.stderr
     assert is_stopped(pid)
+    again = allot("suspend", "job")
+    assert (again.returncode, "is suspended already" in again.stderr) == (2, True)
     wait_until(lambda: used_bytes(allot) < 2 * GI)  # two contexts, and what the other has
     shares = {each["name"]: each for each in json.loads(allot("ps", "-o", "json").stdout)["shares"]}
     assert (shares["job"]["state"], shares["kept"]["state"]) == ("suspended", "running")
@@ -227,6 +227,74 @@ def test_without_checkpoints_the_shim_moves_what_can_move(
     assert allot("resume", "job").returncode == 0
     wait_until(lambda: used_bytes(allot) > 2 * GI)
     assert not is_stopped(pid)
+
+
+def test_a_program_without_the_shim_is_checkpointed_too(allot: Allot, folder: StateFolder) -> None:
+    holder = f"unset LD_PRELOAD; exec {sys.executable} {HOLDER} 0 {GI} busy"
+    command = allot.command(
+        "run", *SPEC, "--name", "job", "--memory", "8Gi", "--inject", "environment",
+        "--", "sh", "-c", holder,
+    )  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=allot.environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        before = used_bytes(allot)
+        assert before > GI
+        done = allot("suspend", "job")
+        assert done.returncode == 0, done.stderr
+        assert used_bytes(allot) == 0
+        assert find(folder, "job").booked_memory().popitem()[1] == 0
+        done = allot("resume", "job")
+        assert done.returncode == 0, done.stderr
+        assert used_bytes(allot) == before
+        process.communicate()
+        assert process.returncode == 0
+
+
+def test_nothing_is_restored_where_outsiders_have_the_room(begin: Begin, allot: Allot) -> None:
+    (pid,) = begin("job", "60Gi")
+    inside = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    outside = dict(each.split("=", 1) for each in inside if "=" in each)
+    del outside["ALLOTMENT_SHARE"], outside["LD_PRELOAD"]
+    assert allot("suspend", "job").returncode == 0
+    with subprocess.Popen(
+        [sys.executable, HOLDER, "0", str(78 * GI)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=outside,
+    ) as stranger:  # fmt: skip
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        done = allot("resume", "job")
+        assert done.returncode == 3, done.stderr
+        assert "programs outside of shares have 78" in done.stderr
+        assert is_stopped(pid)
+        stranger.communicate()
+    done = allot("resume", "job")
+    assert done.returncode == 0, done.stderr
+    assert not is_stopped(pid)
+
+
+@pytest.mark.parametrize("may_move", [False, True])
+def test_managed_memory_is_not_checkpointed(allot: Allot, *, may_move: bool) -> None:
+    command = allot.command(
+        "run", *SPEC, "--name", "job", "--memory", "8Gi", "--inject", "environment",
+        *(["--oversubscribe"] if may_move else []),
+        "--", sys.executable, "-m", "allotment", "burn", "--api", "managed", "--memory", "1Gi",
+        "--seconds", "60",
+    )  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=allot.environment()) as process:
+        wait_until(lambda: "job" in allot("ps").stdout and used_bytes(allot) > GI)
+        done = allot("suspend", "job")
+        if may_move:
+            assert done.returncode == 0, done.stderr
+            wait_until(lambda: used_bytes(allot) < GI)
+            assert allot("resume", "job").returncode == 0
+            wait_until(lambda: used_bytes(allot) > GI)
+        else:
+            assert done.returncode == 8, done.stderr
+            assert "has managed memory" in done.stderr
+        process.terminate()
 
 
 # ---- with a driver that stands in ----
@@ -240,7 +308,7 @@ def test_a_suspended_share_is_stopped_and_booked_by_nobody(
     taken = allot("cdi", "create", *SPEC, "--memory", "40Gi", "--cdi-dir", tmp_path / "cdi")
     assert taken.returncode == 3, taken.stderr
 
-    done = suspend(folder, "job", no_readings, patience_s=5, driver_of=driver.of)
+    done = suspend(folder, "job", no_readings, patience_s=5, drivers=driver.of)
     assert done.programs >= 2
     assert driver.states() == {ProcessState.CHECKPOINTED}
     wait_until(lambda: all(map(is_stopped, pids)))
@@ -251,12 +319,12 @@ def test_a_suspended_share_is_stopped_and_booked_by_nobody(
     taken = allot("cdi", "create", *SPEC, "--memory", "40Gi", *other)
     assert taken.returncode == 0, taken.stderr
     with pytest.raises(DoesNotFitError, match=r"need 60Gi, have .*Gi") as refusal:
-        resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=driver.of)
+        resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=driver.of)
     assert "allot resume job" in (refusal.value.hint or "")
     assert all(map(is_stopped, pids))
 
     assert allot("rm", "other").returncode == 0
-    resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=driver.of)
+    resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=driver.of)
     assert driver.states() == {ProcessState.RUNNING}
     wait_until(lambda: not any(map(is_stopped, pids)))
     assert suspension(folder, "job") is None
@@ -274,7 +342,7 @@ def test_all_processes_are_suspended_or_none(
         path = tmp_path / f"driver-{step}"
         driver = FakeDriver(path, failing_step=step, code=1)
         with pytest.raises(BusyError, match=rf"refused the {call} of process \d+: .*\(1\)"):
-            suspend(folder, "job", no_readings, patience_s=5, driver_of=driver.of)
+            suspend(folder, "job", no_readings, patience_s=5, drivers=driver.of)
         assert driver.states() <= {ProcessState.RUNNING}
         assert suspension(folder, "job") is None
         assert not any(map(is_stopped, pids))
@@ -294,13 +362,13 @@ def test_what_cannot_be_put_right_is_left_to_resume(
     path = tmp_path / "driver"
     stubborn = Stubborn(path, failing_step=3, code=1)
     with pytest.raises(BusyError, match="refused the checkpoint"):
-        suspend(folder, "job", no_readings, patience_s=5, driver_of=stubborn.of)
+        suspend(folder, "job", no_readings, patience_s=5, drivers=stubborn.of)
     left = suspension(folder, "job")
     assert left is not None
     assert not left.is_complete
     assert find(folder, "job").booked_memory() == find(folder, "job").limits()
     driver = FakeDriver(path)
-    resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=driver.of)
+    resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=driver.of)
     assert driver.states() == {ProcessState.RUNNING}
     assert not any(map(is_stopped, pids))
 
@@ -310,22 +378,22 @@ def test_who_dies_in_the_midst_is_finished_by_the_next(
     begin: Begin, folder: StateFolder, tmp_path: Path, then: str
 ) -> None:
     pids = begin("job", "8Gi", 2)
-    for step in range(6):
+    for step in range(5):
         driver = FakeDriver(tmp_path / f"driver-{step}", failing_step=step)
         child = os.fork()
         if child == 0:
             try:
-                suspend(folder, "job", no_readings, patience_s=5, driver_of=driver.of)
+                suspend(folder, "job", no_readings, patience_s=5, drivers=driver.of)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == (KILLED if step < 4 else 0)
         driver = FakeDriver(driver.path)
-        if then == "suspend":
-            suspend(folder, "job", no_readings, patience_s=5, driver_of=driver.of)
+        if then == "suspend" and step < 4:
+            suspend(folder, "job", no_readings, patience_s=5, drivers=driver.of)
             assert driver.states() == {ProcessState.CHECKPOINTED}
             wait_until(lambda: all(map(is_stopped, pids)))
-        resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=driver.of)
+        resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=driver.of)
         assert driver.states() <= {ProcessState.RUNNING}
         assert suspension(folder, "job") is None
         wait_until(lambda: not any(map(is_stopped, pids)))
@@ -337,13 +405,13 @@ def test_who_dies_while_resuming_is_finished_by_the_next(
     pids = begin("job", "8Gi", 2)
     for step in range(4):
         path = tmp_path / f"driver-{step}"
-        suspend(folder, "job", no_readings, patience_s=5, driver_of=FakeDriver(path).of)
+        suspend(folder, "job", no_readings, patience_s=5, drivers=FakeDriver(path).of)
         FakeDriver(path).restart()
         child = os.fork()
         if child == 0:
             dying = FakeDriver(path, failing_step=step)
             try:
-                resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=dying.of)
+                resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=dying.of)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -352,7 +420,7 @@ def test_who_dies_while_resuming_is_finished_by_the_next(
         assert left is not None
         assert not left.is_complete, "it is booked while it is on its way back"
         driver = FakeDriver(path)
-        resume(folder, "job", no_readings, devices_of(folder, "job"), driver_of=driver.of)
+        resume(folder, "job", no_readings, devices_of(folder, "job"), drivers=driver.of)
         assert driver.states() == {ProcessState.RUNNING}
         wait_until(lambda: not any(map(is_stopped, pids)))
 
@@ -362,18 +430,18 @@ def test_a_restore_that_fails_leaves_it_suspended(
 ) -> None:
     pids = begin("job", "8Gi", 2)
     path = tmp_path / "driver"
-    suspend(folder, "job", no_readings, patience_s=5, driver_of=FakeDriver(path).of)
+    suspend(folder, "job", no_readings, patience_s=5, drivers=FakeDriver(path).of)
     FakeDriver(path).restart()
     devices = devices_of(folder, "job")
     full = FakeDriver(path, failing_step=1, code=2)
     with pytest.raises(DoesNotFitError, match="stays suspended"):
-        resume(folder, "job", no_readings, devices, driver_of=full.of)
+        resume(folder, "job", no_readings, devices, drivers=full.of)
     left = suspension(folder, "job")
     assert left is not None
     assert left.is_complete
     wait_until(lambda: all(map(is_stopped, pids)))
     FakeDriver(path).restart()
-    resume(folder, "job", no_readings, devices, driver_of=FakeDriver(path).of)
+    resume(folder, "job", no_readings, devices, drivers=FakeDriver(path).of)
     assert FakeDriver(path).states() == {ProcessState.RUNNING}
 
 
@@ -382,9 +450,7 @@ def test_without_checkpoints_it_says_why_and_what_to_do(
 ) -> None:
     (pid,) = begin("job", "8Gi")
     with pytest.raises(PrerequisiteError, match="may not live on the host") as refusal:
-        suspend(
-            folder, "job", no_readings, patience_s=5, driver_of=OldDriver(tmp_path / "driver").of
-        )
+        suspend(folder, "job", no_readings, patience_s=5, drivers=OldDriver(tmp_path / "driver").of)
     assert "--oversubscribe" in (refusal.value.hint or "")
     assert suspension(folder, "job") is None
     assert not is_stopped(pid)

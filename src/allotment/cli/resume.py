@@ -23,7 +23,7 @@ def command(*, share: str, state: Path | None) -> None:
     from allotment.cli.machines import devices_of, readings
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import find
-    from allotment.shares.suspending import resume
+    from allotment.shares.resuming import resume
 
     folder = StateFolder.at(state)
     devices = devices_of(find(folder, share))

@@ -10,8 +10,11 @@ The driver's library is loaded in a child process, which ends with the `with`: `
 without one, and a call that hangs can be given up on. The child takes a line for each call
 (`lock 4711 5000`) and answers with one (`600 CUDA_ERROR_NOT_READY 0`).
 
-Facts: cuda.h of CUDA 12.8, "CUDA Checkpointing": drivers from 570 on, Linux, x86-64. A process is
-named by its number as the caller sees it. cuInit is not needed for any of it.
+Facts: cuda.h of CUDA 12.8, "CUDA Checkpointing": drivers from 570 on, Linux. A process is named by
+its number as the caller sees it. From NVIDIA/cuda-checkpoint: x86-64 only (elsewhere all but the
+checkpoint itself is answered, issue 51); no managed memory and no memory shared by IPC, and a
+process that has some may not survive the attempt (README, of 570); nor one whose restore found no
+room (issue 44, seen with 580).
 """
 
 from __future__ import annotations

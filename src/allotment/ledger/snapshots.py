@@ -94,9 +94,10 @@ class ProcessUse:
     gpu_ns: int = 0
     held_ns: int = 0
     throttled: int = 0
-    to_evict: frozenset[int] = frozenset()
-    """Devices, by their place in the policy, on which it has memory that may live on the host, and
-    from which it has not moved that as its share is suspended."""
+    managed: frozenset[int] = frozenset()
+    """Devices, by their place in the policy, of which it has managed memory."""
+    evicted: frozenset[int] = frozenset()
+    """Of these, where all of that lies on the host because the share is suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +234,13 @@ def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:
         gpu_ns=_u64(data, at + layout.SLOT_GPU_NS_AT),
         held_ns=_u64(data, at + layout.SLOT_HELD_NS_AT),
         throttled=_u64(data, at + layout.SLOT_THROTTLED_AT),
-        to_evict=_to_evict(_u64(data, at + layout.SLOT_MOVABLE_AT), device_count),
+        managed=_bits(_u64(data, at + layout.SLOT_MOVABLE_AT), device_count),
+        evicted=_bits(_u64(data, at + layout.SLOT_MOVABLE_AT) >> 32, device_count),
     )
 
 
-def _to_evict(movable: int, device_count: int) -> frozenset[int]:
-    left = movable & ~(movable >> 32)
-    return frozenset(device for device in range(device_count) if left >> device & 1)
+def _bits(word: int, device_count: int) -> frozenset[int]:
+    return frozenset(device for device in range(device_count) if word >> device & 1)
 
 
 def _is_locked(descriptor: int, slot: int) -> bool:
