@@ -40,7 +40,7 @@ def test_a_machine_that_does_not_fit_is_not_made(allot: Allot) -> None:
     done = on_tmpfs(allot, 64 << 10, script)
     assert done.stdout == "6\n", done.stdout + done.stderr
     assert "No space left on device" in done.stderr
-    assert "hint: it needs 5 MiB" in done.stderr
+    assert "hint: it needs 6 MiB" in done.stderr
 
 
 def test_a_context_whose_ring_does_not_fit_is_out_of_memory(allot: Allot, native_dir: Path) -> None:

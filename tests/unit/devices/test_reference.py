@@ -47,3 +47,12 @@ def test_the_examples_are_machines(root: Path) -> None:
     assert len(shorts) == 3
     for short in shorts:
         assert parse_short(short).gpus
+
+
+def test_the_table_of_rates_is_the_models(root: Path) -> None:
+    text = (root / "docs" / "reference" / "simulated.md").read_text()
+    table = text.split("## Rates of copies")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \| (\d+) \| (\d+) \|$", table, re.MULTILINE)
+    assert rows == [
+        (key, str(model.h2d), str(model.d2h), str(model.d2d)) for key, model in MODELS.items()
+    ]
