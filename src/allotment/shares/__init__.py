@@ -6,6 +6,11 @@ records      share.json
 traces       processes.json: by what a share's processes are known
 lives        create, look, find, destroy, recover
 resizing     another limit for a share that lives
+suspending   `allot suspend`: its programs stop, and its GPU memory is for others
+resuming     `allot resume`: both come back
+suspensions  what is written down meanwhile
+checkpointing  the driver's part: all of a share's processes, or none
+stopping     who is stopped, and goes on
 copies       immutable copies of the native libraries
 namespaces   a mount namespace with the shim in it
 running      a child process as if `allot` were not there
