@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -84,6 +85,17 @@ __attribute__((unused)) static void *make_shared(size_t size) {
   void *made = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(made != MAP_FAILED);
   return made;
+}
+
+// A child that ends, even if it is stopped, when a check of its parent fails.
+__attribute__((unused)) static pid_t fork_child(void) {
+  pid_t parent = getpid(), child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+  }
+  return child;
 }
 
 __attribute__((unused)) static void wait_for(pid_t child) {

@@ -19,7 +19,7 @@ static void step(const char *name);
 
 static int steps_left = NEVER;
 static int fatal_signal;
-static uint64_t *clock_ns;  // shared by all processes of a test
+static uint64_t *ahead_ns;  // of the machine's clock; shared by all processes of a test
 
 static void (*interruption)(const char *name);
 
@@ -29,11 +29,12 @@ static void step(const char *name) {
 }
 
 static uint64_t now(void) {
-  return __atomic_load_n(clock_ns, __ATOMIC_SEQ_CST);
+  return monotonic_ns() + __atomic_load_n(ahead_ns, __ATOMIC_SEQ_CST);
 }
 
 static uint64_t later(uint64_t ns) {
-  return __atomic_add_fetch(clock_ns, ns, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(ahead_ns, ns, __ATOMIC_SEQ_CST);
+  return now();
 }
 
 // ---- what a process does, and in which situation ----
@@ -71,7 +72,7 @@ static void other_waits(situation *in) {
 }
 
 static void a_dead_process_holds(situation *in) {
-  pid_t dead = fork();
+  pid_t dead = fork_child();
   if (dead == 0) {
     allot_leases leases;
     allot_lease lease;
@@ -262,8 +263,7 @@ static void seats_can_be_taken(void) {
 
 static void set_up(situation *in) {
   make_device();
-  // Not before the clock of joins and leaves, which are not told the time.
-  *clock_ns = monotonic_ns();
+  *ahead_ns = 0;
   in->own_seat = take_seat(ANYTHING_GOES);
   in->other_seat = take_seat(ANYTHING_GOES);
   in->third_seat = take_seat(ANYTHING_GOES);
@@ -277,7 +277,7 @@ static void tear_down(situation *in) {
 
 // A child that does its part and gets `signal` at step `at`. It ends normally if there are fewer.
 static pid_t start(situation *in, const struct scenario *scenario, int at, int signal) {
-  pid_t child = fork();
+  pid_t child = fork_child();
   if (child != 0) {
     int status;
     CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status), "status %x",
@@ -357,7 +357,7 @@ static void terms_are_never_without_effect(void) {
     allot_leases leases;
     open_seat(&leases, seat);
     CHECK(leases.contract->governed == 0);
-    pid_t agent = fork();
+    pid_t agent = fork_child();
     if (agent == 0) {
       fatal_signal = SIGKILL;
       steps_left = at;
@@ -410,7 +410,7 @@ static void newcomers_are_not_taken_for_the_dead(void) {
 
 int main(void) {
   setvbuf(stdout, NULL, _IONBF, 0);  // children must not print it again
-  clock_ns = make_shared(sizeof *clock_ns);
+  ahead_ns = make_shared(sizeof *ahead_ns);
   for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
     int steps = kill_at_every_step(&scenarios[i]);
     CHECK(steps > 0, "%s has no step", scenarios[i].name);

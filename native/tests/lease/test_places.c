@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+// sources: lease.c lease_core.c contract.c
+// Places: they outlive closed descriptors, end with their process and not with its children's, run
+// out with a clear error. Seats: who has lost one goes on as best effort. Damaged files are
+// refused.
+#include <stddef.h>
+
+#include "lease_test.h"
+
+static allot_lease_state state;
+
+static allot_lease want(allot_leases *leases) {
+  allot_lease lease;
+  allot_lease_want(leases, monotonic_ns(), &lease);
+  return lease;
+}
+
+static allot_lease release(allot_leases *leases, uint64_t used_ns) {
+  allot_lease lease;
+  allot_lease_release(leases, used_ns, 0, false, monotonic_ns(), &lease);
+  return lease;
+}
+
+static allot_lease look(const allot_leases *leases) {
+  allot_lease lease;
+  allot_lease_look(leases, monotonic_ns(), &lease);
+  return lease;
+}
+
+// As a waiter does until it has the lease.
+static bool wait_for_lease(allot_leases *leases, int longest_ms) {
+  allot_lease lease = want(leases);
+  for (int ms = 0; !lease.held && ms < longest_ms; ms++) {
+    usleep(1000);
+    allot_lease_check(leases, monotonic_ns(), &lease);
+  }
+  return lease.held;
+}
+
+// ---- one process's life ----
+
+static void turns_are_taken(void) {
+  make_device();
+  allot_leases first, second;
+  join_seat(&first, take_seat(ANYTHING_GOES));
+  allot_lease lease = want(&first);
+  CHECK(lease.held && lease.alone && !lease.contended && !lease.yield && lease.epoch == 1);
+  CHECK(lease.budget_ns == UINT64_MAX && !lease.latency_active && allot_lease_is_mine(&first));
+  join_seat(&second, take_seat(ANYTHING_GOES));
+  CHECK(!look(&first).alone && allot_lease_is_mine(&first));
+  lease = want(&second);
+  CHECK(!lease.held && lease.retry_ns > monotonic_ns() - 50 * MS);
+  CHECK(!allot_lease_is_mine(&first) && !allot_lease_is_mine(&second));
+  lease = look(&first);
+  CHECK(lease.held && lease.contended);
+  lease = release(&first, 3 * MS);
+  CHECK(!lease.held && lease.epoch == 2);
+  lease = look(&second);
+  CHECK(lease.held && lease.epoch == 2 && !lease.contended && allot_lease_is_mine(&second));
+  allot_leases_read(&second, &state);
+  CHECK(state.seats[first.seat].used_ns == 3 * MS && state.seats[first.seat].leases == 1);
+  allot_leases_leave(&second);
+  CHECK(second.place == -1 && !look(&first).contended && want(&first).held);
+  check_state(&first);
+  allot_leases_close(&second);
+  allot_leases_close(&first);
+  remove_device();
+}
+
+static void ceilings_are_told(void) {
+  make_device();
+  allot_leases own;
+  uint64_t terms =
+      ALLOT_TERMS(1000, 1000, 100, ALLOT_CLASS_NORMAL, ALLOT_TERMS_TAKEN | ALLOT_TERMS_GOVERNED);
+  join_seat(&own, take_seat(terms));
+  allot_lease lease = want(&own);
+  CHECK(lease.held && lease.budget_ns > 0 && lease.budget_ns <= 25 * MS);
+  uint64_t now = monotonic_ns();
+  allot_lease_charge(&own, 40 * MS, 0, now, &lease);
+  CHECK(lease.held && lease.yield && lease.budget_ns == 0);
+  allot_lease_release(&own, 0, 0, true, now, &lease);
+  // A tenth of the time: what lacks of 2 ms is there ten times as long later.
+  CHECK(!lease.held && lease.retry_ns > now && lease.retry_ns <= now + 51 * MS);
+  for (uint64_t at = now; at < now + 149 * MS; at += 10 * MS) {
+    allot_lease_check(&own, at, &lease);
+    CHECK(!lease.held, "%llu ms early", (unsigned long long)((now + 150 * MS - at) / MS));
+  }
+  allot_lease_check(&own, now + 450 * MS, &lease);
+  CHECK(lease.held);
+  allot_leases_close(&own);
+  remove_device();
+}
+
+// ---- places ----
+
+static void closing_all_descriptors_keeps_the_place(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  allot_leases other;
+  join_seat(&other, seat);
+  int pipes[2], back[2];
+  CHECK(pipe(pipes) == 0 && pipe(back) == 0);
+  pid_t child = fork_child();
+  if (child == 0) {
+    allot_leases own;
+    join_seat(&own, seat);
+    CHECK(want(&own).held);
+    for (int i = 3; i < 256; i++) {
+      if (i != pipes[0] && i != back[1]) close(i);
+    }
+    CHECK(write(back[1], "x", 1) == 1);
+    char byte;
+    while (read(pipes[0], &byte, 1) == 1) allot_lease_beat(&own, true, monotonic_ns());
+    _exit(look(&own).held ? 1 : 0);
+  }
+  close(pipes[0]);
+  char byte;
+  CHECK(read(back[0], &byte, 1) == 1);
+  allot_lease lease = want(&other);
+  // Its time runs out and it answers nothing but its beat: not dead, so it keeps the lease.
+  for (int i = 0; i < 50; i++) {
+    CHECK(write(pipes[1], "x", 1) == 1);
+    usleep(1000);
+    allot_lease_check(&other, monotonic_ns(), &lease);
+    if (lease.held) break;
+  }
+  allot_leases_read(&other, &state);
+  // (A machine that did not run it for 25 ms had it evicted as stopped. It still has its place.)
+  CHECK(!lease.held || state.seats[seat].evictions == 1);
+  CHECK(state.places_taken == 2);
+  kill(child, SIGSTOP);
+  CHECK(wait_for_lease(&other, 2000));
+  close(pipes[1]);
+  kill(child, SIGCONT);
+  wait_for(child);
+  allot_leases newcomer;
+  join_seat(&newcomer, seat);
+  CHECK(newcomer.place == 1);
+  allot_leases_close(&newcomer);
+  allot_leases_close(&other);
+  remove_device();
+}
+
+static void children_do_not_keep_a_dead_parents_place(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  allot_leases other;
+  join_seat(&other, seat);
+  int pipes[2], back[2];
+  CHECK(pipe(pipes) == 0 && pipe(back) == 0);
+  pid_t parent = fork_child();
+  if (parent == 0) {
+    allot_leases own;
+    join_seat(&own, seat);
+    CHECK(want(&own).held);
+    if (fork() == 0) {
+      char byte = 'x';
+      close(pipes[1]);
+      CHECK(write(back[1], &byte, 1) == 1);
+      _exit(read(pipes[0], &byte, 1) < 0 ? 1 : 0);
+    }
+    raise(SIGKILL);
+  }
+  char byte;
+  CHECK(read(back[0], &byte, 1) == 1);
+  CHECK(waitpid(parent, NULL, 0) == parent);
+  CHECK(wait_for_lease(&other, 2000));
+  allot_leases_read(&other, &state);
+  CHECK(state.places_taken == 1 && state.seats[seat].evictions == 0);
+  close(pipes[1]);
+  allot_leases_close(&other);
+  remove_device();
+}
+
+static void places_run_out_and_come_back(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  static allot_leases owners[ALLOT_PLACES];
+  allot_leases one_more;
+  for (int i = 0; i < (int)ALLOT_PLACES; i++) {
+    join_seat(&owners[i], seat);
+    CHECK(owners[i].place == i);
+  }
+  open_seat(&one_more, seat);
+  CHECK(allot_leases_join(&one_more) == -ENOSPC && one_more.place == -1);
+  CHECK(want(&owners[ALLOT_PLACES - 1]).held && !want(&owners[7]).held);
+  check_state(&one_more);
+  allot_leases_close(&owners[5]);
+  CHECK(allot_leases_join(&one_more) == 0 && one_more.place == 5);
+  CHECK(release(&owners[ALLOT_PLACES - 1], 0).epoch == 2 && look(&owners[7]).held);
+  for (int i = 0; i < (int)ALLOT_PLACES; i++) {
+    if (i != 5) allot_leases_close(&owners[i]);
+  }
+  CHECK(look(&one_more).alone && want(&one_more).held);
+  allot_leases_close(&one_more);
+  remove_device();
+}
+
+static void a_damaged_place_is_taken_anew(void) {
+  make_device();
+  allot_leases own, other;
+  join_seat(&own, take_seat(ANYTHING_GOES));
+  join_seat(&other, take_seat(ANYTHING_GOES));
+  CHECK(want(&own).held);
+  uint64_t root = own.file->root;
+  allot_lease_state *in_force = &own.file->states[ALLOT_ROOT_BUFFER(root)];
+  memset(in_force->places, 0, sizeof in_force->places);
+  CHECK(wait_for_lease(&other, 100));
+  CHECK(release(&other, 0).epoch != 0 && wait_for_lease(&own, 100));
+  check_state(&own);
+  allot_leases_read(&own, &state);
+  CHECK(state.places_taken == 2 && state.places[own.place].seat == own.seat);
+  allot_leases_close(&own);
+  allot_leases_close(&other);
+  remove_device();
+}
+
+// What a machine finds in a file on its disk after it was started again: a holder and beats of a
+// later time, and nobody alive.
+static void a_machine_that_was_started_again(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  const uint64_t later = monotonic_ns() + 86400ull * 1000 * MS;
+  pid_t before = fork_child();
+  if (before == 0) {
+    allot_leases leases[3];
+    for (int i = 0; i < 3; i++) {
+      allot_lease lease;
+      join_seat(&leases[i], seat);
+      allot_lease_want(&leases[i], later, &lease);
+      allot_lease_beat(&leases[i], true, later);
+    }
+    _exit(0);
+  }
+  wait_for(before);
+  allot_leases own;
+  join_seat(&own, seat);
+  CHECK(wait_for_lease(&own, 100));
+  CHECK(look(&own).alone);
+  allot_leases_close(&own);
+  remove_device();
+}
+
+// ---- seats ----
+
+static void who_lost_the_seat_is_best_effort(void) {
+  make_device();
+  allot_leases own, other;
+  int seat = take_seat(ANYTHING_GOES | 5000);
+  join_seat(&own, seat);
+  CHECK(want(&own).held);
+  CHECK(allot_contract_free(device, seat, serials[seat]) == 0);
+  CHECK(look(&own).yield);
+  CHECK(take_seat(ANYTHING_GOES | 2000) == seat);
+  join_seat(&other, seat);
+  CHECK(look(&own).yield);
+  // What it used by then is not the newcomer's.
+  allot_lease lease;
+  allot_lease_release(&own, 30 * MS, 0, true, monotonic_ns(), &lease);
+  CHECK(own.seat == (int)ALLOT_SEAT_UNBOOKED);
+  allot_leases_read(&own, &state);
+  CHECK(state.seats[seat].used_ns == 0 && state.seats[seat].serial == serials[seat]);
+  CHECK(lease.held);  // nobody else wants it
+  CHECK(!want(&other).held && look(&own).yield);
+  CHECK(!release(&own, MS).held && look(&other).held);
+  check_state(&own);
+
+  // A process that begins with the seat of a share that is gone.
+  allot_leases late;
+  CHECK(allot_leases_open(&late, contract_path, leases_path, seat, serials[seat] - 1) == 0);
+  CHECK(late.seat == (int)ALLOT_SEAT_UNBOOKED && allot_leases_join(&late) == 0);
+  CHECK(!want(&late).held);
+  allot_leases_close(&other);
+  CHECK(wait_for_lease(&late, 100));
+  allot_leases_close(&late);
+  allot_leases_close(&own);
+  remove_device();
+}
+
+static void suspended_shares_get_no_lease(void) {
+  make_device();
+  allot_leases own, other;
+  int seat = take_seat(ANYTHING_GOES);
+  join_seat(&own, seat);
+  join_seat(&other, take_seat(ANYTHING_GOES));
+  CHECK(want(&own).held);
+  uint64_t terms = ANYTHING_GOES | ALLOT_TERMS_SUSPENDED;
+  CHECK(allot_contract_change(device, seat, serials[seat], terms) == 0);
+  allot_lease lease;
+  allot_lease_charge(&own, MS, 0, monotonic_ns(), &lease);
+  CHECK(lease.held && lease.yield);
+  allot_lease_release(&own, MS, 0, true, monotonic_ns(), &lease);
+  CHECK(!lease.held && !want(&own).held && want(&other).held);
+  CHECK(!release(&other, MS).held && !look(&own).held);
+  CHECK(allot_contract_change(device, seat, serials[seat], ANYTHING_GOES) == 0);
+  CHECK(wait_for_lease(&own, 100));
+  allot_leases_close(&own);
+  allot_leases_close(&other);
+  remove_device();
+}
+
+static void guarantees_are_not_promised_twice(void) {
+  make_device();
+  uint64_t serial;
+  int seat = take_seat(ANYTHING_GOES | 6000);
+  CHECK(allot_contract_take(device, "b", ANYTHING_GOES | 4001, &serial) == -ERANGE);
+  int other = take_seat(ANYTHING_GOES | 4000);
+  CHECK(other != seat && serials[other] != serials[seat]);
+  CHECK(allot_contract_change(device, seat, serials[seat], ANYTHING_GOES | 6001) == -ERANGE);
+  CHECK(allot_contract_change(device, seat, serials[seat], ANYTHING_GOES | 5000) == 0);
+  CHECK(allot_contract_change(device, seat, serials[seat] + 9, ANYTHING_GOES) == -ESTALE);
+  CHECK(allot_contract_free(device, seat, serials[seat] + 9) == 0);
+  CHECK(allot_contract_take(device, "c", ANYTHING_GOES | 5001, &serial) == -ERANGE);
+  CHECK(allot_contract_free(device, seat, serials[seat]) == 0);
+  CHECK(allot_contract_take(device, "c", ANYTHING_GOES | 6000, &serial) == seat);
+  CHECK(serial != serials[seat] && serial != serials[other]);
+
+  const uint64_t impossible[] = {
+      ALLOT_TERMS(0, 0, 100, ALLOT_CLASS_NORMAL, 0),
+      ALLOT_TERMS(0, ALLOT_WHOLE + 1, 100, ALLOT_CLASS_NORMAL, 0),
+      ALLOT_TERMS(301, 300, 100, ALLOT_CLASS_NORMAL, 0),
+      ALLOT_TERMS(0, ALLOT_WHOLE, 0, ALLOT_CLASS_NORMAL, 0),
+      ALLOT_TERMS(0, ALLOT_WHOLE, 100, 3, 0),
+  };
+  for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++)
+    CHECK(allot_contract_take(device, "d", impossible[i], &serial) == -EINVAL, "%zu", i);
+  CHECK(allot_contract_change(device, (int)ALLOT_SEAT_UNBOOKED, 1, ANYTHING_GOES) == -EINVAL);
+  for (int i = 2; i < (int)ALLOT_SEAT_UNBOOKED; i++) take_seat(ANYTHING_GOES);
+  CHECK(allot_contract_take(device, "e", ANYTHING_GOES, &serial) == -ENOSPC);
+  remove_device();
+}
+
+// ---- files ----
+
+static void write_at(const char *path, size_t offset, const void *data, size_t size) {
+  int descriptor = open(path, O_WRONLY);
+  CHECK(descriptor >= 0 && pwrite(descriptor, data, size, (off_t)offset) == (ssize_t)size);
+  close(descriptor);
+}
+
+static int try_to_open(void) {
+  allot_leases leases;
+  int error = allot_leases_open(&leases, contract_path, leases_path, 0, 2);
+  if (error == 0) allot_leases_close(&leases);
+  return error;
+}
+
+static void damaged_files_are_refused(void) {
+  const uint32_t newer = ALLOT_LEASE_VERSION + 1;
+  uint64_t serial;
+  allot_leases leases;
+  CHECK(allot_leases_open(&leases, "/nonexistent", "/nonexistent", 0, 1) == -ENOENT);
+  make_device();
+  CHECK(try_to_open() == 0);
+  CHECK(allot_contract_create(device, "GPU-0") == -EEXIST && try_to_open() == 0);
+  CHECK(allot_leases_open(&leases, contract_path, leases_path, -1, 1) == -EINVAL);
+  CHECK(allot_leases_open(&leases, contract_path, leases_path, ALLOT_SEATS, 1) == -EINVAL);
+  // One for the other.
+  CHECK(allot_leases_open(&leases, leases_path, leases_path, 0, 1) == -EINVAL);
+  CHECK(allot_leases_open(&leases, contract_path, contract_path, 0, 1) == -EINVAL);
+  write_at(contract_path, offsetof(allot_contract, version), &newer, sizeof newer);
+  CHECK(try_to_open() == -EPROTO);
+  CHECK(allot_contract_take(device, "a", ANYTHING_GOES, &serial) == -EPROTO);
+  remove_device();
+
+  make_device();
+  write_at(leases_path, offsetof(allot_leases_file, version), &newer, sizeof newer);
+  CHECK(try_to_open() == -EPROTO);
+  remove_device();
+
+  for (int i = 0; i < 2; i++) {
+    make_device();
+    write_at(i == 0 ? contract_path : leases_path, 0, "garbage!", 8);
+    CHECK(try_to_open() == -EINVAL);
+    remove_device();
+
+    const off_t lengths[] = {0, 8, 4096, (off_t)sizeof(allot_contract) - 1,
+                             (off_t)sizeof(allot_leases_file) - 1};
+    for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) {
+      if (i == 0 && lengths[j] >= (off_t)sizeof(allot_contract)) continue;
+      make_device();
+      CHECK(truncate(i == 0 ? contract_path : leases_path, lengths[j]) == 0);
+      CHECK(try_to_open() == -EINVAL, "%d, %zu", i, j);
+      if (i == 0) CHECK(allot_contract_take(device, "a", ANYTHING_GOES, &serial) == -EINVAL);
+      CHECK(allot_contract_free(device, 0, 9) == (i == 0 ? -EINVAL : 0));
+      remove_device();
+    }
+  }
+}
+
+int main(void) {
+  turns_are_taken();
+  ceilings_are_told();
+  closing_all_descriptors_keeps_the_place();
+  children_do_not_keep_a_dead_parents_place();
+  places_run_out_and_come_back();
+  a_damaged_place_is_taken_anew();
+  a_machine_that_was_started_again();
+  who_lost_the_seat_is_best_effort();
+  suspended_shares_get_no_lease();
+  guarantees_are_not_promised_twice();
+  damaged_files_are_refused();
+  puts("ok");
+  return 0;
+}
