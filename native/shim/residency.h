@@ -46,8 +46,8 @@ bool residency_possible(const process *own, int device);
 // Does plain memory of this device become managed? False as well where the driver cannot move it.
 bool residency_wanted(process *own, int device, CUdevice ordinal);
 
-// Managed memory was recorded or given back, also in shares that do not oversubscribe: drivers do not
-// checkpoint it.
+// Managed memory was recorded or given back, also in shares that do not oversubscribe: drivers do
+// not checkpoint it.
 void residency_added(process *own, int device, uint64_t bytes);
 void residency_removed(process *own, int device, uint64_t bytes);
 
