@@ -5,13 +5,21 @@ from pathlib import Path
 
 import click
 
-from allotment.cli.options import complete_share, state_option
+from allotment.cli.options import BYTES, complete_share, state_option
 
 
 @click.command(short_help="Bring a suspended share back.")
 @click.argument("share", metavar="SHARE", shell_complete=complete_share)
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    type=BYTES,
+    envvar="ALLOTMENT_HOST_MEMORY",
+    help="Host memory that may stand for GPU memory, all shares together [env:"
+    " ALLOTMENT_HOST_MEMORY; default: half of the machine's].",
+)
 @state_option
-def command(*, share: str, state: Path | None) -> None:
+def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
     """Bring the memory of SHARE (name or id) back to its GPUs, and let its programs go on.
 
     It is refused, with what is needed and what is there, while others have the room.
@@ -27,5 +35,5 @@ def command(*, share: str, state: Path | None) -> None:
 
     folder = StateFolder.at(state)
     devices = devices_of(find(folder, share))
-    done = resume(folder, share, readings, devices)
+    done = resume(folder, share, readings, devices, host_budget=host_memory)
     click.echo(f"{done.name}: resumed, {done.programs} processes go on")
