@@ -25,12 +25,12 @@ from asked import CAPS, KERNELS, PATTERNS, SPLITS, Asked
 from capping import capping
 from churning import churning
 from crowding import crowding
+from disturbances import Processors
 from findings import Finding, Findings, render_markdown, render_text
 from grounds import Ground, ground
 from launching import launching
 from lending import lending
 from places import ROOT, facts
-from scenes import load_average
 from serving import serving
 from splitting import splitting
 from tables import put_between_markers
@@ -92,6 +92,7 @@ def asked_for(chosen: argparse.Namespace) -> Asked:
 
 def measure(place: Ground, chosen: argparse.Namespace) -> Findings:
     """Ask the questions in turn. One that fails takes its own lines away and no others."""
+    before = Processors.now()
     found: list[Finding] = []
     failures: dict[str, str] = {}
     for name in chosen.only:
@@ -110,7 +111,7 @@ def measure(place: Ground, chosen: argparse.Namespace) -> Findings:
         print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr)
     if place.errors:
         found.append(_error_of_ledger(place))
-    known = facts(f"simulated, {place.spec}") | {"load": f"{load_average():.1f} at the end"}
+    known = facts(f"simulated, {place.spec}") | {"processors": Processors.now().tell_since(before)}
     return Findings(facts=known, findings=found, failures=failures)
 
 

@@ -61,7 +61,7 @@ def render_text(found: Findings) -> str:
     """Write the facts and the table for a terminal."""
     cells = [_HEAD, *(_cells(finding) for finding in found.findings)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
-    lines = [f"{name:<9}{value}" for name, value in found.facts.items()]
+    lines = [f"{name:<11}{value}" for name, value in found.facts.items()]
     lines.append("")
     lines += [
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()

@@ -266,8 +266,3 @@ def _windows(
             return
         part = (track[last][1] - track[first][1]) / (times[last] - times[first])
         yield times[first], part * 100
-
-
-def load_average() -> float:
-    """Tell how busy this computer is: a figure that was made on a busy one should say so."""
-    return os.getloadavg()[0]

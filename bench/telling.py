@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import sys
 
+from disturbances import load_average
 from grounds import Ground
-from scenes import Recording, load_average
+from scenes import Recording
 
 
 def tell(ground: Ground, recording: Recording, from_ns: int, to_ns: int) -> None:
