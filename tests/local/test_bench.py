@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disturbances import Processors
 from findings import Finding, Findings, render_markdown
 from scenes import SECOND, Part, Recording
 
@@ -177,3 +178,10 @@ def test_a_target_is_met_from_its_own_side(*, reached: float, at_least: bool, ve
     )
     page = render_markdown(Findings(facts={}, findings=[finding], failures={}), command="c")
     assert f"| {verdict} |" in page
+
+
+def test_what_others_did_meanwhile_is_told() -> None:
+    before = Processors(everybody=10.0, own=1.0, total=100.0)
+    after = Processors(everybody=40.0, own=11.0, total=200.0)
+    assert after.tell_since(before).startswith("10% used by the bench")
+    assert after.tell_since(before).endswith("20% by others")
