@@ -37,8 +37,8 @@ static inline bool estimate_is_known(const estimate *of) {
   return __atomic_load_n(&of->samples, __ATOMIC_RELAXED) >= 2;
 }
 uint64_t estimate_ns(const estimate *of);
-// A launch goes ahead. True: it should be measured by itself, as nothing is known of it, or as it is
-// its turn: gaps inside a batch are not seen, and would make an estimate that stays too long.
+// A launch goes ahead. True: it should be measured by itself, as nothing is known of it, or as it
+// is its turn: gaps inside a batch are not seen, and would make an estimate that stays too long.
 #define ESTIMATE_ALONE_EVERY 32
 static inline bool estimate_try(estimate *of) {
   uint16_t count = (uint16_t)(__atomic_load_n(&of->pending, __ATOMIC_RELAXED) + 1);

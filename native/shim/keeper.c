@@ -170,8 +170,8 @@ static uint64_t step(compute_device *at, uint64_t now) {
     return now - idle_since < AWAKE_NS ? now + BEAT_NS : UINT64_MAX;
   }
   // Nobody waits for the end of the work: others send a message when they do.
-  bool is_watched = load(at->is_contended) != 0 || load(at->is_strict) != 0 ||
-                    load(at->waiters) != 0 || !held;
+  bool is_watched =
+      load(at->is_contended) != 0 || load(at->is_strict) != 0 || load(at->waiters) != 0 || !held;
   if (!is_watched) return now + BEAT_NS / 2;
   uint64_t dry = load(at->dry_ns), last = load(at->progress_ns);
   uint64_t latest = now + (load(at->is_contended) != 0 ? CHARGE_NS : BEAT_NS);

@@ -81,7 +81,7 @@ typedef struct stream_state {
   mark *last_end;       // may serve as the next batch's start
   uint64_t free_ns;     // when the stream is expected to have done all
   uint64_t last_ns;     // the newest launch
-  uint64_t asked_ns;  // when the driver was last asked whether it is dry
+  uint64_t asked_ns;    // when the driver was last asked whether it is dry
   uint32_t eager;       // so many launches are marked at once, since there are gaps between them
   uint32_t is_settled;  // the program waited for it since the newest launch
   uint32_t is_captured;

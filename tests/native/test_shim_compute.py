@@ -23,7 +23,9 @@ import build_native
 from shim_hosts import Share, ShimHosts
 
 if TYPE_CHECKING:
-    from allotment.ledger.leases import Seat
+    from typing import IO
+
+    from allotment.ledger.leases import Seat, Terms
 
 GIB = 1 << 30
 MS = 1_000_000
@@ -69,7 +71,7 @@ class Turns:
             os.link(self.device / file, directory / f"{file}-0")
         return Share(directory, self.machine, (self.uuid,)), seat
 
-    def terms(self, compute: str | None, *, kind: str = "normal"):  # noqa: ANN201
+    def terms(self, compute: str | None, *, kind: str = "normal") -> Terms:
         """Return terms as a seat has them; None: nobody asked for compute."""
         from allotment.ledger import leases
         from allotment.model.compute import Compute, ComputeClass, parse_compute
@@ -135,6 +137,7 @@ class Load:
     """A program that keeps the device as busy as it may."""
 
     process: subprocess.Popen[bytes]
+    output: IO[bytes]
 
     def had_ns(self, seconds: float) -> float:
         """Return which part of the device it has in the next `seconds`, between 0 and 1."""
@@ -146,13 +149,12 @@ class Load:
 
     def gets_on(self) -> bool:
         """Tell whether it has anything new to report within a second."""
-        while select.select([self.process.stdout], [], [], 0)[0]:
+        while select.select([self.output], [], [], 0)[0]:
             self._report()
-        return bool(select.select([self.process.stdout], [], [], 1)[0])
+        return bool(select.select([self.output], [], [], 1)[0])
 
     def _report(self) -> tuple[int, int]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().decode()
+        line = self.output.readline().decode()
         assert line, self.process.wait()
         when, busy = line.split()
         return int(when), int(busy)
@@ -173,7 +175,7 @@ def load(shim_hosts: ShimHosts) -> Iterator[Callable[..., Load]]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        return Load(process)
+        return Load(process, process.stdout)
 
     yield start
     for process in started:
@@ -251,11 +253,9 @@ def test_an_idle_part_is_lent_and_taken_back(turns: Turns, load: Callable[..., L
     assert 0.2 < small.had_ns(1) < 0.4
 
 
-def test_turns_that_cannot_be_opened_mean_no_launch(
-    turns: Turns, shim_hosts: ShimHosts
-) -> None:
+def test_turns_that_cannot_be_opened_mean_no_launch(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "50")
-    os.unlink(share.directory / "leases-0")
+    (share.directory / "leases-0").unlink()
     done = shim_hosts.run(
         [shim_hosts.program("host_launch"), "run", "1", "1000"], shim_hosts.environment(share)
     )

@@ -23,7 +23,8 @@ __attribute__((unused)) static uint64_t now_ns(void) {
 }
 
 __attribute__((unused)) static void pause_ns(uint64_t ns) {
-  struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
   nanosleep(&time, NULL);
 }
 

@@ -41,12 +41,12 @@ static CUlaunchConfig config_of(CUstream on) {
                           .hStream = on};
 }
 
-#define FORM(name, call)                                        \
-  static void name(uint64_t ns) {                               \
-    void *parameters[] = {&ns};                                 \
-    CUlaunchConfig config = config_of(stream);                  \
-    (void)config;                                               \
-    for (int i = 0; i < 5; i++) OK(call);                       \
+#define FORM(name, call)                       \
+  static void name(uint64_t ns) {              \
+    void *parameters[] = {&ns};                \
+    CUlaunchConfig config = config_of(stream); \
+    (void)config;                              \
+    for (int i = 0; i < 5; i++) OK(call);      \
   }
 #define ONE_BLOCK function, 1, 1, 1, 32, 1, 1, 0
 FORM(legacy, cuLaunchKernel(ONE_BLOCK, NULL, parameters, NULL))
@@ -92,6 +92,7 @@ static void kernels_of_every_length(void) {
   begin();
   for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
     uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+    if (IS_SLOW && lengths[i] < 20 * US) continue;
     uint64_t count = 100 * MS / lengths[i];
     if (count > 2000) count = 2000;
     for (uint64_t n = 0; n < count; n++) spin(function, lengths[i], stream);
@@ -152,6 +153,8 @@ static void graphs_count_by_what_they_took(void) {
   OK(cuCtxSynchronize());
   uint64_t really = truth_ns() - truth;
   EXPECT(really >= 190 * MS);
+  OK(cuGraphExecDestroy(made));
+  OK(cuGraphDestroy(graph));
   expect_near(settled(&share.usage->devices[0].gpu_ns), really, 3, "graphs");
 }
 
@@ -227,7 +230,8 @@ static void copies_have_their_own_account(void) {
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
   uint64_t copied = settled(&share.usage->devices[0].copy_ns);
   // Kernels alone: 10 ms, and what fills take if they count as kernels on this device.
-  if (charged < 9 * MS || (!IS_SLOW && charged > 14 * MS)) FAIL("charged %llu ns", (unsigned long long)charged);
+  if (charged < 9 * MS || (!IS_SLOW && charged > 14 * MS))
+    FAIL("charged %llu ns", (unsigned long long)charged);
   // 2.5 GiB over a bus of some 25 GB/s.
   if (copied < 60 * MS) FAIL("copied %llu ns", (unsigned long long)copied);
 }
@@ -254,7 +258,8 @@ static void waiting_streams_are_not_charged(void) {
   OK(cuStreamSynchronize(stream));
   // 3 ms of kernels in 100 ms of copies.
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
-  if (charged > (truth_ns() - truth) * 3) FAIL("charged %llu ns", (unsigned long long)charged);
+  if (charged > (truth_ns() - truth) * (IS_SLOW ? 8 : 3))
+    FAIL("charged %llu ns", (unsigned long long)charged);
 }
 
 // ---- what the program sees stays right ----
