@@ -137,6 +137,21 @@ static void there_is_a_most(void) {
   *most = 128;
 }
 
+// What was put aside goes on in its next turn, even if something more urgent waits by then.
+static void begun_ones_end_first(int go) {
+  CUstream low = new_stream(0), high = new_stream(-1);
+  assert(write(go, "", 1) == 1);
+  usleep(10000);
+  launch(SMS, 10 * MILLISECOND, low);
+  CUevent low_end = mark(low);
+  usleep(5000);  // in which it has had a turn
+  launch(SMS, MILLISECOND, high);
+  CUevent high_end = mark(high);
+  OK(cuEventSynchronize(high_end));
+  OK(cuEventSynchronize(low_end));
+  assert(elapsed_ms(low_end, high_end) > 0.9);
+}
+
 // Another process's turn puts all of this one's kernels aside, and none is lost.
 static void turns_are_of_all(void) {
   int go[2];
@@ -154,7 +169,11 @@ static void turns_are_of_all(void) {
     CUevent end = mark(NULL);
     OK(cuEventSynchronize(end));
     double took = elapsed_ms(start, end);
-    _exit(took > 60 && took < 84 ? 0 : 1);
+    if (took < 60 || took > 84) _exit(1);
+    assert(read(go[0], &byte, 1) == 1);
+    fill_for(own, 60 * MILLISECOND, NULL);
+    OK(cuCtxSynchronize());
+    _exit(0);
   }
   begin(0);
   spin = load_spin();
@@ -170,6 +189,7 @@ static void turns_are_of_all(void) {
     double took = ended(start, ends[i]);
     assert(took > 115 && took < 130);
   }
+  begun_ones_end_first(go[1]);
   expect_success(child);
 }
 
