@@ -74,15 +74,15 @@ static void many_devices(uint64_t ns) {
 
 static void every_form_is_measured(void) {
   begin();
-  measure("legacy stream", legacy, 5);
-  measure("stream", named, 5);
-  measure("per-thread stream", own_thread, 5);
-  measure("cuLaunchKernel_ptsz", own_thread_variant, 5);
-  measure("cuLaunchKernelEx", configured, 5);
-  measure("cuLaunchKernelEx_ptsz", configured_variant, 5);
-  measure("cuLaunchCooperativeKernel", cooperative, 5);
-  measure("cuLaunchCooperativeKernel_ptsz", cooperative_variant, 5);
-  measure("cuLaunchCooperativeKernelMultiDevice", many_devices, 5);
+  measure("legacy stream", legacy, 15);
+  measure("stream", named, 15);
+  measure("per-thread stream", own_thread, 15);
+  measure("cuLaunchKernel_ptsz", own_thread_variant, 15);
+  measure("cuLaunchKernelEx", configured, 15);
+  measure("cuLaunchKernelEx_ptsz", configured_variant, 15);
+  measure("cuLaunchCooperativeKernel", cooperative, 15);
+  measure("cuLaunchCooperativeKernel_ptsz", cooperative_variant, 15);
+  measure("cuLaunchCooperativeKernelMultiDevice", many_devices, 15);
 }
 
 // ---- lengths ----
@@ -99,7 +99,8 @@ static void kernels_of_every_length(void) {
     OK(cuStreamSynchronize(stream));
     char what[64];
     snprintf(what, sizeof what, "kernels of %llu ns", (unsigned long long)lengths[i]);
-    expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 8, what);
+    expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth,
+                lengths[i] < 50 * US ? 30 : 10, what);
   }
 }
 
@@ -115,7 +116,7 @@ static void streams_overlap(void) {
     OK(cuLaunchKernel(ONE_BLOCK, streams[n % 4], parameters, NULL));
   }
   OK(cuCtxSynchronize());
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 8, "4 streams");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns() - truth, 15, "4 streams");
 }
 
 // Between launches that come one by one the GPU is idle, and nobody pays for it.
@@ -204,7 +205,7 @@ static void captures_are_left_alone(void) {
   uint64_t truth = truth_ns();
   for (int i = 0; i < 50; i++) spin(function, MS, stream);
   OK(cuStreamSynchronize(stream));
-  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 8, "after");
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 15, "after");
 }
 
 // ---- copies ----
@@ -294,7 +295,7 @@ static void refused_launches_leave_nothing(void) {
   }
   for (int i = 0; i < 50; i++) spin(function, 100 * US, stream);
   OK(cuStreamSynchronize(stream));
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 10, "after refusals");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 25, "after refusals");
 }
 
 // ---- streams and contexts that go ----
@@ -312,7 +313,7 @@ static void a_thousand_streams(void) {
     for (int i = 0; i < 1000; i++) OK(cuStreamDestroy_v2(streams[i]));
   }
   OK(cuCtxSynchronize());
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "1000 streams");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 60, "1000 streams");
 }
 
 static void contexts_go_with_work_queued(void) {
@@ -332,7 +333,7 @@ static void contexts_go_with_work_queued(void) {
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
   for (int i = 0; i < 100; i++) spin(function, 200 * US, stream);
   OK(cuCtxSynchronize());
-  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 10, "after");
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 20, "after");
 }
 
 static void two_contexts_at_once(void) {
@@ -350,7 +351,7 @@ static void two_contexts_at_once(void) {
   OK(cuCtxSynchronize());
   OK(cuCtxSetCurrent(other));
   OK(cuCtxSynchronize());
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "two contexts");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 40, "two contexts");
 }
 
 static const test_case cases[] = {

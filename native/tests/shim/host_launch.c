@@ -38,7 +38,7 @@ static void a_callback_waits_for_a_launch(void) {
   for (int i = 0; i < 25; i++) spin(function, MS, stream);
   __atomic_store_n(&told, 1, __ATOMIC_SEQ_CST);
   OK(cuStreamSynchronize(stream));
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "after the wait");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 40, "after the wait");
 }
 
 static void a_callback_waits_for_another_stream(void) {
@@ -98,7 +98,7 @@ static void eight_threads(void) {
   }
   for (int i = 0; i < 8; i++) OK(pthread_join(workers[i].thread, NULL));
   OK(cuCtxSynchronize());
-  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 15, "eight threads");
+  expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 40, "eight threads");
 }
 
 // A thread that is cancelled while it is held back, or launches, leaves nothing locked.
@@ -143,7 +143,7 @@ static void forks_while_launching(void) {
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
   for (int i = 0; i < 50; i++) spin(function, 200 * US, stream);
   OK(cuStreamSynchronize(stream));
-  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 12, "after");
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 25, "after");
 }
 
 static void launch_at_exit(void) {
