@@ -37,6 +37,30 @@ static void plain(void) {
   FAILS(CUDA_ERROR_INVALID_VALUE, cuMemAlloc_v2(&large, 0));
 }
 
+static int range_fact(CUmem_range_attribute attribute, CUdeviceptr memory, size_t size) {
+  int fact;
+  OK(cuMemRangeGetAttribute(&fact, sizeof fact, attribute, memory, size));
+  return fact;
+}
+
+static void advice_is_kept(CUdeviceptr memory, size_t size) {
+  CUmem_range_attribute preferred = CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION;
+  assert(range_fact(preferred, memory, size) == CU_DEVICE_INVALID);
+  OK(cuMemAdvise(memory, size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU));
+  assert(range_fact(preferred, memory, size) == CU_DEVICE_CPU);
+  OK(cuMemAdvise(memory, size, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 0));
+  assert(range_fact(preferred, memory, size) == CU_DEVICE_INVALID);
+  OK(cuMemAdvise(memory, size, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
+  assert(range_fact(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, size) == 1);
+  OK(cuMemAdvise(memory, size, CU_MEM_ADVISE_SET_ACCESSED_BY, 0));
+  int by[2];
+  OK(cuMemRangeGetAttribute(by, sizeof by, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, memory, size));
+  assert(by[0] == 0 && by[1] == CU_DEVICE_INVALID);
+  OK(cuMemPrefetchAsync(memory, size, 0, NULL));
+  assert(range_fact(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, memory, size) == 0);
+  FAILS(CUDA_ERROR_INVALID_DEVICE, cuMemPrefetchAsync(memory, size, 77, NULL));
+}
+
 static void pitched_and_managed(void) {
   CUdeviceptr memory;
   size_t pitch;
@@ -53,6 +77,7 @@ static void pitched_and_managed(void) {
   unsigned managed;
   OK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, memory));
   assert(managed == 1);
+  advice_is_kept(memory, 3 * MIB);
   OK(cuMemFree_v2(memory));
   expect_taken(0);
 }
