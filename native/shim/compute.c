@@ -80,7 +80,8 @@ static bool join_locked(compute_device *at) {
   if (at->place == PLACE_NONE) {
     at->waiting_since_ns = 0;
     bool taken = process_guarded(at->all->own, take_place, at);
-    __atomic_store_n(&at->place, taken ? PLACE_TAKEN : PLACE_REFUSED, __ATOMIC_RELEASE);
+    // All places may be taken now, and one of them free at the next launch.
+    if (taken) __atomic_store_n(&at->place, PLACE_TAKEN, __ATOMIC_RELEASE);
   }
   return at->place == PLACE_TAKEN;
 }
