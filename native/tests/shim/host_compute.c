@@ -165,6 +165,8 @@ static void captures_are_left_alone(void) {
   CUstream other;
   OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
   for (int i = 0; i < 20; i++) spin(function, 10 * US, other);
+  // Not held back either: a second of kernels would be.
+  uint64_t throttled = figure(&share.usage->devices[0].throttled);
   for (int round = 0; round < 20; round++) {
     CUgraph graph;
     size_t nodes = 0;
@@ -179,6 +181,7 @@ static void captures_are_left_alone(void) {
     EXPECT_EQUAL(nodes, 50);
     OK(cuGraphDestroy(graph));
   }
+  if (figure(&share.usage->devices[0].throttled) > throttled + 5) FAIL("captures were held back");
   OK(cuCtxSynchronize());
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns);
   expect_near(charged, truth_ns(), 30, "beside captures");
@@ -217,9 +220,9 @@ static void copies_have_their_own_account(void) {
   OK(cuMemAlloc_v2(&memory, 256 * MIB));
   OK(cuMemAllocHost_v2(&host, 256 * MIB));
   for (int i = 0; i < 5; i++) {
-    spin(function, MS, stream);
+    for (int n = 0; n < 10; n++) spin(function, 100 * US, stream);
     OK(cuMemcpyHtoDAsync_v2(memory, host, 256 * MIB, stream));
-    spin(function, MS, stream);
+    for (int n = 0; n < 10; n++) spin(function, 100 * US, stream);
     OK(cuMemcpyDtoHAsync_v2(host, memory, 256 * MIB, stream));
   }
   OK(cuStreamSynchronize(stream));
@@ -285,7 +288,7 @@ static void refused_launches_leave_nothing(void) {
   spin(function, MS, stream);
   uint64_t ns = MS;
   void *parameters[] = {&ns};
-  for (int i = 0; i < 50; i++) {
+  for (int i = 0; i < 2000; i++) {
     EXPECT(cuLaunchKernel(function, 0, 1, 1, 1, 1, 1, 0, stream, parameters, NULL) != 0);
     EXPECT(cuLaunchKernel(function, 1, 1, 1, 2048, 1, 1, 0, stream, parameters, NULL) != 0);
     EXPECT(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, (CUstream)&ns, parameters, NULL) != 0);
@@ -295,6 +298,8 @@ static void refused_launches_leave_nothing(void) {
   }
   for (int i = 0; i < 50; i++) spin(function, 100 * US, stream);
   OK(cuStreamSynchronize(stream));
+  // Had they stayed in the queue, it would have been full long ago.
+  if (figure(&share.usage->devices[0].throttled) > 10) FAIL("the queue is full of refusals");
   expect_near(settled(&share.usage->devices[0].gpu_ns), truth_ns(), 25, "after refusals");
 }
 
