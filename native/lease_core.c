@@ -27,6 +27,10 @@
 #define OWED_NS (1000 * MILLISECOND)
 // So far ahead of the others a latency share may be and still go first.
 #define LATENCY_LEAD_NS (5 * MILLISECOND)
+// Equals have a turn about so often, unless their leases would become shorter than is worth a
+// change.
+#define ROUND_NS (40 * MILLISECOND)
+#define SHORTEST_LEASE_NS (3 * MILLISECOND)
 // Bringing memory in takes at most one part in so many of a lease.
 #define MOVE_PARTS 20
 // Processors' clocks differ by less. Times further ahead are of a clock that was started again, or
@@ -279,9 +283,17 @@ static int first_waiting(const view *at) {
   return best;
 }
 
+// Where many want the device, leases are shorter, so that each has its turn soon.
 static uint64_t quantum_of(const view *at, int seat) {
   uint64_t quantum = at->contract->quantum_us * 1000ull;
   if (quantum == 0) quantum = 10 * MILLISECOND;
+  uint64_t hungry = 0;
+  for (int each = 0; each < (int)ALLOT_SEATS; each++) {
+    if (at->active[each] && at->working[each] > 0) hungry++;
+  }
+  uint64_t fair = hungry > 0 ? ROUND_NS / hungry : ROUND_NS;
+  if (fair < SHORTEST_LEASE_NS) fair = SHORTEST_LEASE_NS;
+  quantum = at_most(quantum, fair);
   uint64_t moving = at_most(at->state->seats[seat].move_ns, LONGEST_LEASE_NS) * MOVE_PARTS;
   return at_most(moving > quantum ? moving : quantum, LONGEST_LEASE_NS);
 }

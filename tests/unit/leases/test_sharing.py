@@ -346,6 +346,14 @@ def test_a_lease_among_equals_is_a_quantum() -> None:
     assert device.core.state.epoch == pytest.approx(2 * S / QUANTUM_NS, rel=0.1)
 
 
+def test_many_equals_have_their_turns_soon() -> None:
+    device = Device()
+    runners = [device.add(terms(1000), always(200 * US)) for _ in range(8)]
+    device.run(2 * S)
+    assert max(max(runner.waits) for runner in runners) <= 50 * MS
+    assert busy(device, S, 2 * S) >= 99
+
+
 def test_leases_grow_with_what_moving_costs() -> None:
     """An oversubscribed share moves its memory in for at most a twentieth of its time."""
     device = Device()
