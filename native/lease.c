@@ -84,6 +84,7 @@ static const allot_lease_state *state_of(const allot_leases *leases, uint64_t ro
 static uint64_t read_state(const allot_leases *leases, allot_lease_state *state) {
   for (;;) {
     uint64_t root = load(&leases->file->root);
+    LEASE_STEP("reading");
     copy_state(state, state_of(leases, root));
     if (load(&leases->file->root) == root) return root;
   }

@@ -107,7 +107,14 @@ __attribute__((unused)) static void wait_for(pid_t child) {
 // What holds in every state that any process may see, whoever died or is stopped.
 __attribute__((unused)) static void check_state(const allot_leases *leases) {
   static allot_lease_state state;
-  allot_leases_read(leases, &state);
+  uint64_t root;
+  do {
+    root = __atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST);
+    allot_leases_read(leases, &state);
+  } while (__atomic_load_n(&leases->file->root, __ATOMIC_SEQ_CST) != root);
+  CHECK(ALLOT_ROOT_HOLDER(root) == state.holder, "the root says that %d holds, the state %d",
+        ALLOT_ROOT_HOLDER(root), state.holder);
+  CHECK(ALLOT_ROOT_CONTENDED(root) == (state.next >= 0));
   int holding = -1;
   uint32_t waiting = 0, taken = 0;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {

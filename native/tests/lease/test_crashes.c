@@ -408,6 +408,45 @@ static void newcomers_are_not_taken_for_the_dead(void) {
   }
 }
 
+static allot_leases busy;
+static int hands_over_at;
+
+static void hands_over(const char *name) {
+  static const char *const at[] = {"reading", "swapped"};
+  if (strcmp(name, at[hands_over_at]) != 0) return;
+  interruption = NULL;
+  allot_lease lease;
+  allot_lease_release(&busy, MS, 0, false, now(), &lease);
+  // Its buffers are used in turn: the one that was in force is overwritten.
+  if (hands_over_at == 0) allot_lease_want(&busy, now(), &lease);
+}
+
+// What a reader copied while it was replaced is thrown away, and a message that comes between a
+// decision and its answer is not slept over.
+static void nothing_is_missed_between_two_steps(void) {
+  situation in;
+  set_up(&in);
+  join_seat(&busy, in.own_seat);
+  allot_lease lease, other;
+  allot_lease_want(&busy, now(), &lease);
+  allot_lease_want(&in.other, now(), &other);
+  CHECK(lease.held && !other.held);
+  hands_over_at = 0;
+  interruption = hands_over;
+  static allot_lease_state state;
+  allot_leases_read(&in.other, &state);
+  CHECK(interruption == NULL && state.holder == in.other.place && state.next == busy.place);
+
+  allot_lease_release(&in.other, MS, 0, false, now(), &other);
+  hands_over_at = 1;
+  interruption = hands_over;
+  allot_lease_want(&in.other, now(), &other);
+  CHECK(interruption == NULL);
+  CHECK(other.held || load(&in.other.file->heads[in.other.place].wake) != other.ticket);
+  allot_leases_close(&busy);
+  tear_down(&in);
+}
+
 int main(void) {
   setvbuf(stdout, NULL, _IONBF, 0);  // children must not print it again
   ahead_ns = make_shared(sizeof *ahead_ns);
@@ -419,5 +458,6 @@ int main(void) {
   }
   terms_are_never_without_effect();
   newcomers_are_not_taken_for_the_dead();
+  nothing_is_missed_between_two_steps();
   return 0;
 }
