@@ -303,6 +303,16 @@ def test_a_greedy_latency_share_gets_what_it_is_owed() -> None:
     assert least(device, job, S, 4 * S) >= 70 - POINTS
 
 
+def test_a_latency_share_that_is_owed_nothing_waits() -> None:
+    device = Device()
+    service = device.add(terms(0, 500, share_class=LATENCY), always(200 * US))
+    promised = [device.add(terms(part, part), always(200 * US)) for part in (3000, 7000)]
+    device.run(4 * S)
+    assert least(device, promised[0], S, 4 * S) >= 30 - POINTS
+    assert least(device, promised[1], S, 4 * S) >= 70 - POINTS
+    assert service.part_of(S, 4 * S) <= POINTS
+
+
 def test_best_effort_has_what_others_leave() -> None:
     device = Device()
     device.add(terms(2000), naps(1, 2 * MS, 50 * MS))
