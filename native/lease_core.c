@@ -29,7 +29,7 @@
 #define LATENCY_LEAD_NS (5 * MILLISECOND)
 // Equals have a turn about so often, unless their leases would become shorter than is worth a
 // change.
-#define ROUND_NS (40 * MILLISECOND)
+#define ROUND_NS (32 * MILLISECOND)
 #define SHORTEST_LEASE_NS (3 * MILLISECOND)
 // Bringing memory in takes at most one part in so many of a lease.
 #define MOVE_PARTS 20

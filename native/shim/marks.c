@@ -24,6 +24,7 @@
 #define ASK_NS (100 * MICROSECOND)
 // Streams whose work is not due are asked only so often.
 #define POLL_NS MILLISECOND
+#define NEAR_NS (20 * MICROSECOND)
 // After so long without an end of anything it is asked whether anything has begun.
 #define OVERDUE_NS (5 * MILLISECOND)
 
@@ -441,6 +442,20 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   return true;
 }
 
+// Work ended sooner than expected: what follows it in the stream will, too.
+static void bring_forward(compute_device *at, stream_state *of, uint64_t early_ns) {
+  int cancel_state;
+  if (!stream_state_trylock(of, &cancel_state)) return;
+  of->free_ns = of->free_ns > early_ns ? of->free_ns - early_ns : 0;
+  mark_store *store = &at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  for (batch *each = of->first; each != NULL; each = each->next) {
+    each->due_ns = each->due_ns > early_ns ? each->due_ns - early_ns : 0;
+  }
+  pthread_mutex_unlock(&store->lock);
+  stream_state_unlock(of, cancel_state);
+}
+
 static batch *oldest_of(mark_store *store, const stream_state *of) {
   pthread_mutex_lock(&store->lock);
   batch *oldest = of->first;
@@ -483,18 +498,27 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
   uint64_t begun = 0;
   uint64_t last = __atomic_load_n(&at->progress_ns, __ATOMIC_RELAXED);
   bool is_overdue = now > last + OVERDUE_NS, is_running = false;
+  bool is_dry = now + NEAR_NS > __atomic_load_n(&at->dry_ns, __ATOMIC_RELAXED);
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     batch *oldest = oldest_of(store, of);
     if (oldest == NULL) continue;
-    if (oldest->due_ns > now + 20 * MICROSECOND && now - of->polled_ns < POLL_NS) continue;
+    if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
+      if (oldest->launches != 0) begun += oldest->expected_ns;  // as far as is known
+      continue;
+    }
     of->polled_ns = now;
     enter_context(of->context);
+    uint64_t early_ns = 0;
     bool any = false;
-    while (oldest != NULL && collect_one(at, of, oldest)) {
+    while (oldest != NULL) {
+      uint64_t due_ns = oldest->due_ns;
+      if (!collect_one(at, of, oldest)) break;
+      early_ns = due_ns > now ? due_ns - now : 0;
       oldest = oldest_of(store, of);
       any = true;
     }
     if (any) __atomic_store_n(&at->progress_ns, now, __ATOMIC_RELAXED);
+    if (early_ns > MARGIN_NS) bring_forward(at, of, early_ns);
     if (oldest == NULL || oldest->launches == 0) continue;
     begun += oldest->expected_ns;
     if (is_overdue && !is_running) {
