@@ -1,7 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # A service of class latency answers 20 requests a second while a batch job takes all the rest of the
-# GPU. First the service alone, then beside the job: its latency hardly changes.
+# GPU. First the service alone, then beside the job. A kernel that runs cannot be interrupted: a request
+# that comes meanwhile waits for what runs of the job, one kernel in each of its streams at worst. The
+# median grows little, the slowest requests by some milliseconds.
 #
 #   sh service_beside_batch.sh          on a simulated GPU
 #   ON= sh service_beside_batch.sh      on a real one

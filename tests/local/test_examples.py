@@ -101,6 +101,35 @@ def test_a_service_beside_a_batch_job(script: Run) -> None:
     assert ran > 4000
 
 
+def test_what_the_readme_does_by_hand(script: Run, root: Path, tmp_path: Path) -> None:
+    text = (root / "README.md").read_text()
+    (block,) = re.findall(r"Then, by hand:\n\n```console\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.removeprefix("$ ") for line in block.splitlines() if "activate" not in line]
+    assert "allot ps" in lines[-1]
+    # The programs that it leaves in the background end with it here.
+    lines[-1] = lines[-1].replace("sleep 1", "sleep 3")
+    path = tmp_path / "by_hand.sh"
+    path.write_text("\n".join([*lines, "kill $!", "wait $!"]))
+    shown = script(str(path)).stdout
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in shown
+    (share,) = [line for line in shown.splitlines() if line.startswith("mine")]
+    assert "4Gi" in share
+
+
+def test_what_an_example_needs_is_said(root: Path) -> None:
+    text = (root / "examples" / "README.md").read_text()
+    for path in (root / "examples").glob("*.py"):
+        for needed in re.findall(r"^pip install .*$", path.read_text(), flags=re.MULTILINE):
+            assert text.index(f"$ {needed}") < text.index(f"python {path.name}")
+
+
+def test_what_is_compiled_by_the_readme_is_ignored(root: Path) -> None:
+    if not (root / ".git").exists():
+        pytest.skip("this is no clone")
+    done = subprocess.run(["git", "check-ignore", "examples/fill"], cwd=root, check=False)
+    assert done.returncode == 0
+
+
 def test_two_big_jobs_take_turns_in_one_memory(script: Run) -> None:
     done = script("two_big_jobs.sh", LAUNCHES="300")
     assert done.returncode == 0, done.stderr
