@@ -38,7 +38,7 @@
 #define PATIENCE_NS (20 * MILLISECOND)
 #define LONGEST_SLEEP_NS (50 * MILLISECOND)
 #define REAP_NS (1000 * MILLISECOND)
-// Best effort keeps its queue short for so long after a latency share's last work.
+// Others keep their queues short for so long after a latency share's last work.
 #define LATENCY_NS (1000 * MILLISECOND)
 // As in lease_core.c: times further ahead are of nowhere.
 #define CLOCKS_DIFFER_NS (1000 * MILLISECOND)

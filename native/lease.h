@@ -200,7 +200,7 @@ typedef struct allot_lease {
   bool yield;           // held, but others wait and its time is over: drain, then release
   bool contended;       // somebody else waits
   bool alone;           // no other process of the device has a place
-  bool latency_active;  // a latency share of the device is active: keep queued work very short
+  bool latency_active;  // another share of class latency is active: keep queued work very short
   uint64_t epoch;
   uint64_t budget_ns;   // GPU time that the ceiling allows now, UINT64_MAX: no ceiling
   uint64_t expires_ns;  // while contended

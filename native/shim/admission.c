@@ -107,7 +107,7 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
     return;
   }
   uint64_t terms = load(at->leases.contract->seats[at->leases.seat].terms);
-  bool strict = lease->latency_active && ALLOT_TERMS_CLASS(terms) == ALLOT_CLASS_BESTEFFORT;
+  bool strict = lease->latency_active && ALLOT_TERMS_CLASS(terms) != ALLOT_CLASS_LATENCY;
   store(at->is_strict, strict);
   store(at->is_contended, lease->contended);
   store(at->bound_ns, strict             ? BOUND_STRICT_NS

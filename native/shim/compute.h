@@ -36,7 +36,7 @@ typedef struct compute_device {
   uint64_t dry_ns;               // when the GPU will have done all of them, as far as is known
   int64_t room_ns;               // GPU time that may still be queued under the ceiling
   uint32_t gate;                 // GATE_*
-  uint32_t is_strict;            // best effort beside a latency share: one launch at a time
+  uint32_t is_strict;            // beside an active latency share: one launch at a time
   uint64_t seen_root;            // the decision that the limits below are from
   uint64_t bound_ns;             // how much may be queued
   uint64_t batch_ns;             // launches that are expected to take so long are marked together
