@@ -27,6 +27,7 @@ from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import find, look
 from allotment.shares.resuming import resume
+from allotment.shares.stopping import members
 from allotment.shares.suspending import suspend
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -167,6 +168,14 @@ def suspension(folder: StateFolder, name: str) -> Suspension | None:
     return share.suspension
 
 
+def ps(allot: Allot) -> list[dict[str, Any]]:
+    """The shares, as `allot ps` has them."""
+    done = allot("ps", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["shares"]
+    return found
+
+
 def used_bytes(allot: Allot) -> int:
     """What the driver says of the only GPU."""
     done = allot("devices", "-o", "json")
@@ -198,6 +207,42 @@ def test_the_gpu_is_free_for_others_meanwhile(begin: Begin, allot: Allot) -> Non
     assert used_bytes(allot) == before
     ran = {pid: gpu_ns(allot, pid) for pid in pids}
     wait_until(lambda: all(gpu_ns(allot, pid) > ran[pid] for pid in pids))
+
+
+def test_it_is_not_removed_under_its_programs(begin: Begin, allot: Allot) -> None:
+    (pid,) = begin("job", "8Gi")
+    assert allot("suspend", "job").returncode == 0
+    for words in (("rm", "job"), ("rm", "job", "--force"), ("cdi", "rm", "job", "--force")):
+        done = allot(*words)
+        assert (done.returncode, done.stdout) == (7, ""), done.stderr
+        assert "allot resume job" in done.stderr
+    assert [each["state"] for each in ps(allot)] == ["suspended"]
+    assert allot("resume", "job").returncode == 0
+    ran = gpu_ns(allot, pid)
+    wait_until(lambda: gpu_ns(allot, pid) > ran)
+    assert allot("rm", "job", "--force").returncode == 0
+
+
+def test_it_can_be_removed_when_its_programs_were_killed(
+    begin: Begin, folder: StateFolder, allot: Allot
+) -> None:
+    begin("job", "8Gi")
+    assert allot("suspend", "job").returncode == 0
+    found = find(folder, "job")
+    share = found.share
+    assert share is not None
+    assert share.runner is not None
+    runner = share.runner.pid
+    os.kill(runner, signal.SIGSTOP)  # it does not end the share then
+    try:
+        wait_until(lambda: is_stopped(runner))
+        for pid in members(found, share):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not members(found, share))
+        done = allot("rm", "job", "--force")
+        assert done.returncode == 0, done.stderr
+    finally:
+        os.kill(runner, signal.SIGCONT)
 
 
 def gpu_ns(allot: Allot, pid: int) -> int:

@@ -22,6 +22,8 @@ from allotment.cli.options import complete_share, state_option
 def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
     """Remove shares by name or id. One that is in use is refused, unless forced.
 
+    A suspended one is refused in any case while its programs live: they could never go on.
+
     \b
     Examples:
       allot rm train
@@ -29,7 +31,9 @@ def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None
     """  # noqa: D301 - click's mark
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import destroy, find
+    from allotment.shares.sessions import refuse_inside
 
+    refuse_inside(f"allot rm {' '.join(shares)}")
     folder = StateFolder.at(state)
     for found in [find(folder, name) for name in shares]:
         destroy(folder, found, force=force)

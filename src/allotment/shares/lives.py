@@ -444,22 +444,33 @@ def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
     """Remove a share that nothing uses; with `force`, one in use as well.
 
     Programs that run in it keep the memory limit that they have, but it is booked no longer, and
-    they have the compute that others leave. Raises `BusyError` without `force`, `StateError` when
-    it cannot be removed.
+    they have the compute that others leave. Those of a suspended share would be lost: nothing else
+    tells that they can be resumed. Raises `BusyError` for these, and without `force`; `StateError`
+    when it cannot be removed.
     """
     with folder.locked():
         again = _read(found.directory)
         if again is None:
             return
         users = _users(again)
+        some = ", ".join(map(str, sorted(users)[:8]))
+        if again.share and again.share.suspension and users - {_runner_pid(again.share)}:
+            raise BusyError(
+                f"share {again.name} is suspended, and its processes ({some}) could never go on"
+                " without it",
+                hint=f"bring it back first (allot resume {again.name}), or end them by kill -9",
+            )
         if users and not force:
-            some = ", ".join(map(str, sorted(users)[:8]))
             raise BusyError(
                 f"share {again.name} is in use by {len(users)} processes ({some})",
                 hint="end them first, or add --force: they keep running, with memory that is booked"
                 " no longer and the compute that others leave",
             )
         _remove(folder, again)
+
+
+def _runner_pid(share: Share) -> int | None:
+    return share.runner.pid if share.runner else None
 
 
 def _users(found: Found) -> set[int]:
