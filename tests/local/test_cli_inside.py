@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that show something, inside of a share: no others to be seen, and no crash."""
+"""The commands inside of a share: no others to be seen, none changed, and no crash."""
 
 import json
 import subprocess
@@ -56,3 +56,25 @@ def test_top_shows_the_part_and_says_that_no_shares_can_be_seen(allot: Allot, in
     assert NO_SHARES in done.stdout
     assert "1 GPU," in done.stdout
     assert json.loads(inside(allot, inject, "top", "-o", "json").stdout)["shares"] == []
+
+
+@both
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resize", "own", "--memory", "8Gi"),
+        ("rm", "own", "--force"),
+        ("cdi", "rm", "own", "--force"),
+        ("suspend", "own"),
+        ("resume", "own"),
+    ],
+)
+def test_no_share_is_changed_from_inside_of_one(
+    allot: Allot, inject: str, words: tuple[str, ...]
+) -> None:
+    run = ("run", "--simulated", "t4", "--memory", "1Gi", "--name", "own", "--inject", inject, "--")
+    state = ("--state", str(allot.state))
+    done = allot(*run, *allot.command(*words, *state))
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "not changed from inside of one" in done.stderr
+    assert "outside of every share: allot " in done.stderr

@@ -183,7 +183,9 @@ def rm(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
     from allotment.shares.cdi import KIND
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import destroy, find
+    from allotment.shares.sessions import refuse_inside
 
+    refuse_inside(f"allot cdi rm {' '.join(shares)}")
     folder = StateFolder.at(state)
     names = [name.removeprefix(f"{KIND}=") for name in shares]
     for found in [find(folder, name) for name in names]:

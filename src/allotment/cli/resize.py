@@ -69,7 +69,9 @@ def command(
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import find
     from allotment.shares.resizing import Change, resize
+    from allotment.shares.sessions import refuse_inside
 
+    refuse_inside(f"allot resize {share}")  # before the devices are asked: those of this part only
     change = Change(memory, compute, weight, ComputeClass(kind) if kind else None, host_memory)
     if change.memory is None and not change.is_of_compute:
         raise UsageError(

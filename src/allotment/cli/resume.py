@@ -32,7 +32,9 @@ def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import find
     from allotment.shares.resuming import resume
+    from allotment.shares.sessions import refuse_inside
 
+    refuse_inside(f"allot resume {share}")  # before the devices are asked: those of this part only
     folder = StateFolder.at(state)
     devices = devices_of(find(folder, share))
     done = resume(folder, share, readings, devices, host_budget=host_memory)

@@ -22,6 +22,7 @@ from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, booked, find, recover, states_of
 from allotment.shares.records import write_record
+from allotment.shares.sessions import refuse_inside
 
 __all__ = ["Change", "resize"]
 
@@ -58,9 +59,10 @@ def resize(
     """Change what a share has of each of its devices, live; return the share as it is then.
 
     Every device is checked before any is changed. Raises `DoesNotFitError` (with need and have),
-    `LimitBelowUseError` (more is in use and `force` is false) or `NotFoundError`; then nothing is
-    changed.
+    `LimitBelowUseError` (more is in use and `force` is false), `NotFoundError` or `UsageError`
+    (inside of a share); then nothing is changed.
     """
+    refuse_inside(f"allot resize {name}")
     by_uuid = {device.uuid: device for device in devices}
     folder.prepare()
     with folder.locked():

@@ -34,7 +34,7 @@ from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, booked, find, look, states_of
 from allotment.shares.processes import is_alive
 from allotment.shares.records import write_record
-from allotment.shares.sessions import refuse_nesting
+from allotment.shares.sessions import refuse_inside
 from allotment.shares.stopping import check_ours, gpu_users, members, send
 from allotment.shares.suspensions import Outcome, alone, readable, record, set_suspended
 from allotment.shares.views import ProcessView, Readings, overview
@@ -59,7 +59,7 @@ def resume(
     (with need and have: others have the room by now), `BusyError` or `UsageError` (it is not
     suspended); then it stays as it was.
     """
-    refuse_nesting()
+    refuse_inside(f"allot resume {name}")
     found = find(folder, name)
     with alone(found):
         found = find(folder, found.id)

@@ -41,6 +41,7 @@ __all__ = [
     "inside_share",
     "local_devices",
     "local_inventory",
+    "refuse_inside",
     "refuse_nesting",
     "run",
 ]
@@ -89,6 +90,19 @@ def refuse_nesting() -> None:
         raise UsageError(
             f"this already runs in a share ({where}), and shares do not nest",
             hint="run `allot` outside of it, or run the command directly: it has the share's limit",
+        )
+
+
+def refuse_inside(action: str) -> None:
+    """Raise `UsageError` inside a share: who is held to a limit does not move it.
+
+    `action` is the command as it is typed.
+    """
+    where = inside_share()
+    if where:
+        raise UsageError(
+            f"this runs in a share ({where}), and shares are not changed from inside of one",
+            hint=f"run it outside of every share: {action}",
         )
 
 

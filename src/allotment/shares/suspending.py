@@ -39,7 +39,7 @@ from allotment.shares.checkpointing import (
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, find
 from allotment.shares.processes import is_alive, named
-from allotment.shares.sessions import refuse_nesting
+from allotment.shares.sessions import refuse_inside
 from allotment.shares.stopping import ROUNDS, check_ours, gpu_users, members, send, stop
 from allotment.shares.suspensions import Outcome, alone, readable, record, set_suspended
 from allotment.shares.views import ProcessView, Readings
@@ -64,7 +64,7 @@ def suspend(
     `PrerequisiteError` (the driver cannot, or not for such a share), `BusyError` (it does not do it
     now; process and reason are named) or `StateError`; then the share runs as before.
     """
-    refuse_nesting()
+    refuse_inside(f"allot suspend {name}")
     found = find(folder, name)
     with alone(found):
         found = find(folder, found.id)
