@@ -120,7 +120,7 @@ def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, beg
     assert little["processes"][0]["gpu_seconds"] == pytest.approx(little["gpu_seconds"], rel=0.2)
     table = allot("ps").stdout
     assert "60:90" in table
-    assert "20:20 besteffort" in table
+    assert "20:20 besteffort weight 7" in table
     screen = allot("top", "--once").stdout
     assert "HELD BACK" in screen
     assert "20:20 besteffort" in screen
@@ -152,6 +152,8 @@ def test_resize_changes_what_is_named_and_nothing_else(allot: Allot, begin: Begi
     assert shares(allot)["train"]["guarantee_percent"] == 30
     done = allot("resize", "train", "--class", "latency")
     assert done.stdout.split()[2:] == ["1Gi", "30:80", "latency"]
+    done = allot("resize", "other", "--weight", "300")
+    assert done.stdout.split()[2:] == ["1Gi", "50:50", "weight", "300"]
     assert allot("resize", "train", "--compute", "12.5:100", "--memory", "2Gi").returncode == 0
     train = shares(allot)["train"]
     assert (train["guarantee_percent"], train["class"], train["weight"]) == (12.5, "latency", 100)

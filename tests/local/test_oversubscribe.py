@@ -89,6 +89,24 @@ def test_the_limit_holds_either_way(allot: Allot, options: list[str]) -> None:
     assert process["got_bytes"] <= GI
 
 
+def test_an_oversubscribed_share_is_marked(allot: Allot, tmp_path: Path) -> None:
+    assert place(allot, tmp_path, "--memory", "1Gi", "--name", "plain").returncode == 0
+    assert "HOST" not in allot("ps").stdout
+    assert "-" in line_of(allot, "plain").split()
+    made = place(allot, tmp_path, "--memory", "1536Mi", "--name", "over", "--oversubscribe")
+    assert made.returncode == 0, made.stderr
+    assert "HOST" in allot("ps").stdout
+    # What it has on the host; and it takes turns, though it asked for no compute.
+    assert line_of(allot, "over").split()[3:8] == ["1.5Gi+host", "0B", "0B", "0B", "0:100"]
+    assert line_of(allot, "plain").split()[3:8] == ["1Gi", "0B", "-", "0B", "0:100"]
+
+
+def line_of(allot: Allot, name: str) -> str:
+    """What `allot ps` shows of a share."""
+    (line,) = [each for each in allot("ps").stdout.splitlines() if each.startswith(name)]
+    return str(line)
+
+
 # ---- moving ----
 
 # Takes memory, runs kernels for a while, and tells what its share's ledger says then.

@@ -193,6 +193,7 @@ def test_the_gpu_is_free_for_others_meanwhile(begin: Begin, allot: Allot) -> Non
     done = allot("suspend", "job")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("job: suspended, ")
+    assert "booked" not in done.stdout
     assert used_bytes(allot) == 0
     (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
     assert share["state"] == "suspended"
@@ -261,6 +262,7 @@ def test_without_checkpoints_the_shim_moves_what_can_move(
     begin("kept", "60Gi", 1, "--oversubscribe", spec=("--simulated", str(old)))
     done = allot("suspend", "job")
     assert done.returncode == 0, done.stderr
+    assert "its memory stays booked" in done.stdout
     assert is_stopped(pid)
     again = allot("suspend", "job")
     assert (again.returncode, "is suspended already" in again.stderr) == (2, True)

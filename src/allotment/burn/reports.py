@@ -28,7 +28,8 @@ asked_bytes     memory asked for, all processes
 got_bytes       memory that the driver granted, all processes
 launches        finished launches (of kernels, or of graphs with --graph)
 kernels         finished kernels
-gpu_seconds     time between the event before and the event after each launch, summed
+gpu_seconds     time between the event before and the event after each launch, summed; what it
+                waited for other programs' work in between is in it
 wall_seconds    the longest time that a process spent in launching
 latency_us      p50, p99 and max from before a launch (with --rate: from when it was due, if the one
                 before was late) until its end was seen; null without launches

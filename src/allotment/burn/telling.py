@@ -57,7 +57,7 @@ def _kernels(report: BurnReport) -> Iterator[str]:
     wall_seconds = max(process.wall_seconds for process in report.processes)
     yield (
         f"kernels   {kernels} of {format_duration(report.plan.kernel_ns)} in "
-        f"{wall_seconds:.1f}s, {gpu_seconds:.1f}s of GPU time by events"
+        f"{wall_seconds:.1f}s, {gpu_seconds:.1f}s between its events, waits included"
     )
     yield f"latency   {_latency(report.latencies())}"
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     """Show every GPU: UUID, model, memory in all, allotted to shares and used, utilisation, shares.
 
-    Under it: the processes that use it outside any share.
+    MEMORY is what the GPU has. The driver keeps some of it for itself; the rest is what shares are
+    ALLOTTED of. Under each GPU: the processes that use it outside any share.
 
     Without --simulated: the machine's own GPUs, and the simulated ones that shares are on.
 
@@ -133,7 +134,7 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
                 row.device.uuid,
                 row.device.name,
                 format_bytes(row.device.memory_bytes),
-                format_bytes(row.allotted),
+                f"{format_bytes(row.allotted)} of {format_bytes(row.device.allottable_bytes)}",
                 format_bytes(row.reading.used_bytes) if row.reading else row.problem or "?",
                 f"{format_percent(row.guaranteed)}%",
                 _percent(row.reading.gpu_percent if row.reading else None),

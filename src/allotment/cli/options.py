@@ -15,6 +15,7 @@ __all__ = [
     "BYTES",
     "COMPUTE",
     "MEMORY",
+    "changed_compute_options",
     "complete_share",
     "compute_options",
     "output_option",
@@ -78,9 +79,27 @@ class ComputeType(click.ParamType[Any]):
         return value if isinstance(value, Compute) else parse_compute(str(value))
 
 
+class WeightType(click.ParamType[Any]):
+    """A weight on the command line."""
+
+    name = "weight"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> int:
+        """Parse a text; what is parsed already passes through."""
+        from allotment.model.compute import parse_weight
+
+        return value if isinstance(value, int) else parse_weight(str(value))
+
+
 BYTES = BytesType()
 COMPUTE = ComputeType()
 MEMORY = MemoryType()
+WEIGHT = WeightType()
 
 
 def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
@@ -97,27 +116,38 @@ def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def compute_options(function: _F) -> _F:
-    """Add `--compute`, `--class` and `--weight`."""
+    """Add `--compute`, `--class` and `--weight` of a share that is to be made."""
+    return _compute_options(function, kind="  [default: normal]", weight="  [default: 100]")
+
+
+def changed_compute_options(function: _F) -> _F:
+    """Add the same to change them: what is not named stays, and there is no default."""
+    return _compute_options(function, kind="", weight="")
+
+
+def _compute_options(function: _F, *, kind: str, weight: str) -> _F:
+    """Add the options; their helps end with what is so by default."""
     options = (
         click.option(
             "--compute",
             metavar="PERCENT[:PERCENT]",
             type=COMPUTE,
             help="Compute of each GPU: 30 (a guarantee and a ceiling), 30:80 (30, and up to 80"
-            " while others leave it), 0:100 (what others leave).",
+            " while others leave it), 0:100 (what others leave), :80 (the same, up to 80).",
         ),
         click.option(
             "--class",
             "kind",
             type=click.Choice(["latency", "normal", "besteffort"]),
             help="Who goes first: latency starts as soon as another's kernel ends, besteffort has"
-            " what all others leave  [default: normal]",
+            " what all others leave" + kind,
         ),
         click.option(
             "--weight",
             metavar="N",
-            type=click.IntRange(1, 10_000),
-            help="Its part of what is above the guarantees, beside the others'  [default: 100]",
+            type=WEIGHT,
+            help="Its part of what is above the guarantees, beside the others': 1 to 10000"
+            + weight,
         ),
     )
     for option in reversed(options):

@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     )
 
 
+_HOST = "HOST"
+
+
 @click.command(short_help="Show the shares and their processes.")
 @output_option("table", "json", "yaml")
 @state_option
 def command(*, output: str, state: Path | None) -> None:
     """Show every share with its limits and its use of each GPU, and the processes that use it.
 
-    COMPUTE is its guarantee and its ceiling in percent of the GPU, and its class where that is
-    another than normal. GPU TIME is what its kernels took so far: measured where some share of the
-    GPU asked for compute. `allot top` shows how much of the GPU that is at the moment.
+    A LIMIT like 12Gi+host is that of an oversubscribed share, and HOST is how much of what it uses
+    may lie on the host. COMPUTE is its guarantee and its ceiling in percent of the GPU, its class
+    where that is another than normal, and its weight where that is another than 100; it is `-`
+    where nobody takes turns. GPU TIME is what its kernels took so far: measured where some share of
+    the GPU asked for compute. `allot top` shows how much of the GPU that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
     loader): its limit is not in force. Processes that use a GPU outside any share come last. A
@@ -63,12 +68,13 @@ def _print(seen: "Overview") -> None:
         click.echo(f"No shares{where}.", err=True)
     if not views and not seen.outside:
         return
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("SHARE"),
         Column("STATE", is_optional=True),
         Column("GPU"),
         Column("LIMIT", is_number=True),
         Column("USED", is_number=True),
+        Column(_HOST, is_number=True, is_optional=True),
         Column("PEAK", is_number=True, is_optional=True),
         Column("COMPUTE"),
         Column("GPU TIME", is_number=True, is_optional=True),
@@ -78,7 +84,12 @@ def _print(seen: "Overview") -> None:
         Column("COMMAND"),
     )
     rows = [row for each in views for row in _rows(each)]
-    print_table(columns, rows + [_outside_row(each) for each in seen.outside])
+    rows += [_outside_row(each) for each in seen.outside]
+    if not any(device.is_oversubscribed for each in views for device in each.devices):
+        host = [column.heading for column in columns].index(_HOST)
+        columns = columns[:host] + columns[host + 1 :]
+        rows = [row[:host] + row[host + 1 :] for row in rows]
+    print_table(columns, rows)
     for each in views:
         if each.problem:
             click.echo(f"warning: share {each.name}: {each.problem.message}", err=True)
@@ -88,7 +99,7 @@ def _print(seen: "Overview") -> None:
 
 def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
     """One row for each device of a share, then one for each process and device that it uses."""
-    from allotment.cli.tables import described, short_uuid
+    from allotment.cli.tables import limit_of, short_uuid
     from allotment.model.formats import format_bytes
 
     share = view.share
@@ -98,10 +109,11 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
             view.name if index == 0 else "",
             str(view.state) if index == 0 else "",
             short_uuid(device.uuid),
-            format_bytes(device.limit),
+            limit_of(device),
             format_bytes(device.used),
+            format_bytes(device.host_bytes) if device.is_oversubscribed else "-",
             format_bytes(device.peak),
-            described(device.compute.promised if device.compute else None),
+            _compute(device.compute),
             _gpu_time(device.compute),
             str(share.runner.pid) if share and share.runner and index == 0 else "",
             ("yes" if view.is_enforced else "no") if index == 0 else "",
@@ -110,7 +122,7 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
         )
     if not view.devices:
         state = str(view.state)
-        yield (view.name, state, "?", "?", "?", "?", "?", "", "", "no", "", command)
+        yield (view.name, state, "?", "?", "?", "", "?", "?", "", "", "no", "", command)
     for process in view.processes:
         yield from _process_rows(view, process)
 
@@ -121,7 +133,13 @@ def _outside_row(user: "OutsideView") -> tuple[str, ...]:
 
     used = "?" if user.used is None else format_bytes(user.used)
     gpu, pid = short_uuid(user.uuid), str(user.pid)
-    return (OUTSIDE, "", gpu, "", used, "", "", "", pid, "no", "", user.command)
+    return (OUTSIDE, "", gpu, "", used, "", "", "", "", pid, "no", "", user.command)
+
+
+def _compute(compute: "ComputeView | None") -> str:
+    from allotment.cli.tables import described
+
+    return described(compute.promised, takes_turns=compute.is_measured) if compute else "-"
 
 
 def _gpu_time(compute: "ComputeView | None") -> str:
@@ -145,6 +163,7 @@ def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[
                 short_uuid(device.uuid),
                 "",
                 format_bytes(used),
+                "",
                 format_bytes(peak),
                 "",
                 "",

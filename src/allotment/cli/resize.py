@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allotment.cli.options import BYTES, MEMORY, complete_share, compute_options, state_option
+from allotment.cli.options import (
+    BYTES,
+    MEMORY,
+    changed_compute_options,
+    complete_share,
+    state_option,
+)
 from allotment.cli.tables import described
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     type=MEMORY,
     help="New memory on each of its GPUs: 6Gi, or a part of the GPU like 25%.",
 )
-@compute_options
+@changed_compute_options
 @click.option(
     "--host-memory",
     metavar="SIZE",

@@ -29,6 +29,7 @@ def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
       allot resume train
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import devices_of, readings
+    from allotment.model.formats import format_count
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import find
     from allotment.shares.resuming import resume
@@ -38,4 +39,5 @@ def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
     folder = StateFolder.at(state)
     devices = devices_of(find(folder, share))
     done = resume(folder, share, readings, devices, host_budget=host_memory)
-    click.echo(f"{done.name}: resumed, {done.programs} processes go on")
+    programs = format_count(done.programs, "process goes", "processes go")
+    click.echo(f"{done.name}: resumed, {programs} on")

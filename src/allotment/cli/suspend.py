@@ -35,8 +35,13 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
       allot suspend train --timeout 120
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import readings
+    from allotment.model.formats import format_count
+    from allotment.model.shares import SuspendedBy
     from allotment.shares.folders import StateFolder
     from allotment.shares.suspending import suspend
 
     done = suspend(StateFolder.at(state), share, readings, patience_s=timeout)
-    click.echo(f"{done.name}: suspended, {done.programs} processes stopped")
+    text = f"{done.name}: suspended, {format_count(done.programs, 'process', 'processes')} stopped"
+    if done.by is SuspendedBy.EVICTION:
+        text += "; what can move is on the host, and its memory stays booked"
+    click.echo(text)

@@ -16,8 +16,9 @@ import click
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
+    from allotment.shares.views import DeviceView
 
-__all__ = ["OUTSIDE", "Column", "described", "print_table", "short_uuid"]
+__all__ = ["OUTSIDE", "Column", "described", "limit_of", "print_table", "short_uuid"]
 
 OUTSIDE = "(outside any share)"
 """Stands where a share's name would."""
@@ -60,11 +61,28 @@ def short_uuid(uuid: str) -> str:
     return uuid[:12]
 
 
-def described(compute: "Compute | None") -> str:
-    """Return compute in one word or two: `30:80`, `0:100 latency`, or `-` where none was asked."""
-    if compute is None or not compute.is_governed:
+def described(compute: "Compute | None", *, takes_turns: bool = False) -> str:
+    """Return compute in some words: `30:80`, `0:100 latency weight 300`, or `-` for none.
+
+    Who did not ask for compute has some all the same where it `takes_turns` with others.
+    """
+    from allotment.model.compute import DEFAULT_WEIGHT
+
+    if compute is None or not (compute.is_governed or takes_turns):
         return "-"
-    return str(compute) if compute.kind == "normal" else f"{compute} {compute.kind}"
+    words = [str(compute)]
+    if compute.kind != "normal":
+        words.append(str(compute.kind))
+    if compute.weight != DEFAULT_WEIGHT:
+        words.append(f"weight {compute.weight}")
+    return " ".join(words)
+
+
+def limit_of(device: "DeviceView") -> str:
+    """Return the limit of a share's device: `4Gi`, or `4Gi+host` where it may be on the host."""
+    from allotment.model.formats import format_bytes
+
+    return format_bytes(device.limit) + ("+host" if device.is_oversubscribed else "")
 
 
 def _printable(cell: str) -> str:

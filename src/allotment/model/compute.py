@@ -21,6 +21,7 @@ __all__ = [
     "Compute",
     "ComputeClass",
     "parse_compute",
+    "parse_weight",
     "revised",
 ]
 
@@ -33,8 +34,9 @@ _MAX_TEXT = 24  # longer than any two percentages
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)%?", re.ASCII)
 _HINT = (
     "write percent of a device: 30 (a guarantee and a ceiling), 30:80 (a guarantee of 30, up to 80"
-    " while others leave it), or 0:100 (what others leave)"
+    " while others leave it), 0:100 (what others leave), or :80 (the same, up to 80)"
 )
+_WEIGHT = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
 class ComputeClass(StrEnum):
@@ -98,6 +100,18 @@ def parse_compute(text: str) -> Compute:
     return Compute(guarantee, ceiling, is_governed=True)
 
 
+def parse_weight(text: str) -> int:
+    """Parse a weight, a whole number from 1 to 10000; raise `QuantityError`."""
+    body = text.strip()
+    if _WEIGHT.fullmatch(body) and 1 <= int(body) <= MAX_WEIGHT:
+        return int(body)
+    shown = text if len(text) <= _MAX_TEXT else f"{text[:20]}..."
+    raise QuantityError(
+        f"{shown!r} is not a weight: it is a whole number from 1 to {MAX_WEIGHT}",
+        hint=f"a share of weight 200 has twice the part of one of {DEFAULT_WEIGHT}, the default",
+    )
+
+
 def revised(
     before: Compute,
     *,
@@ -134,7 +148,8 @@ def _basis_points(text: str, part: str) -> int:
     if exact > WHOLE:
         raise _refuse(text, f"{body.removesuffix('%')} % is more than a whole device")
     if exact.denominator != 1:
-        raise _refuse(text, f"{body!r} has more than two decimals")
+        nearest = format_percent(max(1, int(exact)))
+        raise _refuse(text, f"{body!r} has more than two decimals (did you mean {nearest}?)")
     return int(exact)
 
 

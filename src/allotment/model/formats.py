@@ -6,6 +6,7 @@ __all__ = [
     "DURATION_UNITS",
     "MEMORY_UNITS",
     "format_bytes",
+    "format_count",
     "format_duration",
     "format_percent",
 ]
@@ -37,6 +38,11 @@ def format_bytes(size: int) -> str:
                 return f"{size // factor}{unit}"
             return f"{size / factor:.1f}".removesuffix(".0") + unit
     return f"{size}B"
+
+
+def format_count(number: int, word: str, words: str | None = None) -> str:
+    """Write how many there are: `1 process`, `2 processes` (`words`; by default with an s)."""
+    return f"{number} {word if number == 1 else words or word + 's'}"
 
 
 def format_duration(nanoseconds: float) -> str:

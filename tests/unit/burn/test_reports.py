@@ -82,7 +82,7 @@ def test_the_text_tells_the_same() -> None:
     assert list(tell(report(process(1), process(2, REFUSAL), ended_by=2))) == [
         "device    NVIDIA T4, GPU-1, 4Gi says the driver",
         "memory    got 2Gi of 6Gi (plain)",
-        "kernels   12 of 2ms in 0.5s, 0.5s of GPU time by events",
+        "kernels   12 of 2ms in 0.5s, 0.5s between its events, waits included",
         "latency   p50 2.1ms, p99 9ms, max 9ms",
         "error     CUDA_ERROR_OUT_OF_MEMORY from cuMemAlloc at 1Gi",
         "process   1: 1Gi of 3Gi, 6 kernels (p50 2.1ms, p99 9ms, max 9ms)",

@@ -47,6 +47,17 @@ def test_every_command_has_help_with_an_example(path: str, command: click.Comman
             assert parameter.help, f"{path}: {parameter.name} explains nothing"
 
 
+@pytest.mark.parametrize(
+    ("command", "has_defaults"), [("run", True), ("cdi create", True), ("resize", False)]
+)
+def test_what_is_changed_has_no_defaults(command: str, *, has_defaults: bool) -> None:
+    shown = CliRunner().invoke(main, [*command.split(), "--help"])
+    words = " ".join(shown.output.split())
+    assert ("[default: normal]" in words) is has_defaults
+    assert ("[default: 100]" in words) is has_defaults
+    assert ":80 (the same, up to 80)" in words
+
+
 def test_the_help_has_commands_and_exit_codes() -> None:
     shown = CliRunner().invoke(main, ["--help"])
     for word in (*COMMANDS, *map(str, EXIT_CODES)):
@@ -88,6 +99,7 @@ def test_version() -> None:
         (["run", "--memry", "1Gi"], "--memry", "see `allot"),
         (["run", "--memory", "1Gi"], "there is no command to run", "after `--`"),
         (["run", "--memory", "x", "--", "true"], "'x' is not an amount", "4Gi"),
+        (["run", "--memory", "1Gi", "--weight", "x", "--", "true"], "from 1 to 10000", "200"),
         (["completion", "tcsh"], "tcsh", "see `allot completion --help`"),
     ],
 )

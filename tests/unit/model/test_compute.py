@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.model.compute import Compute, ComputeClass, parse_compute, revised
+from allotment.model.compute import Compute, ComputeClass, parse_compute, parse_weight, revised
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_percent
 
@@ -44,7 +44,8 @@ def test_what_is_meant(text: str, guarantee: int, ceiling: int) -> None:
         ("30:100.01", "more than a whole device"),
         ("-5", "negative"),
         ("30:-5", "negative"),
-        ("33.333", "more than two decimals"),
+        ("33.333", "more than two decimals (did you mean 33.33?)"),
+        ("0.001:5", "did you mean 0.01?"),
         ("30:80:90", "not a percentage"),
         ("30Gi", "not a percentage"),
         ("half", "not a percentage"),
@@ -57,6 +58,21 @@ def test_what_cannot_be_meant_says_what_and_the_next_step(text: str, says: str) 
         parse_compute(text)
     assert says in caught.value.message
     assert "30:80" in (caught.value.hint or "")
+    assert ":80 (" in (caught.value.hint or "")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "weight"), [("1", 1), (" 300 ", 300), ("10000", 10_000)])
+def test_weights(text: str, weight: int) -> None:
+    assert parse_weight(text) == weight
+
+
+@pytest.mark.parametrize("text", ["", "abc", "0", "10001", "1.5", "-1", "٣", "1" * 10_000])
+def test_what_is_no_weight_says_what_one_is(text: str) -> None:
+    with pytest.raises(QuantityError) as caught:
+        parse_weight(text)
+    assert "is not a weight: it is a whole number from 1 to 10000" in caught.value.message
+    assert len(caught.value.message) < 100
     assert caught.value.exit_code == 2
 
 

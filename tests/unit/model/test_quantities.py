@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.errors import QuantityError
-from allotment.model.formats import MEMORY_UNITS, format_bytes, format_duration
+from allotment.model.formats import MEMORY_UNITS, format_bytes, format_count, format_duration
 from allotment.model.quantities import (
     LEAST_BYTES,
     MAX_BYTES,
@@ -142,6 +142,14 @@ def test_what_is_shown_can_be_read(size: int) -> None:
 )
 def test_bytes_are_shown(size: int, shown: str) -> None:
     assert format_bytes(size) == shown
+
+
+def test_one_is_not_many() -> None:
+    assert [format_count(number, "share") for number in range(3)] == [
+        "0 shares", "1 share", "2 shares",
+    ]  # fmt: skip
+    assert format_count(1, "process", "processes") == "1 process"
+    assert format_count(2, "process", "processes") == "2 processes"
 
 
 @pytest.mark.parametrize(
