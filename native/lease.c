@@ -33,7 +33,7 @@
 #define STOPPED_NS (25 * MILLISECOND)
 // A kernel may run over its lease for so long before the others start beside it: it may be waiting
 // for one of theirs.
-#define OVERRUN_NS (250 * MILLISECOND)
+#define OVERRUN_NS (1000 * MILLISECOND)
 // Who is not next looks at the others only so often.
 #define PATIENCE_NS (20 * MILLISECOND)
 #define LONGEST_SLEEP_NS (50 * MILLISECOND)
@@ -309,13 +309,27 @@ static struct flock place_lock(int place, short type) {
                         .l_len = 1};
 }
 
+// What a dead owner's work took that it could not charge itself. Its work ended with it, soon after
+// its last sign of life.
+static uint64_t left_by_dead(const allot_leases *leases, int place) {
+  const allot_place_head *head = &leases->file->heads[place];
+  uint64_t running = load(&head->running_ns);
+  if (load(&head->busy) == 0 || running == 0) return 0;
+  return since(load(&head->beat_ns), running);
+}
+
 // Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
 static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
   struct flock lock = place_lock(place, F_WRLCK);
   LEASE_STEP("reaping");
   if (fcntl(descriptor, F_OFD_SETLK, &lock) != 0) return false;
   LEASE_STEP("found dead");
-  allot_event ended = {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now_ns};
+  allot_event ended = {.kind = ALLOT_EVENT_LEAVE,
+                       .place = place,
+                       .used_ns = left_by_dead(leases, place),
+                       .now_ns = now_ns};
+  // Charged once, whatever becomes of this process.
+  store(&leases->file->heads[place].busy, 0u);
   outcome done = decide(leases, &ended, 1);
   tell(leases, &done);
   store(&leases->file->heads[place].pid, 0);
@@ -470,12 +484,13 @@ static int take_place(allot_leases *leases, int descriptor, int place) {
   leases->place = place;
   allot_place_head *head = &leases->file->heads[place];
   store(&head->pid, (int32_t)getpid());
-  uint64_t now = now_ns();
+  uint64_t now = now_ns(), left = left_by_dead(leases, place);
   allot_lease_beat(leases, false, now);
+  allot_lease_tell_running(leases, 0);
   LEASE_STEP("seated");
   // Whatever a dead owner of the place had ends with this.
   allot_event events[2] = {
-      {.kind = ALLOT_EVENT_LEAVE, .place = place, .now_ns = now},
+      {.kind = ALLOT_EVENT_LEAVE, .place = place, .used_ns = left, .now_ns = now},
       {.kind = ALLOT_EVENT_JOIN, .place = place, .seat = leases->seat, .now_ns = now},
   };
   outcome done = decide(leases, events, 2);

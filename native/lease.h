@@ -119,7 +119,7 @@ typedef struct allot_lease_state {
 
 typedef enum allot_event_kind {
   ALLOT_EVENT_JOIN,     // `place` becomes one of `seat`
-  ALLOT_EVENT_LEAVE,    // `place` is free again (its process ended); a lease of it ends
+  ALLOT_EVENT_LEAVE,    // `place` is free again: its process ended, having used `used_ns`
   ALLOT_EVENT_WANT,     // `place` has work to run
   ALLOT_EVENT_CHARGE,   // `place` used `used_ns`; it keeps the lease while it may
   ALLOT_EVENT_RELEASE,  // as CHARGE, and gives the lease (or its wish for one) back
@@ -155,7 +155,8 @@ typedef struct allot_place_head {
   uint64_t beat_ns;            // while it holds or works: when it last showed that it lives
   int32_t pid;                 // getpid of the owner
   uint32_t spare;
-  uint64_t spares[3];
+  uint64_t running_ns;  // while it works: since when, of which nothing was charged
+  uint64_t spares[2];
 } allot_place_head;
 
 #define ALLOT_PLACE_LOCK_BASE 0x40000000ll
@@ -250,6 +251,11 @@ static inline void allot_lease_beat(const allot_leases *leases, bool busy, uint6
   allot_place_head *own = &leases->file->heads[leases->place];
   __atomic_store_n(&own->busy, busy ? 1u : 0u, __ATOMIC_SEQ_CST);
   __atomic_store_n(&own->beat_ns, now_ns, __ATOMIC_SEQ_CST);
+}
+
+// What its work is charged with should the process die: the time from then to its last beat.
+static inline void allot_lease_tell_running(const allot_leases *leases, uint64_t since_ns) {
+  __atomic_store_n(&leases->file->heads[leases->place].running_ns, since_ns, __ATOMIC_SEQ_CST);
 }
 
 // A copy of the state in force.

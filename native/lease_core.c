@@ -482,6 +482,7 @@ static void apply(view *at, const allot_event *event) {
       end_lease(at, event->place, ALLOT_PLACE_IDLE);
       break;
     case ALLOT_EVENT_LEAVE:
+      if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
       end_lease(at, event->place, ALLOT_PLACE_FREE);
       *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
       break;

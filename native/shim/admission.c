@@ -43,12 +43,14 @@ static bool is_current(const compute_device *at) {
   return ALLOT_ROOT_HOLDER(root) == at->leases.place && !ALLOT_ROOT_CONTENDED(root);
 }
 
-static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, uint64_t now) {
+static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, bool stream_is_idle,
+                 uint64_t now) {
   uint64_t ahead = dry - now, bound = load(at->bound_ns);
   if (bound < BOUND_ALONE_NS) {
     uint64_t slack = load(at->is_strict) != 0 ? SLACK_STRICT_NS : SLACK_CONTENDED_NS;
     if (ahead > slack && ahead + expected_ns > bound) return false;
-  } else if (ahead > bound) {
+  } else if (ahead > bound && !stream_is_idle) {
+    // Alone, what is queued in other streams may run at the same time: it holds up no idle stream.
     return false;
   }
   // It begins within the lease; waiting for an empty queue first would leave a gap and end it no
@@ -58,13 +60,14 @@ static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, u
 }
 
 // With the launch counted already; `before`: how many were before it.
-static bool may_enter(compute_device *at, uint64_t expected_ns, uint64_t now, uint64_t before) {
+static bool may_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now,
+                      uint64_t before) {
   if (__atomic_load_n(&at->gate, __ATOMIC_SEQ_CST) != GATE_OPEN || !is_current(at)) return false;
   if (now >= load(at->expires_ns) || load(at->room_ns) <= 0) return false;
   uint64_t seen = load(at->dry_ns), dry;
   do {
     dry = later(seen, now);
-    if (before > 0 && !fits(at, dry, expected_ns, now)) return false;
+    if (before > 0 && !fits(at, dry, expected_ns, stream_is_idle, now)) return false;
   } while (!__atomic_compare_exchange_n(&at->dry_ns, &seen, dry + expected_ns, true,
                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return true;
@@ -77,9 +80,9 @@ static void count_in(compute_device *at, uint64_t expected_ns) {
   }
 }
 
-static bool try_enter(compute_device *at, uint64_t expected_ns, uint64_t now) {
+static bool try_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now) {
   uint64_t before = __atomic_fetch_add(&at->queued, 1, __ATOMIC_SEQ_CST);
-  if (LIKELY(may_enter(at, expected_ns, now, before))) {
+  if (LIKELY(may_enter(at, expected_ns, stream_is_idle, now, before))) {
     count_in(at, expected_ns);
     return true;
   }
@@ -178,7 +181,7 @@ void admission_gained(compute_device *at, const allot_lease *lease, uint64_t now
 
 typedef struct attempt {
   uint64_t expected_ns;
-  bool stream_is_idle;
+  const uint64_t *free_ns;  // of its stream: when that is expected to have done all
   uint64_t sleep_until_ns;  // after a failure
   uint32_t ticket;
 } attempt;
@@ -233,13 +236,18 @@ static bool attempt_locked(compute_device *at, attempt *of, uint64_t now) {
   if (at->is_moving != 0) return false;
   if (at->is_held == 0 && !ask(at, of, now)) return false;
   if (at->is_held == 0) return false;
-  if (try_enter(at, of->expected_ns, now)) return true;
-  if (is_stuck(at, of->stream_is_idle, now)) return force(at, of->expected_ns, now);
+  bool stream_is_idle = now > load(*of->free_ns);
+  if (try_enter(at, of->expected_ns, stream_is_idle, now)) return true;
+  if (is_stuck(at, stream_is_idle, now)) return force(at, of->expected_ns, now);
   // Where only the queue is full, until it has been worked off by half.
   uint64_t low = load(at->is_strict) != 0 ? SLACK_STRICT_NS : load(at->bound_ns) / 2;
   uint64_t dry = load(at->dry_ns);
   if (load(at->gate) == GATE_OPEN && dry > low + now && dry - low < of->sleep_until_ns) {
     of->sleep_until_ns = dry - low;
+  }
+  uint64_t free_ns = load(*of->free_ns);
+  if (load(at->gate) == GATE_OPEN && free_ns > now && free_ns < of->sleep_until_ns) {
+    of->sleep_until_ns = free_ns;
   }
   return false;
 }
@@ -284,25 +292,35 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
 // How long the program leaves the device idle between two bursts of work, and how long those are:
 // who comes back soon keeps its lease meanwhile.
 static void note_gap(compute_device *at, uint64_t now) {
-  store(at->progress_ns, now);
   uint64_t dry = load(at->dry_ns), began = load(at->burst_began_ns);
   if (now <= dry) return;
   uint64_t gap = now - dry, burst = dry > began ? dry - began : 0;
   if (gap > LONGEST_GAP_NS) gap = LONGEST_GAP_NS;
   store(at->gap_ns, (load(at->gap_ns) * 3 + gap) / 4);
   store(at->burst_ns, (load(at->burst_ns) * 3 + burst) / 4);
-  store(at->burst_began_ns, now);
 }
 
-bool admission_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now) {
-  if (load(at->queued) == 0) note_gap(at, now);
-  if (LIKELY(try_enter(at, expected_ns, now))) {
+// The first launch of a burst is let in.
+static void begin_burst(compute_device *at, uint64_t now) {
+  store(at->burst_began_ns, now);
+  store(at->progress_ns, now);
+  allot_lease_tell_running(&at->leases, now);
+}
+
+bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
+                     uint64_t now) {
+  bool begins = load(at->queued) == 0;
+  if (begins) note_gap(at, now);
+  if (LIKELY(try_enter(at, expected_ns, now > load(*free_ns), now))) {
+    if (begins) begin_burst(at, now);
     // It shuts its eyes before it looks at the count for the last time.
     if (UNLIKELY(__atomic_load_n(&at->all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0)) {
       keeper_wake(at->all);
     }
     return true;
   }
-  attempt of = {.expected_ns = expected_ns, .stream_is_idle = stream_is_idle};
-  return wait_for_turn(at, &of, now);
+  attempt of = {.expected_ns = expected_ns, .free_ns = free_ns};
+  if (!wait_for_turn(at, &of, now)) return false;
+  if (begins) begin_burst(at, clock_ns());
+  return true;
 }

@@ -119,15 +119,18 @@ static inline compute_state *compute_governed(void) {
 // run.
 bool compute_join(compute_device *at);
 
-// The keeper asks the driver nothing between these two, since a context may go; `gone`: it did.
-void compute_pause(process *own);
+// The keeper asks the driver nothing between these two, since a context may go, and nobody marks
+// anything in the one that may (NULL: not known); `gone`: it did.
+void compute_pause(process *own, CUcontext leaving);
 void compute_resume(process *own, CUcontext gone);
 
 // ---- admission.c ----
 
 // Waits until a launch that is expected to take so long may be queued, and counts it as queued.
 // False: there are no turns any more; it is not counted.
-bool admission_enter(compute_device *at, uint64_t expected_ns, bool stream_is_idle, uint64_t now);
+// `free_ns`: when its stream is expected to have done all.
+bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
+                     uint64_t now);
 // Launches ended, or never began.
 void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.
@@ -144,6 +147,8 @@ void admission_wake(const compute_device *at);
 bool keeper_start(compute_state *all);
 // It may be asleep for long.
 void keeper_wake(compute_state *all);
+// The program works on in its exit handlers: what that takes is charged when its place is freed.
+void keeper_note_late(compute_device *at);
 static inline bool keeper_is_stopped(const compute_state *all) {
   return __atomic_load_n(&all->keeper.state, __ATOMIC_ACQUIRE) == KEEPER_STOPPED;
 }

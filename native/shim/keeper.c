@@ -26,7 +26,7 @@
 #define DEEP_NS (1000 * MILLISECOND)
 #define SUSPENDED_NS (50 * MILLISECOND)
 // A holder that is expected back is waited for so long.
-#define LINGER_NS (500 * MICROSECOND)
+#define LINGER_NS (100 * MICROSECOND)
 #define SHORTER_NS (200 * MICROSECOND)
 #define EXIT_NS (50 * MILLISECOND)
 #define STACK_BYTES ((size_t)256 << 10)
@@ -74,13 +74,13 @@ static bool release(compute_device *at, uint64_t now) {
   return true;
 }
 
-// May it hold the lease without work? Alone, or where it is expected back sooner than it would have
-// its next turn: as long as that wastes less than a fifth of the time.
+// May it hold the lease without work? Alone, or where it is expected back sooner than another could
+// have begun.
 static bool may_idle(const compute_device *at, uint64_t now) {
   uint64_t idle_ns = now - load(at->idle_since_ns);
   if (idle_ns < residency_linger_ns(at->all->own, at->device)) return true;
   uint64_t gap = load(at->gap_ns);
-  if (gap * 4 <= load(at->burst_ns) && idle_ns < gap * 2 && idle_ns < LINGER_NS) return true;
+  if (gap < LINGER_NS && gap * 4 <= load(at->burst_ns) && idle_ns < LINGER_NS) return true;
   // With several devices the keeper can be woken through one of them only.
   return at->is_alone != 0 && at->all->device_count == 1;
 }
@@ -148,6 +148,7 @@ static uint64_t step(compute_device *at, uint64_t now) {
   } else if (load(at->idle_since_ns) == 0) {
     store(at->idle_since_ns, now);
   }
+  if (queued != 0) allot_lease_tell_running(&at->leases, load(at->progress_ns));
   if (at->is_held != 0 || queued != 0) allot_lease_beat(&at->leases, queued != 0, now);
   if (at->is_held != 0) {
     keep_lease(at, now, queued);
@@ -239,6 +240,14 @@ static void *keep(void *context) {
   return NULL;
 }
 
+void keeper_note_late(compute_device *at) {
+  uint64_t now = clock_ns();
+  if (load(at->leases.file->heads[at->leases.place].running_ns) == 0) {
+    allot_lease_tell_running(&at->leases, now);
+  }
+  allot_lease_beat(&at->leases, true, now);
+}
+
 void keeper_wake(compute_state *all) {
   if (all->keeper.sleeps_on != NULL) allot_lease_wake_own(&all->keeper.sleeps_on->leases);
 }
@@ -246,6 +255,29 @@ void keeper_wake(compute_state *all) {
 // ---- beginning and end ----
 
 static compute_state *running;
+
+// Charges what has ended, and leaves word of what has not: whoever frees this place charges that.
+static void settle_accounts(compute_state *all) {
+  driver_depth++;
+  marks_settle_all(all);
+  for (int device = 0; device < all->device_count; device++) {
+    compute_device *at = &all->devices[device];
+    if (__atomic_load_n(&at->place, __ATOMIC_ACQUIRE) != PLACE_TAKEN) continue;
+    uint64_t now = clock_ns();
+    pthread_mutex_lock(&at->marks_lock);
+    store(at->dry_ns, 0);  // nothing is too early to be asked for
+    marks_collect(at, now);
+    marks_leave_context();
+    pthread_mutex_unlock(&at->marks_lock);
+    pthread_mutex_lock(&at->lease_lock);
+    if (load(at->uncharged_ns) != 0) charge(at, now);
+    bool busy = __atomic_load_n(&at->queued, __ATOMIC_SEQ_CST) != 0;
+    allot_lease_tell_running(&at->leases, busy ? load(at->progress_ns) : 0);
+    allot_lease_beat(&at->leases, busy, now);
+    pthread_mutex_unlock(&at->lease_lock);
+  }
+  driver_depth--;
+}
 
 // The driver is torn down after this: nothing of it may be called any more.
 static void stop_at_exit(void) {
@@ -266,7 +298,7 @@ static void stop_at_exit(void) {
   uint64_t end = (uint64_t)until.tv_nsec + EXIT_NS;
   until.tv_sec += (time_t)(end / 1000000000u);
   until.tv_nsec = (long)(end % 1000000000u);
-  pthread_timedjoin_np(all->keeper.thread, NULL, &until);
+  if (pthread_timedjoin_np(all->keeper.thread, NULL, &until) == 0) settle_accounts(all);
 }
 
 static bool start_thread(compute_state *all) {

@@ -22,12 +22,14 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   stream_state *of = stream_state_of(all, stream, true);
   if (of == NULL || !compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (UNLIKELY(keeper_is_stopped(all))) return CUDA_SUCCESS;
+  if (UNLIKELY(keeper_is_stopped(all))) {
+    keeper_note_late(of->at);
+    return CUDA_SUCCESS;
+  }
   pass->what = estimate_of(&all->estimates, key);
   pass->expected_ns = estimate_ns(pass->what);
   uint64_t now = clock_ns();
-  bool is_idle = now > __atomic_load_n(&of->free_ns, __ATOMIC_RELAXED);
-  if (!admission_enter(of->at, pass->expected_ns, is_idle, now)) return CUDA_SUCCESS;
+  if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, now)) return CUDA_SUCCESS;
   pass->stream = of;
   pass->alone = estimate_try(pass->what) || is_whole;
   stream_state_lock(of, &pass->cancel_state);

@@ -36,8 +36,16 @@ static mark *take_unused(mark_store *store, mark_context *from) {
   if (taken != NULL) {
     from->unused = taken->next;
   } else {
-    taken = store_allocate(store, sizeof *taken);
-    if (taken != NULL) *taken = (mark){.owner = from};
+    taken = store->unused_marks;
+    if (taken != NULL) {
+      store->unused_marks = taken->next;
+    } else {
+      taken = store_allocate(store, sizeof *taken);
+    }
+    if (taken != NULL) {
+      *taken = (mark){.owner = from, .next_of_owner = from->marks};
+      from->marks = taken;
+    }
   }
   pthread_mutex_unlock(&store->lock);
   return taken;
@@ -76,15 +84,29 @@ static bool make_event(mark *made) {
   return is_made;
 }
 
-static mark *set_mark(stream_state *of) {
+static mark *record_mark(stream_state *of, mark_context *owner) {
   mark_store *store = &of->at->all->marks;
-  mark *set = take_unused(store, of->marks);
+  mark *set = take_unused(store, owner);
   if (set == NULL) return NULL;
   set->references = 1;
   bool is_there = set->event != NULL || make_event(set);
   if (is_there && DRIVER(USED(cuEventRecord)(set->event, of->stream)) == CUDA_SUCCESS) return set;
   give_back(store, set);
   return NULL;
+}
+
+// NULL: it cannot be set, and nothing of a stream or context that goes was touched. Whoever looks
+// at `is_leaving` before `stream` sees one of the two when the context went meanwhile.
+static mark *set_mark(stream_state *of) {
+  mark_context *owner = of->marks;
+  mark *set = NULL;
+  __atomic_add_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&owner->is_leaving, __ATOMIC_SEQ_CST) == 0 &&
+      __atomic_load_n(&of->stream, __ATOMIC_SEQ_CST) != NULL) {
+    set = record_mark(of, owner);
+  }
+  __atomic_sub_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
+  return set;
 }
 
 // ---- batches ----
@@ -301,7 +323,7 @@ static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
 static void settle_one(stream_state *of) {
   int cancel_state;
   stream_state_lock(of, &cancel_state);
-  if (of->open != NULL && of->stream != NULL) {
+  if (of->open != NULL) {
     uint64_t now = clock_ns();
     batch_close(of, now > of->free_ns, now);
   }
@@ -446,7 +468,8 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
 static void bring_forward(compute_device *at, stream_state *of, uint64_t early_ns) {
   int cancel_state;
   if (!stream_state_trylock(of, &cancel_state)) return;
-  of->free_ns = of->free_ns > early_ns ? of->free_ns - early_ns : 0;
+  __atomic_store_n(&of->free_ns, of->free_ns > early_ns ? of->free_ns - early_ns : 0,
+                   __ATOMIC_RELAXED);
   mark_store *store = &at->all->marks;
   pthread_mutex_lock(&store->lock);
   for (batch *each = of->first; each != NULL; each = each->next) {
@@ -463,6 +486,14 @@ static batch *oldest_of(mark_store *store, const stream_state *of) {
   return oldest;
 }
 
+void stream_state_unused_locked(stream_state *gone) {
+  mark_store *store = &gone->at->all->marks;
+  give_back_locked(gone->last_end);
+  gone->last_end = NULL;
+  gone->next_active = store->unused_streams;
+  store->unused_streams = gone;
+}
+
 // Streams without batches leave the list.
 static void retire_idle(compute_device *at) {
   mark_store *store = &at->all->marks;
@@ -477,10 +508,7 @@ static void retire_idle(compute_device *at) {
     *link = seen->next_active;
     seen->is_active = 0;
     if (__atomic_load_n(&seen->stream, __ATOMIC_RELAXED) == NULL) {
-      give_back_locked(seen->last_end);
-      seen->last_end = NULL;
-      seen->next_active = store->unused_streams;
-      store->unused_streams = seen;
+      stream_state_unused_locked(seen);
     }
   }
   pthread_mutex_unlock(&store->lock);
@@ -538,10 +566,10 @@ void marks_end_tails(compute_device *at, uint64_t now) {
   if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) != 0) return;
   for (stream_state *of = first_active(at); of != NULL; of = of->next_active) {
     int cancel_state;
-    if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL || must_mark_at_once(of)) continue;
+    if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) continue;
     if (!stream_state_trylock(of, &cancel_state)) continue;
     bool is_due = of->free_ns < now + 30 * MICROSECOND && of->last_ns + 30 * MICROSECOND < now;
-    if (of->open != NULL && of->stream != NULL && is_due) {
+    if (of->open != NULL && is_due && !must_mark_at_once(of)) {
       enter_context(of->context);
       // A capture that began meanwhile waits for the stream's lock.
       if (__atomic_load_n(&at->all->captures, __ATOMIC_SEQ_CST) == 0) {
@@ -559,6 +587,13 @@ void batches_drop(compute_device *at, stream_state *of) {
   if (dropped != NULL) {
     dropped->next = of->first;
     of->first = dropped;
+  }
+  // Nobody can ask their events any more: they ran from their launch until now, at most.
+  uint64_t now = clock_ns();
+  for (const batch *each = of->first; each != NULL; each = each->next) {
+    if (each->launches == 0) continue;
+    uint64_t used = timeline_add(&at->covered, (int64_t)each->opened_ns, (int64_t)now);
+    __atomic_add_fetch(&at->uncharged_ns, used, __ATOMIC_RELAXED);
   }
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
