@@ -107,9 +107,11 @@ static compute_state *state_if_any(process *own) {
 }
 
 // The state may be opened by another thread between the two.
-void compute_pause(process *own) {
+void compute_pause(process *own, CUcontext leaving) {
   compute_state *all = state_if_any(own);
   if (all == NULL) return;
+  // First: the keeper goes on while a thread that sets a mark is waited for.
+  if (leaving != NULL) stream_states_leave_context(all, leaving);
   for (int device = 0; device < all->device_count; device++) {
     pthread_mutex_lock(&all->devices[device].marks_lock);
   }
@@ -119,7 +121,7 @@ void compute_pause(process *own) {
 void compute_resume(process *own, CUcontext gone) {
   compute_state *all = state_if_any(own);
   if (all == NULL || all->is_paused == 0) return;
-  if (gone != NULL) stream_states_forget_context(all, gone);
+  stream_states_left_context(all, gone);
   all->is_paused = 0;
   for (int device = all->device_count - 1; device >= 0; device--) {
     pthread_mutex_unlock(&all->devices[device].marks_lock);

@@ -130,7 +130,7 @@ static bool creation_keep(creation *made, CUcontext context) {
                   .device = (int16_t)made->at.device};
   record displaced;
   bool was_displaced;
-  compute_pause(own);
+  compute_pause(own, context);
   compute_resume(own, context);
   give_back_context(own, context);  // of one that went without our knowing
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
@@ -186,7 +186,7 @@ CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters
     process *own = process_attach();                 \
     if (own == NULL) return DRIVER(call);            \
     pthread_mutex_lock(&own->context_lock);          \
-    compute_pause(own);                              \
+    compute_pause(own, context);                     \
     CUresult result = DRIVER(call);                  \
     bool went = result == CUDA_SUCCESS && (is_gone); \
     compute_resume(own, went ? context : NULL);      \
@@ -286,6 +286,10 @@ CUDA_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) {
   return result;
 }
 
+static CUcontext known_primary(const process *own, CUdevice ordinal) {
+  return is_ordinal(ordinal) ? own->primaries[ordinal] : NULL;
+}
+
 static CUresult primary_released(process *own, CUdevice ordinal, CUresult result, bool is_reset) {
   bool is_known = result == CUDA_SUCCESS && is_ordinal(ordinal);
   bool is_gone = is_known && !is_active(ordinal);
@@ -305,7 +309,7 @@ static CUresult primary_released(process *own, CUdevice ordinal, CUresult result
     process *own = process_attach();                                         \
     if (own == NULL) return DRIVER(call);                                    \
     pthread_mutex_lock(&own->context_lock);                                  \
-    compute_pause(own);                                                      \
+    compute_pause(own, known_primary(own, device));                          \
     CUresult result = primary_released(own, device, DRIVER(call), is_reset); \
     pthread_mutex_unlock(&own->context_lock);                                \
     return result;                                                           \
@@ -361,7 +365,7 @@ CUDA_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx context)) {
   process *own = process_attach();
   if (own == NULL) return DRIVER(REAL(cuGreenCtxDestroy)(context));
   pthread_mutex_lock(&own->context_lock);
-  compute_pause(own);
+  compute_pause(own, NULL);
   CUresult result = DRIVER(REAL(cuGreenCtxDestroy)(context));
   compute_resume(own, NULL);
   for (CUdevice ordinal = 0; result == CUDA_SUCCESS && ordinal < MAX_ORDINALS; ordinal++) {

@@ -130,9 +130,7 @@ END_ONE(cuStreamEndCapture_ptsz, per_thread(stream))
 // driver refuse, the stream is met anew.
 static void stream_ends(CUstream stream) {
   compute_state *all = state_of_share();
-  if (all == NULL) return;
-  marks_settle_stream(all, stream);
-  stream_state_forget(all, stream);
+  if (all != NULL) stream_state_forget(all, stream);
 }
 
 CUDA_WRAPPER(cuStreamDestroy, (CUstream stream)) {

@@ -205,6 +205,8 @@ static bool has_ended(stream_state *of, uint64_t now) {
 
 static void batch_open(stream_state *of, uint64_t now) {
   mark_store *store = &of->at->all->marks;
+  // A launch into a stream that was destroyed meanwhile.
+  if (__atomic_load_n(&of->stream, __ATOMIC_RELAXED) == NULL) return;
   batch *opened = take_batch(store);
   if (opened == NULL) return;
   bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of, now);

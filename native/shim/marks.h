@@ -38,14 +38,18 @@ uint64_t timeline_add(timeline *covered, int64_t from, int64_t to);
 typedef struct mark_context {
   struct mark_context *next;
   CUcontext context;
+  struct mark *marks;  // all of them
   struct mark *unused;
-  struct mark *base;  // times are told from here
-  int64_t base_ns;    // on the clock of this machine, about
-  uint32_t streams;   // that were seen
+  struct mark *base;    // times are told from here
+  int64_t base_ns;      // on the clock of this machine, about
+  uint32_t streams;     // that were seen
+  uint32_t is_leaving;  // the driver may be ending it: nothing is marked
+  uint32_t marking;     // threads that are setting marks
 } mark_context;
 
 typedef struct mark {
-  struct mark *next;
+  struct mark *next;  // unused
+  struct mark *next_of_owner;
   mark_context *owner;
   CUevent event;
   uint32_t references;
@@ -102,7 +106,8 @@ typedef struct mark_store {
   stream_state *active[16];  // by device: they have batches
   stream_state *unused_streams;
   batch *unused_batches;
-  mark_context *contexts;
+  mark *unused_marks;  // of contexts that are gone
+  mark_context *contexts, *unused_contexts;
   char *chunk;
   size_t chunk_left;
 } mark_store;
@@ -112,10 +117,14 @@ typedef struct mark_store {
 // The stream by what a launch names it; NULL: not known (and not made), or of no device that takes
 // turns, or the driver does not know it.
 stream_state *stream_state_of(struct compute_state *all, CUstream stream, bool make);
-// It is destroyed; what is under way in it is still measured.
+// It is about to be destroyed; what is under way in it is still measured, and nothing is marked in
+// it any more.
 void stream_state_forget(struct compute_state *all, CUstream stream);
-// A context and everything in it is gone. With the marks_lock held of every device.
-void stream_states_forget_context(struct compute_state *all, CUcontext context);
+// A context may be about to go: nothing is marked in it until it is said whether it did.
+void stream_states_leave_context(struct compute_state *all, CUcontext context);
+// `gone`: that context and everything in it, or NULL: it is still there. With the marks_lock held
+// of every device.
+void stream_states_left_context(struct compute_state *all, CUcontext gone);
 // Memory that is never given back; with the store's lock held.
 void *store_allocate(mark_store *store, size_t bytes);
 
@@ -158,6 +167,8 @@ void marks_end_tails(struct compute_device *at, uint64_t now);
 bool marks_remain(struct compute_device *at);
 // After these: the calling thread has a context current while it asks.
 void marks_leave_context(void);
+// A stream that is gone, without batches: its place is free. With the store's lock held.
+void stream_state_unused_locked(stream_state *gone);
 // Nothing of it is measured any more. With the store's lock held.
 void batches_drop(struct compute_device *at, stream_state *of);
 

@@ -65,9 +65,15 @@ static mark_context *marks_of_context(mark_store *store, CUcontext context) {
   mark_context *found = store->contexts;
   while (found != NULL && found->context != context) found = found->next;
   if (found != NULL) return found;
-  found = store_allocate(store, sizeof *found);
-  if (found == NULL) return NULL;
-  *found = (mark_context){.context = context, .next = store->contexts};
+  found = store->unused_contexts;
+  if (found != NULL) {
+    store->unused_contexts = found->next;
+  } else {
+    found = store_allocate(store, sizeof *found);
+    if (found == NULL) return NULL;
+  }
+  found->context = context;
+  found->next = store->contexts;
   store->contexts = found;
   return found;
 }
@@ -83,13 +89,13 @@ static stream_state *insert(compute_state *all, const stream_name *name, CUconte
   }
   mark_context *marks = place == NULL ? NULL : marks_of_context(store, context);
   if (marks == NULL) return NULL;
-  marks->streams++;
+  __atomic_add_fetch(&marks->streams, 1, __ATOMIC_RELAXED);
   place->at = at;
   place->marks = marks;
-  place->open = NULL;
-  place->last_end = NULL;
-  place->free_ns = place->last_ns = 0;
-  place->eager = place->is_captured = 0;
+  // Unused places have no batches and no marks; late comers may be looking for some.
+  __atomic_store_n(&place->free_ns, 0, __ATOMIC_RELAXED);
+  place->last_ns = 0;
+  place->eager = 0;
   __atomic_store_n(&place->context, context, __ATOMIC_RELAXED);
   __atomic_store_n(&place->thread, name->thread, __ATOMIC_RELAXED);
   __atomic_store_n(&place->next, store->buckets[bucket], __ATOMIC_RELEASE);
@@ -133,29 +139,72 @@ static void unlink_place(mark_store *store, stream_state *gone) {
   while (*link != NULL && *link != gone) link = &(*link)->next;
   if (*link != gone) return;
   __atomic_store_n(link, gone->next, __ATOMIC_RELEASE);
-  __atomic_store_n(&gone->stream, NULL, __ATOMIC_RELEASE);
-  if (gone->marks->streams > 0) gone->marks->streams--;
+  __atomic_store_n(&gone->stream, NULL, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(&gone->marks->streams, 1, __ATOMIC_RELAXED);
   if (__atomic_exchange_n(&gone->is_captured, 0, __ATOMIC_RELAXED) != 0) {
     __atomic_sub_fetch(&gone->at->all->captures, 1, __ATOMIC_SEQ_CST);
   }
-  if (gone->is_active == 0) {
-    gone->next_active = store->unused_streams;
-    store->unused_streams = gone;
-  }
+  if (gone->is_active == 0) stream_state_unused_locked(gone);
 }
 
-void stream_state_forget(compute_state *all, CUstream stream) {
-  stream_name name;
-  if ((uintptr_t)stream <= 2 || !name_of(stream, &name)) return;
+static void forget_locked(compute_state *all, stream_state *gone) {
+  uint64_t now = clock_ns();
+  batch_close(gone, now > gone->free_ns, now);
   pthread_mutex_lock(&all->marks.lock);
-  stream_state *gone = find(&all->marks, &name, bucket_of(&name));
-  if (gone != NULL) unlink_place(&all->marks, gone);
+  unlink_place(&all->marks, gone);
   pthread_mutex_unlock(&all->marks.lock);
 }
 
-void stream_states_forget_context(compute_state *all, CUcontext context) {
+// All under the stream's lock: whoever else ends its batch does so before, or not at all.
+void stream_state_forget(compute_state *all, CUstream stream) {
+  stream_name name;
+  int cancel_state;
+  if ((uintptr_t)stream <= 2 || !name_of(stream, &name)) return;
+  pthread_mutex_lock(&all->marks.lock);
+  stream_state *gone = find(&all->marks, &name, bucket_of(&name));
+  pthread_mutex_unlock(&all->marks.lock);
+  if (gone == NULL) return;
+  stream_state_lock(gone, &cancel_state);
+  if (is_named(gone, &name)) forget_locked(all, gone);
+  stream_state_unlock(gone, cancel_state);
+}
+
+// ---- the end of contexts ----
+
+// A driver whose queue is full takes no mark until there is room, which may never be.
+#define MARKING_NAPS 10000
+
+void stream_states_leave_context(compute_state *all, CUcontext context) {
   mark_store *store = &all->marks;
   pthread_mutex_lock(&store->lock);
+  mark_context *leaving = store->contexts;
+  while (leaving != NULL && leaving->context != context) leaving = leaving->next;
+  if (leaving != NULL) __atomic_store_n(&leaving->is_leaving, 1, __ATOMIC_SEQ_CST);
+  pthread_mutex_unlock(&store->lock);
+  if (leaving == NULL) return;
+  for (int naps = 0; naps < MARKING_NAPS; naps++) {
+    if (__atomic_load_n(&leaving->marking, __ATOMIC_SEQ_CST) == 0) return;
+    struct timespec nap = {.tv_nsec = (long)(20 * MICROSECOND)};
+    nanosleep(&nap, NULL);
+  }
+}
+
+// Its events are gone with it; what they were kept in is used again. `marking` stays: a late comer
+// may be counting itself out.
+static void put_context(mark_store *store, mark_context *gone) {
+  for (mark *each = gone->marks, *next; each != NULL; each = next) {
+    next = each->next_of_owner;
+    *each = (mark){.next = store->unused_marks};
+    store->unused_marks = each;
+  }
+  gone->context = NULL;
+  gone->marks = gone->unused = gone->base = NULL;
+  gone->streams = 0;
+  gone->next = store->unused_contexts;
+  store->unused_contexts = gone;
+}
+
+static void forget_context(mark_store *store, CUcontext context) {
   // Streams that were destroyed before are in no bucket, but may still have batches.
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
     for (stream_state *seen = store->active[device]; seen != NULL; seen = seen->next_active) {
@@ -172,8 +221,22 @@ void stream_states_forget_context(compute_state *all, CUcontext context) {
   }
   for (mark_context **link = &store->contexts; *link != NULL; link = &(*link)->next) {
     if ((*link)->context != context) continue;
-    *link = (*link)->next;  // its events are gone with it
+    mark_context *gone = *link;
+    *link = gone->next;
+    put_context(store, gone);
     break;
+  }
+}
+
+void stream_states_left_context(compute_state *all, CUcontext gone) {
+  mark_store *store = &all->marks;
+  pthread_mutex_lock(&store->lock);
+  if (gone != NULL) forget_context(store, gone);
+  for (mark_context *each = store->contexts; each != NULL; each = each->next) {
+    __atomic_store_n(&each->is_leaving, 0, __ATOMIC_SEQ_CST);
+  }
+  for (mark_context *each = store->unused_contexts; each != NULL; each = each->next) {
+    __atomic_store_n(&each->is_leaving, 0, __ATOMIC_SEQ_CST);
   }
   pthread_mutex_unlock(&store->lock);
 }
