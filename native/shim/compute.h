@@ -124,6 +124,15 @@ bool compute_join(compute_device *at);
 void compute_pause(process *own, CUcontext leaving);
 void compute_resume(process *own, CUcontext gone);
 
+// ---- interrupts.c ----
+
+// Recorded work runs later, in its graph. Only while something is recorded is the driver asked.
+bool capture_may_have(CUstream stream);
+static inline bool compute_is_recorded(const compute_state *all, CUstream stream) {
+  return UNLIKELY(__atomic_load_n(&all->captures, __ATOMIC_SEQ_CST) != 0) &&
+         capture_may_have(stream);
+}
+
 // ---- admission.c ----
 
 // Waits until a launch that is expected to take so long may be queued, and counts it as queued.

@@ -10,17 +10,10 @@ typedef struct copy_pass {
   batch *marks;
 } copy_pass;
 
-static bool is_recorded(const compute_state *all, CUstream stream) {
-  if (LIKELY(__atomic_load_n(&all->captures, __ATOMIC_SEQ_CST) == 0)) return false;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 static void copy_begin(copy_pass *pass, CUstream stream) {
   pass->stream = NULL;
   compute_state *all = compute_governed();
-  if (LIKELY(all == NULL) || is_recorded(all, stream)) return;
+  if (LIKELY(all == NULL) || compute_is_recorded(all, stream)) return;
   stream_state *of = stream_state_of(all, stream, true);
   if (of == NULL || !compute_is_governed(of->at)) return;
   if (!compute_join(of->at) || keeper_is_stopped(all)) return;

@@ -65,6 +65,13 @@ INTERRUPT(cuStreamAddCallback,
 // They are counted although nobody may ask for compute yet: somebody may before they end. While
 // there is one, no batch is left open, so the keeper has nothing to mark.
 
+bool capture_may_have(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  // An error: the legacy stream, which must not be touched while another one is recorded.
+  return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 static compute_state *state_of_share(void) {
   process *own = governed() ? process_known() : NULL;
   return own == NULL ? NULL : compute_state_of(own);

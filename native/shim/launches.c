@@ -6,19 +6,10 @@
 #include "extra_abi.h"
 #include "streams.h"
 
-// Recorded launches run later, in their graph. Only while something is recorded is it asked.
-static bool is_recorded(const compute_state *all, CUstream stream) {
-  if (LIKELY(__atomic_load_n(&all->captures, __ATOMIC_SEQ_CST) == 0)) return false;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // An error: the legacy stream, which must not be touched while another one is recorded.
-  return DRIVER(USED(cuStreamIsCapturing)(stream, &status)) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_whole) {
   pass->stream = NULL;
   compute_state *all = compute_governed();
-  if (LIKELY(all == NULL) || is_recorded(all, stream)) return CUDA_SUCCESS;
+  if (LIKELY(all == NULL) || compute_is_recorded(all, stream)) return CUDA_SUCCESS;
   stream_state *of = stream_state_of(all, stream, true);
   if (of == NULL || !compute_is_governed(of->at)) return CUDA_SUCCESS;
   if (UNLIKELY(!compute_join(of->at))) return CUDA_ERROR_SYSTEM_NOT_READY;
