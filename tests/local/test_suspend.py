@@ -22,7 +22,7 @@ import pytest
 from allotment.devices.checkpoints import DriverRefusal, ProcessState
 from allotment.devices.simulated import SimulatedMachine, gpu_times
 from allotment.model.devices import Device
-from allotment.model.errors import BusyError, DoesNotFitError, PrerequisiteError, UsageError
+from allotment.model.errors import BusyError, DoesNotFitError, NotFoundError, PrerequisiteError
 from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import find, look
@@ -246,6 +246,103 @@ def test_it_can_be_removed_when_its_programs_were_killed(
         os.kill(runner, signal.SIGCONT)
 
 
+def test_what_was_stopped_before_stays_so(
+    begin: Begin, folder: StateFolder, allot: Allot, tmp_path: Path
+) -> None:
+    first, second = begin("job", "8Gi", 2)
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first))
+    refusing = FakeDriver(tmp_path / "driver", failing_step=2, code=1)
+    with pytest.raises(BusyError, match="refused the checkpoint"):
+        suspend(folder, "job", no_readings, patience_s=5, drivers=refusing.of)
+    wait_until(lambda: is_stopped(first))
+    assert not is_stopped(second)
+    for _ in range(2):
+        assert allot("suspend", "job").returncode == 0
+        wait_until(lambda: is_stopped(second))
+        done = allot("resume", "job")
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: is_stopped(first))
+        assert not is_stopped(second)
+    os.kill(first, signal.SIGCONT)
+    ran = gpu_ns(allot, first)
+    wait_until(lambda: gpu_ns(allot, first) > ran)
+
+
+def test_one_without_programs_says_so(allot: Allot, tmp_path: Path) -> None:
+    made = allot("cdi", "create", *SPEC, "--memory", "40Gi", "--name", "job",
+                 "--cdi-dir", tmp_path / "cdi")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    done = allot("suspend", "job")
+    assert done.returncode == 0, done.stderr
+    assert "hint: no program runs in job" in done.stderr
+    done = allot("resume", "job")
+    assert done.returncode == 0, done.stderr
+    assert "ended" not in done.stdout
+
+
+def test_programs_may_end_as_soon_as_they_go_on(
+    allot: Allot, folder: StateFolder, tmp_path: Path
+) -> None:
+    command = allot.command(
+        "run", *SPEC, "--name", "job", "--memory", "8Gi", "--inject", "environment",
+        "--", sys.executable, HOLDER, "0", str(GI), "busy",
+    )  # fmt: skip
+
+    class Slow(FakeDriver):
+        def unlock(self, pid: int) -> None:
+            wait_until(lambda: not list(folder.shares.glob("[!.]*")))
+            super().unlock(pid)
+
+    slow = Slow(tmp_path / "driver")
+    for by_command in (True, False):
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=allot.environment(), start_new_session=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            if by_command:
+                assert allot("suspend", "job").returncode == 0
+                process.terminate()
+                done = allot("resume", "job")
+                assert (done.returncode, done.stderr) == (0, "")
+                assert done.stdout == "job: resumed; its programs have ended\n"
+            else:
+                suspend(folder, "job", no_readings, patience_s=5, drivers=slow.of)
+                devices = devices_of(folder, "job")
+                process.terminate()
+                outcome = resume(folder, "job", no_readings, devices, drivers=slow.of)
+                assert (outcome.name, outcome.programs, outcome.has_ended) == ("job", 0, True)
+            process.wait()
+            assert process.returncode == -signal.SIGTERM
+
+
+def test_a_share_that_ends_while_it_is_suspended_is_named(
+    allot: Allot, folder: StateFolder, tmp_path: Path
+) -> None:
+    command = allot.command(
+        "run", *SPEC, "--name", "job", "--memory", "8Gi", "--inject", "environment",
+        "--", sys.executable, HOLDER, "0", str(GI),
+    )  # fmt: skip
+
+    class Slow(FakeDriver):
+        def lock(self, pid: int, *, timeout_ms: int) -> None:
+            process.kill()
+            os.kill(pid, signal.SIGKILL)
+            process.wait()
+            assert ps(allot) == []
+            super().lock(pid, timeout_ms=timeout_ms)
+
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=allot.environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(NotFoundError, match="share job has ended meanwhile"):
+            suspend(folder, "job", no_readings, patience_s=5, drivers=Slow(tmp_path / "driver").of)
+
+
 def gpu_ns(allot: Allot, pid: int) -> int:
     """For how long a process has computed, by the machine's own account."""
     (machine,) = {found.share.machine for found in look(StateFolder(allot.state)) if found.share}
@@ -265,7 +362,7 @@ def test_without_checkpoints_the_shim_moves_what_can_move(
     assert "its memory stays booked" in done.stdout
     assert is_stopped(pid)
     again = allot("suspend", "job")
-    assert (again.returncode, "is suspended already" in again.stderr) == (2, True)
+    assert (again.returncode, "is suspended already" in again.stderr) == (7, True)
     wait_until(lambda: used_bytes(allot) < 2 * GI)  # two contexts, and what the other has
     shares = {each["name"]: each for each in json.loads(allot("ps", "-o", "json").stdout)["shares"]}
     assert (shares["job"]["state"], shares["kept"]["state"]) == ("suspended", "running")
@@ -505,9 +602,9 @@ def test_without_checkpoints_it_says_why_and_what_to_do(
 
 def test_only_a_suspended_share_is_resumed(begin: Begin, folder: StateFolder, allot: Allot) -> None:
     begin("job", "8Gi")
-    with pytest.raises(UsageError, match="is not suspended"):
+    with pytest.raises(BusyError, match="is not suspended"):
         resume(folder, "job", no_readings, ())
     done = allot("resume", "job")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (7, "")
     assert "allot suspend job" in done.stderr
     assert allot("suspend", "nobody").returncode == 4

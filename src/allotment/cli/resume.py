@@ -39,5 +39,8 @@ def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
     folder = StateFolder.at(state)
     devices = devices_of(find(folder, share))
     done = resume(folder, share, readings, devices, host_budget=host_memory)
+    if done.has_ended:
+        click.echo(f"{done.name}: resumed; its programs have ended")
+        return
     programs = format_count(done.programs, "process goes", "processes go")
     click.echo(f"{done.name}: resumed, {programs} on")

@@ -45,3 +45,9 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
     if done.by is SuspendedBy.EVICTION:
         text += "; what can move is on the host, and its memory stays booked"
     click.echo(text)
+    if not done.programs:
+        click.echo(
+            f"hint: no program runs in {done.name}: start none before `allot resume {done.name}`,"
+            " it would not be stopped",
+            err=True,
+        )

@@ -9,7 +9,8 @@
     ├── NoDevicesError       5   no GPU, or no NVML to ask
     ├── StateError           6   the state folder cannot be used: version, permission, space
     │   └── LedgerError          a share's ledger is missing, damaged or of another version
-    ├── BusyError            7   it is in use, and going on would take something away from its user
+    ├── BusyError            7   it is in use, and going on would take something away from its user;
+    │   │                        or it is suspended already, or not suspended
     │   └── LimitBelowUseError   a limit below what is used; carries need and have
     └── PrerequisiteError    8   this machine lacks something that the command needs
         └── LibraryMissingError  a native library of this installation
@@ -97,7 +98,7 @@ class LedgerError(StateError):
 
 
 class BusyError(AllotError):
-    """Something is in use, and going on would take it from its user."""
+    """Something is in use, or suspended, or not suspended: it cannot be done to it now."""
 
     exit_code = 7
 
@@ -154,7 +155,7 @@ EXIT_CODES: Mapping[int, str] = {
     4: "no share, GPU or machine of that name",
     5: "no GPU, or no NVML to ask about GPUs",
     6: "the state folder or a ledger cannot be used",
-    7: "in use: going on would take something from its user",
+    7: "in use: going on would take something from its user; or suspended already, or not at all",
     8: "this machine lacks a prerequisite (see `allot doctor`)",
     9: "`allot burn`: the driver refused memory",
     126: "`allot run`: the command is not executable",

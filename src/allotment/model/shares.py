@@ -74,6 +74,8 @@ class Suspension:
     by: SuspendedBy
     is_complete: bool = False
     """All of its programs are stopped and their memory is off the devices."""
+    stopped: tuple[Runner, ...] = ()
+    """Who of it was stopped before already, and stays so when it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)

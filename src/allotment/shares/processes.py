@@ -22,6 +22,7 @@ __all__ = [
     "children",
     "command_of",
     "is_alive",
+    "is_stopped",
     "named",
     "pid_inside",
     "start_time",
@@ -70,6 +71,12 @@ def is_alive(runner: Runner) -> bool:
         return False
     fields = _stat(runner.pid)
     return fields is not None and int(fields[19]) == runner.start_time and fields[0] not in "ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped, by a signal or a debugger."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in "Tt"
 
 
 def pid_inside(pid: int) -> int:

@@ -89,15 +89,14 @@ def _to_document(share: Share) -> dict[str, object]:
         "user_id": share.user_id,
         "cdi_spec": share.cdi_spec,
         "command": list(share.command),
-        "runner": None
-        if runner is None
-        else {"pid": runner.pid, "start_time": runner.start_time, "boot_id": runner.boot_id},
+        "runner": None if runner is None else _process(runner),
         "suspension": None
         if share.suspension is None
         else {
             "since": share.suspension.since,
             "by": str(share.suspension.by),
             "complete": share.suspension.is_complete,
+            "stopped": [_process(each) for each in share.suspension.stopped],
         },
         "devices": [
             {
@@ -118,6 +117,10 @@ def _to_document(share: Share) -> dict[str, object]:
     }
 
 
+def _process(named: Runner) -> dict[str, object]:
+    return {"pid": named.pid, "start_time": named.start_time, "boot_id": named.boot_id}
+
+
 def _from_document(document: dict[str, object]) -> Share:
     """Build the share, checking every field's type: the file may have been edited."""
     runner = _optional(document, "runner", dict)
@@ -132,13 +135,7 @@ def _from_document(document: dict[str, object]) -> Share:
         user_id=_typed(document, "user_id", int),
         cdi_spec=_optional(document, "cdi_spec", str),
         command=tuple(map(str, _typed(document, "command", list))),
-        runner=None
-        if runner is None
-        else Runner(
-            pid=_typed(runner, "pid", int),
-            start_time=_typed(runner, "start_time", int),
-            boot_id=_typed(runner, "boot_id", str),
-        ),
+        runner=None if runner is None else _runner(runner),
         devices=tuple(
             ShareDevice(
                 uuid=_typed(device, "uuid", str),
@@ -153,6 +150,14 @@ def _from_document(document: dict[str, object]) -> Share:
     )
 
 
+def _runner(document: object) -> Runner:
+    return Runner(
+        pid=_typed(document, "pid", int),
+        start_time=_typed(document, "start_time", int),
+        boot_id=_typed(document, "boot_id", str),
+    )
+
+
 def _suspension(document: dict[str, object]) -> Suspension | None:
     if document.get("suspension") is None:
         return None
@@ -161,6 +166,9 @@ def _suspension(document: dict[str, object]) -> Suspension | None:
         since=_typed(suspension, "since", float),
         by=SuspendedBy(_typed(suspension, "by", str)),
         is_complete=_flag(suspension, "complete"),
+        stopped=tuple(map(_runner, _typed(suspension, "stopped", list)))
+        if "stopped" in suspension
+        else (),
     )
 
 

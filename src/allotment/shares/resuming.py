@@ -17,7 +17,6 @@ from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NotFoundError,
-    UsageError,
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Share, SuspendedBy
@@ -32,10 +31,10 @@ from allotment.shares.checkpointing import (
 )
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, booked, find, look, states_of
-from allotment.shares.processes import is_alive
+from allotment.shares.processes import is_alive, named
 from allotment.shares.records import write_record
 from allotment.shares.sessions import refuse_inside
-from allotment.shares.stopping import check_ours, gpu_users, members, send
+from allotment.shares.stopping import check_ours, gpu_users, members, send, still_stopped
 from allotment.shares.suspensions import Outcome, alone, readable, record, set_suspended
 from allotment.shares.views import ProcessView, Readings, overview
 
@@ -56,42 +55,63 @@ def resume(
     """Bring a suspended share's memory back and let its programs go on.
 
     `devices` are those of its machine; `host_budget` as in `lives.Order`. Raises `DoesNotFitError`
-    (with need and have: others have the room by now), `BusyError` or `UsageError` (it is not
-    suspended); then it stays as it was.
+    (with need and have: others have the room by now) or `BusyError` (it is not suspended, or the
+    driver refuses); then it stays as it was. That its programs end on the way is no error: signals
+    that were sent to them meanwhile come when they go on.
     """
     refuse_inside(f"allot resume {name}")
     found = find(folder, name)
-    with alone(found):
-        found = find(folder, found.id)
-        share = readable(found)
-        if share.suspension is None:
-            raise UsageError(
-                f"share {share.name} is not suspended",
-                hint=f"see `allot ps`; to suspend it: allot suspend {share.name}",
-            )
-        there = members(found, share)
-        check_ours(there)
-        before = share.suspension
-        by_checkpoint = before.by is SuspendedBy.CHECKPOINT
-        known = tuple(devices)
-        users = gpu_users(found, readings)
-        if by_checkpoint:
-            _check_device_room(folder, found, users, known, readings)
-        _book(folder, found, known, host_budget)
-        try:
-            with drivers(Path(share.machine) if share.machine else None) as driver:
-                if by_checkpoint:
-                    _bring_back(driver, share, there | set(users))
-        except BaseException:
-            record(folder, found, before)
+    try:
+        with alone(found):
+            again = find(folder, found.id)
+            return _resume(folder, again, readings, tuple(devices), host_budget, drivers)
+    except AllotError:
+        suspension = found.share.suspension if found.share else None
+        if suspension is None or found.directory.exists():
             raise
-        set_suspended(folder, found, is_suspended=False)
-        there |= members(found, share)
-        send(there, signal.SIGCONT)
-        if share.runner and is_alive(share.runner):
-            send({share.runner.pid}, signal.SIGCONT)
-        record(folder, found, None)
-        return Outcome(found.name, before.by, len(there))
+        return Outcome(found.name, suspension.by, 0, has_ended=True)
+
+
+def _resume(
+    folder: StateFolder,
+    found: Found,
+    readings: Readings,
+    devices: Collection[Device],
+    host_budget: int | None,
+    drivers: DriverOf,
+) -> Outcome:
+    share = readable(found)
+    if share.suspension is None:
+        raise BusyError(
+            f"share {share.name} is not suspended",
+            hint=f"see `allot ps`; to suspend it: allot suspend {share.name}",
+        )
+    there = members(found, share)
+    check_ours(there)
+    before = share.suspension
+    kept = still_stopped(before.stopped)
+    by_checkpoint = before.by is SuspendedBy.CHECKPOINT
+    users = gpu_users(found, readings)
+    if by_checkpoint:
+        _check_device_room(folder, found, users, devices, readings)
+    _book(folder, found, devices, host_budget)
+    try:
+        with drivers(Path(share.machine) if share.machine else None) as driver:
+            if by_checkpoint:
+                _bring_back(driver, share, there | set(users))
+    except BaseException:
+        record(folder, found, before)
+        raise
+    send(kept, signal.SIGSTOP)  # those of them that had to run to be brought back
+    set_suspended(folder, found, is_suspended=False)
+    there |= members(found, share)
+    woken = [named(pid) for pid in sorted(there - kept)]
+    send(there - kept, signal.SIGCONT)
+    if share.runner and is_alive(share.runner):
+        send({share.runner.pid} - kept, signal.SIGCONT)
+    record(folder, found, None)
+    left = sum(map(is_alive, woken))
+    return Outcome(found.name, before.by, left, has_ended=bool(woken) and not left)
 
 
 def _bring_back(driver: Checkpointer, share: Share, pids: Collection[int]) -> None:

@@ -8,12 +8,21 @@ from contextlib import suppress
 
 from allotment import ledger
 from allotment.model.errors import BusyError, StateError
-from allotment.model.shares import Share
+from allotment.model.shares import Runner, Share
 from allotment.shares.lives import Found
-from allotment.shares.processes import census
+from allotment.shares.processes import census, is_alive, is_stopped, named
 from allotment.shares.views import ProcessView, Readings, view
 
-__all__ = ["ROUNDS", "check_ours", "gpu_users", "members", "send", "stop"]
+__all__ = [
+    "ROUNDS",
+    "check_ours",
+    "gpu_users",
+    "members",
+    "send",
+    "still_stopped",
+    "stop",
+    "stopped_already",
+]
 
 ROUNDS = 8
 """How often is looked for programs that were started while the others were being stopped."""
@@ -55,6 +64,19 @@ def check_ours(pids: Iterable[int]) -> None:
                 f"process {pid} is another user's: it cannot be stopped",
                 hint="run as its user, or as root",
             ) from error
+
+
+def stopped_already(found: Found, share: Share) -> tuple[Runner, ...]:
+    """Return who of the share is stopped by someone else, its `allot run` (Ctrl-Z) too."""
+    there = members(found, share)
+    if share.runner and is_alive(share.runner):
+        there.add(share.runner.pid)
+    return tuple(named(pid) for pid in sorted(there) if is_stopped(pid))
+
+
+def still_stopped(processes: Iterable[Runner]) -> set[int]:
+    """Return which of these live and are stopped, by their number."""
+    return {each.pid for each in processes if is_alive(each) and is_stopped(each.pid)}
 
 
 def stop(found: Found, share: Share) -> set[int]:

@@ -13,8 +13,9 @@ While it is suspended by a checkpoint, none of the share's memory is booked.
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from allotment import ledger
@@ -23,8 +24,8 @@ from allotment.model.errors import (
     AllotError,
     BusyError,
     DoesNotFitError,
+    NotFoundError,
     PrerequisiteError,
-    UsageError,
 )
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Share, SuspendedBy, Suspension
@@ -40,7 +41,16 @@ from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, find
 from allotment.shares.processes import is_alive, named
 from allotment.shares.sessions import refuse_inside
-from allotment.shares.stopping import ROUNDS, check_ours, gpu_users, members, send, stop
+from allotment.shares.stopping import (
+    ROUNDS,
+    check_ours,
+    gpu_users,
+    members,
+    send,
+    still_stopped,
+    stop,
+    stopped_already,
+)
 from allotment.shares.suspensions import Outcome, alone, readable, record, set_suspended
 from allotment.shares.views import ProcessView, Readings
 
@@ -62,36 +72,56 @@ def suspend(
 
     `patience_s` is how long running GPU work may take to end, for each process. Raises
     `PrerequisiteError` (the driver cannot, or not for such a share), `BusyError` (it does not do it
-    now; process and reason are named) or `StateError`; then the share runs as before.
+    now, process and reason are named; or it is done already), `NotFoundError` (its programs ended
+    meanwhile) or `StateError`; then the share runs as before.
     """
     refuse_inside(f"allot suspend {name}")
     found = find(folder, name)
-    with alone(found):
-        found = find(folder, found.id)
-        share = readable(found)
-        if share.suspension and share.suspension.is_complete:
-            raise UsageError(
-                f"share {share.name} is suspended already",
-                hint=f"bring it back with: allot resume {share.name}",
-            )
-        check_ours(members(found, share))
-        with drivers(Path(share.machine) if share.machine else None) as driver:
-            users = gpu_users(found, readings)
-            way = _way(driver, found, share, users)
-            since = share.suspension.since if share.suspension else time.time()
-            record(folder, found, Suspension(since, way))
-            try:
-                set_suspended(folder, found, is_suspended=True)
-                if way is SuspendedBy.CHECKPOINT:
-                    stopped = _checkpoint(driver, found, share, users, readings, patience_s)
-                else:
-                    _await_eviction(found, users, patience_s)
-                    stopped = stop(found, share)
-            except BaseException:
-                _undo(folder, driver, found, share, readings)
-                raise
-            record(folder, found, Suspension(since, way, is_complete=True))
-        return Outcome(found.name, way, len(stopped))
+    try:
+        with alone(found):
+            return _suspend(folder, find(folder, found.id), readings, patience_s, drivers)
+    except AllotError as error:
+        if found.directory.exists():
+            raise
+        raise NotFoundError(
+            f"share {found.name} has ended meanwhile", hint="see `allot ps`"
+        ) from error
+
+
+def _suspend(
+    folder: StateFolder,
+    found: Found,
+    readings: Readings,
+    patience_s: float,
+    drivers: DriverOf,
+) -> Outcome:
+    share = readable(found)
+    if share.suspension and share.suspension.is_complete:
+        raise BusyError(
+            f"share {share.name} is suspended already",
+            hint=f"bring it back with: allot resume {share.name}",
+        )
+    check_ours(members(found, share))
+    with drivers(Path(share.machine) if share.machine else None) as driver:
+        users = gpu_users(found, readings)
+        begun = share.suspension or Suspension(
+            time.time(), SuspendedBy.CHECKPOINT, stopped=stopped_already(found, share)
+        )
+        suspension = replace(begun, by=_way(driver, found, share, users))
+        kept = still_stopped(suspension.stopped)
+        record(folder, found, suspension)
+        try:
+            set_suspended(folder, found, is_suspended=True)
+            if suspension.by is SuspendedBy.CHECKPOINT:
+                stopped = _checkpoint(driver, found, share, users, readings, patience_s, kept)
+            else:
+                _await_eviction(found, users, patience_s)
+                stopped = stop(found, share)
+        except BaseException:
+            _undo(folder, driver, found, share, readings, kept)
+            raise
+        record(folder, found, replace(suspension, is_complete=True))
+    return Outcome(found.name, suspension.by, len(stopped))
 
 
 def _way(
@@ -176,14 +206,18 @@ def _checkpoint(
     users: Mapping[int, ProcessView],
     readings: Readings,
     patience_s: float,
+    kept: Collection[int],
 ) -> set[int]:
-    """Checkpoint all that use a GPU and stop all that are there; return whom it stopped."""
+    """Checkpoint all that use a GPU and stop all that are there; return whom it stopped.
+
+    `kept` are stopped from before: those of them that use a GPU run until they are locked.
+    """
     stopped: set[int] = set()
     done: set[int] = set()
     pending = set(users)
     for _ in range(ROUNDS):
         # Those that came up while others were being stopped are stopped too, and cannot be locked.
-        send(pending & stopped, signal.SIGCONT)
+        send(pending & (stopped | set(kept)), signal.SIGCONT)
         try:
             take_off(driver, sorted(pending), patience_s)
         except DriverRefusal as error:
@@ -219,14 +253,24 @@ def _await_eviction(found: Found, users: Mapping[int, ProcessView], patience_s: 
 
 
 def _undo(
-    folder: StateFolder, driver: Checkpointer, found: Found, share: Share, readings: Readings
+    folder: StateFolder,
+    driver: Checkpointer,
+    found: Found,
+    share: Share,
+    readings: Readings,
+    kept: Collection[int],
 ) -> None:
     """Let the share run as before, as far as that can be done; what cannot is left recorded."""
     # Whatever fails here leaves it recorded as on its way: `allot resume` goes on from there.
     with suppress(AllotError, DriverRefusal):
         there = members(found, share)
-        send(there, signal.SIGCONT)
-        bring_back(driver, states(driver, there | set(gpu_users(found, readings))))
+        send(there.difference(kept), signal.SIGCONT)
+        known = states(driver, there | set(gpu_users(found, readings)))
+        send((pid for pid in known if known[pid] is not ProcessState.RUNNING), signal.SIGCONT)
+        try:
+            bring_back(driver, known)
+        finally:
+            send(kept, signal.SIGSTOP)
         set_suspended(folder, found, is_suspended=False)
         record(folder, found, None)
 

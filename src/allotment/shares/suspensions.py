@@ -25,6 +25,8 @@ class Outcome:
     by: SuspendedBy
     programs: int
     """How many processes were stopped, or go on."""
+    has_ended: bool = False
+    """Its programs ended as soon as they went on: by signals that came meanwhile."""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 """share.json: what is written is what is read, and anything else is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
-from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.model.shares import (
+    Injection,
+    Runner,
+    Share,
+    ShareDevice,
+    ShareId,
+    SuspendedBy,
+    Suspension,
+)
 from allotment.shares.records import read_record, write_record
 
 SHARE = Share(
@@ -43,6 +52,17 @@ def test_a_record_comes_back(tmp_path: Path) -> None:
     write_record(tmp_path, SHARE)
     assert read_record(tmp_path) == SHARE
     assert [path.name for path in tmp_path.iterdir()] == ["share.json"]
+
+
+def test_a_suspension_comes_back(tmp_path: Path) -> None:
+    stopped = (Runner(18, 4712, "boot"), Runner(19, 4713, "boot"))
+    suspension = Suspension(1.5, SuspendedBy.EVICTION, is_complete=True, stopped=stopped)
+    write_record(tmp_path, replace(SHARE, suspension=suspension))
+    assert read_record(tmp_path).suspension == suspension
+    document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
+    del document["suspension"]["stopped"]  # as it was written before there was such a field
+    (tmp_path / "share.json").write_text(json.dumps(document))
+    assert read_record(tmp_path).suspension == replace(suspension, stopped=())
 
 
 def test_a_record_of_the_version_before_says_nothing_of_compute(tmp_path: Path) -> None:
