@@ -2,6 +2,7 @@
 """`allot run` on a terminal: Ctrl-C, Ctrl-Z, a resized window, a hang-up, interactive shells."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -177,3 +178,34 @@ def test_in_a_pipeline_the_others_keep_the_terminal(
     shell.expect("data\r\n")
     shell.send("typed\n")
     shell.expect("got typed")
+
+
+def test_a_suspended_share_says_so_in_its_terminal(
+    allot: Allot, terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    run = (*RUN, "--name", "job", "--inject", INJECT, "--", "sh", tmp_path / "script")
+    (tmp_path / "script").write_text("echo ready; read x; echo line $x; exit 6\n")
+    shell = terminal("bash", "--norc", "--noprofile", "-i")
+    shell.expect("PROMPT> ")
+    shell.send(f"{subprocess.list2cmdline(map(str, allot.command(*run)))}\n")
+    shell.expect("ready\r\n")
+    for _ in range(2):
+        assert allot("suspend", "job").returncode == 0
+        shell.expect("allot: suspended; `allot resume job` brings it back\r\n")
+        shell.expect("Stopped")
+        shell.expect("PROMPT> ")
+        assert allot("resume", "job").returncode == 0
+        shell.send("fg\n")
+        shell.expect("fg\r\n")
+    os.kill(int(shell_child(allot)), signal.SIGSTOP)  # by another: that is not our news
+    assert "suspended" not in shell.expect("Stopped")
+    shell.send("fg\n")
+    shell.send("again\n")
+    shell.expect("line again")
+
+
+def shell_child(allot: Allot) -> str:
+    """The only share's command."""
+    (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
+    children = Path(f"/proc/{share['runner_pid']}/task/{share['runner_pid']}/children")
+    return children.read_text()

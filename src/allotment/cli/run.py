@@ -83,7 +83,7 @@ def command(
     CUDA_ERROR_OUT_OF_MEMORY. Without --compute it has no guarantee: it takes its turns beside the
     shares that have one, and where no share of a GPU asks for compute nobody takes turns. The
     terminal and signals are COMMAND's, its exit status is passed on (128 + n when signal n ended
-    it), and the share ends with it.
+    it), and the share ends with it. When the share is suspended a line on standard error says so.
 
     \b
     Examples:

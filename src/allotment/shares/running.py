@@ -193,14 +193,18 @@ def _in_words(error: OSError) -> str:
     return f"{name}: {words}" if name else words
 
 
-def wait(child: int) -> int:
-    """Wait for the child to end, passing signals on; return its wait status."""
+def wait(child: int, *, on_stop: Callable[[], None] = lambda: None) -> int:
+    """Wait for the child to end, passing signals on; return its wait status.
+
+    `on_stop` is called when the child was stopped, before this process stops along.
+    """
     awaited = _passed_on() | {signal.SIGCHLD}
     while True:
         ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if ended and not os.WIFSTOPPED(status):
             return status
         if ended:
+            on_stop()
             _stop_along(child, os.WSTOPSIG(status))
             continue
         _reap_adopted(child)

@@ -2,6 +2,7 @@
 """What `allot run` does: find the command, make its share, run it there, end the share with it."""
 
 import os
+import select
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from allotment.shares.copies import is_trusted, shim_copy, simulated_copy
 from allotment.shares.folders import RUN_FOLDER, StateFolder
 from allotment.shares.namespaces import NamespacePlan, can_unshare, enter
 from allotment.shares.processes import children, named, this_process
-from allotment.shares.records import write_record
+from allotment.shares.records import read_record, write_record
 from allotment.shares.running import (
     adopt_orphans,
     end_as,
@@ -189,12 +190,34 @@ def run(session: Session) -> NoReturn:
                 environment = _environment(directory, libraries, machine)
                 child = start(program, environment, signals=signals)
             _trace(directory, share, child)
-            status = wait(child)
+            status = wait(child, on_stop=_Stopped(directory).tell)
         except BaseException:
             _end(folder, share, strangers)
             raise
         _end(folder, share, strangers)
         end_as(status)
+
+
+class _Stopped:
+    """Says on standard error why a share's programs stopped, once for each suspension."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._told: float | None = None
+
+    def tell(self) -> None:
+        """Say it where the share is being suspended; anything else that stops is not our news."""
+        try:
+            share = read_record(self._directory)
+        except (StateError, FileNotFoundError):
+            return
+        if share.suspension is None or share.suspension.since == self._told:
+            return
+        self._told = share.suspension.since
+        with suppress(OSError):  # closed
+            if select.select((), (2,), (), 0)[1]:  # a reader that is slow must not hold us up
+                line = f"allot: suspended; `allot resume {share.name}` brings it back\n"
+                os.write(2, line.encode())
 
 
 def check_listable(folder: StateFolder, *, blanks: bool) -> None:
