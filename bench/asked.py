@@ -25,9 +25,12 @@ PATTERNS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "threads": (("--threads", "4"), 1),
     "graph": (("--graph", "1000"), 1),
     "processes": ((), 4),
+    "quarters": (("--streams", "4", "--fills-one-in", "4"), 1),
 }
 # What is asked of one pattern and one split alone.
 VARYING: Final = "varying"
+# Patterns that are asked for kernels of one length alone, as far as that is asked for.
+ONLY_KERNELS: Final = {"graph": "20us", "quarters": "200us"}
 SPLITS: Final = ((30, 70), (10, 90), (33, 33, 33), (20, 20, 20, 20, 20), (5, 5, 90))
 
 
@@ -60,6 +63,16 @@ class Asked:
     def split_seconds(self) -> float:
         """How long a contended scene is measured, after its first second."""
         return 1.0 if self.quick else 5.0
+
+    @property
+    def brief_seconds(self) -> float:
+        """How long short processes run one after the other."""
+        return 1.5 if self.quick else 5.0
+
+    @property
+    def long_seconds(self) -> float:
+        """How long kernels of 500 ms are measured, after their first second."""
+        return 2.0 if self.quick else 10.0
 
     @property
     def service_seconds(self) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from asked import PATTERNS, VARYING, Asked, kernel_words
+from asked import ONLY_KERNELS, PATTERNS, VARYING, Asked, kernel_words
 from findings import Finding, number
 from grounds import Ground, Terms
 from scenes import SECOND, Part, Recording, play
@@ -17,6 +17,7 @@ _WORDS = {
     "streams": "4 streams",
     "threads": "4 per-thread streams",
     "processes": "4 processes",
+    "quarters": "4 streams, each kernel a quarter of the GPU",
 }
 
 
@@ -24,7 +25,7 @@ def capping(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure shares that are alone on their devices, each with another ceiling."""
     for pattern in asked.patterns:
         for kernels in asked.kernels:
-            if (pattern == "graph" and kernels != "20us") or (
+            if ONLY_KERNELS.get(pattern, kernels) != kernels or (
                 kernels == VARYING and pattern != "stream"
             ):
                 continue
@@ -69,9 +70,9 @@ def _capped(ground: Ground, asked: Asked, pattern: str, kernels: str) -> Finding
         target=2.0,
         samples=samples,
         method="one share on each GPU, each with another ceiling, and the same program outside of "
-        "any share on one more; the GPU time that the simulator gave to each, over every window of "
-        f"{number(asked.window_seconds)} s after the first second, in steps of 50 ms; shown are "
-        "means, and the worst window of all",
+        "any share on one more; the GPU time that the simulator gave to each (what runs at once "
+        f"counts once), over every window of {number(asked.window_seconds)} s after the first "
+        "second, in steps of 50 ms; shown are means, and the worst window of all",
     )
 
 

@@ -26,6 +26,7 @@ from capping import capping
 from churning import churning
 from crowding import crowding
 from disturbances import Processors
+from exceeding import exceeding
 from findings import Finding, Findings, render_markdown, render_text
 from grounds import Ground, ground
 from launching import launching
@@ -34,6 +35,7 @@ from places import ROOT, facts
 from serving import serving
 from splitting import splitting
 from tables import put_between_markers
+from waiting import waiting
 
 from allotment.model.errors import AllotError
 
@@ -41,6 +43,8 @@ QUESTIONS: Final[dict[str, Callable[[Ground, Asked], Iterator[Finding]]]] = {
     "launches": launching,
     "ceilings": capping,
     "splits": splitting,
+    "long": exceeding,
+    "waiting": waiting,
     "lending": lending,
     "latency": serving,
     "oversubscribed": crowding,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allotment.model.devices import Device
 
 GPUS: Final = 6
-PROGRAMS: Final = ("load", "sampler", "service", "launches")
+PROGRAMS: Final = ("brief", "launches", "load", "sampler", "service", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

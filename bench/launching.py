@@ -6,58 +6,117 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 from asked import Asked
 from findings import Finding
 from grounds import Ground, Terms
 
-_KERNEL_NS = 5000
-_BURST = 16
+_TERMS: Final = (
+    (Terms(compute="50:100"), "no ceiling"),
+    (Terms(compute="90"), "a ceiling of 90"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bursts:
+    """What is launched: so many kernels at once, each so long."""
+
+    kernel_ns: int
+    length: int
+    one_in: int
+    """Of the bursts asked for: long ones are timed less often."""
+    words: str
+
+    @property
+    def name(self) -> str:
+        """Tell what is launched, where it is not what every other row has."""
+        return "" if self.kernel_ns == 5000 else f", {self.words}"
+
+
+_SHORT: Final = _Bursts(kernel_ns=5000, length=16, one_in=1, words="bursts of 16 of 5us")
+_LONG: Final = (
+    _Bursts(kernel_ns=200_000, length=16, one_in=16, words="bursts of 16 of 200us"),
+    _Bursts(kernel_ns=200_000, length=1, one_in=4, words="one at a time of 200us"),
+)
 
 
 def launching(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure launches through the shim and past it, in pairs, alone on a device."""
-    for terms, name in (
-        (Terms(compute="50:100"), "no ceiling"),
-        (Terms(compute="90"), "a ceiling of 90"),
-    ):
-        done = subprocess.run(
-            [
-                *ground.shared(terms, 0, "launching"),
-                *ground.program("launches", _KERNEL_NS, _BURST, asked.pairs),
-            ],
-            env=ground.outside(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        pairs, calls = (json.loads(line) for line in done.stdout.splitlines()[1:])
-        yield Finding(
-            question="launches",
-            name=f"added to a launch, p50: {name}",
-            without=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
-            seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
-            reached=pairs["added"]["p50"],
-            unit="ns",
-            target=300.0,
-            samples=pairs["samples"],
-            method="one process alone on a GPU; bursts of 16 launches of 5us kernels on an idle "
-            "stream, through the shim and past it in alternating order in one process; p50 / p99; "
-            "the median of the differences within pairs, per launch, with the shim's event records",
-        )
-        with_calls = calls["with_system_calls"]
-        if with_calls >= 0:
-            yield Finding(
-                question="system calls",
-                name=f"launches with a system call on their way: {name}",
-                without="",
-                seen=f"{with_calls} of {calls['launches']}",
-                reached=with_calls / calls["launches"] * 100,
-                unit="%",
-                target=1.0,
-                samples=calls["launches"],
-                method="counted by the kernel (PR_SET_SYSCALL_USER_DISPATCH), the same bursts; "
-                "the common path has none when only rare launches have one",
-            )
+    for bursts in (_SHORT, *_LONG):
+        for terms, name in _TERMS:
+            launch, whole, calls = _time(ground, asked, terms, bursts)
+            yield _added(launch, bursts, name)
+            if bursts.length == 1:
+                yield _added_to_whole(whole, bursts, name)
+            if calls["with_system_calls"] >= 0:
+                yield _with_calls(calls, bursts, name)
+
+
+def _time(ground: Ground, asked: Asked, terms: Terms, bursts: _Bursts) -> list[dict[str, Any]]:
+    pairs = asked.pairs // bursts.one_in
+    done = subprocess.run(
+        [
+            *ground.shared(terms, 0, "launching"),
+            *ground.program("launches", bursts.kernel_ns, bursts.length, pairs),
+        ],
+        env=ground.outside(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()[1:]]
+
+
+def _added(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Finding:
+    return Finding(
+        question="launches",
+        name=f"added to a launch, p50: {name}{bursts.name}",
+        without=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
+        seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
+        reached=pairs["added"]["p50"],
+        unit="ns",
+        target=300.0,
+        samples=pairs["samples"],
+        method="one process alone on a GPU; bursts of 16 launches of 5us kernels on an idle "
+        "stream, where the row names no others, through the shim and past it in alternating order "
+        "in one process; p50 / p99; the median of the differences within pairs, per launch, with "
+        "the shim's event records",
+    )
+
+
+def _added_to_whole(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Finding:
+    bare, wrapped = (
+        f"{pairs[side]['p50'] / 1000:.1f} / {pairs[side]['p99'] / 1000:.1f} us"
+        for side in ("bare", "wrapped")
+    )
+    return Finding(
+        question="launch and wait",
+        name=f"added to a launch and its wait, p50: {name}{bursts.name}",
+        without=bare,
+        seen=wrapped,
+        reached=pairs["added"]["p50"] / 1000,
+        unit="us",
+        target=None,
+        samples=pairs["samples"],
+        method="the same launches one at a time, from before the launch to the kernel's end seen "
+        "by an event whose wait sleeps, the kernel's own time included",
+    )
+
+
+def _with_calls(calls: dict[str, Any], bursts: _Bursts, name: str) -> Finding:
+    return Finding(
+        question="system calls",
+        name=f"launches with a system call on their way: {name}{bursts.name}",
+        without="",
+        seen=f"{calls['with_system_calls']} of {calls['launches']}",
+        reached=calls["with_system_calls"] / calls["launches"] * 100,
+        unit="%",
+        target=1.0,
+        samples=calls["launches"],
+        method="counted by the kernel (PR_SET_SYSCALL_USER_DISPATCH), the same bursts; "
+        "the common path has none when only rare launches have one",
+    )

@@ -2,8 +2,14 @@
 // See lanes.h.
 #include "lanes.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ledger.h"
 
 enum { THREADS = 1024 };
 
@@ -34,6 +40,24 @@ int draw_kernel(durations *from) {
     if (drawn < seen) return index;
   }
   return from->count - 1;
+}
+
+void sleep_until(uint64_t time_ns) {
+  struct timespec until = {.tv_sec = (time_t)(time_ns / 1000000000u),
+                           .tv_nsec = (long)(time_ns % 1000000000u)};
+  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+uint64_t charged_ns(void) {
+  char path[4096];
+  const char *share = getenv("ALLOTMENT_SHARE");
+  snprintf(path, sizeof path, "%s/usage", share != NULL ? share : "/run/allotment/share");
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return 0;
+  const allot_usage *usage = mmap(NULL, sizeof *usage, PROT_READ, MAP_SHARED, descriptor, 0);
+  close(descriptor);
+  if (usage == MAP_FAILED) return 0;
+  return __atomic_load_n(&usage->devices[0].gpu_ns, __ATOMIC_SEQ_CST);
 }
 
 unsigned int whole_grid(void) {

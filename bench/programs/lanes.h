@@ -35,6 +35,10 @@ void load_functions(durations *into, bool one);
 // One of them at random.
 int draw_kernel(durations *from);
 
+void sleep_until(uint64_t time_ns);
+// What the ledger says that the share used of its first device, 0 outside of one.
+uint64_t charged_ns(void);
+
 // A grid of this many blocks of 1024 threads fills every multiprocessor of device 0.
 unsigned int whole_grid(void);
 void launch_whole(CUfunction function, unsigned int grid, uint64_t *ns, CUstream stream);

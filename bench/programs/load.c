@@ -8,6 +8,7 @@
 //                                                      kernels
 //        [--phases A-B[,A-B...]]   works only then, in seconds after the start
 //        [--work-ms N]             ends after N ms of kernels, however long that takes
+//        [--fills-one-in N]        its kernels fill one Nth of the GPU, and not all of it
 //        [--memory BYTES]          has so much memory
 //        [--one-function]          kernels of several lengths are one function, called differently
 //        [--progress]              tells by when it had run how much
@@ -15,19 +16,15 @@
 // Starts when stdin ends; SIGTERM ends it early. Prints one JSON object: what it ran (kernels, and
 // their durations added up), when its phases began, the times between one end of about a
 // millisecond of its work and the next, and what the share's ledger says that it used.
-#include <fcntl.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "lanes.h"
-#include "ledger.h"
 
 enum { MOST_LANES = 16, MOST_PHASES = 32, MOST_GAPS = 1 << 16, MOST_STEPS = 1 << 12 };
 #define STEP_NS 50000000ull
@@ -41,12 +38,12 @@ typedef struct {
 static struct {
   durations kernels;
   double seconds;
-  int streams, threads, nodes;
+  int streams, threads, nodes, fills_one_in;
   phase phases[MOST_PHASES];
   int phase_count;
   uint64_t work_ns, memory;
   bool progress, one_function;
-} asked = {.streams = 1, .seconds = 5};
+} asked = {.streams = 1, .fills_one_in = 1, .seconds = 5};
 
 static CUcontext context;
 static unsigned int grid;
@@ -63,12 +60,6 @@ static struct {
   uint64_t at_ns, finished_ns;
 } steps[MOST_STEPS];
 static size_t step_count;
-
-static void sleep_until(uint64_t time_ns) {
-  struct timespec until = {.tv_sec = (time_t)(time_ns / 1000000000u),
-                           .tv_nsec = (long)(time_ns % 1000000000u)};
-  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-}
 
 static void note_gap(uint64_t *last_ns) {
   uint64_t now = now_ns(), gap = now - *last_ns;
@@ -150,19 +141,6 @@ static void work_in_threads(void) {
   for (int index = 0; index < asked.threads; index++) pthread_join(threads[index], NULL);
 }
 
-// What the ledger says that the share used of its first device, 0 outside of one.
-static uint64_t charged_ns(void) {
-  char path[4096];
-  const char *share = getenv("ALLOTMENT_SHARE");
-  snprintf(path, sizeof path, "%s/usage", share != NULL ? share : "/run/allotment/share");
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return 0;
-  const allot_usage *usage = mmap(NULL, sizeof *usage, PROT_READ, MAP_SHARED, descriptor, 0);
-  close(descriptor);
-  if (usage == MAP_FAILED) return 0;
-  return __atomic_load_n(&usage->devices[0].gpu_ns, __ATOMIC_SEQ_CST);
-}
-
 static void read_phases(const char *text) {
   char *end;
   for (const char *at = text; asked.phase_count < MOST_PHASES; at = end + 1) {
@@ -178,10 +156,10 @@ static void read_phases(const char *text) {
 
 static void read_arguments(int count, char **arguments) {
   static const struct option options[] = {
-      {"kernels", 1, NULL, 'k'},      {"seconds", 1, NULL, 's'}, {"streams", 1, NULL, 'n'},
-      {"threads", 1, NULL, 't'},      {"graph", 1, NULL, 'g'},   {"phases", 1, NULL, 'p'},
-      {"work-ms", 1, NULL, 'w'},      {"memory", 1, NULL, 'm'},  {"progress", 0, NULL, 'r'},
-      {"one-function", 0, NULL, 'f'}, {NULL, 0, NULL, 0}};
+      {"kernels", 1, NULL, 'k'},      {"seconds", 1, NULL, 's'},      {"streams", 1, NULL, 'n'},
+      {"threads", 1, NULL, 't'},      {"graph", 1, NULL, 'g'},        {"phases", 1, NULL, 'p'},
+      {"work-ms", 1, NULL, 'w'},      {"memory", 1, NULL, 'm'},       {"progress", 0, NULL, 'r'},
+      {"one-function", 0, NULL, 'f'}, {"fills-one-in", 1, NULL, 'i'}, {NULL, 0, NULL, 0}};
   int option;
   while ((option = getopt_long(count, arguments, "", options, NULL)) != -1) {
     if (option == 'k') asked.kernels = parse_durations(optarg);
@@ -192,11 +170,13 @@ static void read_arguments(int count, char **arguments) {
     if (option == 'p') read_phases(optarg);
     if (option == 'w') asked.work_ns = strtoull(optarg, NULL, 10) * 1000000u;
     if (option == 'm') asked.memory = strtoull(optarg, NULL, 10);
+    if (option == 'i') asked.fills_one_in = (int)strtol(optarg, NULL, 10);
     if (option == 'f') asked.one_function = true;
     if (option == 'r') asked.progress = true;
     if (option == '?') exit(2);
   }
-  if (asked.kernels.count == 0 || asked.streams > MOST_LANES || asked.threads > MOST_LANES) {
+  if (asked.kernels.count == 0 || asked.fills_one_in < 1 || asked.streams > MOST_LANES ||
+      asked.threads > MOST_LANES) {
     fprintf(stderr, "usage: load --kernels NS[,NS...] [--seconds S] [...]\n");
     exit(2);
   }
@@ -239,7 +219,7 @@ int main(int count, char **arguments) {
   open_device();
   need(wrapped_cuCtxGetCurrent(&context), "cuCtxGetCurrent");
   load_functions(&asked.kernels, asked.one_function);
-  grid = whole_grid();
+  grid = whole_grid() / (unsigned int)asked.fills_one_in;
   take_memory();
   for (int index = 0; asked.threads == 0 && index < asked.streams; index++)
     open_lane(&lanes[index], NULL, depth_of(asked.streams), asked.kernels.functions[0], grid,

@@ -9,16 +9,9 @@
 // comes earlier is timed from when it came. Starts when stdin ends.
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "lanes.h"
-
-static void sleep_until(uint64_t time_ns) {
-  struct timespec until = {.tv_sec = (time_t)(time_ns / 1000000000u),
-                           .tv_nsec = (long)(time_ns % 1000000000u)};
-  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-}
 
 int main(int count, char **arguments) {
   if (count != 4) {

@@ -259,6 +259,8 @@ static compute_state *running;
 // Charges what has ended, and leaves word of what has not: whoever frees this place charges that.
 static void settle_accounts(compute_state *all) {
   driver_depth++;
+  CUcontext current = NULL;  // the program's exit handlers may still need it
+  USED(cuCtxGetCurrent)(&current);
   marks_settle_all(all);
   for (int device = 0; device < all->device_count; device++) {
     compute_device *at = &all->devices[device];
@@ -276,6 +278,7 @@ static void settle_accounts(compute_state *all) {
     allot_lease_beat(&at->leases, busy, now);
     pthread_mutex_unlock(&at->lease_lock);
   }
+  USED(cuCtxSetCurrent)(current);
   driver_depth--;
 }
 

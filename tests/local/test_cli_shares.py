@@ -181,6 +181,30 @@ def test_rm_refuses_what_runs(allot: Allot, begin: Begin) -> None:
     assert process.poll() is None
 
 
+def test_ps_shows_what_is_left_of_the_only_share(allot: Allot, begin: Begin) -> None:
+    begin("--memory", "4Gi", "--name", "left", "--", *BURN, "--memory", "1Gi", "--seconds", "99")
+    wait_until(lambda: used(allot) >= GI)
+    (process,) = shares(allot)[0]["processes"]
+    assert allot("rm", "left", "--force").returncode == 0
+    document = json.loads(allot("ps", "-o", "json").stdout)
+    assert document["shares"] == []
+    assert [each["pid"] for each in document["outside"]] == [process["pid"]]
+    done = allot("ps")
+    assert done.stderr == "No shares.\n"
+    assert str(process["pid"]) in done.stdout
+    assert str(process["pid"]) in allot("top", "--once").stdout
+
+
+def test_ps_says_that_the_named_folder_has_no_state(allot: Allot, tmp_path: Path) -> None:
+    for named in (tmp_path / "none", tmp_path):
+        for done in (allot("ps", "--state", named), allot("ps", ALLOTMENT_STATE=str(named))):
+            assert (done.returncode, done.stdout) == (0, "")
+            assert done.stderr.startswith(f"note: {named} is no state folder")
+            assert done.stderr.endswith("No shares.\n")
+    allot("run", *SPEC, "--memory", "1Gi", "--", "true")
+    assert allot("ps").stderr == "No shares.\n"
+
+
 def test_a_shell_with_simulated_gpus(allot: Allot) -> None:
     def lines(*arguments: str) -> str:
         done = allot("env", *arguments)

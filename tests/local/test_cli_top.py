@@ -110,8 +110,9 @@ def test_it_shows_shares_obeys_keys_and_leaves_the_terminal_as_it_was(
 def test_it_follows_the_size_of_the_terminal(screen: Callable[..., Screen]) -> None:
     top = screen()
     top.expect("COMMAND")
-    top.resize(24, 60)
+    top.resize(24, 40)
     top.expect(r"SHARE\s+USED OF LIMIT\s+ENFORCED")
+    top.expect(r"q quit  s sort")
     top.send("q")
     assert top.status() == 0
 
@@ -137,6 +138,9 @@ def test_into_a_pipe_it_is_plain_and_ends(allot: Allot, screen: Callable[..., Sc
     assert "USED OF LIMIT" in done.stdout
     assert "\x1b" not in done.stdout
     assert not set(done.stdout) & set("▏▎▍▌▋▊▉█")
+    # Both tell of the same memory.
+    (allotted,) = re.findall(r"4Gi of [0-9.]+Gi", done.stdout)
+    assert allotted in allot("devices").stdout
 
 
 def test_on_a_dumb_terminal_it_is_plain_and_ends(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MS = 1_000_000
 SOURCES = build_native.NATIVE / "tests" / "shim"
-PROGRAMS = ("host_compute", "host_launch")
+PROGRAMS = ("host_compute", "host_launch", "host_streams")
 BUILDS = ("plain", "address,undefined", "thread")
 #: Compares times that sanitizers, ten times slower, change.
 PLAIN_ONLY = {"gaps_are_not_charged", "the_programs_own_events_are_right"}

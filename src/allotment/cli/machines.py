@@ -21,7 +21,7 @@ from allotment.shares.lives import Found
 from allotment.shares.sessions import inside_share
 from allotment.shares.views import Readings
 
-__all__ = ["DeviceRow", "devices_of", "readings", "real_inventory", "real_machine", "survey"]
+__all__ = ["DeviceRow", "devices_of", "known_machines", "readings", "real_inventory", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,17 @@ def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
         return {}  # the ledger's figures are shown all the same
 
 
-def real_machine() -> tuple[Path | None, ...]:
-    """Return what to ask for who uses the real GPUs: nothing where no driver is loaded.
+def known_machines(folder: StateFolder) -> tuple[Path | None, ...]:
+    """Return whom to ask for who uses GPUs, whether shares are there or not.
 
-    So that `allot ps` starts at once there.
+    The state folder's simulated machines, and the real one (None) where a driver is loaded, so that
+    `allot ps` starts at once elsewhere.
     """
+    if inside_share():
+        return ()  # nobody there tells of more than the share's own
     signs = ("/proc/driver/nvidia", "/dev/dxg")
-    return (None,) if any(map(os.path.exists, signs)) else ()
+    real = (None,) if any(map(os.path.exists, signs)) else ()
+    return (*real, *sorted(folder.simulated.glob("*/machine")))
 
 
 def devices_of(found: Found) -> tuple[Device, ...]:

@@ -44,11 +44,15 @@ def command(*, output: str, state: Path | None) -> None:
       allot ps
       allot ps -o json | jq '.shares[] | select(.enforced | not)'
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import readings, real_machine
+    from allotment.cli.machines import known_machines, readings
     from allotment.shares.folders import StateFolder
+    from allotment.shares.sessions import inside_share
     from allotment.shares.views import current, overview
 
-    seen = overview(current(StateFolder.at(state)), readings, machines=real_machine())
+    folder = StateFolder.at(state)
+    seen = overview(current(folder), readings, machines=known_machines(folder))
+    if state is not None and not folder.exists() and not inside_share():
+        click.echo(f"note: {folder.root} is no state folder: nothing was ever run there", err=True)
     if output == "table":
         _print(seen)
         return

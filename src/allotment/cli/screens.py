@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot top` shows, drawn with rich from values: no I/O here, any width will do.
+"""What `allot top` shows, drawn with rich from values: no I/O here, any size will do.
 
 Bars are of block characters that every terminal font has; what they say stands beside them in
 numbers, and what colour says stands there in words.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from allotment.cli.grids import Grid, GridColumn, Part, Pinned, lines_of, one_line
 from allotment.cli.machines import DeviceRow
-from allotment.cli.tables import OUTSIDE, described, short_uuid
-from allotment.model.formats import format_bytes, format_duration
+from allotment.cli.tables import OUTSIDE, described, limit_of, short_uuid
+from allotment.model.formats import format_bytes, format_count, format_duration
 from allotment.shares.views import (
     ComputeView,
-    DeviceView,
     OutsideView,
     ProcessView,
     ShareView,
@@ -27,9 +27,10 @@ from allotment.shares.views import (
 __all__ = ["SORTS", "Frame", "bar", "draw"]
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_WIDE: Final = 96
-_MEDIUM: Final = 72
 _ALARM: Final = 0.9
+_LEAST_COMMAND: Final = 12  # cells of a command that are worth showing
+_MOST_OF_A_NAME: Final = 24
+_MOST_LINES: Final = 3  # of what is beside the tables, where lines are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +86,131 @@ def bar(part: int, whole: int, width: int, *, colour: str = "") -> Text:
     return Text(cells, style=f"{colour} on grey23")
 
 
-def draw(frame: Frame, width: int) -> RenderableType:
-    """Draw a frame for a terminal of so many columns."""
-    parts: list[RenderableType] = [_heading(frame), Text(), _devices(frame, width), Text()]
-    parts.append(_shares(frame, width) if frame.shares else _no_shares(frame))
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How much of a frame is shown."""
+
+    shares: int
+    """How many, from the first that is not scrolled away."""
+    has_processes: bool = True
+    """If not, only those are shown that are not enforced."""
+    has_blanks: bool = True
+    most_devices: int | None = None
+    most_lines: int | None = None
+
+
+def draw(frame: Frame, width: int, height: int | None = None) -> RenderableType:
+    """Draw a frame for a terminal of so many columns and lines; without `height` all of it.
+
+    Where lines are few, processes go first, then empty lines, then the last of the shares. What is
+    told of a share is then told whole: both tables have the same shares.
+    """
+    if height is None:
+        plan = _Plan(len(_ordered(frame)))
+        parts = _body(frame, width, plan)
+        if frame.is_live:
+            parts += [Text(), _keys(frame, width)]
+        return Group(*_drawn(parts, width))
+    plan, parts = _fitted(frame, width, height)
+    foot = _foot(frame, width, plan)
+    return Pinned(list(_drawn(parts, width)), foot, height)
+
+
+def _drawn(parts: Sequence[Part], width: int) -> Iterator[RenderableType]:
+    for part in parts:
+        yield part.drawn(width) if isinstance(part, Grid) else part
+
+
+def _fitted(frame: Frame, width: int, height: int) -> tuple[_Plan, list[Part]]:
+    """Find how much there is room for, and draw it."""
+    every = len(_ordered(frame))
+
+    def attempt(plan: _Plan) -> tuple[bool, list[Part]]:
+        parts = _body(frame, width, plan)
+        return lines_of(parts) + len(_foot(frame, width, plan)) <= height, parts
+
+    whole = _Plan(every)
+    few = replace(
+        whole, has_processes=False, most_devices=max(1, height // 3), most_lines=_MOST_LINES
+    )
+    bare = replace(few, has_blanks=False)
+    for plan in (whole, few, bare):
+        fits, parts = attempt(plan)
+        if fits:
+            return plan, parts
+    least, most = min(1, every), every
+    while least < most:  # the more shares, the more lines
+        middle = (least + most + 1) // 2
+        if attempt(replace(bare, shares=middle))[0]:
+            least = middle
+        else:
+            most = middle - 1
+    plan = replace(bare, shares=least)
+    return plan, attempt(plan)[1]
+
+
+def _body(frame: Frame, width: int, plan: _Plan) -> list[Part]:
+    blank = [Text()] if plan.has_blanks else []
+    shown = _ordered(frame)[: plan.shares]
+    parts: list[Part] = [_heading(frame), *blank, *_devices(frame, width, plan), *blank]
+    if frame.shares:
+        parts.append(_shares(shown, width, plan, has_bars=frame.has_bars))
+    else:
+        parts.append(_no_shares(frame))
     turns = [
         (view, index, compute)
-        for view in _ordered(frame)
+        for view in shown
         for index, device in enumerate(view.devices)
         if (compute := device.compute) and (compute.is_measured or compute.promised.is_governed)
     ]
     if turns:
-        parts += [Text(), _compute(turns, width, has_bars=frame.has_bars), Text()]
-    parts += [_outside(each) for each in frame.outside]
-    problems = [view for view in frame.shares if view.problem]
-    parts += [Text(f"! {view.name}: {view.problem}", style="red") for view in problems]
-    if frame.is_live:
-        parts += [Text(), _keys(frame)]
-    return Group(*parts)
+        parts += [*blank, _compute(turns, width, has_bars=frame.has_bars)]
+    outside = [_outside(each) for each in frame.outside]
+    # On the live screen a line is a line; elsewhere there is room for all of it.
+    problems = [
+        one_line(f"! {view.name}: {view.problem}", "red")
+        if plan.most_lines or frame.is_live
+        else Text(f"! {view.name}: {view.problem}", style="red")
+        for view in frame.shares
+        if view.problem
+    ]
+    if outside or problems:
+        parts += blank
+    parts += _first(outside, plan.most_lines, "process outside", "processes outside")
+    parts += _first(problems, plan.most_lines, "damaged share", "damaged shares")
+    return parts
 
 
-def _keys(frame: Frame) -> Text:
+def _first(lines: list[Text], most: int | None, word: str, words: str) -> list[Text]:
+    """Return some of the lines, and how many there are besides."""
+    if most is None or len(lines) <= most:
+        return lines
+    more = format_count(len(lines) - most + 1, f"more {word}", f"more {words}")
+    return [*lines[: most - 1], one_line(f"{more} (see `allot ps`)", "red")]
+
+
+def _foot(frame: Frame, width: int, plan: _Plan) -> list[Text]:
+    """Return the lines that stay at the bottom: what is not shown, and the keys."""
+    ordered = _ordered(frame)
+    notes = []
+    if frame.first:
+        notes.append(f"↑ {frame.first} more")
+    if hidden := len(ordered) - plan.shares:
+        notes.append(f"↓ {hidden} more")
+    if not plan.has_processes and any(
+        process.is_enforced for view in ordered[: plan.shares] for process in view.processes
+    ):
+        notes.append("processes hidden")
+    note = [one_line("  ".join(notes), "bold")] if notes else [Text()] if plan.has_blanks else []
+    return [*note, _keys(frame, width)]
+
+
+def _keys(frame: Frame, width: int) -> Text:
     pace = format_duration(frame.pace_s * 1e9)
-    return Text(
-        f"q quit   s sort (by {frame.sort})   ↑↓ scroll   +/- faster, slower (every {pace})",
-        style="dim",
-    )
+    text = f"q quit   s sort (by {frame.sort})   ↑↓ scroll   +/- faster, slower (every {pace})"
+    if cell_len(text) > width:
+        text = "q quit  s sort  ↑↓ scroll  +/- pace"
+    return one_line(text, "dim")
 
 
 def _no_shares(frame: Frame) -> Text:
@@ -121,76 +221,55 @@ def _no_shares(frame: Frame) -> Text:
 def _outside(user: OutsideView) -> Text:
     used = "?" if user.used is None else format_bytes(user.used)
     text = f"{OUTSIDE} {short_uuid(user.uuid)} {used}, {user.pid} {user.command}"
-    return _command(text, "red")
+    return one_line(text, "red")
 
 
 def _heading(frame: Frame) -> Text:
-    text = Text()
+    text = one_line("")
     text.append("allot top", style="bold")
-    text.append(f"   {_count(len(frame.devices), 'GPU')}, {_count(len(frame.shares), 'share')}")
+    devices, shares = len(frame.devices), len(frame.shares)
+    text.append(f"   {format_count(devices, 'GPU')}, {format_count(shares, 'share')}")
     text.append(f"   by {frame.sort}   {frame.clock}", style="dim")
     return text
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _bar_width(width: int) -> int:
     return max(6, min(28, width // 6))
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    """Make a table whose columns keep their width; a last one, COMMAND, has what is left."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=name != "COMMAND")  # type: ignore[arg-type]
-    return table
-
-
-def _command(text: str, style: str = "") -> Text:
-    """A command in one line, cut where the terminal ends."""
-    shown = "".join(each if each.isprintable() else " " for each in text)
-    return Text(shown, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _devices(frame: Frame, width: int) -> Table:
-    has_model = width >= _WIDE
-    table = _table(
-        ("GPU", "left"),
-        *([("MODEL", "left")] if has_model else []),
-        *([("ALLOTTED", "left"), ("", "right")] if frame.has_bars else [("ALLOTTED", "right")]),
-        ("USED", "right"),
-        ("BUSY", "right"),
+def _devices(frame: Frame, width: int, plan: _Plan) -> list[Part]:
+    grid = Grid(
+        (
+            GridColumn("GPU"),
+            GridColumn("MODEL", rank=4),
+            *_bar_column(frame, rank=3),
+            GridColumn("ALLOTTED", is_number=True),
+            GridColumn("USED", rank=1, is_number=True, most=_MOST_OF_A_NAME),
+            GridColumn("BUSY", rank=2, is_number=True),
+        )
     )
-    for row in frame.devices:
+    for row in frame.devices[: plan.most_devices]:
         whole = row.device.allottable_bytes
         reading = row.reading
         busy = "-" if reading is None or reading.gpu_percent is None else f"{reading.gpu_percent}%"
         used = format_bytes(reading.used_bytes) if reading else row.problem or "?"
         kind = " (simulated)" if row.device.simulated else ""
-        table.add_row(
+        grid.add(
             short_uuid(row.device.uuid),
-            *([row.device.name + kind] if has_model else []),
+            row.device.name + kind,
             *([bar(row.allotted, whole, _bar_width(width))] if frame.has_bars else []),
             f"{format_bytes(row.allotted)} of {format_bytes(whole)}",
             used,
             busy,
         )
-    return table
+    hidden = len(frame.devices) - len(grid.rows)
+    more = format_count(hidden, "more GPU", "more GPUs")
+    return [grid, one_line(f"{more} (see `allot devices`)", "bold")] if hidden else [grid]
 
 
-def _shares(frame: Frame, width: int) -> Table:
-    columns = _Columns(
-        has_device=width >= _MEDIUM, has_more=width >= _WIDE, has_bars=frame.has_bars
-    )
-    table = _table(*columns.headings())
-    for view in _ordered(frame):
-        for index, device in enumerate(view.devices):
-            table.add_row(*columns.share_row(view, device, index, _bar_width(width)))
-        for process in view.processes:
-            table.add_row(*columns.process_row(process))
-    return table
+def _bar_column(frame: Frame, *, rank: int) -> list[GridColumn]:
+    """Return the column of bars, if there are any: what they say stands in the next one."""
+    return [GridColumn("", rank=rank)] if frame.has_bars else []
 
 
 def _ordered(frame: Frame) -> list[ShareView]:
@@ -198,41 +277,104 @@ def _ordered(frame: Frame) -> list[ShareView]:
     return sorted(frame.shares, key=SORTS[frame.sort])[frame.first :]
 
 
+def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bool) -> Grid:
+    has_host = any(device.is_oversubscribed for view in shown for device in view.devices)
+    grid = Grid(
+        (
+            GridColumn("SHARE", most=_MOST_OF_A_NAME),
+            GridColumn("GPU", rank=2),
+            *([GridColumn("", rank=3)] if has_bars else []),
+            GridColumn("USED OF LIMIT", is_number=True),
+            *([GridColumn("HOST", rank=5, is_number=True)] if has_host else []),
+            GridColumn("PEAK", rank=4, is_number=True),
+            GridColumn("REFUSED", rank=6, is_number=True),
+            GridColumn("ENFORCED", rank=1),
+            GridColumn("COMMAND", rank=7, least=_LEAST_COMMAND),
+        )
+    )
+    for view in shown:
+        for index, device in enumerate(view.devices):
+            drawn = [bar(device.used, device.limit, _bar_width(width))] if has_bars else []
+            host = format_bytes(device.host_bytes) if device.is_oversubscribed else "-"
+            _add_device(grid, view, index, drawn, [host] if has_host else [])
+        for process in view.processes:
+            if plan.has_processes or not process.is_enforced:
+                _add_process(grid, process, [""] if has_bars else [], [""] if has_host else [])
+    return grid
+
+
+def _add_device(
+    grid: Grid, view: ShareView, index: int, drawn: Sequence[Text], host: Sequence[str]
+) -> None:
+    """Add what a share has of one device; what it has once stands beside its first."""
+    device, is_first = view.devices[index], index == 0
+    command = " ".join(view.share.command) if view.share else f"({view.state})"
+    grid.add(
+        Text(view.name if is_first else "", style="bold"),
+        short_uuid(device.uuid),
+        *drawn,
+        f"{format_bytes(device.used)} of {limit_of(device)}",
+        *host,
+        format_bytes(device.peak),
+        Text(str(device.refusals), style="yellow" if device.refusals else ""),
+        _enforced(is_enforced=view.is_enforced) if is_first else "",
+        one_line(command if is_first else ""),
+    )
+
+
+def _add_process(
+    grid: Grid, process: ProcessView, drawn: Sequence[str], host: Sequence[str]
+) -> None:
+    pid = process.pid if process.pid is not None else process.pid_inside
+    cells = [
+        f"  {pid}",
+        "",
+        *drawn,
+        format_bytes(sum(process.used)),
+        *host,
+        format_bytes(sum(process.peak)),
+        str(process.refusals),
+    ]
+    grid.add(
+        *(Text(cell, style="dim") for cell in cells),
+        _enforced(is_enforced=process.is_enforced),
+        one_line(process.command, "dim"),
+    )
+
+
 def _compute(
     turns: Sequence[tuple[ShareView, int, ComputeView]], width: int, *, has_bars: bool
-) -> Table:
+) -> Grid:
     """Draw what shares have of the GPUs' time, beside what they are promised."""
-    has_device, has_more = width >= _MEDIUM, width >= _WIDE
-    table = _table(
-        ("SHARE", "left"),
-        *([("GPU", "left")] if has_device else []),
-        ("COMPUTE", "left"),
-        *([("GPU TIME", "left"), ("", "right")] if has_bars else [("GPU TIME", "right")]),
-        *([("NVML", "right")] if has_device else []),
-        *([("BORROWED", "right"), ("LENT", "right"), ("HELD BACK", "right")] if has_more else []),
-        ("STATE", "left"),
+    grid = Grid(
+        (
+            GridColumn("SHARE", most=_MOST_OF_A_NAME),
+            GridColumn("GPU", rank=3),
+            GridColumn("COMPUTE", rank=1),
+            *([GridColumn("", rank=4)] if has_bars else []),
+            GridColumn("GPU TIME", is_number=True),
+            GridColumn("NVML", rank=5, is_number=True),
+            GridColumn("BORROWED", rank=6, is_number=True),
+            GridColumn("LENT", rank=7, is_number=True),
+            GridColumn("HELD BACK", rank=8, is_number=True),
+            GridColumn("STATE", rank=2),
+        )
     )
     for view, index, compute in turns:
         rates, driver = compute.rates, compute.driver_percent
-        table.add_row(
+        grid.add(
             Text(view.name if index == 0 else "", style="bold"),
-            *([short_uuid(view.devices[index].uuid)] if has_device else []),
-            described(compute.promised),
+            short_uuid(view.devices[index].uuid),
+            described(compute.promised, takes_turns=compute.is_measured),
             *([_rate_bar(compute, _bar_width(width) // 2)] if has_bars else []),
             _percent(rates.gpu if rates else None),
-            *(["-" if driver is None else f"{driver}%"] if has_device else []),
-            *(
-                [
-                    _percent(rates.borrowed if rates else None),
-                    _percent(rates.lent if rates else None),
-                    _percent(rates.held if rates else None),
-                ]
-                if has_more
-                else []
-            ),
+            "-" if driver is None else f"{driver}%",
+            _percent(rates.borrowed if rates else None),
+            _percent(rates.lent if rates else None),
+            f"{rates.held:.2f}x" if rates else "-",
             Text(compute.state, style="yellow" if compute.state == "waiting" else ""),
         )
-    return table
+    return grid
 
 
 def _rate_bar(compute: ComputeView, width: int) -> Text:
@@ -242,63 +384,6 @@ def _rate_bar(compute: ComputeView, width: int) -> Text:
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{part * 100:.1f}%"
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Which columns of the table of shares there is room for."""
-
-    has_device: bool
-    has_more: bool
-    has_bars: bool
-
-    def headings(self) -> list[tuple[str, str]]:
-        return [
-            ("SHARE", "left"),
-            *([("GPU", "left")] if self.has_device else []),
-            *(
-                [("USED OF LIMIT", "left"), ("", "right")]
-                if self.has_bars
-                else [("USED OF LIMIT", "right")]
-            ),
-            *([("PEAK", "right")] if self.has_device else []),
-            *([("REFUSED", "right")] if self.has_more else []),
-            ("ENFORCED", "left"),
-            *([("COMMAND", "left")] if self.has_more else []),
-        ]
-
-    def share_row(
-        self, view: ShareView, device: DeviceView, index: int, bar_width: int
-    ) -> list[RenderableType]:
-        is_first = index == 0
-        refused = Text(str(device.refusals), style="yellow" if device.refusals else "")
-        command = " ".join(view.share.command) if view.share else f"({view.state})"
-        return [
-            Text(view.name if is_first else "", style="bold"),
-            *([short_uuid(device.uuid)] if self.has_device else []),
-            *([bar(device.used, device.limit, bar_width)] if self.has_bars else []),
-            f"{format_bytes(device.used)} of {format_bytes(device.limit)}",
-            *([format_bytes(device.peak)] if self.has_device else []),
-            *([refused] if self.has_more else []),
-            _enforced(is_enforced=view.is_enforced) if is_first else "",
-            *([_command(command if is_first else "")] if self.has_more else []),
-        ]
-
-    def process_row(self, process: ProcessView) -> list[RenderableType]:
-        pid = process.pid if process.pid is not None else process.pid_inside
-        cells = [
-            f"  {pid}",
-            *([""] if self.has_device else []),
-            *([""] if self.has_bars else []),
-            format_bytes(sum(process.used)),
-            *([format_bytes(sum(process.peak))] if self.has_device else []),
-            *([str(process.refusals)] if self.has_more else []),
-        ]
-        return [
-            *(Text(cell, style="dim") for cell in cells),
-            _enforced(is_enforced=process.is_enforced),
-            *([_command(process.command, "dim")] if self.has_more else []),
-        ]
 
 
 def _enforced(*, is_enforced: bool) -> Text:

@@ -55,7 +55,12 @@ def command(
     Where shares of a GPU asked for compute, a second table has what each has had of the GPU's time
     since the last look, beside its guarantee and its ceiling: GPU TIME as the shim measures it,
     NVML as the driver tells it, what of it was BORROWED beyond the guarantee, what of the guarantee
-    was LENT to others, and for how long its launches were HELD BACK (all threads together).
+    was LENT to others, and for how long its launches were HELD BACK (seconds of waiting in each
+    second, all threads together: 3.5x is as if three threads and a half never got on).
+
+    A small terminal gets fewer columns, no processes but those that are not enforced, and fewer
+    shares at once. A limit like 12Gi+host is that of an oversubscribed share, and HOST is how much
+    of what it uses may lie on the host.
 
     Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, on a
     terminal that cannot move its cursor (TERM=dumb), or with -o, it shows one moment, without
@@ -103,7 +108,7 @@ class _Watcher:
         """Look once more; the rates are those since the look before."""
         from functools import cache
 
-        from allotment.cli.machines import readings, real_machine, survey
+        from allotment.cli.machines import known_machines, readings, survey
         from allotment.model.errors import NoDevicesError
         from allotment.shares.views import current, overview
 
@@ -113,7 +118,7 @@ class _Watcher:
             self._devices, _ = survey(self._folder, self._spec, shares, once)
         except NoDevicesError:
             self._devices = ()  # a machine without a GPU has no shares on one either
-        seen = overview(shares, once, machines=real_machine())
+        seen = overview(shares, once, machines=known_machines(self._folder))
         self._seen = seen if self._seen is None else seen.since(self._seen)
         return self._seen
 
@@ -212,7 +217,7 @@ class _Screen:
                     first=self._first,
                     pace_s=self._pace_s,
                 )
-                live.update(draw(frame, console.width), refresh=True)
+                live.update(draw(frame, console.width, console.height), refresh=True)
                 for key in ready(max(0.0, looked + self._pace_s - time.monotonic())):
                     if key in {"q", "Q", "\x03", "\x04"}:
                         return False

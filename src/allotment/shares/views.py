@@ -257,8 +257,12 @@ def overview(
     }
     if inside_share():  # the driver tells only of the share's own processes there
         answers.clear()
-    found = [user for answer in answers.values() for user in _outside(answer, accounted)]
-    return Overview(tuple(views), tuple(sorted(found, key=lambda each: (each.uuid, each.pid))))
+    found = {  # by names of its own: a machine that was asked by two paths is one machine
+        (user.uuid, user.pid): user
+        for answer in answers.values()
+        for user in _outside(answer, accounted)
+    }
+    return Overview(tuple(views), tuple(user for _, user in sorted(found.items())))
 
 
 def _outside(

@@ -77,11 +77,22 @@ def compute_view(
     )  # fmt: skip
 
 
-def drawn(frame: Frame, width: int) -> str:
+def drawn(frame: Frame, width: int, height: int | None = None) -> str:
     console = Console(width=width, color_system=None, legacy_windows=False)
     with console.capture() as text:
-        console.print(draw(frame, width))
+        console.print(draw(frame, width, height))
     return text.get()
+
+
+def live(shares: int, *, first: int = 0, devices: int = 1, is_enforced: bool = True) -> Frame:
+    """The live screen of shares that take turns."""
+    rates = Rates(gpu=0.298, copy=0, held=1.2, borrowed=0.051, lent=0.02)
+    views = [
+        share_view(f"share-{index}", compute=compute_view(rates=rates), is_enforced=is_enforced)
+        for index in range(shares)
+    ]
+    rows = [device_row(index) for index in range(devices)]
+    return Frame(rows, views, "12:00:00", is_live=True, first=first)
 
 
 def frame(*views: ShareView, sort: str = "used") -> Frame:
@@ -131,7 +142,7 @@ def test_all_is_said_in_words() -> None:
 def test_compute_is_beside_what_was_promised() -> None:
     rates = Rates(gpu=0.298, copy=0, held=1.2, borrowed=0.051, lent=0.02)
     text = drawn(frame(share_view(compute=compute_view(rates=rates))), 160)
-    for words in ("30:80 latency", "29.8%", "31%", "120.0%", "5.1%", "2.0%", "waiting"):
+    for words in ("30:80 latency", "29.8%", "31%", "1.20x", "5.1%", "2.0%", "waiting"):
         assert words in text
     text = drawn(frame(share_view(compute=compute_view(rates=rates))), 60)
     for words in ("30:80 latency", "29.8%", "waiting"):
@@ -190,6 +201,78 @@ def test_it_fits_any_width_and_any_command(
     text = drawn(replace(frame(view), is_live=is_live), width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "\x1b" not in text
+
+
+@given(
+    width=st.integers(20, 220),
+    height=st.integers(2, 60),
+    shares=st.integers(0, 12),
+    first=st.integers(0, 11),
+    devices=st.integers(0, 9),
+)
+def test_it_fits_any_screen_with_the_keys_at_its_bottom(
+    *, width: int, height: int, shares: int, first: int, devices: int
+) -> None:
+    screen = live(shares, first=min(first, max(0, shares - 1)), devices=devices)
+    lines = drawn(screen, width, height).splitlines()
+    assert len(lines) == height
+    assert all(len(line) <= width for line in lines)
+    assert lines[-1].startswith("q quit")
+
+
+def test_a_usual_terminal_has_seven_shares_and_their_compute() -> None:
+    lines = drawn(live(7), 80, 24).splitlines()
+    for index in range(7):
+        assert sum(line.startswith(f"share-{index} ") for line in lines) == 2
+    assert "processes hidden" in lines[-2]
+    assert "q quit" in lines[-1]
+    assert "more" not in lines[-2]
+    assert "4711" in drawn(live(7), 80, 40)
+
+
+def test_a_small_terminal_loses_columns_and_lines_as_wholes_and_says_so() -> None:
+    text = drawn(live(7, first=1), 40, 12)
+    lines = text.splitlines()
+    assert "…" not in "".join(lines[1:])
+    (shares,) = [line.split() for line in lines if "ENFORCED" in line]
+    assert shares == ["SHARE", "USED", "OF", "LIMIT", "ENFORCED"]
+    (compute,) = [line.split() for line in lines if "GPU TIME" in line]
+    assert compute == ["SHARE", "COMPUTE", "GPU", "TIME"]
+    shown = [line.split()[0] for line in lines if line.startswith("share-")]
+    assert shown == ["share-1", "share-2"] * 2
+    assert "↑ 1 more  ↓ 4 more" in text
+
+
+def test_what_is_not_enforced_is_shown_before_anything_else() -> None:
+    assert drawn(live(3, is_enforced=False), 80, 24).count("4711") == 3
+    assert drawn(live(7, is_enforced=False), 80, 20).count("4711") > 1
+
+
+def test_few_lines_are_for_the_shares() -> None:
+    text = drawn(live(3, devices=9), 100, 14)
+    assert "5 more GPUs (see `allot devices`)" in text
+    assert text.count("share-0") == 2
+
+
+def test_more_lines_than_there_are_is_said() -> None:
+    assert "↓ 6 more lines" in drawn(live(7), 20, 4)
+
+
+def test_an_oversubscribed_share_is_marked() -> None:
+    plain = share_view("plain")
+    assert "HOST" not in drawn(frame(plain), 160)
+    over = share_view("over")
+    device = replace(over.devices[0], is_oversubscribed=True, host_bytes=2 * GI)
+    text = drawn(frame(plain, replace(over, devices=(device,))), 160)
+    assert "3Gi of 4Gi+host   2Gi" in text
+    assert "3Gi of 4Gi     -" in text
+
+
+def test_a_weight_is_shown_where_it_is_another_than_the_others() -> None:
+    promised = Compute(3000, 8000, 300, is_governed=True)
+    view = share_view(compute=replace(compute_view(), promised=promised))
+    assert "30:80 weight 300" in drawn(frame(view), 160)
+    assert "weight" not in drawn(frame(share_view(compute=compute_view())), 160)
 
 
 def test_no_shares_is_said() -> None:
