@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams and contexts that come and go: nothing of them stays behind, and nobody touches one that
+// is gone.
+#include <pthread.h>
+
+#include "compute_host.h"
+
+static CUcontext context;
+static CUfunction function;
+
+static void begin(void) {
+  context = start_on(0);
+  function = spin_function();
+}
+
+static void short_kernel(CUfunction launched, CUstream stream) {
+  uint64_t ns = 2 * US;
+  void *parameters[] = {&ns};
+  OK(cuLaunchKernel(launched, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
+}
+
+static uint64_t resident_bytes(void) {
+  FILE *file = fopen("/proc/self/statm", "r");
+  unsigned long long size, resident;
+  EXPECT(file != NULL);
+  int read = fscanf(file, "%llu %llu", &size, &resident);
+  EXPECT_EQUAL(read, 2);
+  fclose(file);
+  return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+// How many streams, events and the like the driver has made so far: it numbers them.
+static uint64_t objects_made(void) {
+  CUstream newest;
+  unsigned long long id;
+  OK(cuStreamCreate(&newest, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamGetId(newest, &id));
+  OK(cuStreamDestroy_v2(newest));
+  return id;
+}
+
+// ---- streams ----
+
+#define GROUP 500
+
+// Half of the groups go while they are idle, the others with work under way.
+static void one_group(bool idle) {
+  CUstream streams[GROUP];
+  for (int i = 0; i < GROUP; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < GROUP; i++) short_kernel(function, streams[i]);
+  if (idle) {
+    OK(cuCtxSynchronize());
+    settled(&share.usage->devices[0].gpu_ns);
+  }
+  for (int i = 0; i < GROUP; i++) OK(cuStreamDestroy_v2(streams[i]));
+}
+
+static void streams_leave_nothing_behind(void) {
+  const int first = 4, all = IS_SLOW ? 12 : 40;
+  begin();
+  uint64_t bytes_at_first = 0, objects_at_first = 0;
+  for (int group = 0; group < all; group++) {
+    if (group == first) {
+      OK(cuCtxSynchronize());
+      bytes_at_first = resident_bytes();
+      objects_at_first = objects_made();
+    }
+    one_group(group % 2 == 0);
+  }
+  uint64_t bytes = resident_bytes(), later = (uint64_t)(all - first) * GROUP;
+  uint64_t objects = objects_made() - objects_at_first;
+  bytes = bytes > bytes_at_first ? bytes - bytes_at_first : 0;
+  // The streams themselves, and events that more of them at a time needed.
+  if (objects > later + 4 * GROUP) {
+    FAIL("%llu objects for %llu streams", (unsigned long long)objects, (unsigned long long)later);
+  }
+  if (!IS_SLOW && bytes > 48 * later) {
+    FAIL("%llu bytes for %llu streams", (unsigned long long)bytes, (unsigned long long)later);
+  }
+}
+
+// ---- streams that go while others look ----
+
+static int over;
+
+static void *come_and_go(void *unused) {
+  CUstream stream;
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < (IS_SLOW ? 1500 : 5000); i++) {
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    short_kernel(function, stream);
+    // About when the keeper ends what nobody adds to.
+    if (i % 2) pause_ns((uint64_t)(i % 60) * US);
+    OK(cuStreamDestroy_v2(stream));
+  }
+  return NULL;
+}
+
+// To wait for anything ends what is open in all streams of the context.
+static void *wait_often(void *unused) {
+  CUevent passed;
+  OK(cuCtxSetCurrent(context));
+  OK(cuEventCreate(&passed, CU_EVENT_DEFAULT));
+  while (__atomic_load_n(&over, __ATOMIC_SEQ_CST) == 0) OK(cuEventSynchronize(passed));
+  return NULL;
+}
+
+static void streams_go_while_others_look(void) {
+  pthread_t goers[2], waiter;
+  begin();
+  for (int i = 0; i < 2; i++) OK(pthread_create(&goers[i], NULL, come_and_go, NULL));
+  OK(pthread_create(&waiter, NULL, wait_often, NULL));
+  for (int i = 0; i < 2; i++) OK(pthread_join(goers[i], NULL));
+  __atomic_store_n(&over, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(waiter, NULL));
+  OK(cuCtxSynchronize());
+  // Nothing stays counted as queued: what follows is let in, and measured.
+  uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
+  for (int i = 0; i < 50; i++) spin(function, 200 * US, NULL);
+  OK(cuCtxSynchronize());
+  expect_near(settled(&share.usage->devices[0].gpu_ns) - charged, truth_ns() - truth, 20, "after");
+}
+
+// ---- contexts ----
+
+#define STREAMS 64
+
+static void one_context(void) {
+  CUcontext made;
+  CUstream stream;
+  OK(cuCtxCreate_v2(&made, 0, 0));
+  CUfunction theirs = spin_function();
+  for (int i = 0; i < STREAMS; i++) {
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    short_kernel(theirs, stream);
+    OK(cuStreamSynchronize(stream));
+  }
+  OK(cuCtxDestroy_v2(made));
+}
+
+static void contexts_leave_nothing_behind(void) {
+  const int first = 20, all = IS_SLOW ? 60 : 200;
+  begin();
+  uint64_t bytes_at_first = 0;
+  for (int round = 0; round < all; round++) {
+    if (round == first) bytes_at_first = resident_bytes();
+    one_context();
+  }
+  uint64_t bytes = resident_bytes(), later = (uint64_t)(all - first);
+  bytes = bytes > bytes_at_first ? bytes - bytes_at_first : 0;
+  if (!IS_SLOW && bytes > later * STREAMS * 32) {
+    FAIL("%llu bytes for %llu contexts", (unsigned long long)bytes, (unsigned long long)later);
+  }
+}
+
+// A capture that begins ends what is open in the streams of all contexts.
+static void *capture_often(void *unused) {
+  CUstream stream;
+  CUgraph graph;
+  OK(cuCtxSetCurrent(context));
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  while (__atomic_load_n(&over, __ATOMIC_SEQ_CST) == 0) {
+    OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphDestroy(graph));
+  }
+  return NULL;
+}
+
+static void contexts_go_while_others_look(void) {
+  pthread_t capturer;
+  begin();
+  OK(pthread_create(&capturer, NULL, capture_often, NULL));
+  for (int round = 0; round < (IS_SLOW ? 60 : 200); round++) {
+    CUcontext made;
+    CUstream streams[8];
+    OK(cuCtxCreate_v2(&made, 0, 0));
+    CUfunction theirs = spin_function();
+    for (int i = 0; i < 8; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 8; i++) short_kernel(theirs, streams[i]);
+    OK(cuCtxDestroy_v2(made));
+  }
+  __atomic_store_n(&over, 1, __ATOMIC_SEQ_CST);
+  OK(pthread_join(capturer, NULL));
+}
+
+static const test_case cases[] = {
+    {"streams_leave_nothing_behind", streams_leave_nothing_behind},
+    {"streams_go_while_others_look", streams_go_while_others_look},
+    {"contexts_leave_nothing_behind", contexts_leave_nothing_behind},
+    {"contexts_go_while_others_look", contexts_go_while_others_look},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  return run_case(cases, argc, argv);
+}
