@@ -37,7 +37,7 @@ class _Bursts:
 
 _SHORT: Final = _Bursts(kernel_ns=5000, length=16, one_in=1, words="bursts of 16 of 5us")
 _LONG: Final = (
-    _Bursts(kernel_ns=200_000, length=16, one_in=16, words="bursts of 16 of 200us"),
+    _Bursts(kernel_ns=200_000, length=16, one_in=32, words="bursts of 16 of 200us"),
     _Bursts(kernel_ns=200_000, length=1, one_in=4, words="one at a time of 200us"),
 )
 

@@ -48,7 +48,10 @@ def lending(ground: Ground, asked: Asked) -> Iterator[Finding]:
         returns_after(recording, 0, from_ns=wake, to_ns=wake + work, due=30.0, within=2.0)
         for wake in wakes
     ]
-    at_once = [recording.percent(0, from_ns=wake, to_ns=wake + _SHORT_NS) for wake in wakes]
+    at_once = [
+        recording.windows(0, length_ns=_SHORT_NS, from_ns=wake, to_ns=wake + work)[0][1]
+        for wake in wakes
+    ]
     after = [recording.percent(0, from_ns=wake + SECOND // 5, to_ns=wake + work) for wake in wakes]
     unlimited = [
         recording.percent(2, from_ns=wake + SECOND // 5, to_ns=wake + work) for wake in wakes

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do ceilings and guarantees hold for kernels that are much longer than a lease?
+
+One kernel of 100 ms is ten leases, and the process that launched it may be gone before anybody
+has charged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from asked import Asked
+from findings import Finding, number
+from grounds import Ground, Terms
+from scenes import SECOND, Part, Recording, play
+from telling import tell
+
+_BRIEF_CAP: Final = 10
+_BRIEF_NS: Final = 100_000_000
+_LONG_NS: Final = 500_000_000
+_SPLIT: Final = (90, 10)
+
+
+def exceeding(ground: Ground, asked: Asked) -> Iterator[Finding]:
+    """Measure short processes under a ceiling, and on another GPU long kernels beside others."""
+    brief = ground.program("brief", _BRIEF_NS, asked.brief_seconds)
+    seconds = 1.0 + asked.long_seconds
+    loads = [
+        ground.program("load", "--kernels", nanoseconds, "--seconds", seconds)
+        for nanoseconds in (_LONG_NS, 2_000_000)
+    ]
+    recording = play(
+        ground,
+        [
+            Part(command=brief, gpu=0, terms=Terms(compute=str(_BRIEF_CAP)), name="brief"),
+            Part(command=brief, gpu=1, name="bare-brief"),
+            *(
+                Part(command=load, gpu=2, terms=Terms(compute=f"{part}:100"), name=f"long-{part}")
+                for load, part in zip(loads, _SPLIT, strict=True)
+            ),
+            *(Part(command=load, gpu=3, name="bare-long") for load in loads),
+        ],
+    )
+    tell(ground, recording, recording.begun_ns + SECOND, _end(recording, seconds))
+    yield _brief(recording, asked)
+    yield _long(recording, asked, _end(recording, seconds))
+
+
+def _end(recording: Recording, seconds: float) -> int:
+    return recording.begun_ns + int(seconds * SECOND)
+
+
+def _brief(recording: Recording, asked: Asked) -> Finding:
+    first = recording.begun_ns
+    # The processes are too many and too short to be sampled one by one: all that their GPU did.
+    inside, outside = (
+        100 - recording.idle_percent(gpu, from_ns=first, to_ns=_end(recording, asked.brief_seconds))
+        for gpu in (0, 1)
+    )
+    processes, unlimited = (recording.answers[part][0]["processes"] for part in (0, 1))
+    return Finding(
+        question="short processes",
+        name=f"a ceiling of {_BRIEF_CAP} over processes of one 100 ms kernel each, one after the "
+        "other",
+        without=f"{outside:.1f} % ({unlimited} processes)",
+        seen=f"{inside:.1f} % ({processes} processes)",
+        reached=inside,
+        unit="%",
+        target=12.0,
+        samples=processes,
+        method="each process launches one kernel, waits for its end and returns from main; all "
+        f"that their GPU computed in {number(asked.brief_seconds)} s, the first kernel included",
+    )
+
+
+def _long(recording: Recording, asked: Asked, last: int) -> Finding:
+    first = recording.begun_ns + SECOND
+    seen, bare = (
+        [recording.percent(part, from_ns=first, to_ns=last) for part in parts]
+        for parts in ((2, 3), (4, 5))
+    )
+    longest = recording.answers[3][0]["gap_ns"]["max"] / 1e6
+    return Finding(
+        question="long kernels",
+        name="contended 90/10: 500ms beside 2ms kernels",
+        without=f"{' '.join(f'{each:.1f}' for each in bare)} %",
+        seen=f"{' '.join(f'{each:.1f}' for each in seen)} % (the 10 waits {longest:.0f} ms)",
+        reached=max(abs(had - due) for had, due in zip(seen, _SPLIT, strict=True)),
+        unit="points",
+        target=_LONG_NS / (asked.long_seconds * SECOND) * 100,
+        samples=1,
+        method=f"percent of the GPU's time over {number(asked.long_seconds)} s after the first "
+        "second; the target is what one kernel of 500 ms is of that, since the time may begin and "
+        "end anywhere in one; in brackets the longest time between two ends of the 2 ms kernels",
+    )
