@@ -113,6 +113,8 @@ def test_it_follows_the_size_of_the_terminal(screen: Callable[..., Screen]) -> N
     top.resize(24, 40)
     top.expect(r"SHARE\s+USED OF LIMIT\s+ENFORCED")
     top.expect(r"q quit  s sort")
+    top.resize(4, 40)
+    top.expect(r"↓ \d+ more lines\s+q quit")
     top.send("q")
     assert top.status() == 0
 
