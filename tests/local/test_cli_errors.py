@@ -68,7 +68,7 @@ def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
         (["run", "--memory", "1Gi", "--count", "0", "--", "true"], "--count"),
         (["run", "--compute", "30", "--", "true"], "--memory"),
         (["run", "--memory", "1Gi", "--computing", "30", "--", "true"], "No such option"),
-        (["run", "--memory", "1Gi", "--weight", "0", "--", "true"], "--weight"),
+        (["run", "--memory", "1Gi", "--weight", "0", "--", "true"], "not a weight"),
         (["run", "--memory", "1Gi", "--class", "fast", "--", "true"], "latency"),
         (["resize", "train"], "what to change is not said"),
         (["rn"], "did you mean `allot run`?"),
@@ -80,6 +80,15 @@ def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
 )
 def test_usage(allot: Allot, arguments: list[str], says: str) -> None:
     refused(allot(*arguments), 2, says)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["run", "--memory", "1Gi"], ["resize", "train"], ["cdi", "create", "--memory", "9%"]],
+)
+def test_compute_is_asked_for_once(allot: Allot, command: list[str]) -> None:
+    done = allot(*command, "--compute", "30", "--compute", "40")
+    refused(done, 2, "--compute is given 2 times")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,19 @@ def changed_compute_options(function: _F) -> _F:
     return _compute_options(function, kind="", weight="")
 
 
+def _only_one(
+    ctx: click.Context,
+    param: click.Parameter,
+    value: "tuple[Compute, ...]",
+) -> "Compute | None":
+    """Return the only value; refuse several: the last would silently be taken."""
+    if len(value) > 1:
+        raise click.UsageError(
+            f"{param.opts[0]} is given {len(value)} times: it is the same on each GPU", ctx
+        )
+    return value[0] if value else None
+
+
 def _compute_options(function: _F, *, kind: str, weight: str) -> _F:
     """Add the options; their helps end with what is so by default."""
     options = (
@@ -132,6 +145,8 @@ def _compute_options(function: _F, *, kind: str, weight: str) -> _F:
             "--compute",
             metavar="PERCENT[:PERCENT]",
             type=COMPUTE,
+            multiple=True,  # so that two can be told from one
+            callback=_only_one,
             help="Compute of each GPU: 30 (a guarantee and a ceiling), 30:80 (30, and up to 80"
             " while others leave it), 0:100 (what others leave), :80 (the same, up to 80).",
         ),
