@@ -204,34 +204,69 @@ static void put_context(mark_store *store, mark_context *gone) {
   store->unused_contexts = gone;
 }
 
+// A thread may be ending the stream's batch right now, under the stream's lock. True: it is gone.
+static bool drop_stream(mark_store *store, stream_state *gone, CUcontext context) {
+  int cancel_state;
+  stream_state_lock(gone, &cancel_state);
+  pthread_mutex_lock(&store->lock);
+  if (gone->context == context) {
+    batches_drop(gone->at, gone);
+    unlink_place(store, gone);
+  }
+  bool is_gone = gone->context != context || gone->stream == NULL;
+  pthread_mutex_unlock(&store->lock);
+  stream_state_unlock(gone, cancel_state);
+  return is_gone;
+}
+
+// Streams that were destroyed before are in no bucket, but may still have batches.
+static stream_state *active_of(mark_store *store, int device, CUcontext context) {
+  pthread_mutex_lock(&store->lock);
+  stream_state *seen = store->active[device];
+  while (seen != NULL &&
+         (seen->context != context ||
+          (seen->first == NULL && __atomic_load_n(&seen->open, __ATOMIC_RELAXED) == NULL))) {
+    seen = seen->next_active;
+  }
+  pthread_mutex_unlock(&store->lock);
+  return seen;
+}
+
+static stream_state *place_of(mark_store *store, int bucket, CUcontext context) {
+  pthread_mutex_lock(&store->lock);
+  stream_state *seen = store->buckets[bucket];
+  while (seen != NULL && seen->context != context) seen = seen->next;
+  pthread_mutex_unlock(&store->lock);
+  return seen;
+}
+
 static void forget_context(mark_store *store, CUcontext context) {
-  // Streams that were destroyed before are in no bucket, but may still have batches.
+  stream_state *gone;
   for (int device = 0; device < ALLOT_MAX_DEVICES; device++) {
-    for (stream_state *seen = store->active[device]; seen != NULL; seen = seen->next_active) {
-      if (seen->context == context) batches_drop(seen->at, seen);
-    }
+    do {
+      gone = active_of(store, device, context);
+    } while (gone != NULL && drop_stream(store, gone, context));
   }
   for (int bucket = 0; bucket < STREAM_BUCKETS; bucket++) {
-    for (stream_state *seen = store->buckets[bucket], *next; seen != NULL; seen = next) {
-      next = seen->next;
-      if (seen->context != context) continue;
-      batches_drop(seen->at, seen);
-      unlink_place(store, seen);
-    }
+    do {
+      gone = place_of(store, bucket, context);
+    } while (gone != NULL && drop_stream(store, gone, context));
   }
-  for (mark_context **link = &store->contexts; *link != NULL; link = &(*link)->next) {
-    if ((*link)->context != context) continue;
-    mark_context *gone = *link;
-    *link = gone->next;
-    put_context(store, gone);
-    break;
+  pthread_mutex_lock(&store->lock);
+  mark_context **link = &store->contexts;
+  while (*link != NULL && (*link)->context != context) link = &(*link)->next;
+  mark_context *left = *link;
+  if (left != NULL) {
+    *link = left->next;
+    put_context(store, left);
   }
+  pthread_mutex_unlock(&store->lock);
 }
 
 void stream_states_left_context(compute_state *all, CUcontext gone) {
   mark_store *store = &all->marks;
-  pthread_mutex_lock(&store->lock);
   if (gone != NULL) forget_context(store, gone);
+  pthread_mutex_lock(&store->lock);
   for (mark_context *each = store->contexts; each != NULL; each = each->next) {
     __atomic_store_n(&each->is_leaving, 0, __ATOMIC_SEQ_CST);
   }

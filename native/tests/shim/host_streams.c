@@ -171,7 +171,7 @@ static void contexts_go_while_others_look(void) {
   pthread_t capturer;
   begin();
   OK(pthread_create(&capturer, NULL, capture_often, NULL));
-  for (int round = 0; round < (IS_SLOW ? 60 : 200); round++) {
+  for (int round = 0; round < (IS_SLOW ? 1500 : 3000); round++) {
     CUcontext made;
     CUstream streams[8];
     OK(cuCtxCreate_v2(&made, 0, 0));
