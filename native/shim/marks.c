@@ -311,59 +311,6 @@ void copy_after(stream_state *of, batch *copied) {
   }
 }
 
-// ---- waiting programs ----
-
-#define SETTLED_STREAMS 64
-
-// Default streams have names in their own context alone, and per-thread ones in their thread.
-static bool may_settle(const stream_state *of, CUcontext context, bool of_all) {
-  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) == NULL) return false;
-  if (of->context != context && (!of_all || stream_state_is_default(of))) return false;
-  return (uintptr_t)of->stream != 2 || of->thread == (const void *)&driver_depth;
-}
-
-static void settle_one(stream_state *of) {
-  int cancel_state;
-  stream_state_lock(of, &cancel_state);
-  if (of->open != NULL) {
-    uint64_t now = clock_ns();
-    batch_close(of, now > of->free_ns, now);
-  }
-  stream_state_unlock(of, cancel_state);
-}
-
-static int settle_some(compute_state *all, bool of_all) {
-  CUcontext context = NULL;
-  DRIVER(USED(cuCtxGetCurrent)(&context));
-  stream_state *found[SETTLED_STREAMS];
-  int count = 0;
-  pthread_mutex_lock(&all->marks.lock);
-  for (int device = 0; device < all->device_count; device++) {
-    for (stream_state *seen = all->marks.active[device]; seen != NULL; seen = seen->next_active) {
-      __atomic_store_n(&seen->is_settled, 1, __ATOMIC_RELAXED);
-      if (count < SETTLED_STREAMS && may_settle(seen, context, of_all)) found[count++] = seen;
-    }
-  }
-  pthread_mutex_unlock(&all->marks.lock);
-  for (int i = 0; i < count; i++) settle_one(found[i]);
-  return count;
-}
-
-void marks_settle(compute_state *all) {
-  settle_some(all, false);
-}
-
-void marks_settle_all(compute_state *all) {
-  while (settle_some(all, true) == SETTLED_STREAMS) continue;
-}
-
-void marks_settle_stream(compute_state *all, CUstream stream) {
-  stream_state *of = stream_state_of(all, stream, false);
-  if (of == NULL) return;
-  if (__atomic_load_n(&of->open, __ATOMIC_RELAXED) != NULL) settle_one(of);
-  __atomic_store_n(&of->is_settled, 1, __ATOMIC_RELAXED);
-}
-
 // ---- taking in what has ended ----
 
 static uint64_t elapsed_ns(const mark *from, const mark *to, bool *told) {
