@@ -51,14 +51,14 @@ def command(*, output: str, state: Path | None) -> None:
 
     folder = StateFolder.at(state)
     seen = overview(current(folder), readings, machines=known_machines(folder))
-    if state is not None and not folder.exists() and not inside_share():
-        click.echo(f"note: {folder.root} is no state folder: nothing was ever run there", err=True)
     if output == "table":
         _print(seen)
-        return
-    from allotment.cli.documents import print_document, shares_document
+    else:
+        from allotment.cli.documents import print_document, shares_document
 
-    print_document(shares_document(seen), output)
+        print_document(shares_document(seen), output)
+    if state is not None and not folder.exists() and not inside_share():
+        click.echo(f"note: {folder.root} is no state folder: nothing was ever run there", err=True)
 
 
 def _print(seen: "Overview") -> None:
