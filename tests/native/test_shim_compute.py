@@ -275,3 +275,54 @@ def test_figures_are_counted(turns: Turns, load: Callable[..., Load]) -> None:
     assert use.held_ns > 100 * MS
     assert use.throttled > 10
     assert sum(use.lease_waits) > 3
+
+
+# ---- programs that do not run for long ----
+
+
+@pytest.mark.parametrize("how", ["exit", "_exit"])
+def test_a_ceiling_holds_over_short_processes(
+    how: str, *, turns: Turns, shim_hosts: ShimHosts
+) -> None:
+    """What a process has not charged when it ends, its share is charged all the same."""
+    share, _ = turns.share("one", "20")
+    begun = time.monotonic()
+    for _ in range(6):
+        command = [shim_hosts.program("host_brief"), how, str(100 * MS)]
+        assert shim_hosts.run(command, shim_hosts.environment(share)).returncode == 0
+    # The last one's debt is not waited for.
+    assert 5 * 0.1 / (time.monotonic() - begun) < 0.24
+
+
+def test_a_ceiling_holds_over_short_contexts(turns: Turns, shim_hosts: ShimHosts) -> None:
+    share, _ = turns.share("one", "20")
+    command = [shim_hosts.program("host_brief"), "contexts", "6", str(100 * MS)]
+    done = shim_hosts.run(command, shim_hosts.environment(share))
+    had, took = map(int, done.stdout.split())
+    assert (had - 100 * MS) / took < 0.24
+
+
+def test_gaps_of_one_are_work_of_the_other(turns: Turns, shim_hosts: ShimHosts) -> None:
+    """Two that wait for each result: the device is busy in the gaps of each."""
+    command = [shim_hosts.program("host_brief"), "gaps", "3", str(2 * MS), str(MS)]
+    both = [
+        subprocess.Popen(
+            command,
+            env=shim_hosts.environment(turns.share(name, "50:100")[0]),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "other")
+    ]
+    parts = [int(had) / int(took) for had, took in (each.communicate()[0].split() for each in both)]
+    # By themselves each would have two thirds.
+    assert sum(parts) > 0.8
+    assert min(parts) > 0.36
+
+
+def test_long_kernels_are_paid_back(turns: Turns, load: Callable[..., Load]) -> None:
+    long = load(turns.share("long", "80:100")[0], 400 * MS)
+    short = load(turns.share("short", "20:100")[0], 2 * MS)
+    short.had_ns(1)
+    assert 0.12 < short.had_ns(4) < 0.3
+    long.process.kill()
