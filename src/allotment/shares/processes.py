@@ -74,9 +74,9 @@ def is_alive(runner: Runner) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped, by a signal or a debugger."""
+    """Tell whether a process is stopped by a signal: SIGCONT starts it, unlike a debugger's."""
     fields = _stat(pid)
-    return fields is not None and fields[0] in "Tt"
+    return fields is not None and fields[0] == "T"
 
 
 def pid_inside(pid: int) -> int:

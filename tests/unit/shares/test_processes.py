@@ -4,6 +4,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,27 @@ def test_a_zombie_does_not_live(sleeper: Sleeper) -> None:
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert not processes.is_alive(runner)
+
+
+def test_stopped_is_who_goes_on_by_sigcont(sleeper: Sleeper) -> None:
+    process = sleeper()
+    assert not processes.is_stopped(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert processes.is_stopped(process.pid)
+    process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+    assert not processes.is_stopped(process.pid)
+
+
+def test_what_a_debugger_stops_is_not_stopped() -> None:
+    traced = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
+    with subprocess.Popen([sys.executable, "-c", traced]) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        is_stopped = processes.is_stopped(process.pid)
+        process.kill()
+    assert (state, is_stopped) == ("t", False)
 
 
 def test_a_command_with_a_name_that_looks_like_proc(tmp_path: Path) -> None:
