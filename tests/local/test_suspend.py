@@ -387,11 +387,12 @@ def test_a_program_without_the_shim_is_checkpointed_too(allot: Allot, folder: St
         before = used_bytes(allot)
         assert before > GI
         done = allot("suspend", "job")
-        assert done.returncode == 0, done.stderr
+        assert done.stdout == "job: suspended, 1 process stopped\n", done.stderr
         assert used_bytes(allot) == 0
         assert find(folder, "job").booked_memory().popitem()[1] == 0
         done = allot("resume", "job")
-        assert done.returncode == 0, done.stderr
+        assert done.stdout == "job: resumed, 1 process goes on\n", done.stderr
+        assert "is in use by 1 process (" in allot("rm", "job").stderr
         assert used_bytes(allot) == before
         process.communicate()
         assert process.returncode == 0

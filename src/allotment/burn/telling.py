@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from allotment.model.formats import format_bytes, format_duration
+from allotment.model.formats import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def _process(process: ProcessReport) -> str:
     parts = [f"process   {process.pid}:"]
     if process.asked_bytes:
         parts.append(f"{format_bytes(process.got_bytes)} of {format_bytes(process.asked_bytes)},")
-    parts.append(f"{process.kernels} kernels")
+    parts.append(format_count(process.kernels, "kernel"))
     if process.latencies.counts:
         parts.append(f"({_latency(process.latencies)})")
     parts += [error.name for error in process.errors]

@@ -223,6 +223,7 @@ def _driver(folder: StateFolder) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("CUDA driver", Outcome.NOTE, f"{error}; {simulated}", install)
     from allotment.cli.machines import real_inventory
+    from allotment.model.formats import format_count
 
     try:
         inventory = real_inventory()
@@ -230,7 +231,7 @@ def _driver(folder: StateFolder) -> Iterator[Finding]:
         yield Finding("NVML", Outcome.NOTE, f"{error.message}; {simulated}", install)
         return
     names = ", ".join(device.name for device in inventory.devices) or "no GPU"
-    yield Finding("NVML", Outcome.OK, f"{len(inventory.devices)} GPUs: {names}")
+    yield Finding("NVML", Outcome.OK, f"{format_count(len(inventory.devices), 'GPU')}: {names}")
     for problem in inventory.problems:
         fix = "see the kernel's log (dmesg | grep -i xid); reset or replace the GPU"
         name = problem.uuid or f"number {problem.index}"

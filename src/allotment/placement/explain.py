@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words for a rejection: what was needed, and what each device has."""
 
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Rejection, Verdict
 from allotment.placement.fit import (
     NO_SEAT,
@@ -21,7 +21,8 @@ def explain(rejection: Rejection) -> str:
     if request.compute.guarantee:
         part += f" and {format_percent(request.compute.guarantee)} % of compute"
     asked = f"{request.count} GPUs with {part} each" if request.count > 1 else f"a GPU with {part}"
-    lines = [f"no room for {asked}: {rejection.fitting} of {number} GPUs fit"]
+    there = format_count(number, "GPU fits", "GPUs fit")
+    lines = [f"no room for {asked}: {rejection.fitting} of {there}"]
     lines += [f"  {_line(verdict)}" for verdict in rejection.verdicts]
     return "\n".join(lines)
 

@@ -28,6 +28,7 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
+from allotment.model.formats import format_count
 from allotment.model.placements import DeviceState, Placement
 from allotment.model.quantities import check_part
 from allotment.model.requests import Request
@@ -264,7 +265,7 @@ def _place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Booki
         return decision
     count = order.request.count
     if count > len(states):
-        hint = f"this machine has {len(states)} GPUs: ask for at most that --count"
+        hint = f"this machine has {format_count(len(states), 'GPU')}: ask for at most that --count"
     elif count > working:
         hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
         hint += " that is simulated"
@@ -462,7 +463,8 @@ def destroy(folder: StateFolder, found: Found, *, force: bool) -> None:
             )
         if users and not force:
             raise BusyError(
-                f"share {again.name} is in use by {len(users)} processes ({some})",
+                f"share {again.name} is in use by"
+                f" {format_count(len(users), 'process', 'processes')} ({some})",
                 hint="end them first, or add --force: they keep running, with memory that is booked"
                 " no longer and the compute that others leave",
             )

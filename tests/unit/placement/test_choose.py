@@ -117,7 +117,7 @@ def test_guarantees_are_given_out_once() -> None:
     text = explain(rejected(choose([full], request("1Gi", compute="50:80"))))
     model = "NVIDIA A100-SXM4-80GB"
     assert text.splitlines() == [
-        "no room for a GPU with 1Gi and 50 % of compute: 0 of 1 GPUs fit",
+        "no room for a GPU with 1Gi and 50 % of compute: 0 of 1 GPU fits",
         f"  {device(0).uuid} ({model}): need 50 % of compute, have 30 % (70 % guaranteed)",
     ]
 
