@@ -288,7 +288,7 @@ def test_a_ceiling_holds_over_short_processes(
     share, _ = turns.share("one", "20")
     begun = time.monotonic()
     for _ in range(6):
-        command = [shim_hosts.program("host_brief"), how, str(100 * MS)]
+        command = [str(shim_hosts.program("host_brief")), how, str(100 * MS)]
         assert shim_hosts.run(command, shim_hosts.environment(share)).returncode == 0
     # The last one's debt is not waited for.
     assert 5 * 0.1 / (time.monotonic() - begun) < 0.24
@@ -296,7 +296,7 @@ def test_a_ceiling_holds_over_short_processes(
 
 def test_a_ceiling_holds_over_short_contexts(turns: Turns, shim_hosts: ShimHosts) -> None:
     share, _ = turns.share("one", "20")
-    command = [shim_hosts.program("host_brief"), "contexts", "6", str(100 * MS)]
+    command = [str(shim_hosts.program("host_brief")), "contexts", "6", str(100 * MS)]
     done = shim_hosts.run(command, shim_hosts.environment(share))
     had, took = map(int, done.stdout.split())
     assert (had - 100 * MS) / took < 0.24
@@ -304,7 +304,7 @@ def test_a_ceiling_holds_over_short_contexts(turns: Turns, shim_hosts: ShimHosts
 
 def test_gaps_of_one_are_work_of_the_other(turns: Turns, shim_hosts: ShimHosts) -> None:
     """Two that wait for each result: the device is busy in the gaps of each."""
-    command = [shim_hosts.program("host_brief"), "gaps", "3", str(2 * MS), str(MS)]
+    command = [str(shim_hosts.program("host_brief")), "gaps", "3", str(2 * MS), str(MS)]
     both = [
         subprocess.Popen(
             command,
