@@ -71,7 +71,7 @@ class Asked:
 
     @property
     def long_seconds(self) -> float:
-        """How long kernels of 500 ms are measured, after their first second."""
+        """How long the windows are in which kernels of 500 ms are measured."""
         return 2.0 if self.quick else 10.0
 
     @property
