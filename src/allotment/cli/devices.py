@@ -118,12 +118,12 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
         Column("#", is_number=True),
         Column("UUID"),
         Column("MODEL"),
-        Column("MEMORY", is_number=True),
+        Column("MEMORY", is_number=True, is_optional=True),
         Column("ALLOTTED", is_number=True),
         Column("USED", is_number=True),
         Column("GUARANTEED", is_number=True, is_optional=True),
-        Column("GPU", is_number=True),
-        Column("SHARES", is_number=True),
+        Column("GPU", is_number=True, is_optional=True),
+        Column("SHARES", is_number=True, is_optional=True),
         Column("KIND"),
     )
     shown: list[tuple[str, ...]] = []
