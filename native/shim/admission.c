@@ -13,6 +13,7 @@
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
 #define BATCH_NS (150 * MICROSECOND)
+#define BATCH_COUNTED_NS (500 * MICROSECOND)
 #define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
 #define SLACK_CONTENDED_NS MILLISECOND
@@ -95,6 +96,14 @@ void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns
   __atomic_sub_fetch(&at->queued, launches, __ATOMIC_SEQ_CST);
 }
 
+void admission_undo(compute_device *at, uint64_t expected_ns) {
+  __atomic_sub_fetch(&at->dry_ns, expected_ns, __ATOMIC_RELAXED);
+  if (load(at->room_ns) != NO_CEILING) {
+    __atomic_add_fetch(&at->room_ns, (int64_t)expected_ns, __ATOMIC_RELAXED);
+  }
+  admission_leave(at, 1, expected_ns);
+}
+
 void admission_wake(const compute_device *at) {
   if (__atomic_load_n(&at->waiters, __ATOMIC_SEQ_CST) != 0) allot_lease_wake_own(&at->leases);
 }
@@ -117,8 +126,10 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
                       : lease->contended ? BOUND_CONTENDED_NS
                                          : BOUND_ALONE_NS);
   // What is measured in long batches is told late, which matters to those who count it.
-  bool is_counted = lease->contended || lease->budget_ns != UINT64_MAX;
-  store(at->batch_ns, strict || is_counted ? BATCH_NS : BATCH_ALONE_NS);
+  bool is_counted = lease->budget_ns != UINT64_MAX;
+  store(at->batch_ns, strict || lease->contended ? BATCH_NS
+                      : is_counted               ? BATCH_COUNTED_NS
+                                                 : BATCH_ALONE_NS);
   store(at->expires_ns, lease->contended ? lease->expires_ns : UINT64_MAX);
   // What is queued or measured and not charged yet is spent already.
   uint64_t spent = load(at->queued_ns) + load(at->uncharged_ns);

@@ -140,8 +140,10 @@ static inline bool compute_is_recorded(const compute_state *all, CUstream stream
 // `free_ns`: when its stream is expected to have done all.
 bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
                      uint64_t now);
-// Launches ended, or never began.
+// Launches ended.
 void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
+// A launch that was let in was refused by the driver: it takes up nothing.
+void admission_undo(compute_device *at, uint64_t expected_ns);
 // Takes over what an operation on the lease told. With the lease_lock held.
 void admission_update(compute_device *at, const allot_lease *lease, uint64_t root);
 // The lease was gained: with the lease_lock held, which is let go of while memory is moved.

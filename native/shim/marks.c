@@ -260,10 +260,14 @@ static bool must_mark_at_once(const stream_state *of) {
 void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool alone, bool launched,
                  uint64_t before_ns) {
   batch *open = of->open;
-  if (!launched || open == NULL) {
-    admission_leave(of->at, 1, expected_ns);
-    if (launched) __atomic_add_fetch(&of->at->uncharged_ns, expected_ns, __ATOMIC_RELAXED);
+  if (!launched) {
+    admission_undo(of->at, expected_ns);
     if (open != NULL && open->launches == 0) abandon_batch(of);
+    return;
+  }
+  if (open == NULL) {
+    admission_leave(of->at, 1, expected_ns);
+    __atomic_add_fetch(&of->at->uncharged_ns, expected_ns, __ATOMIC_RELAXED);
     return;
   }
   uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
