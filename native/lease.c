@@ -34,6 +34,7 @@
 // A kernel may run over its lease for so long before the others start beside it: it may be waiting
 // for one of theirs.
 #define OVERRUN_NS (1000 * MILLISECOND)
+#define LONGEST_OVERRUN_NS (10000 * MILLISECOND)
 // Who is not next looks at the others only so often.
 #define PATIENCE_NS (20 * MILLISECOND)
 #define LONGEST_SLEEP_NS (50 * MILLISECOND)
@@ -351,6 +352,14 @@ static void reap(allot_leases *leases, uint64_t now_ns) {
   close(descriptor);
 }
 
+// Does the holder run over its time without an end in sight? As long as its kernels end one after
+// another, what is queued will be over soon.
+static bool is_stuck(const allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
+  uint64_t over = since(now_ns, state->expires_ns);
+  uint64_t progress = load(&leases->file->heads[state->holder].running_ns);
+  return over > LONGEST_OVERRUN_NS || (over > OVERRUN_NS && since(now_ns, progress) > OVERRUN_NS);
+}
+
 // Has the lease to be taken from the holder? One that is dead is gone afterwards.
 static bool judge_holder(allot_leases *leases, const allot_lease_state *state, uint64_t now_ns) {
   int holder = state->holder;
@@ -370,8 +379,7 @@ static bool judge_holder(allot_leases *leases, const allot_lease_state *state, u
     if (descriptor >= 0) close(descriptor);
     if (was_dead) return false;
   }
-  return silence >= STOPPED_NS ||
-         (state->next >= 0 && since(now_ns, state->expires_ns) > OVERRUN_NS);
+  return silence >= STOPPED_NS || (state->next >= 0 && is_stuck(leases, state, now_ns));
 }
 
 void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {

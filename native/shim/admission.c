@@ -23,7 +23,7 @@
 // A queue without progress for so long may be waiting for a further launch.
 #define STUCK_NS (20 * MILLISECOND)
 // If something runs meanwhile, it is rather that which takes long.
-#define STUCK_RUNNING_NS (250 * MILLISECOND)
+#define STUCK_RUNNING_NS (1000 * MILLISECOND)
 
 #define NAP_NS (2 * MILLISECOND)
 #define LONGEST_GAP_NS (10 * MILLISECOND)
@@ -249,7 +249,10 @@ static bool attempt_locked(compute_device *at, attempt *of, uint64_t now) {
   if (at->is_held == 0) return false;
   bool stream_is_idle = now > load(*of->free_ns);
   if (try_enter(at, of->expected_ns, stream_is_idle, now)) return true;
-  if (is_stuck(at, stream_is_idle, now)) return force(at, of->expected_ns, now);
+  // Not where the others' turn has come: they go on when the lease is taken from a stuck queue.
+  if (load(at->gate) == GATE_OPEN && is_stuck(at, stream_is_idle, now)) {
+    return force(at, of->expected_ns, now);
+  }
   // Where only the queue is full, until it has been worked off by half.
   uint64_t low = load(at->is_strict) != 0 ? SLACK_STRICT_NS : load(at->bound_ns) / 2;
   uint64_t dry = load(at->dry_ns);

@@ -484,7 +484,10 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     batch *oldest = oldest_of(store, of);
     if (oldest == NULL) continue;
     if (!is_dry && oldest->due_ns > now + NEAR_NS && now - of->polled_ns < POLL_NS) {
-      if (oldest->launches != 0) begun += oldest->expected_ns;  // as far as is known
+      if (oldest->launches != 0) {  // it runs, as far as is known
+        begun += oldest->expected_ns;
+        is_running = true;
+      }
       continue;
     }
     of->polled_ns = now;
