@@ -75,7 +75,7 @@ $(VENV)/.made:
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@$(pip) install --constraint constraints.txt --group build
 	@ALLOTMENT_NATIVE=later \
-	  $(pip) install --constraint constraints.txt --no-build-isolation --editable .
+	  $(pip) install --constraint constraints.txt --no-build-isolation --editable ".[kubernetes]"
 	@# An editable install compiles nothing; `allot` should start fast from the first time on.
 	@$(python) -m compileall -q src
 	@touch $@
