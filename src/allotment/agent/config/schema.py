@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file's shape: NVIDIA's version v1, field for field, and our `allotment` section.
+"""The configuration file's shape: NVIDIA's version v1, field for field, and our `allotment`.
 
 Names and defaults are those of NVIDIA's k8s-device-plugin v0.20 (api/config/v1). None: the file
 does not say, so that flags, environment, file and defaults can be laid over one another. What a
@@ -37,7 +37,9 @@ class _Section(
     """A mapping of the file: a key that is not known is refused with its path."""
 
 
-class PluginFlags(_Section):
+class PluginFlags(_Section, frozen=True, kw_only=True):
+    """What the device plugin does."""
+
     pass_device_specs: bool | None = None
     device_list_strategy: str | list[str] | None = None
     """envvar, volume-mounts, cdi-annotations, cdi-cri."""
@@ -49,7 +51,9 @@ class PluginFlags(_Section):
     """distributed, packed."""
 
 
-class GfdFlags(_Section):
+class GfdFlags(_Section, frozen=True, kw_only=True):
+    """What GPU feature discovery does."""
+
     oneshot: bool | None = None
     no_timestamp: bool | None = None
     sleep_interval: str | None = None
@@ -58,7 +62,9 @@ class GfdFlags(_Section):
     machine_type_file: str | None = None
 
 
-class Flags(_Section):
+class Flags(_Section, frozen=True, kw_only=True):
+    """What the command line can say as well."""
+
     mig_strategy: str | None = None
     fail_on_init_error: bool | None = None
     mps_root: str | None = None
@@ -73,19 +79,23 @@ class Flags(_Section):
     gfd: GfdFlags | None = None
 
 
-class ResourcePattern(_Section):
+class ResourcePattern(_Section, frozen=True, kw_only=True):
     """Devices whose model (or MIG profile) matches `pattern` are of the resource `name`."""
 
     pattern: str
     name: str
 
 
-class Resources(_Section):
+class Resources(_Section, frozen=True, kw_only=True):
+    """Which resources the node's devices are of; the first pattern that matches counts."""
+
     gpus: list[ResourcePattern] | None = None
     mig: list[ResourcePattern] | None = None
 
 
-class ReplicatedResource(_Section):
+class ReplicatedResource(_Section, frozen=True, kw_only=True):
+    """A resource whose devices are shared, and how many ways."""
+
     name: str
     replicas: int
     devices: str | int | list[str | int] | None = None
@@ -93,23 +103,29 @@ class ReplicatedResource(_Section):
     rename: str | None = None
 
 
-class ReplicatedResources(_Section):
+class ReplicatedResources(_Section, frozen=True, kw_only=True):
+    """The resources that are shared in one way."""
+
     resources: list[ReplicatedResource]
     rename_by_default: bool | None = None
     fail_requests_greater_than_one: bool | None = None
 
 
-class Sharing(_Section):
+class Sharing(_Section, frozen=True, kw_only=True):
+    """How devices are shared."""
+
     time_slicing: ReplicatedResources | None = None
     mps: ReplicatedResources | None = None
 
 
-class Imex(_Section):
+class Imex(_Section, frozen=True, kw_only=True):
+    """IMEX channels that containers get."""
+
     channel_ids: list[int] | None = msgspec.field(default=None, name="channelIDs")
     required: bool | None = None
 
 
-class DeviceMatch(_Section):
+class DeviceMatch(_Section, frozen=True, kw_only=True):
     """All that is named has to hold; each holds when one of its values does."""
 
     index: list[int] | None = None
@@ -121,7 +137,7 @@ class DeviceMatch(_Section):
     """As `allot run --gpu` takes it: `a100-80gb`."""
 
 
-class DeviceRule(_Section):
+class DeviceRule(_Section, frozen=True, kw_only=True):
     """What GPUs that match are used for: the first rule that matches a GPU counts."""
 
     mode: ModeName
@@ -131,13 +147,15 @@ class DeviceRule(_Section):
     """How long a program runs before the driver gives the GPU to the next one."""
 
 
-class HealthSection(_Section):
+class HealthSection(_Section, frozen=True, kw_only=True):
+    """What happens when a GPU is sick."""
+
     xid: dict[str, str] | None = None
     """XID number → ignore, restart-app, reset-gpu, restart-node, ... (see `health.actions`)."""
     auto_recover: bool | None = None
 
 
-class AllotmentSection(_Section):
+class AllotmentSection(_Section, frozen=True, kw_only=True):
     """What NVIDIA's plugin does not have. NVIDIA's ignores the key `allotment` if it meets it."""
 
     devices: list[DeviceRule] | None = None
@@ -148,7 +166,9 @@ class AllotmentSection(_Section):
     health: HealthSection | None = None
 
 
-class ConfigFile(_Section):
+class ConfigFile(_Section, frozen=True, kw_only=True):
+    """The whole file."""
+
     version: str | None = None
     flags: Flags | None = None
     resources: Resources | None = None
