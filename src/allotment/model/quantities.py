@@ -3,11 +3,13 @@
 
 Memory is written as Kubernetes writes it, `4Gi`, `4096Mi`, `1.5Gi`, `500M`, plain bytes, or as a
 part of each device, `25%`. A trailing `B` (`4GiB`, `500MB`) is understood. Durations are written
-`250us`, `2ms`, `1.5s`, `2m`. Whatever is not an amount is a `QuantityError` that shows the text and
-the accepted units; no text makes these functions raise anything else.
+`250us`, `2ms`, `1.5s`, `2m`. `parse_whole` reads what the Kubernetes API server has as a quantity
+of whole things (`30`, `4Gi`, `1e9`). Whatever is not an amount is a `QuantityError` that shows the
+text and the accepted units; no text makes these functions raise anything else.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -22,6 +24,7 @@ __all__ = [
     "parse_bytes",
     "parse_duration_ns",
     "parse_memory",
+    "parse_whole",
 ]
 
 MAX_BYTES = 2**63 - 1
@@ -32,6 +35,21 @@ LEAST_BYTES = 1 << 20
 
 _MAX_TEXT = 64  # longer than any amount; keeps int() away from absurd digit strings
 _NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<unit>[^0-9.]*)", re.ASCII)
+
+# apimachinery's pkg/api/resource: a number with a sign, and a suffix of powers of 1024 or 1000, or
+# an exponent. `1E` is 10**18, `1E9` is 10**9.
+_WHOLE = re.compile(
+    r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3})|(?P<suffix>[KMGTPE]i|[numkMGTPE])?)",
+    re.ASCII,
+)
+_WHOLE_SUFFIXES: Mapping[str, Fraction] = {
+    **{suffix: Fraction(10) ** (-3 * (power + 1)) for power, suffix in enumerate("mun")},
+    **{unit: Fraction(factor) for unit, factor in MEMORY_UNITS.items()},
+    "E": Fraction(10**18),
+    "Ei": Fraction(1024**6),
+}
+_WHOLE_HINT = "write a whole number of it, like 1, 30 or 4Gi"
 
 _MEMORY_HINT = (
     "write an amount with a unit, like 4Gi, 4096Mi, 1.5Gi or 500M (units: Ki Mi Gi Ti Pi in powers"
@@ -119,6 +137,31 @@ def _parse_bytes(text: str, hint: str) -> int:
     if size > MAX_BYTES:
         raise _refuse(text, "it is more than any device can have", hint)
     return int(size)
+
+
+def parse_whole(text: str) -> int:
+    """Parse a Kubernetes quantity of what is had in whole numbers only; zero included.
+
+    Raises `QuantityError` for a part (`500m`), a negative amount and more than 2**63 - 1, as the
+    API server does for resources of its extensions.
+    """
+    if len(text) > _MAX_TEXT:
+        raise _refuse(f"{text[:20]}...", "it is too long", _WHOLE_HINT)
+    if text.startswith("-"):
+        raise _refuse(text, "it is negative", _WHOLE_HINT)
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise _refuse(text, "it is not a Kubernetes quantity", _WHOLE_HINT)
+    if match["exponent"] is not None:
+        factor = Fraction(10) ** int(match["exponent"])
+    else:
+        factor = _WHOLE_SUFFIXES[match["suffix"] or ""]
+    amount = Fraction(match["number"].removesuffix(".")) * factor
+    if amount > MAX_BYTES:
+        raise _refuse(text, "it is more than 2**63 - 1", _WHOLE_HINT)
+    if amount.denominator != 1:
+        raise _refuse(text, "it is not a whole number", _WHOLE_HINT)
+    return int(amount)
 
 
 def parse_duration_ns(text: str) -> int:

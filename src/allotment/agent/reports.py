@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling people: one call makes the log line, the event and the figure. It never fails.
+
+What is to be told must not break what is told about: a figure that is not in the table, an event
+that cannot be made, are written to the log and forgotten.
+"""
+
+from typing import assert_never
+
+import structlog
+
+from allotment.kube.events import Events, Reference
+from allotment.metrics.agent import AgentMetrics
+from allotment.model.pods import Owner, Pod
+
+__all__ = ["AgentReports"]
+
+_log = structlog.get_logger("allotment.agent")
+
+
+class AgentReports:
+    """Implements `protocols.Reports`. To be called in the event loop's thread.
+
+    `events` None: there is no API server (one machine, tests); the log has it all the same.
+    """
+
+    def __init__(self, *, node: str, metrics: AgentMetrics, events: Events | None = None) -> None:
+        """Take where it all goes."""
+        self._node = node
+        self._metrics = metrics
+        self._events = events
+
+    def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
+        """Make an event on a pod."""
+        match subject:
+            case Pod(uid=uid, namespace=namespace, name=name):
+                about = Reference("Pod", name, uid, namespace)
+            case Owner(uid=uid, namespace=namespace, pod=name):
+                about = Reference("Pod", name, uid, namespace)
+            case _:
+                assert_never(subject)
+        self._tell(about, reason, message, is_warning=is_warning)
+
+    def node(self, reason: str, message: str, *, is_warning: bool) -> None:
+        """Make an event on this node. Its uid is its name, as in the kubelet's own events."""
+        about = Reference("Node", self._node, self._node)
+        self._tell(about, reason, message, is_warning=is_warning)
+
+    def count(self, name: str, **labels: str) -> None:
+        """Add one to a counter."""
+        try:
+            self._metrics.count(name, labels=labels)
+        except (KeyError, ValueError) as error:
+            _log.error("not a figure", name=name, labels=labels, error=str(error))
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Add a value to a histogram."""
+        try:
+            self._metrics.observe(name, value, labels=labels)
+        except (KeyError, ValueError) as error:
+            _log.error("not a figure", name=name, labels=labels, error=str(error))
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        try:
+            self._metrics.set(name, value, labels=labels)
+        except (KeyError, ValueError) as error:
+            _log.error("not a figure", name=name, labels=labels, error=str(error))
+
+    def _tell(self, about: Reference, reason: str, message: str, *, is_warning: bool) -> None:
+        log = _log.warning if is_warning else _log.info
+        subject = f"{about.namespace}/{about.name}" if about.namespace else about.name
+        log(message, reason=reason, about=f"{about.kind.lower()} {subject}")
+        if self._events is not None:
+            self._events.tell(about, reason=reason, message=message, is_warning=is_warning)

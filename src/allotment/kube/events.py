@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events: what `kubectl describe` shows of a pod or a node. Telling never blocks, never fails.
+
+Core v1 and not events.k8s.io/v1: the two are one storage, and both are shown alike, but the former
+can be repeated by raising its count, whereas a series of the latter is shown with its first time
+only. The same thing said again within ten minutes becomes a count; what would flood the server is
+left out, and counted.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import structlog
+
+from allotment.kube.backoff import Backoff
+from allotment.kube.clients import Api
+from allotment.kube.errors import KubeError, ObjectMissingError
+
+__all__ = ["Book", "Entry", "Events", "Happening", "Reference"]
+
+_SAME_S = 600.0
+"""Said again within so long, it is the same event once more."""
+_MOST_WAITING = 512
+_MOST_KNOWN = 2048
+_BURST = 25
+_REFILL_S = 30.0
+"""An object has `_BURST` events free, and one more in each of these times."""
+_MOST_MESSAGE = 1024
+"""What events.k8s.io/v1 allows; core v1 would take more."""
+_MOST_REASON = 128
+_MOST_NAME = 253 - 17
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The object that an event is about."""
+
+    kind: str
+    """Pod, Node."""
+    name: str
+    uid: str
+    namespace: str = ""
+    """Of a node none: its events are in `default`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """What is said, and of what: twice the same is one event with a count of two."""
+
+    about: Reference
+    reason: str
+    message: str
+    is_warning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event at the server, or on its way there."""
+
+    name: str
+    """At the server; empty: not made yet."""
+    count: int
+    first: float
+    """Seconds since the epoch."""
+    last: float
+
+
+class Book:
+    """Which events there are, and which wait to be told. No I/O; time is an argument (seconds)."""
+
+    def __init__(
+        self, *, most_waiting: int = _MOST_WAITING, burst: int = _BURST, refill_s: float = _REFILL_S
+    ) -> None:
+        """Begin empty."""
+        self._most_waiting = most_waiting
+        self._burst = burst
+        self._refill_s = refill_s
+        self._told: OrderedDict[Happening, Entry] = OrderedDict()
+        self._waiting: OrderedDict[Happening, Entry] = OrderedDict()
+        self._allowances: OrderedDict[Reference, tuple[float, float]] = OrderedDict()
+
+    def add(self, happening: Happening, *, now: float) -> bool:
+        """Note something to tell. False: left out, there is too much already."""
+        waiting = self._waiting.get(happening)
+        if waiting is not None:
+            self._waiting[happening] = replace(waiting, count=waiting.count + 1, last=now)
+            return True
+        if len(self._waiting) >= self._most_waiting or not self._allow(happening.about, now):
+            return False
+        told = self._told.get(happening)
+        if told is None or now - told.last > _SAME_S:
+            self._waiting[happening] = Entry("", 1, now, now)
+        else:
+            self._waiting[happening] = replace(told, count=told.count + 1, last=now)
+        return True
+
+    def next(self) -> tuple[Happening, Entry] | None:
+        """Return what has waited longest; it waits on."""
+        return next(iter(self._waiting.items()), None)
+
+    def told(self, happening: Happening, entry: Entry) -> None:
+        """Note that this has been told, as `entry`. What came meanwhile still waits."""
+        waiting = self._waiting.get(happening)
+        if waiting is not None and waiting.count == entry.count:
+            del self._waiting[happening]
+        elif waiting is not None:
+            self._waiting[happening] = replace(waiting, name=entry.name)
+            self._waiting.move_to_end(happening)
+        self._told[happening] = entry
+        self._told.move_to_end(happening)
+        while len(self._told) > _MOST_KNOWN:
+            self._told.popitem(last=False)
+
+    def lost(self, happening: Happening) -> None:
+        """Note that the event is no longer at the server: to be made anew."""
+        self._told.pop(happening, None)
+        waiting = self._waiting.get(happening)
+        if waiting is not None:
+            self._waiting[happening] = replace(waiting, name="")
+
+    def drop(self, happening: Happening) -> None:
+        """Give something up that cannot be told."""
+        self._waiting.pop(happening, None)
+
+    def _allow(self, about: Reference, now: float) -> bool:
+        """Take one from an object's allowance (a token bucket)."""
+        left, at = self._allowances.get(about, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - at) / self._refill_s)
+        is_allowed = left >= 1
+        self._allowances[about] = (left - 1 if is_allowed else left, now)
+        self._allowances.move_to_end(about)
+        while len(self._allowances) > _MOST_KNOWN:
+            self._allowances.popitem(last=False)
+        return is_allowed
+
+
+class Events:
+    """Tells the API server. `run` has to be running; what is told before waits until it is."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        component: str,
+        node: str,
+        on_drop: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
+    ) -> None:
+        """Say who tells. `on_drop` is called for each that is left out."""
+        self._api = api
+        self._component = component
+        self._node = node
+        self._on_drop = on_drop
+        self._clock = clock
+        self._book = Book()
+        self._more = asyncio.Event()
+        self._backoff = Backoff(first_s=0.5, most_s=30.0)
+
+    def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None:
+        """Make an event, some time soon. To be called in the event loop's thread."""
+        happening = Happening(
+            about, reason[:_MOST_REASON], _shortened(message, _MOST_MESSAGE), is_warning
+        )
+        if self._book.add(happening, now=self._clock()):
+            self._more.set()
+        else:
+            self._on_drop()
+
+    async def run(self) -> NoReturn:
+        """Tell for ever."""
+        while True:
+            following = self._book.next()
+            if following is None:
+                self._more.clear()
+                await self._more.wait()
+                continue
+            await self._tell(*following)
+
+    async def flush(self, *, timeout_s: float) -> None:
+        """Tell what still waits, in place of `run`, at the end of a program."""
+        with suppress(TimeoutError):  # the program ends all the same
+            async with asyncio.timeout(timeout_s):
+                while (following := self._book.next()) is not None:
+                    await self._tell(*following)
+
+    async def _tell(self, happening: Happening, entry: Entry) -> None:
+        is_repeated = bool(entry.name)
+        if not is_repeated:
+            entry = replace(entry, name=_name(happening.about))
+        try:
+            await (self._repeat if is_repeated else self._make)(happening, entry)
+        except KubeError as error:
+            if is_repeated and isinstance(error, ObjectMissingError):
+                self._book.lost(happening)  # the server forgets events after an hour
+            elif error.is_passing:
+                await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
+            else:
+                # Its namespace is being deleted, or we may not: no repetition will help.
+                _log.warning(error.message, hint=error.hint, event=happening.message)
+                self._book.drop(happening)
+                self._on_drop()
+        else:
+            self._backoff.reset()
+            self._book.told(happening, entry)
+
+    async def _make(self, happening: Happening, entry: Entry) -> None:
+        about = happening.about
+        namespace = about.namespace or "default"
+        await self._api.create(
+            f"/api/v1/namespaces/{namespace}/events",
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": entry.name, "namespace": namespace},
+                "involvedObject": {
+                    "apiVersion": "v1",
+                    "kind": about.kind,
+                    "name": about.name,
+                    "uid": about.uid,
+                    **({"namespace": about.namespace} if about.namespace else {}),
+                },
+                "reason": happening.reason,
+                "message": happening.message,
+                "type": "Warning" if happening.is_warning else "Normal",
+                "source": {"component": self._component, "host": self._node},
+                "reportingComponent": self._component,
+                "reportingInstance": self._node,
+                "firstTimestamp": _time(entry.first),
+                "lastTimestamp": _time(entry.last),
+                "count": entry.count,
+            },
+            asked="create events",
+        )
+
+    async def _repeat(self, happening: Happening, entry: Entry) -> None:
+        namespace = happening.about.namespace or "default"
+        await self._api.patch(
+            f"/api/v1/namespaces/{namespace}/events/{entry.name}",
+            {"count": entry.count, "lastTimestamp": _time(entry.last)},
+            asked="patch events",
+        )
+
+
+def _name(about: Reference) -> str:
+    return f"{about.name[:_MOST_NAME]}.{secrets.token_hex(8)}"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

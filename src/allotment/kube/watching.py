@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following a list of objects: what client-go calls a reflector, for the few that a node is about.
+
+A list, then a watch from there on. The watch is renewed from where it ended; a new list is made
+only when the server has forgotten that far back, and then what differs counts as changed. While the
+server is away, what is known stays known: whoever needs to be sure looks at `problem`.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from allotment.kube.backoff import Backoff
+from allotment.kube.clients import Api
+from allotment.kube.errors import GoneError, KubeError, explain_refusal
+from allotment.kube.objects import Metadata, ObjectList, WatchEvent
+from allotment.kube.signals import Signal
+
+__all__ = ["Following", "Subject"]
+
+_IDLE_S = 150.0
+"""Without a line for so long, the connection counts as dead: the server sends a bookmark each
+minute (apiserver pkg/storage/cacher, bookmarkFrequency)."""
+_STEADY_S = 5.0  # a watch that lived for so long has worked
+_RECHECK_S = 5.0  # nobody can make us list more often
+
+_log = structlog.get_logger(__name__)
+
+
+class _HasMetadata(Protocol):
+    @property
+    def metadata(self) -> Metadata: ...
+
+
+ItemT = TypeVar("ItemT", bound=_HasMetadata)
+ValueT = TypeVar("ValueT")
+DecodedT = TypeVar("DecodedT")
+
+
+class _Bookmark(msgspec.Struct):
+    """An object of which the version alone counts."""
+
+    metadata: Metadata
+
+
+_BOOKMARK = msgspec.json.Decoder(_Bookmark)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject(Generic[ItemT, ValueT]):
+    """What is followed, and what of it is kept."""
+
+    name: str
+    """In words, for errors: `pods of node n1`."""
+    path: str
+    fields: Mapping[str, str]
+    """The field selector."""
+    item: type[ItemT]
+    items: type[ObjectList[ItemT]]
+    convert: Callable[[ItemT], ValueT]
+
+
+class Following(Generic[ItemT, ValueT]):
+    """The objects of a subject, by uid, as far as they have been heard of."""
+
+    def __init__(
+        self, api: Api, subject: Subject[ItemT, ValueT], *, backoff: Backoff | None = None
+    ) -> None:
+        """Know nothing yet; `run` has to be running."""
+        self._api = api
+        self._subject = subject
+        self._backoff = backoff or Backoff()
+        self._items = msgspec.json.Decoder(subject.items)
+        self._item = msgspec.json.Decoder(subject.item)
+        self._event = msgspec.json.Decoder(WatchEvent)
+        self._version: str | None = None
+        self._watching: asyncio.Timeout | None = None
+        self._hurry = asyncio.Event()
+        self._listed_at = float("-inf")
+        self.values: dict[str, ValueT] = {}
+        """By the object's uid. To be read only."""
+        self.is_synced = False
+        """It has been listed once."""
+        self.problem: KubeError | None = None
+        """Why nothing is heard at present."""
+        self.signal = Signal()
+        """Of every change of the three."""
+
+    async def run(self) -> NoReturn:
+        """Follow for ever. Only cancelling ends it."""
+        while True:
+            began = _now()
+            try:
+                if self._version is None:
+                    self._version = await self._list()
+                await self._watch(self._version)
+            except GoneError:
+                self._version = None
+            except KubeError as error:
+                self._tell(error)
+            if _now() - began >= _STEADY_S:
+                self._backoff.reset()
+            await self._pause()
+
+    def recheck(self) -> None:
+        """List again, or ask again at once where it is waiting to: something seems to be missing.
+
+        For the case of a connection that is dead without anybody having been told. Asking often
+        is harmless: lists are at least 5 s apart.
+        """
+        self._hurry.set()
+        if self._watching is not None and _now() - self._listed_at >= _RECHECK_S:
+            self._watching.reschedule(_now())
+
+    async def _pause(self) -> None:
+        wait_s = self._backoff.next(at_least_s=self.problem.retry_after_s if self.problem else None)
+        with suppress(TimeoutError):  # the usual end of a pause
+            async with asyncio.timeout(wait_s):
+                await self._hurry.wait()
+        self._hurry.clear()
+
+    async def _list(self) -> str:
+        """List everything; return the version that it is of.
+
+        Without a version in the request: the answer is as new as the request, also where an API
+        server answers from its cache. A list from the past could miss a pod that runs.
+        """
+        subject = self._subject
+        body = await self._api.get(
+            subject.path,
+            asked=f"list {subject.name}",
+            params={"fieldSelector": _selector(subject.fields)},
+        )
+        found = self._decoded(self._items, body)
+        self._listed_at = _now()
+        values = {each.metadata.uid: subject.convert(each) for each in found.items or ()}
+        changed = values != self.values or not self.is_synced
+        self.values = values
+        self.is_synced = True
+        self._heard()
+        if changed:
+            self.signal.notify()
+        return found.metadata.resource_version
+
+    async def _watch(self, version: str) -> None:
+        """Hear of changes until the server, a recheck or an error ends it."""
+        lasting_s = random.uniform(300, 600)  # noqa: S311 - so that nodes do not come together
+        lines = self._api.lines(
+            self._subject.path,
+            asked=f"watch {self._subject.name}",
+            params={
+                "watch": "true",
+                "allowWatchBookmarks": "true",
+                "fieldSelector": _selector(self._subject.fields),
+                "resourceVersion": version,
+                "timeoutSeconds": str(int(lasting_s)),
+            },
+            idle_s=_IDLE_S,
+            on_open=self._heard,
+        )
+        try:
+            async with asyncio.timeout(None) as self._watching:
+                await self._hear(lines)
+        except TimeoutError:
+            self._version = None  # someone misses something
+        finally:
+            self._watching = None
+            await lines.aclose()
+
+    async def _hear(self, lines: AsyncIterator[bytes]) -> None:
+        async for line in lines:
+            event = self._decoded(self._event, line)
+            if event.type == "ERROR":
+                raise explain_refusal(bytes(event.object), asked=f"watch {self._subject.name}")
+            if event.type == "BOOKMARK":
+                self._version = self._decoded(_BOOKMARK, event.object).metadata.resource_version
+                continue
+            self._take(event)
+
+    def _take(self, event: WatchEvent) -> None:
+        item = self._decoded(self._item, event.object)
+        uid = item.metadata.uid
+        before = self.values.get(uid)
+        if event.type == "DELETED":
+            self.values.pop(uid, None)
+            changed = before is not None
+        else:
+            value = self._subject.convert(item)
+            self.values[uid] = value
+            changed = value != before
+        self._version = item.metadata.resource_version
+        if changed:
+            self.signal.notify()
+
+    def _decoded(
+        self, decoder: "msgspec.json.Decoder[DecodedT]", data: bytes | msgspec.Raw
+    ) -> DecodedT:
+        try:
+            return decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # From where it was, it would come again: list anew.
+            self._version = None
+            raise KubeError(
+                f"the API server's answer to list {self._subject.name} is not understood: {error}",
+                hint="is this the API server's address, and not a proxy's?",
+            ) from error
+
+    def _heard(self) -> None:
+        if self.problem is not None:
+            _log.info("API server is back", subject=self._subject.name)
+            self.problem = None
+            self.signal.notify()
+
+    def _tell(self, problem: KubeError) -> None:
+        """Note why nothing is heard; in the log once for each kind of trouble."""
+        if self.problem is None or self.problem.status != problem.status:
+            _log.warning(problem.message, subject=self._subject.name, hint=problem.hint)
+            self.problem = problem
+            self.signal.notify()
+        self.problem = problem
+
+
+def _selector(fields: Mapping[str, str]) -> str:
+    return ",".join(f"{field}={value}" for field, value in fields.items())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

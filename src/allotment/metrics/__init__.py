@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures for Prometheus.
+
+agent      what the node agent counts
+serving    /metrics, /healthz and /readyz over HTTP
+"""
