@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allotment.devices.facts` on simulated machines: facts, and GPUs that are silent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allotment.devices import faults
+from allotment.devices.facts import DeviceFacts, FactReader
+from allotment.devices.models import MODELS
+from allotment.devices.simulated import SimulatedMachine
+from allotment.model.errors import NoDevicesError
+
+pytestmark = pytest.mark.usefixtures("native_dir")
+
+
+def test_a_machine_tells_its_driver_and_its_gpus(machine: Callable[[str], Path]) -> None:
+    path = machine("a100-80gb:2,t4,rtx4090")
+    facts = FactReader(machine=path).read()
+    described = SimulatedMachine(path).devices()
+    assert (facts.driver_version, facts.cuda_version) == ("580.95.05", (13, 0))
+    assert facts.problems == ()
+    assert facts.devices == tuple(
+        DeviceFacts(
+            uuid=device.uuid,
+            name=device.name,
+            memory_mib=device.memory_bytes >> 20,
+            compute_capability=device.compute_capability,
+            pci_class=0x0300 if "GeForce" in device.name else 0x0302,
+            is_mig_capable="A100" in device.name,
+        )
+        for device in described
+    )
+
+
+@pytest.mark.parametrize("key", sorted(MODELS))
+def test_every_model_has_facts(machine: Callable[[str], Path], key: str) -> None:
+    (device,) = FactReader(machine=machine(key)).read().devices
+    model = MODELS[key]
+    assert (device.name, device.memory_mib) == (model.name, model.memory_mib)
+    assert device.is_mig_capable == model.mig
+    assert device.fabric is None, "one machine is no cluster"
+
+
+def test_a_sick_gpu_costs_neither_the_others_nor_a_second_thread(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4:4")
+    uuids = [device.uuid for device in SimulatedMachine(path).devices()]
+    faults.set_fault(path, 1, lost=True)
+    faults.set_fault(path, 2, hang_us=2_000_000)
+    reader = FactReader(machine=path, patience_s=0.3)
+    before = time.monotonic()
+    first = reader.read()
+    assert time.monotonic() - before < 1.5, "a GPU that hangs was waited for"
+    assert [device.uuid for device in first.devices] == [uuids[0], uuids[3]]
+    assert [(each.index, each.message) for each in first.problems] == [
+        (1, "NVML: GPU is lost"),
+        (2, "it has not answered in time"),
+    ]
+    for _ in range(5):
+        again = reader.read()
+        assert [each.index for each in again.problems] == [1, 2]
+    assert sum(each.name == "nvml-facts-2" for each in threading.enumerate()) <= 1
+
+
+def test_a_gpu_that_falls_silent_keeps_its_facts(machine: Callable[[str], Path]) -> None:
+    path = machine("t4:2")
+    reader = FactReader(machine=path, patience_s=1.0)
+    healthy = reader.read()
+    faults.set_fault(path, 0, lost=True)
+    sick = reader.read()
+    assert sick.devices == healthy.devices
+    assert [(each.uuid, each.message) for each in sick.problems] == [
+        (healthy.devices[0].uuid, "NVML: GPU is lost")
+    ]
+    faults.clear_faults(path)
+    assert reader.read() == healthy
+
+
+def test_two_machines_do_not_mix(machine: Callable[[str], Path]) -> None:
+    one, other = FactReader(machine=machine("t4:2")), FactReader(machine=machine("h200"))
+    for _ in range(3):
+        assert [each.name for each in one.read().devices] == ["Tesla T4"] * 2
+        assert [each.name for each in other.read().devices] == ["NVIDIA H200"]
+
+
+def test_a_driver_that_is_not_there_is_told_and_asked_again(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4")
+    reader = FactReader(machine=path)
+    faults.set_driver_fault(path, nvml_not_loaded=True)
+    with pytest.raises(NoDevicesError):
+        reader.read()
+    faults.clear_faults(path)
+    assert [each.name for each in reader.read().devices] == ["Tesla T4"]
