@@ -1,20 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node offers: devices, health and configuration in, resources and quantities out. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from allotment.agent.config.checks import MAX_REPLICAS
+from allotment.agent.config.effective import Config
+from allotment.agent.config.names import GPU, matches_pattern
+from allotment.agent.config.rules import matches, rule_of, selected
+from allotment.agent.config.schema import DeviceRule, ReplicatedResource
+from allotment.model.devices import Device
+from allotment.model.errors import UsageError
+from allotment.model.formats import format_count
+from allotment.placement.fit import MAX_SHARES
 
 __all__ = [
+    "EXCLUSIVE",
     "GPU_COMPUTE",
     "GPU_MEMORY",
     "GPU_SHARE",
+    "SOFT",
+    "TIMESLICE",
     "Offer",
     "Resource",
     "Slot",
+    "plan",
 ]
 
+EXCLUSIVE: Final = "exclusive"
+TIMESLICE: Final = "timeslice"
+SOFT: Final = "soft"
+
+_LONGEST_ID: Final = 63
+"""Of a device plugin's ids, as NVIDIA's plugin keeps to it."""
+_WHOLE_COMPUTE: Final = 100
+
 GPU_SHARE = "allotment.dev/gpu"
-"""How many GPUs a container has a part of: a device-plugin resource whose ids stand for no device."""
+"""How many GPUs a container has a part of; the ids of this resource stand for no device."""
 GPU_MEMORY = "allotment.dev/gpu-memory"
 """Bytes, of all these GPUs together: a quantity of the node's status."""
 GPU_COMPUTE = "allotment.dev/gpu-compute"
@@ -57,9 +80,268 @@ class Offer:
     """`GPU_MEMORY` and `GPU_COMPUTE`, for the node's capacity; healthy devices alone count."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """By UUID: the mode of each device."""
+    time_slices: Mapping[str, str] = field(default_factory=dict)
+    """By UUID: how long a program runs at a time, where a rule says so: `short`, `medium`, ..."""
     problems: tuple[str, ...] = ()
     """What of the configuration does not suit these devices, and is left out."""
 
     def resource(self, name: str) -> Resource | None:
         """Return the resource of that name."""
         return next((each for each in self.resources if each.name == name), None)
+
+
+def plan(devices: Sequence[Device], unhealthy: Mapping[str, str], config: Config) -> Offer:
+    """Decide what a node with these devices offers; `unhealthy` is why, by UUID.
+
+    The order of `devices` does not matter. A device that is unhealthy keeps its slots, which say
+    so, and its mode; it counts in no quantity.
+    """
+    problems: list[str] = []
+    usable = _usable(devices, problems)
+    rules = _rules(usable, config, problems)
+    named = {each.uuid: _name(each, config) for each in usable}
+    shared = _shared(usable, named, config, problems)
+    parts = [
+        _Part(
+            device=each,
+            family=named[each.uuid],
+            mode=_mode(each, rules.get(each.uuid), shared.get(each.uuid), problems),
+            shared=shared.get(each.uuid),
+        )
+        for each in usable
+    ]
+    parts = list(_settled(parts, problems))
+    loose = [each.device for each in parts if each.resource is None]
+    offered = [_offered(name, of, unhealthy, config) for name, of in _by_resource(parts).items()]
+    _warn_of_mixtures(offered, problems)
+    modes = {each.device.uuid: each.mode for each in parts}
+    return Offer(
+        resources=tuple(sorted([*offered, *_shares(loose, unhealthy, config)], key=_name_of)),
+        quantities=_quantities(loose, unhealthy),
+        modes=modes,
+        time_slices={
+            uuid: rule.time_slice
+            for uuid, rule in rules.items()
+            if rule.time_slice is not None and modes[uuid] == TIMESLICE
+        },
+        problems=tuple(problems),
+    )
+
+
+# ---- which devices, and what for -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One device, and what it is for."""
+
+    device: Device
+    family: str
+    mode: str
+    shared: ReplicatedResource | None
+    """By what it is replicated; of no meaning in mode exclusive."""
+
+    @property
+    def replicas(self) -> int:
+        """How many slots it has; 1: itself."""
+        return self.shared.replicas if self.shared and self.mode != EXCLUSIVE else 1
+
+    @property
+    def resource(self) -> str | None:
+        """The resource that it is offered as; None: `GPU_SHARE`."""
+        if self.shared is None or self.mode == EXCLUSIVE:
+            return None if self.mode == SOFT else self.family
+        return self.shared.rename or self.family
+
+
+def _usable(devices: Sequence[Device], problems: list[str]) -> tuple[Device, ...]:
+    """Return the devices that can be offered, by index, each once."""
+    by_uuid = {each.uuid: each for each in sorted(devices, key=_place, reverse=True)}
+    usable = []
+    for device in sorted(by_uuid.values(), key=_place):
+        if device.mig:
+            problems.append(f"{_said(device)} is in MIG mode: MIG devices are not offered yet")
+        elif len(device.uuid) > _LONGEST_ID - len(f"::{MAX_REPLICAS}"):
+            problems.append(f"{_said(device)} has too long a UUID for the kubelet's ids")
+        else:
+            usable.append(device)
+    return tuple(usable)
+
+
+def _rules(
+    devices: Sequence[Device], config: Config, problems: list[str]
+) -> Mapping[str, DeviceRule]:
+    """Return the rule that counts for each device, by UUID."""
+    rules = config.allotment.devices
+    numbers = {each.uuid: rule_of(each, rules) for each in devices}
+    for number, rule in enumerate(rules if devices else ()):
+        if number in numbers.values():
+            continue
+        taken = any(matches(each, rule.match) for each in devices)
+        why = "earlier rules have all GPUs that it matches" if taken else "it matches no GPU here"
+        problems.append(f"allotment.devices[{number}] has no effect: {why}")
+    return {uuid: rules[number] for uuid, number in numbers.items() if number is not None}
+
+
+def _name(device: Device, config: Config) -> str:
+    names = (
+        each.name for each in config.gpu_patterns if matches_pattern(each.pattern, device.name)
+    )
+    return next(names, GPU)
+
+
+def _shared(
+    devices: Sequence[Device], named: Mapping[str, str], config: Config, problems: list[str]
+) -> Mapping[str, ReplicatedResource]:
+    """Return by what each device is replicated, by UUID."""
+    shared: dict[str, ReplicatedResource] = {}
+    absent = []
+    entries = config.time_slicing.resources if config.time_slicing and devices else ()
+    for number, entry in enumerate(entries):
+        place = f"sharing.timeSlicing.resources[{number}]"
+        of = [each for each in devices if named[each.uuid] == entry.name]
+        if not of:
+            absent.append(entry.name)
+            continue
+        try:
+            chosen = selected(of, entry.devices)
+        except UsageError as error:
+            problems.append(f"{place}.devices has no effect: {error.message}")
+            continue
+        problems += [
+            f"{place} has no effect on {_said(device)}: an earlier entry has it"
+            for device in chosen
+            if shared.setdefault(device.uuid, entry) is not entry
+        ]
+    if absent:
+        names = " or ".join(dict.fromkeys(absent))
+        problems.append(f"sharing.timeSlicing: no GPU of this node is {names}")
+    return shared
+
+
+def _mode(
+    device: Device,
+    rule: DeviceRule | None,
+    shared: ReplicatedResource | None,
+    problems: list[str],
+) -> str:
+    if rule is None:
+        return TIMESLICE if shared else EXCLUSIVE
+    if rule.mode == TIMESLICE and shared is None:
+        problems.append(
+            f"{_said(device)} is exclusive, not timeslice: sharing.timeSlicing does not name it"
+        )
+        return EXCLUSIVE
+    return rule.mode
+
+
+def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
+    """Take the replicas from soft devices that cannot be told from their resource's others.
+
+    A resource is of one mode, and its replicas are of one size where they are enforced: a container
+    cannot say which it wants. Such a device is shared by `GPU_SHARE` instead.
+    """
+    for part in parts:
+        if part.mode != SOFT or part.resource is None:
+            yield part
+            continue
+        others = [each for each in parts if each.resource == part.resource]
+        why = ""
+        if any(each.mode != SOFT for each in others):
+            why = f"{part.resource} has GPUs of other modes"
+        elif any(each.replicas != others[0].replicas for each in others):
+            why = f"GPUs of {part.resource} have other numbers of replicas"
+        elif part.replicas > MAX_SHARES:
+            why = f"{part.replicas} are more than the {MAX_SHARES} that can take turns on a GPU"
+        if why:
+            problems.append(
+                f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: {why}"
+            )
+        yield replace(part, shared=None) if why else part
+
+
+# ---- resources and quantities --------------------------------------------------------------------
+
+
+def _by_resource(parts: Sequence[_Part]) -> Mapping[str, list[_Part]]:
+    groups: dict[str, list[_Part]] = {}
+    for part in parts:
+        if part.resource is not None:
+            groups.setdefault(part.resource, []).append(part)
+    return groups
+
+
+def _offered(
+    name: str, parts: Sequence[_Part], unhealthy: Mapping[str, str], config: Config
+) -> Resource:
+    """Offer the devices of one of NVIDIA's resources."""
+    replicas = max(each.replicas for each in parts)
+    fails = bool(config.time_slicing and config.time_slicing.fail_requests_greater_than_one)
+    return Resource(
+        name=name,
+        mode=next((each.mode for each in parts if each.mode != EXCLUSIVE), EXCLUSIVE),
+        slots=tuple(slot for each in parts for slot in _slots(each, unhealthy)),
+        replicas=replicas,
+        fails_above_one=fails and replicas > 1,
+        family=parts[0].family,
+    )
+
+
+def _slots(part: _Part, unhealthy: Mapping[str, str]) -> Iterator[Slot]:
+    uuid = part.device.uuid
+    ids = [f"{uuid}::{number}" for number in range(part.replicas)] if part.replicas > 1 else [uuid]
+    for each in ids:
+        yield Slot(each, uuid, uuid not in unhealthy, part.device.numa_node)
+
+
+def _shares(
+    devices: Sequence[Device], unhealthy: Mapping[str, str], config: Config
+) -> Iterator[Resource]:
+    """Offer soft devices by slots that stand for none of them: the last ones for unhealthy ones."""
+    per_device = config.allotment.shares_per_device
+    healthy = sum(each.uuid not in unhealthy for each in devices) * per_device
+    if devices:
+        yield Resource(
+            name=GPU_SHARE,
+            mode=SOFT,
+            slots=tuple(
+                Slot(f"share::{number}", None, number < healthy)
+                for number in range(len(devices) * per_device)
+            ),
+            family=GPU_SHARE,
+        )
+
+
+def _quantities(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> Mapping[str, int]:
+    """Count what can be asked for of the soft devices; nothing where there is none."""
+    if not devices:
+        return {}
+    healthy = [each for each in devices if each.uuid not in unhealthy]
+    return {
+        GPU_MEMORY: sum(each.allottable_bytes for each in healthy),
+        GPU_COMPUTE: _WHOLE_COMPUTE * len(healthy),
+    }
+
+
+def _warn_of_mixtures(resources: Sequence[Resource], problems: list[str]) -> None:
+    """Say where a container cannot tell a whole GPU from a replica."""
+    for resource in resources:
+        whole = sum(slot.id == slot.device for slot in resource.slots)
+        if whole and resource.replicas > 1:
+            problems.append(
+                f"{resource.name} has {format_count(whole, 'whole GPU')} beside replicas, and a"
+                " container cannot say which it wants: sharing.timeSlicing.renameByDefault tells"
+                " them apart"
+            )
+
+
+def _place(device: Device) -> tuple[int, str]:
+    return (device.index, device.uuid)
+
+
+def _name_of(resource: Resource) -> str:
+    return resource.name
+
+
+def _said(device: Device) -> str:
+    return f"GPU {device.index} ({device.uuid})"
