@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be made for a container: the dialect's ask, the kubelet's ids and the node's offer.
+
+Pure. An order is complete: nothing else has to be asked to carry it out, now or again.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from allotment.agent.protocols import CheckpointEntry
+from allotment.agent.resources import GPU_SHARE, Offer, Resource
+from allotment.dialects import asks_of
+from allotment.model.compute import Compute
+from allotment.model.errors import StateError, UsageError
+from allotment.model.formats import format_bytes
+from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import (
+    EXCLUSIVE,
+    SOFT,
+    TIMESLICE,
+    Request,
+    replicas_of,
+    whole_devices,
+)
+from allotment.model.shares import Injection, Share, ShareId
+
+__all__ = [
+    "ShareOrder",
+    "adopted",
+    "again",
+    "describe",
+    "device_of",
+    "holds_gpus",
+    "order_for",
+    "share_of",
+]
+
+_REPLICA = "::"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareOrder:
+    """A share to be made."""
+
+    id: ShareId
+    owner: Owner
+    request: Request
+    devices: tuple[str, ...] = ()
+    """UUIDs: these and no others; one that is named several times gives that many parts. Empty:
+    some of the candidates."""
+    candidates: tuple[str, ...] = ()
+    """UUIDs of the devices that are of this mode."""
+    is_injected: bool = True
+    """False: a booking and nothing else, for a container that another plugin has answered."""
+
+
+def share_of(entry: CheckpointEntry) -> ShareId:
+    """Return the id of an entry's share.
+
+    An entry that another plugin answered names none. Its booking has one that is always the same,
+    so that whoever looks again after a crash finds it.
+    """
+    if entry.share is not None:
+        return entry.share
+    whose = "\0".join((entry.pod, entry.container, entry.resource, *sorted(entry.ids)))
+    return ShareId(hashlib.sha256(whose.encode()).hexdigest()[:12])
+
+
+def device_of(slot: str) -> str:
+    """Return the device that an id of NVIDIA's resources stands for: `UUID` or `UUID::N`."""
+    return slot.partition(_REPLICA)[0]
+
+
+def order_for(pod: Pod, entry: CheckpointEntry, offer: Offer) -> ShareOrder:
+    """Say what is to be made for a container that holds ids. Raises `AllotError`."""
+    if entry.share is None:
+        return adopted(pod, entry)
+    ask = _ask(pod, entry, offer)
+    resource = offer.resource(entry.resource)
+    if resource is None:
+        there = ", ".join(each.name for each in offer.resources) or "none"
+        raise StateError(
+            f"pod {pod}, container {ask.container!r}: this node no longer offers {entry.resource}"
+            f" (it offers: {there})",
+            hint="delete the pod, so that it is placed anew, or give the node its configuration"
+            " back",
+        )
+    if ask.mode not in {None, resource.mode}:
+        raise UsageError(
+            f"pod {pod}, container {ask.container!r}: it wants mode {ask.mode!r}, and"
+            f" {resource.name} of this node is {resource.mode!r}",
+            hint="remove the annotation allotment.dev/mode, or choose a node that has such GPUs",
+        )
+    if ask.request is not None:
+        return _of_parts(pod, entry, ask, ask.request, resource=resource, offer=offer)
+    return _of_slots(pod, entry, ask, resource=resource, offer=offer)
+
+
+def adopted(pod: Pod, entry: CheckpointEntry) -> ShareOrder:
+    """Book what another plugin gave: a whole device, or one that is shared without limits."""
+    devices = tuple(sorted({device_of(each) for each in entry.ids}))
+    mode = TIMESLICE if any(_REPLICA in each for each in entry.ids) else EXCLUSIVE
+    return ShareOrder(
+        id=share_of(entry),
+        owner=_owner(pod, entry),
+        request=whole_devices(len(devices), mode=mode),
+        devices=devices,
+        candidates=devices,
+        is_injected=False,
+    )
+
+
+def again(share: Share, owner: Owner) -> ShareOrder:
+    """Order what is there already, so that what is missing of it is made again.
+
+    What its container asks for by now does not matter: annotations may be edited, shares are not.
+    """
+    first = share.devices[0] if share.devices else None
+    size = first.memory_bytes if first else 0
+    uuids = tuple(each.uuid for each in share.devices)
+    return ShareOrder(
+        id=share.id,
+        owner=owner,
+        request=Request(
+            MemoryAmount(f"{size}", size_bytes=size),
+            count=len(uuids),
+            compute=first.compute if first else Compute(),
+            may_oversubscribe=bool(first and first.is_oversubscribed),
+            mode=share.mode,
+        ),
+        devices=uuids,
+        candidates=uuids,
+        is_injected=share.injection is not Injection.NONE,
+    )
+
+
+def _owner(pod: Pod, entry: CheckpointEntry) -> Owner:
+    names = [each.name for each in pod.containers]
+    place = names.index(entry.container) if entry.container in names else None
+    return Owner(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=entry.container,
+        kind=ContainerKind.REGULAR if place is None else pod.containers[place].kind,
+        resource=entry.resource,
+        place=place,
+    )
+
+
+def _ask(pod: Pod, entry: CheckpointEntry, offer: Offer) -> ContainerAsk:
+    """Return what the container asks of the resource that the entry is of."""
+    names = {each.name for each in offer.resources} - {GPU_SHARE}
+    if entry.resource != GPU_SHARE:
+        names.add(entry.resource)
+    asks = [each for each in asks_of(pod, nvidia=names) if each.container == entry.container]
+    found = next((each for each in asks if each.resource == entry.resource), None)
+    if found is None:
+        raise StateError(
+            f"pod {pod}: the kubelet gave {entry.resource} to container {entry.container!r}, which"
+            " does not ask for it",
+            hint="delete the pod, so that it is placed anew",
+        )
+    if found.count != len(entry.ids):
+        raise StateError(
+            f"pod {pod}, container {entry.container!r}: it asks for {found.count} of"
+            f" {entry.resource}, the kubelet gave {len(entry.ids)}",
+            hint="delete the pod, so that it is placed anew",
+        )
+    limited = [each.resource for each in asks if _mode(offer, each.resource) == SOFT]
+    if len(asks) > 1 and limited:
+        raise UsageError(
+            f"pod {pod}, container {entry.container!r}: it asks for"
+            f" {' and '.join(each.resource for each in asks)}, and {limited[0]} is a part of GPUs",
+            hint="ask for more of one of them: a container has its part of GPUs by one resource",
+        )
+    return found
+
+
+def _mode(offer: Offer, name: str) -> str:
+    resource = offer.resource(name)
+    return resource.mode if resource else ""
+
+
+def _of_parts(
+    pod: Pod,
+    entry: CheckpointEntry,
+    ask: ContainerAsk,
+    request: Request,
+    *,
+    resource: Resource,
+    offer: Offer,
+) -> ShareOrder:
+    """Order what names its amounts; ids that stand for no device."""
+    unknown = [each for each in ask.devices if each not in offer.modes]
+    if unknown:
+        raise UsageError(
+            f"pod {pod}, container {ask.container!r}: allotment.dev/placement names"
+            f" {', '.join(unknown)}, which this node has not",
+            hint="remove the annotation, so that the node chooses; it has:"
+            f" {', '.join(sorted(offer.modes)) or 'no GPU'}",
+        )
+    other = [each for each in ask.devices if offer.modes[each] != resource.mode]
+    if other:
+        raise UsageError(
+            f"pod {pod}, container {ask.container!r}: allotment.dev/placement names {other[0]},"
+            f" whose mode is {offer.modes[other[0]]!r} and not {resource.mode!r}",
+            hint="remove the annotation, so that the node chooses",
+        )
+    return ShareOrder(
+        id=share_of(entry),
+        owner=_owner(pod, entry),
+        request=replace(request, mode=resource.mode),
+        devices=ask.devices,
+        candidates=_of_mode(offer, resource.mode),
+    )
+
+
+def _of_slots(
+    pod: Pod, entry: CheckpointEntry, ask: ContainerAsk, *, resource: Resource, offer: Offer
+) -> ShareOrder:
+    """Order the devices that the ids name, as much of each as their mode gives for an id."""
+    known = {slot.id: slot.device for slot in resource.slots}
+    slots = sorted(known.get(each) or device_of(each) for each in entry.ids)
+    uuids = sorted(set(slots))
+    _check_modes(pod, ask, uuids, resource=resource, offer=offer)
+    is_soft = resource.mode == SOFT
+    return ShareOrder(
+        id=share_of(entry),
+        owner=_owner(pod, entry),
+        request=replicas_of(resource.replicas, count=len(uuids))
+        if is_soft
+        else whole_devices(len(uuids), mode=resource.mode),
+        devices=tuple(slots if is_soft else uuids),
+        candidates=_of_mode(offer, resource.mode),
+    )
+
+
+def _check_modes(
+    pod: Pod, ask: ContainerAsk, uuids: Iterable[str], *, resource: Resource, offer: Offer
+) -> None:
+    for uuid in uuids:
+        mode = offer.modes.get(uuid)
+        if mode == resource.mode:
+            continue
+        problem = (
+            f"{uuid} is not on this node any more"
+            if mode is None
+            else f"the mode of {uuid} is {mode!r} by now, and {resource.name} is {resource.mode!r}"
+        )
+        raise StateError(
+            f"pod {pod}, container {ask.container!r}: {problem}",
+            hint="delete the pod, so that it is placed anew",
+        )
+
+
+def _of_mode(offer: Offer, mode: str) -> tuple[str, ...]:
+    return tuple(sorted(uuid for uuid, its in offer.modes.items() if its == mode))
+
+
+def holds_gpus(entry: CheckpointEntry, offer: Offer) -> bool:
+    """Are its ids devices of this node, whoever gave them?"""
+    return bool(entry.ids) and all(device_of(each) in offer.modes for each in entry.ids)
+
+
+def describe(share: Share) -> str:
+    """Say in a line what a share has, for its owner's event."""
+    parts = []
+    for device in share.devices:
+        text = f"{device.uuid} ({device.name})"
+        if share.mode == SOFT:
+            compute = f" and {device.compute} % of compute" if device.compute.is_governed else ""
+            text = f"{format_bytes(device.memory_bytes)}{compute} of {text}"
+        parts.append(text)
+    return f"share {share.id}: {'; '.join(parts)}, mode {share.mode}"

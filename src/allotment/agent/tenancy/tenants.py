@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tenants`: who has what on this node.
+
+Nothing is kept here that is not in the share directories or the kubelet's checkpoint: what is in
+memory only saves reading them. Every step may be the last before a crash, and is repeated by
+whoever comes next: the kubelet asks again, and the loop looks at everything again.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from allotment.agent.protocols import Answer, Checkpoint, CheckpointEntry, Pods, Reports
+from allotment.agent.resources import Offer, Resource
+from allotment.agent.tenancy.claims import Work, claimants, is_complete, work_for
+from allotment.agent.tenancy.locks import PodLocks
+from allotment.agent.tenancy.orders import ShareOrder, again, order_for
+from allotment.agent.tenancy.reconciling import Due, Findings, Why, reconcile, served
+from allotment.agent.tenancy.stores import ShareStore
+from allotment.agent.tenancy.told import Told
+from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
+from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.shares import Share, ShareId
+from allotment.shares.steps import step
+
+__all__ = ["Respond", "Tenants"]
+
+_T = TypeVar("_T")
+
+Respond = Callable[[Resource, Sequence[str], ShareId], Answer]
+"""Answers `Allocate` for a share that will have that id (`device_plugin.answers`)."""
+
+DEADLINE_S = 24.0
+"""The kubelet waits for 30 s, and the device plugin for 25."""
+POD_WAIT_S = 15.0
+"""How long a pod that the kubelet knows may take to be heard of."""
+LOOK_EVERY_S = 30.0
+RETRY_S = 5.0
+"""When something that could not be ended is tried again."""
+REPEAT_S = 120.0
+"""How long a question counts as repeated: longer than the kubelet's slowest retries."""
+_ROOM_WAITS_S = (0.0, 0.3, 0.7)
+"""A pod may be bound to room that is free for the API server and about to be free here."""
+_THREADS = 4
+
+
+class Tenants:
+    """The device plugin's two questions, and the loop that puts things right."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Checkpoint,
+        pods: Pods,
+        offer: Callable[[], Offer],
+        reports: Reports,
+        store: ShareStore,
+        respond: Respond,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what it works with. `clock` gives seconds after the epoch."""
+        self._checkpoint = checkpoint
+        self._pods = pods
+        self._offer = offer
+        self._reports = reports
+        self._store = store
+        self._respond = respond
+        self._clock = clock
+        self._told = Told(reports)
+        self._shares: dict[ShareId, Share] = {}
+        self._changed: dict[ShareId, Share | None] = {}
+        self._running: dict[tuple[str, frozenset[str]], asyncio.Task[None]] = {}
+        self._asked: dict[tuple[str, frozenset[str]], float] = {}
+        self._locks = PodLocks()
+        self._wake = asyncio.Event()
+        self._looked = -LOOK_EVERY_S
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The shares of containers, as they were seen last."""
+        return tuple(self._shares.values())
+
+    def answer(self, resource: Resource, ids: Sequence[str]) -> Answer:
+        """Answer `Allocate` with a name that was never used, and never will be for anything else.
+
+        Raises `AllotError` where these ids cannot be had together.
+        """
+        return self._respond(resource, ids, ShareId(os.urandom(6).hex()))
+
+    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
+        """Make the shares of whoever holds these ids (`PreStartContainer`).
+
+        Who asks while that is still being done waits for the same. Raises `AllotError`.
+        """
+        key = (resource, ids)
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._prepare(resource, ids))
+            self._running[key] = task
+            task.add_done_callback(partial(self._forget, key))
+        done, _ = await asyncio.wait({task}, timeout=DEADLINE_S)
+        if not done:
+            raise StateError(
+                f"the share of {', '.join(sorted(ids))} is still being made after {DEADLINE_S:g} s",
+                hint="the kubelet asks again by itself; if it goes on, see the agent's log",
+            )
+        await task
+
+    async def adopt(self) -> None:
+        """Learn what shares there are, before the first question. Raises `StateError`."""
+        await self._refresh()
+        step("tenancy.adopted")
+
+    async def run(self) -> None:
+        """End what has served its time, and make what is missing; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Let go of what is being made; the kubelet will ask the next agent for it."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- one question
+
+    def _forget(self, key: tuple[str, frozenset[str]], task: asyncio.Task[None]) -> None:
+        self._running.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    async def _prepare(self, resource: str, ids: frozenset[str]) -> None:
+        try:
+            entries = await self._in_thread(self._checkpoint.entries)
+            claims = claimants(entries, resource, ids)
+        except AllotError as error:
+            self._reports.count("refusals", reason=type(error).__name__)
+            raise
+        step("tenancy.claimed")
+        async with self._locks.hold(claims[0].pod):
+            pod = self._pods.get(claims[0].pod)
+            if pod is None and not is_complete(claims, self._shares):
+                pod = await self._pods.wait_for(claims[0].pod, timeout_s=POD_WAIT_S)
+            try:
+                await self._make(pod, claims, is_repeated=self._is_repeated(resource, ids))
+            except AllotError as error:
+                self._told.refused(pod, claims, error)
+                raise
+        self._asked[resource, ids] = self._clock()
+
+    def _is_repeated(self, resource: str, ids: frozenset[str]) -> bool:
+        asked = self._asked.get((resource, ids))
+        return asked is not None and 0 <= self._clock() - asked < REPEAT_S
+
+    async def _make(
+        self, pod: Pod | None, claims: tuple[CheckpointEntry, ...], *, is_repeated: bool
+    ) -> None:
+        work = work_for(pod, claims, self._offer(), self._shares, is_repeated=is_repeated)
+        for stale in work.end:
+            # What is busy has to wait: its successor must not.
+            with suppress(BusyError):
+                await self._end(stale, Why.SUPERSEDED)
+        made = [await self._carry_out(order, work) for order in work.make]
+        starting = next(each for each in made if each.id == work.starting)
+        if starting is not made[-1] and starting.owner is not None:
+            # Init containers and their successors have the same guarantee in turn: the last one
+            # that is prepared has it.
+            await self._in_thread(self._store.prepare, again(starting, starting.owner))
+
+    async def _carry_out(self, order: ShareOrder, work: Work) -> Share:
+        step("tenancy.decided")
+        share = await self._with_room(order)
+        step("tenancy.prepared")
+        self._note(share.id, share)
+        if order.id not in work.keep:
+            self._told.ready(share)
+        return share
+
+    async def _with_room(self, order: ShareOrder) -> Share:
+        """Make a share; where there is no room, once more when others' time turns out to be up."""
+        refusal: DoesNotFitError | None = None
+        for wait in _ROOM_WAITS_S:
+            if refusal is not None:
+                await asyncio.sleep(wait)
+                if not await self._make_room():
+                    continue
+            try:
+                return await self._placed(order)
+            except DoesNotFitError as error:
+                refusal = error
+        if refusal is None:
+            raise AssertionError(order)
+        raise refusal
+
+    async def _placed(self, order: ShareOrder) -> Share:
+        near = self._near(order)
+        if near:
+            with suppress(DoesNotFitError):
+                beside = replace(order, devices=near)
+                return await self._in_thread(self._store.prepare, beside)
+        return await self._in_thread(self._store.prepare, order)
+
+    def _near(self, order: ShareOrder) -> tuple[str, ...]:
+        """Return the devices of a share of the same pod that runs before or after this one.
+
+        Kubernetes counts the greater of both: on the same devices they take no more than that.
+        """
+        if order.devices:
+            return ()
+        is_init = order.owner.kind is ContainerKind.INIT
+        for share in self._shares.values():
+            owner = share.owner
+            if owner is None or owner.uid != order.owner.uid or share.id == order.id:
+                continue
+            uuids = tuple(each.uuid for each in share.devices)
+            fits = len(uuids) == order.request.count and set(uuids) <= set(order.candidates)
+            if fits and (is_init or owner.kind is ContainerKind.INIT):
+                return uuids
+        return ()
+
+    async def _make_room(self) -> bool:
+        """End what is due; return whether anything went."""
+        before = set(self._shares)
+        findings = self._findings(None)
+        for due in findings.due:
+            await self._end_due(due)
+        return not before <= set(self._shares)
+
+    # -- the loop
+
+    async def _listen(self) -> None:
+        async for _ in self._pods.changes():
+            self._wake.set()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            wait = await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
+            self._wake.clear()
+
+    async def look(self) -> float:
+        """Compare what is there with what is known, once; return when to look again, in seconds."""
+        now = time.monotonic()
+        entries: tuple[CheckpointEntry, ...] | None = None
+        failed = False
+        try:
+            if now - self._looked >= LOOK_EVERY_S:
+                await self._refresh()
+                self._looked = now
+            entries = await self._in_thread(self._checkpoint.entries)
+        except StateError as error:
+            failed = True  # what has served its time is ended all the same
+            self._told.failed(error)
+        else:
+            self._told.works()
+        findings = self._findings(entries)
+        waits = [RETRY_S] if failed else []
+        waits += [LOOK_EVERY_S if findings.next_in_s is None else findings.next_in_s]
+        ended = [await self._end_due(due) for due in findings.due]
+        waits += [RETRY_S] * (not all(ended))
+        for entry in findings.missing:
+            await self._make_missing(entry)
+        self._told.keep({each.uid for each in self._pods.all()})
+        self._asked = {key: when for key, when in self._asked.items() if self._is_repeated(*key)}
+        return min(waits)
+
+    def _findings(self, entries: Sequence[CheckpointEntry] | None) -> Findings:
+        pods: Mapping[PodUid, Pod] = {each.uid: each for each in self._pods.all()}
+        return reconcile(
+            self._shares,
+            pods,
+            is_synced=self._pods.is_synced,
+            entries=entries,
+            offer=self._offer(),
+            now=self._clock(),
+        )
+
+    async def _end_due(self, due: Due) -> bool:
+        """End a share whose time has come, unless that has changed; return whether it is gone."""
+        share = due.share
+        if share.owner is None:
+            return True
+        if self._locks.is_held(share.owner.uid):
+            return False  # something of that pod is being prepared
+        async with self._locks.hold(share.owner.uid):
+            pod = self._pods.get(share.owner.uid)
+            why = served(share, pod, is_synced=self._pods.is_synced)
+            if due.why is not Why.SUPERSEDED and why is None:
+                return True
+            try:
+                await self._end(share.id, due.why)
+            except BusyError:
+                return False
+            except AllotError as error:
+                self._told.failed(error)
+                return False
+            await self._restore(share, due.why)
+        return True
+
+    async def _restore(self, ended: Share, why: Why) -> None:
+        """Give those after an init container what they left to it."""
+        owner = ended.owner
+        if (
+            owner is None
+            or owner.kind is not ContainerKind.INIT
+            or why is not Why.CONTAINER_FINISHED
+        ):
+            return
+        for share in list(self._shares.values()):
+            other = share.owner
+            if other is not None and other.uid == owner.uid and other.kind is not owner.kind:
+                with suppress(AllotError):  # it goes on with less; asked again when it restarts
+                    await self._in_thread(self._store.prepare, again(share, other))
+
+    async def _make_missing(self, entry: CheckpointEntry) -> None:
+        """Book what runs without a share."""
+        if self._locks.is_held(entry.pod):
+            return
+        async with self._locks.hold(entry.pod):
+            pod = self._pods.get(entry.pod)
+            if pod is None or pod.has_ended:
+                return
+            try:
+                order = order_for(pod, entry, self._offer())
+                step("tenancy.adopting")
+                share = await self._in_thread(self._store.prepare, order)
+            except AllotError as error:
+                self._told.missing(pod, entry, error)
+                return
+            self._note(share.id, share)
+            self._told.adopted(share, entry)
+
+    # -- what both need
+
+    async def _end(self, share: ShareId, why: Why) -> None:
+        step("tenancy.ending")
+        await self._in_thread(self._store.end, share)
+        step("tenancy.ended")
+        self._note(share, None)
+        self._reports.count("shares_ended", reason=why)
+
+    async def _refresh(self) -> None:
+        self._changed = {}
+        found = {each.id: each for each in await self._in_thread(self._store.owned)}
+        # What was made or ended meanwhile may or may not be in what was read.
+        for share_id, share in self._changed.items():
+            if share is None:
+                found.pop(share_id, None)
+            else:
+                found[share_id] = share
+        self._shares = found
+
+    def _note(self, share_id: ShareId, share: Share | None) -> None:
+        self._changed[share_id] = share
+        if share is None:
+            self._shares.pop(share_id, None)
+        else:
+            self._shares[share_id] = share
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *arguments))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the owners of shares are told, and how often: once for each thing, not at every retry."""
+
+from collections.abc import Collection, Iterable
+
+from allotment.agent.protocols import CheckpointEntry, Reports
+from allotment.agent.tenancy.orders import describe, share_of
+from allotment.model.errors import AllotError
+from allotment.model.pods import Pod, PodUid
+from allotment.model.shares import Share, ShareId
+
+__all__ = ["MISSING", "READY", "REFUSED", "STATE", "TAKEN_OVER", "Told", "in_one_line"]
+
+READY = "ShareReady"
+REFUSED = "ShareRefused"
+MISSING = "ShareMissing"
+TAKEN_OVER = "ShareTakenOver"
+STATE = "ShareStateFailed"
+"""Reasons of events, on pods; the last on the node."""
+
+
+def in_one_line(error: AllotError) -> str:
+    """Write an error with its hint, as events and the kubelet's messages have it."""
+    lines = [each.strip() for each in error.message.splitlines()]
+    text = "; ".join(each for each in lines if each)
+    return f"{text} (hint: {error.hint})" if error.hint else text
+
+
+class Told:
+    """Events about shares; remembers the last one of each."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._last: dict[PodUid, dict[ShareId, str]] = {}
+        self._failure = ""
+
+    def ready(self, share: Share) -> None:
+        """A container has its share."""
+        owner = share.owner
+        self._reports.count("shares_made", mode=share.mode)
+        if owner is not None:
+            self._last.get(owner.uid, {}).pop(share.id, None)
+            text = f"container {owner.container}: {describe(share)}"
+            self._reports.pod(owner, READY, text, is_warning=False)
+
+    def refused(
+        self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError
+    ) -> None:
+        """Containers do not get theirs, and wait."""
+        self._reports.count("refusals", reason=type(error).__name__)
+        self._warn(pod, tuple(claims), REFUSED, in_one_line(error))
+
+    def missing(self, pod: Pod, entry: CheckpointEntry, error: AllotError) -> None:
+        """A container runs without a share, and none can be made for it."""
+        text = f"it runs, and its share cannot be booked: {in_one_line(error)}"
+        self._warn(pod, (entry,), MISSING, text)
+
+    def adopted(self, share: Share, entry: CheckpointEntry) -> None:
+        """A container that ran without a share has one."""
+        owner = share.owner
+        self._reports.count("shares_made", mode=share.mode)
+        if owner is None:
+            return
+        self._last.get(owner.uid, {}).pop(share.id, None)
+        start = f"container {owner.container}"
+        if entry.share is None:
+            text = f"{start} goes on with what another device plugin gave it: {describe(share)}"
+            self._reports.pod(owner, TAKEN_OVER, text, is_warning=False)
+        else:
+            text = f"{start} ran without its share, which is booked again: {describe(share)};"
+            text += " its programs are limited from their next start on"
+            self._reports.pod(owner, MISSING, text, is_warning=True)
+
+    def failed(self, error: AllotError) -> None:
+        """Something about the node's shares as a whole cannot be read or changed."""
+        text = in_one_line(error)
+        if text != self._failure:
+            self._failure = text
+            self._reports.node(STATE, text, is_warning=True)
+
+    def works(self) -> None:
+        """What had failed works again."""
+        self._failure = ""
+
+    def keep(self, pods: Collection[PodUid]) -> None:
+        """Forget what was told about all other pods."""
+        for uid in set(self._last) - set(pods):
+            del self._last[uid]
+
+    def _warn(
+        self, pod: Pod | None, claims: tuple[CheckpointEntry, ...], reason: str, text: str
+    ) -> None:
+        if pod is None:
+            return  # nobody can be told but the kubelet, which passes the error on
+        told = self._last.setdefault(pod.uid, {})
+        shares = [share_of(each) for each in claims]
+        if all(told.get(each) == text for each in shares):
+            return
+        told.update(dict.fromkeys(shares, text))
+        names = ", ".join(each.container for each in claims)
+        word = "container" if len(claims) == 1 else "containers"
+        self._reports.pod(pod, reason, f"{word} {names}: {text}", is_warning=True)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allotment's own dialect: parts of GPUs as true quantities.
+
+    resources: {limits: {allotment.dev/gpu: 1, allotment.dev/gpu-memory: 4Gi}}
+
+The first is how many GPUs the container has a part of, which the kubelet counts. The others are
+sums over these GPUs, which the scheduler counts against what the node has in all. The same amount
+is had of each GPU.
+"""
+
+from fractions import Fraction
+from typing import Final
+
+from allotment.dialects.annotations import COMPUTE, KEYS
+from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.protocol import refusal
+from allotment.dialects.wishes import Wishes
+from allotment.model.compute import WHOLE, Compute, revised
+from allotment.model.formats import format_bytes, format_percent
+from allotment.model.pods import Container, ContainerAsk, Pod
+from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
+from allotment.model.requests import Request
+
+__all__ = ["GPU", "GPU_COMPUTE", "GPU_MEMORY", "RESOURCES", "AllotmentDialect"]
+
+GPU = "allotment.dev/gpu"
+GPU_MEMORY = "allotment.dev/gpu-memory"
+GPU_COMPUTE = "allotment.dev/gpu-compute"
+RESOURCES = (GPU, GPU_MEMORY, GPU_COMPUTE)
+
+_ALL = MemoryAmount("100%", part=Fraction(1))
+_PERCENT = WHOLE // 100
+_MODE = "soft"
+
+
+class AllotmentDialect:
+    """`allotment.dev/gpu` and its quantities."""
+
+    name: Final = "Allotment's"
+    takes: Final = KEYS
+
+    def resources(self, container: Container) -> tuple[str, ...]:
+        """A quantity alone counts too, so that it is refused and not passed over."""
+        there = container.resources
+        quantities = any(each in there for each in (GPU_MEMORY, GPU_COMPUTE))
+        if not there.get(GPU) and not quantities:
+            return ()
+        return tuple(each for each in RESOURCES if each in there)
+
+    def asks(self, pod: Pod, container: Container, wishes: Wishes) -> tuple[ContainerAsk, ...]:
+        """One ask: all quantities are about the same GPUs."""
+        _check_amounts(pod, container)
+        count = container.resources[GPU]
+        request = Request(
+            _memory(pod, container, count),
+            count=count,
+            compute=_compute(pod, container, count, wishes),
+            may_oversubscribe=bool(wishes.may_oversubscribe),
+        )
+        _check_placement(pod, container, request, wishes)
+        return (
+            ContainerAsk(
+                container=container.name,
+                kind=container.kind,
+                resource=GPU,
+                count=count,
+                request=request,
+                mode=wishes.mode or _MODE,
+                devices=wishes.placement.devices if wishes.placement else (),
+            ),
+        )
+
+
+def _check_amounts(pod: Pod, container: Container) -> None:
+    there = container.resources
+    for name in RESOURCES:
+        amount = there.get(name)
+        if amount is None or (name == GPU and amount == 0):
+            continue
+        if amount <= 0:
+            problem = f"{name} is {amount}"
+            hint = f"leave {name} out, or ask for at least 1"
+            raise refusal(pod, container.name, problem, hint=hint)
+        if amount > MAX_BYTES:
+            problem = f"{name} is {amount}, more than any node can have"
+            raise refusal(pod, container.name, problem, hint="write an amount below 8Ei")
+    if not there.get(GPU):
+        without = " and ".join(each for each in (GPU_MEMORY, GPU_COMPUTE) if each in there)
+        problem = f"it asks for {without} without {GPU}"
+        hint = f"add `{GPU}: 1` to its limits: of how many GPUs it is"
+        raise refusal(pod, container.name, problem, hint=hint)
+
+
+def _memory(pod: Pod, container: Container, count: int) -> MemoryAmount:
+    total = container.resources.get(GPU_MEMORY)
+    if total is None:
+        return _ALL
+    each = total // count
+    if each < LEAST_BYTES:
+        problem = f"{GPU_MEMORY} is {total} bytes"
+        problem += f", {each} for each of its {count} GPUs" if count > 1 else ""
+        hint = f"ask for at least 1Mi of each GPU; a number without a unit is bytes: {total}Mi?"
+        raise refusal(pod, container.name, f"{problem}, less than 1Mi", hint=hint)
+    return MemoryAmount(format_bytes(each), size_bytes=each)
+
+
+def _compute(pod: Pod, container: Container, count: int, wishes: Wishes) -> Compute:
+    """Join the quantity, which is a guarantee, with what the annotations add to it."""
+    total = container.resources.get(GPU_COMPUTE)
+    counted = None if total is None else total * _PERCENT // count
+    if counted is not None and counted > WHOLE:
+        problem = f"{GPU_COMPUTE} is {total}, {format_percent(counted)} percent of each of its"
+        hint = f"100 is all of one GPU: ask for at most {100 * count}, or for more of {GPU}"
+        raise refusal(pod, container.name, f"{problem} {count} GPUs", hint=hint)
+    if counted == 0:
+        problem = f"{GPU_COMPUTE} is {total} for {count} GPUs, less than 0.01 percent of each"
+        raise refusal(pod, container.name, problem, hint="ask for at least 1 percent of each GPU")
+    wish = wishes.compute
+    compute = None if wish is None else wish.compute
+    if wish is None or compute is None:
+        compute = None if counted is None else Compute(counted, counted)
+    elif not wish.names_guarantee and counted is not None:
+        if compute.ceiling < counted:
+            problem = f"{COMPUTE} ({wish.text}) has a ceiling below what {GPU_COMPUTE} guarantees"
+            hint = f"raise the ceiling to {format_percent(counted)} at least"
+            raise refusal(pod, container.name, f"{problem} of each GPU", hint=hint)
+        compute = Compute(counted, compute.ceiling)
+    elif compute.guarantee != (counted or 0):
+        raise _contradiction(pod, container, wish.text, compute=compute, counted=counted)
+    return revised(Compute(), compute=compute, weight=wishes.weight, kind=wishes.kind)
+
+
+def _contradiction(
+    pod: Pod, container: Container, text: str, *, compute: Compute, counted: int | None
+) -> Exception:
+    asked = format_percent(compute.guarantee)
+    problem = f"{COMPUTE} ({text}) guarantees {asked} percent of each GPU, but {GPU_COMPUTE} "
+    if counted is None:
+        problem += "is not asked for, so that no scheduler would count it"
+        count = container.resources[GPU]
+        hint = f"add `{GPU_COMPUTE}: {format_percent(compute.guarantee * count)}` to its limits, or"
+        hint += f" guarantee nothing: {COMPUTE}: 0:{format_percent(compute.ceiling)}"
+    else:
+        problem += f"{format_percent(counted)}"
+        hint = f"write the same in both, or the ceiling alone: :{format_percent(compute.ceiling)}"
+    return refusal(pod, container.name, problem, hint=hint)
+
+
+def _check_placement(pod: Pod, container: Container, request: Request, wishes: Wishes) -> None:
+    placed = wishes.placement
+    if placed is None:
+        return
+    hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
+    if len(set(placed.devices)) != len(placed.devices):
+        problem = f"{PLACEMENT} names a device twice: {', '.join(placed.devices)}"
+        raise refusal(pod, container.name, problem, hint=hint)
+    if len(placed.devices) != request.count:
+        problem = f"{PLACEMENT} has {len(placed.devices)} devices, {GPU} is {request.count}"
+        raise refusal(pod, container.name, problem, hint=hint)
+    need = request.memory.size_bytes
+    if placed.memory_bytes is not None and need is not None and placed.memory_bytes != need:
+        problem = f"{PLACEMENT} has {placed.memory_bytes} bytes of each device, {GPU_MEMORY} comes"
+        raise refusal(pod, container.name, f"{problem} to {need}", hint=hint)

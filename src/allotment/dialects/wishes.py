@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the annotations of a pod say about one of its containers."""
+
+from dataclasses import dataclass
+
+from allotment.model.compute import Compute, ComputeClass
+
+__all__ = ["ComputeWish", "PlacementWish", "Wishes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeWish:
+    """`allotment.dev/compute`: percent of each device."""
+
+    text: str
+    compute: Compute
+
+    @property
+    def names_guarantee(self) -> bool:
+        """Does it say what is guaranteed? `:80` is a ceiling and nothing else."""
+        return not self.text.lstrip().startswith(":")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWish:
+    """`allotment.dev/placement`: the devices that a scheduler chose."""
+
+    devices: tuple[str, ...]
+    memory_bytes: int | None = None
+    """Of each device; None: it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """All that is said. None: nothing is."""
+
+    compute: ComputeWish | None = None
+    kind: ComputeClass | None = None
+    weight: int | None = None
+    mode: str | None = None
+    may_oversubscribe: bool | None = None
+    placement: PlacementWish | None = None
