@@ -22,7 +22,7 @@ from allotment.devices.simulated import MACHINE_VARIABLE
 from allotment.libraries import SIMULATED_NVML, library_path
 from allotment.model.errors import NoDevicesError
 
-__all__ = ["leave", "nvml_of", "simulated_library"]
+__all__ = ["hold", "leave", "nvml_of", "release", "simulated_library"]
 
 _NAME: Final = "libnvidia-ml.so.1"
 
@@ -93,6 +93,33 @@ def leave(machine: Path | None) -> None:
             _bind(pynvml, _libraries.load_simulated())
             _shut_down(pynvml)
             _libraries.machine = None
+
+
+def hold(machine: Path | None) -> ModuleType:
+    """Give nvidia-ml-py initialised; so it stays until `release`, whoever else enters and leaves.
+
+    For those who ask for as long as they live, without taking turns: only in a process that asks
+    one library all the time. Raises `NoDevicesError`.
+    """
+    with nvml_of(machine) as pynvml:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NoDevicesError(
+                f"NVML does not start: {error}", hint="see `nvidia-smi` and `allot doctor`"
+            ) from error
+        return pynvml
+
+
+def release(machine: Path | None) -> None:
+    """Let go of what `hold` took. The simulated library forgets its machine, as in `leave`."""
+    import pynvml
+
+    with _libraries.lock:
+        _bind(pynvml, _real() if machine is None else _libraries.load_simulated())
+        _shut_down(pynvml)
+        if machine is not None:
+            leave(machine)
 
 
 def _shut_down(pynvml: ModuleType) -> None:

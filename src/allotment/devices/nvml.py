@@ -25,7 +25,7 @@ from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError
 
-__all__ = ["Nvml"]
+__all__ = ["Nvml", "describe"]
 
 PATIENCE_S: Final = 3.0
 """How long the GPUs may take to answer, together, before the silent ones are given up on."""
@@ -101,10 +101,7 @@ class Nvml:
         return self._facts[index].uuid if index < len(self._facts) else None
 
     def _device(self, nvml: ModuleType, handle: Handle, index: int) -> Device:
-        if self._facts:
-            _ = nvml.nvmlDeviceGetMemoryInfo(handle)  # it answers; the rest is described
-            return self._facts[index]
-        return _real_device(nvml, handle, index)
+        return describe(nvml, handle, index, facts=self._facts)
 
 
 class _Question(threading.Thread, Generic[Answer]):
@@ -176,6 +173,19 @@ def _optional(nvml: ModuleType, call: Callable[..., Any], *arguments: object) ->
 
 
 # ---- devices -------------------------------------------------------------------------------------
+
+
+def describe(
+    nvml: ModuleType, handle: Handle, index: int, *, facts: Sequence[Device] = ()
+) -> Device:
+    """Ask a GPU what it is. `facts` are a simulated machine's: its GPU has to answer all the same.
+
+    Raises nvidia-ml-py's errors.
+    """
+    if facts:
+        _ = nvml.nvmlDeviceGetMemoryInfo(handle)  # it answers; the rest is described
+        return facts[index]
+    return _real_device(nvml, handle, index)
 
 
 def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
