@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster: its parts in order, whole or not at all.
+
+    with Cluster() as cluster:
+        cluster.api.items("/api/v1/nodes")
+        cluster.node.run(["ls", "/var/run/cdi"])
+        cluster.restart("kubelet", signal.SIGKILL)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from testbed import control_plane, fakes, images, node
+from testbed.api import Api, ApiError, Json
+from testbed.build import CACHE, ROOT, build
+from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
+from testbed.components import Component
+from testbed.node import NodeSettings
+from testbed.sandbox import Process, Sandbox
+from testbed.waiting import TestbedError, tail, wait_until
+
+__all__ = ["Cluster", "NodeSettings"]
+
+# The order in which what depends on others comes after them.
+_CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+_NODE = ("containerd", "kubelet")
+
+
+class Cluster:
+    """A Kubernetes of its own on this machine, from `start` to `stop`. A context manager.
+
+    Args:
+        state: Its folder; a fresh one under the machine's folder for temporary files if not given,
+            which goes with the cluster.
+        settings: The node; None for a control plane without kubelet and containerd, where
+            `add_fake_nodes` makes nodes for a scheduler to choose from.
+        scheduler_config: A KubeSchedulerConfiguration in YAML; `{kubeconfig}` in it is replaced.
+        feature_gates: `Name=true,...` for every component.
+        keep_state: Whether a folder that was not given outlives the cluster, for its logs.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: Path | None = None,
+        settings: NodeSettings | None = NodeSettings(),  # noqa: B008 - frozen
+        scheduler_config: str | None = None,
+        feature_gates: str = "",
+        keep_state: bool = False,
+    ) -> None:
+        self._is_temporary = state is None and not keep_state
+        # Short: paths of sockets have 107 characters.
+        self.state = Path(state or tempfile.mkdtemp(prefix="testbed-")).absolute()
+        self.settings = settings
+        self.binaries = build()
+        self._scheduler_config = scheduler_config
+        self._feature_gates = feature_gates
+        self._sandbox = Sandbox(self.state, hostname=settings.name if settings else "control-plane")
+        self._components: dict[str, Component] = {}
+        self._credentials: Credentials | None = None
+        self._apis: dict[str, Api] = {}
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop_all()
+
+    def start_all(self) -> None:
+        """Starts everything; returns when the node is Ready and pods can be created.
+
+        Raises:
+            TestbedError: a part did not come up; with its log's tail. Nothing is left running.
+        """
+        self.state.mkdir(parents=True, exist_ok=True)
+        try:
+            self._sandbox.start()
+            self._start_components()
+            self._wait_usable()
+        except BaseException:
+            self.stop_all()
+            raise
+
+    def stop_all(self) -> None:
+        """Ends everything: processes, mounts, interfaces, control groups. Repeatable."""
+        for api in self._apis.values():
+            api.close()
+        self._sandbox.stop()
+        self._components.clear()
+        if self._is_temporary:
+            shutil.rmtree(self.state, ignore_errors=True)
+            return
+        # The logs are for whoever looks into what happened; the rest is only large.
+        for folder in ("etcd", "containerd", "kubelet"):
+            shutil.rmtree(self.state / folder, ignore_errors=True)
+
+    def _start_components(self) -> None:
+        link = self._sandbox.link
+        name = self.settings.name if self.settings else "none"
+        self._credentials = make_credentials(
+            self.state / "credentials", address=link.inner, node=name
+        )
+        plan = control_plane.Plan(
+            binaries=self.binaries,
+            sandbox=self._sandbox,
+            credentials=self._credentials,
+            has_fake_nodes=self.settings is None,
+            scheduler_config=self._scheduler_config,
+            feature_gates=self._feature_gates,
+        )
+        node.prepare_network(self._sandbox, SERVICE_ADDRESS)
+        self._add(control_plane.etcd(plan)).launch()
+        if self.settings is not None:
+            # Needs no API server: its images are unpacked while that one comes up.
+            self._add(node.containerd(plan, self.settings)).launch()
+        self._components["etcd"].wait_ready()
+        self._add(control_plane.api_server(plan)).launch()
+        if self.settings is not None:
+            self._components["containerd"].wait_ready()
+            node.import_images(plan, images.build_images())
+        self._components["kube-apiserver"].wait_ready()
+        self._add(control_plane.scheduler(plan)).launch()
+        self._add(control_plane.controller_manager(plan)).launch()
+        if self.settings is not None:
+            self._add(node.kubelet(plan, self.settings)).launch()
+        for component in self._components.values():
+            component.wait_ready()
+
+    def _add(self, component: Component) -> Component:
+        self._components[component.name] = component
+        return component
+
+    def _wait_usable(self) -> None:
+        if self.settings is not None:
+            self.wait_node_ready()
+        # Pods are refused until their namespace has its service account.
+        self.wait_namespace("default")
+
+    def wait_node_ready(self, *, timeout_s: float = 60) -> Json:
+        """Waits until the node is Ready and untainted, and returns it."""
+
+        def ready() -> Json | None:
+            found = self.api.find(self.node_path)
+            if found is None or found["spec"].get("taints"):
+                return None
+            conditions = found.get("status", {}).get("conditions", ())
+            states = {each["type"]: each["status"] for each in conditions}
+            return found if states.get("Ready") == "True" else None
+
+        return wait_until(
+            ready, "Ready node", timeout_s=timeout_s, explain=lambda: tail(self.log("kubelet"))
+        )
+
+    def wait_namespace(self, name: str, *, timeout_s: float = 30) -> None:
+        """Waits until pods can be created in a namespace."""
+        path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        wait_until(
+            lambda: self.api.find(path),
+            f"service account of namespace {name}",
+            timeout_s=timeout_s,
+            explain=lambda: tail(self.log("kube-controller-manager")),
+        )
+
+    # ---- access ----------------------------------------------------------------------------------
+
+    @property
+    def credentials(self) -> Credentials:
+        """Keys and kubeconfigs."""
+        if self._credentials is None:
+            raise TestbedError("the cluster is not running")
+        return self._credentials
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's; it works on the machine and on the node."""
+        return self.credentials.kubeconfig("admin")
+
+    @property
+    def kubectl(self) -> Path:
+        """The program; give it `--kubeconfig`."""
+        return self.binaries / "kubectl"
+
+    @property
+    def address(self) -> str:
+        """Where the API server and the node's ports are."""
+        return self._sandbox.link.inner
+
+    @property
+    def api(self) -> Api:
+        """The API with every right."""
+        return self.api_as("admin")
+
+    def api_as(self, user: str) -> Api:
+        """The API as one of `certificates.users`."""
+        if user not in self._apis:
+            self._apis[user] = Api(self.credentials.kubeconfig(user))
+        return self._apis[user]
+
+    @property
+    def node(self) -> Sandbox:
+        """Where programs of the node run: `node.run([...])`, `node.popen`, `node.path`."""
+        return self._sandbox
+
+    @property
+    def node_name(self) -> str:
+        """The real node's."""
+        if self.settings is None:
+            raise TestbedError("this cluster has no real node")
+        return self.settings.name
+
+    @property
+    def node_path(self) -> str:
+        """The real node in the API."""
+        return f"/api/v1/nodes/{self.node_name}"
+
+    # ---- components ------------------------------------------------------------------------------
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """By name: etcd, kube-apiserver, kube-scheduler, kube-controller-manager, containerd, kubelet."""
+        return self._components
+
+    def stop(self, component: str, number: int = signal.SIGTERM) -> None:
+        """Ends one component by a signal and waits for its end."""
+        self._components[component].stop(number=number)
+
+    def start(self, component: str) -> None:
+        """Starts one that was stopped and waits until it answers."""
+        self._components[component].start()
+
+    def restart(self, component: str, number: int = signal.SIGTERM) -> None:
+        """Ends one by a signal, starts it again and waits until it answers."""
+        self._components[component].restart(number=number)
+
+    @contextmanager
+    def without(self, component: str, number: int = signal.SIGTERM) -> Iterator[None]:
+        """Stops one for the length of a `with`."""
+        self.stop(component, number)
+        try:
+            yield
+        finally:
+            self.start(component)
+
+    def log(self, component: str) -> Path:
+        """What a component wrote."""
+        return self.state / "logs" / f"{component}.log"
+
+    # ---- what runs on it -------------------------------------------------------------------------
+
+    def make_namespace(self, name: str) -> str:
+        """Makes a namespace and waits until pods can be created in it; its name."""
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        self.api.post("/api/v1/namespaces", body)
+        self.wait_namespace(name)
+        return name
+
+    def add_fake_nodes(
+        self,
+        count: int,
+        *,
+        capacity: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        prefix: str = "fake",
+    ) -> list[str]:
+        """Makes nodes that are Ready for ever and run nothing; their names.
+
+        Raises:
+            TestbedError: this cluster has a kubelet, and so controllers that miss the others'.
+        """
+        if self.settings is not None:
+            raise TestbedError("fake nodes want a cluster without a kubelet: Cluster(settings=None)")
+        return fakes.add_nodes(
+            self.api, count, capacity=capacity or {}, labels=labels or {}, prefix=prefix
+        )
+
+    def kubectl_run(self, *arguments: str, timeout_s: float = 60) -> str:
+        """Runs kubectl as the administrator and returns its standard output.
+
+        Raises:
+            TestbedError: it failed; with what it said.
+        """
+        command = [str(self.kubectl), "--kubeconfig", str(self.kubeconfig), *arguments]
+        return self.node.run(command, timeout_s=timeout_s).stdout
+
+    def allow_agent(self) -> None:
+        """Gives the user `agent` what the project's manifest gives the agent's service account.
+
+        Raises:
+            TestbedError: the manifest has no role for it.
+        """
+        from testbed import roles
+
+        roles.bind_agent(self.api, ROOT / "deploy" / "manifests" / "agent.yaml")
+
+    def start_agent(
+        self,
+        *flags: str,
+        simulated: str = "a100-80gb:2",
+        environment: Mapping[str, str] | None = None,
+        log: str = "agent",
+    ) -> Process:
+        """Starts `allot agent` of this working tree on the node, as the user `agent`."""
+        command = [
+            *(sys.executable, "-m", "allotment", "agent"),
+            *("--node-name", self.node_name),
+            *("--kubeconfig", str(self.credentials.kubeconfig("agent"))),
+            *(["--simulated", simulated] if simulated else []),
+            *flags,
+        ]
+        path = self.log(log)
+        with path.open("a", encoding="utf-8") as file:
+            return self.node.popen(
+                command, environment=environment, folder=Path("/"), stdout=file, stderr=file
+            )
+
+    def wait_allocatable(
+        self, resource: str, amount: int | str | None = None, *, timeout_s: float = 30
+    ) -> str:
+        """Waits until the node offers this much of a resource (any but 0 if not given)."""
+
+        def offered() -> str | None:
+            status = self.api.get(self.node_path).get("status", {})
+            value = str(status.get("allocatable", {}).get(resource, "0"))
+            matches = value != "0" if amount is None else value == str(amount)
+            return value if matches else None
+
+        return wait_until(
+            offered,
+            f"{resource}{'' if amount is None else f' = {amount}'} on {self.node_name}",
+            timeout_s=timeout_s,
+            explain=lambda: self._explain_resources(),
+        )
+
+    def _explain_resources(self) -> str:
+        try:
+            status = self.api.get(self.node_path)["status"]
+            has = json.dumps(status.get("allocatable"))
+        except (ApiError, OSError) as error:
+            has = str(error)
+        return f"allocatable: {has}\n{tail(self.log('agent'))}"
+
+    # ---- a cluster that another process holds ----------------------------------------------------
+
+    def describe(self) -> Json:
+        """What `down` and people need to know of a running cluster."""
+        return {
+            "pid": os.getpid(),
+            "first_process": self._sandbox.pid,
+            "address": self.address,
+            "kubeconfig": str(self.kubeconfig),
+            "kubectl": str(self.kubectl),
+        }
+
+
+def default_state() -> Path:
+    """Where `python -m testbed up` keeps its cluster."""
+    return CACHE / "state"

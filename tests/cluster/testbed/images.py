@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of the cluster's containers, from what this machine has.
+
+| image | holds |
+|---|---|
+| `PAUSE` | what holds a pod's namespaces |
+| `BUSYBOX` | a shell and its tools |
+| `TOOLS` | busybox, the Python that runs the tests, the project with what it depends on at run time |
+
+`TOOLS` runs `allot burn` and `allot agent` as they are in this working tree. It has a layer each for
+Python, the dependencies and the source, so that a change of the source costs one small layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from testbed.build import CACHE, ROOT, locked, run
+from testbed.layers import Layer, forget_unused, make_image, make_layer
+from testbed.waiting import TestbedError
+
+PAUSE = "localhost/allotment/pause:test"
+BUSYBOX = "localhost/allotment/busybox:test"
+TOOLS = "localhost/allotment/tools:test"
+
+_FOLDER = CACHE / "images"
+_PATH = "/usr/local/bin:/usr/bin:/bin:/sbin"
+_SOURCE = "/opt/allotment/source"
+_DEPENDENCIES = "/opt/allotment/dependencies"
+# Of the standard library: large, and of no use in a container; or made for other paths.
+_UNUSED = re.compile(
+    r"test|idlelib|lib2to3|turtledemo|ensurepip|site-packages|__pycache__|config-.*|_?tkinter.*"
+)
+
+
+def build_images() -> list[Path]:
+    """Makes the images that are not cached and returns the tars of all.
+
+    Raises:
+        TestbedError: a part is missing on this machine, or the tree's native libraries are.
+    """
+    with locked(_FOLDER / "lock"):
+        busybox = _busybox_layer()
+        layers = [busybox, _python_layer(), _dependencies_layer(), _source_layer()]
+        images = [
+            make_image(_FOLDER, PAUSE, [_pause_layer()], entrypoint=["/pause"]),
+            make_image(_FOLDER, BUSYBOX, [busybox], environment={"PATH": _PATH}),
+            make_image(
+                _FOLDER,
+                TOOLS,
+                layers,
+                environment={
+                    "PATH": _PATH,
+                    "PYTHONPATH": f"{_SOURCE}:{_DEPENDENCIES}",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
+            ),
+        ]
+        forget_unused(_FOLDER)
+        return images
+
+
+def find_busybox() -> Path:
+    """The statically linked busybox of this machine.
+
+    Raises:
+        TestbedError: there is none.
+    """
+    found = shutil.which("busybox")
+    if found is None:
+        raise TestbedError("no busybox (Debian: apt-get install busybox-static)")
+    return Path(found)
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def _pause_layer() -> Layer:
+    source = Path(__file__).with_name("pause.c")
+
+    def fill(root: Path) -> None:
+        compiler = ["gcc"]
+        if not shutil.which("gcc"):
+            target = f"{platform.machine()}-linux-musl"
+            compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+        run([*compiler, "-Os", "-static", "-s", "-o", str(root / "pause"), str(source)])
+
+    return make_layer(_FOLDER, _key("pause", source.read_bytes()), fill)
+
+
+def _busybox_layer() -> Layer:
+    busybox = find_busybox()
+
+    def fill(root: Path) -> None:
+        for folder in ("bin", "etc", "proc", "sys", "dev", "root", "run", "usr/bin", "var"):
+            (root / folder).mkdir(parents=True)
+        (root / "tmp").mkdir()
+        (root / "tmp").chmod(0o1777)
+        shutil.copy(busybox, root / "bin" / "busybox")
+        for applet in run([str(busybox), "--list"]).split():
+            if applet != "busybox":
+                (root / "bin" / applet).symlink_to("busybox")
+        (root / "usr" / "bin" / "env").symlink_to("/bin/busybox")
+        (root / "etc" / "passwd").write_text(
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n", encoding="ascii"
+        )
+        (root / "etc" / "group").write_text("root:x:0:\nnogroup:x:65534:\n", encoding="ascii")
+
+    return make_layer(_FOLDER, _key("busybox", busybox.read_bytes()), fill)
+
+
+def _python_layer() -> Layer:
+    """The interpreter that runs this, under the path that it has here."""
+    interpreter = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_path("stdlib")).resolve()
+
+    def fill(root: Path) -> None:
+        _copy(interpreter, root)
+        target = root / str(library).lstrip("/")
+        shutil.copytree(library, target, ignore=_unused, symlinks=True)
+        for path in _libraries_of([interpreter, *target.glob("lib-dynload/*.so")]):
+            _copy(path, root)
+        (root / "usr" / "local" / "bin").mkdir(parents=True, exist_ok=True)
+        for name in ("python3", "python"):
+            (root / "usr" / "local" / "bin" / name).symlink_to(interpreter)
+        allot = root / "usr" / "local" / "bin" / "allot"
+        allot.write_text('#!/bin/sh\nexec python3 -m allotment "$@"\n', encoding="ascii")
+        allot.chmod(0o755)
+        _precompile(root)
+
+    stamp = f"{sys.version} {interpreter} {library} {interpreter.stat().st_mtime_ns}"
+    return make_layer(_FOLDER, _key("python", stamp.encode()), fill)
+
+
+def _dependencies_layer() -> Layer:
+    """What the project needs at run time, with its extra `kubernetes`, from this environment."""
+    # Not from the installed metadata, which an editable install leaves as they were.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]
+    packages = _closure(wanted)
+
+    def fill(root: Path) -> None:
+        target = root / _DEPENDENCIES.lstrip("/")
+        for package in packages:
+            for file in package.files or ():
+                # Leading dots: scripts outside of site-packages.
+                if file.parts[0] != ".." and "__pycache__" not in file.parts:
+                    destination = target / file
+                    destination.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(str(file.locate()), destination)
+        for path in _libraries_of(target.rglob("*.so*")):
+            # Those that a package brings along are found beside what uses them.
+            if not path.is_relative_to(target):
+                _copy(path, root)
+        _precompile(root)
+
+    stamp = " ".join(f"{package.name}=={package.version}" for package in packages)
+    return make_layer(_FOLDER, _key("dependencies", f"{sys.version} {stamp}".encode()), fill)
+
+
+def _source_layer() -> Layer:
+    package = ROOT / "src" / "allotment"
+    native = package / "_native" / platform.machine() / "liballotment-shim.so"
+    if not native.exists():
+        raise TestbedError(f"{native} is missing\n\nhint: make native")
+    files = sorted(
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".part" and not _is_cached(path.relative_to(package))
+    )
+    content = hashlib.sha256()
+    for path in files:
+        content.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode())
+        content.update(path.read_bytes())
+
+    def fill(root: Path) -> None:
+        target = root / _SOURCE.lstrip("/") / "allotment"
+        for path in files:
+            destination = target / path.relative_to(package)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, destination)
+        _precompile(root)
+
+    return make_layer(_FOLDER, _key("source", content.digest()), fill)
+
+
+# ---- their parts ---------------------------------------------------------------------------------
+
+
+def _key(kind: str, content: bytes) -> str:
+    recipe = Path(__file__).read_bytes()  # how it is put together counts, too
+    return f"{kind}-{hashlib.sha256(recipe + content).hexdigest()[:24]}"
+
+
+def _unused(folder: str, names: list[str]) -> list[str]:
+    del folder
+    return [name for name in names if _UNUSED.fullmatch(name)]
+
+
+def _copy(path: Path, root: Path) -> None:
+    """Puts a file of this machine under `root` at the same path, links followed."""
+    target = root / str(path).lstrip("/")
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+def _libraries_of(binaries: Iterable[Path]) -> list[Path]:
+    """The shared libraries that these load, the dynamic loader among them."""
+    names = [str(path) for path in binaries]
+    done = subprocess.run(["ldd", *names], capture_output=True, text=True, check=False)
+    return sorted({Path(found) for found in re.findall(r"(?:=> |\t)(/\S+) \(0x", done.stdout)})
+
+
+def _precompile(root: Path) -> None:
+    """Compiles all Python below. Trusted unchecked, since a layer changes the files' times."""
+    command = [sys.executable, "-m", "compileall", "-q", "-s", str(root), "-p", "/"]
+    mode = ["--invalidation-mode", "unchecked-hash", str(root)]
+    # The standard library's own test data holds files that do not compile; they go unused.
+    subprocess.run([*command, *mode], capture_output=True, check=False)
+
+
+def _is_cached(path: Path) -> bool:
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+
+
+def _closure(requirements: Iterable[str]) -> list[importlib.metadata.Distribution]:
+    """The installed distributions that these need, in turn; each once, by name."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = [(text, "") for text in requirements]
+    while waiting:
+        text, extra = waiting.pop()
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        key = requirement.name.lower().replace("_", "-")
+        if key in found:
+            continue
+        found[key] = importlib.metadata.distribution(requirement.name)
+        for each in ("", *requirement.extras):
+            waiting += [(needed, each) for needed in found[key].requires or ()]
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting with an end: nothing in the test cluster waits longer than it says, or fails without a word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TestbedError(Exception):
+    """Something of the test cluster did not come about; the message has the end of its log."""
+
+    # Its name begins like a test's; pytest asks here.
+    __test__ = False
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    what: str,
+    *,
+    timeout_s: float,
+    every_s: float = 0.05,
+    explain: Callable[[], str] = str,
+) -> T:
+    """Calls `condition` until it returns something true, and returns that.
+
+    Args:
+        condition: May raise TestbedError to end the waiting, as when the process has died.
+        what: What is waited for, as in "no {what} after 5 s".
+        timeout_s: For how long.
+        every_s: The pause between two calls.
+        explain: What to add to the error: the tail of a log, a pod's state.
+
+    Raises:
+        TestbedError: it did not come about in time.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        # Asked once more after the end: a machine that was busy elsewhere is not to blame.
+        is_last = time.monotonic() >= end
+        found = condition()
+        if found:
+            return found
+        if is_last:
+            raise TestbedError(f"no {what} after {timeout_s:g} s\n{explain()}")
+        time.sleep(every_s)
+
+
+def tail(path: Path, *, lines: int = 25) -> str:
+    """The last lines of a log, under its name; a note where there is none."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"({error})"
+    return "\n".join([f"--- {path}", *text.splitlines()[-lines:]])
