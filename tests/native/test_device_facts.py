@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -100,3 +103,54 @@ def test_a_driver_that_is_not_there_is_told_and_asked_again(
         reader.read()
     faults.clear_faults(path)
     assert [each.name for each in reader.read().devices] == ["Tesla T4"]
+
+
+_ASK = """
+import sys
+from pathlib import Path
+from allotment.devices.facts import FactReader
+reader = FactReader(sysfs=Path(sys.argv[1]))
+for device in (reader.read(), reader.read())[1].devices:
+    print(device.name, hex(device.pci_class), device.vgpu_host)
+"""
+
+
+def _guest() -> bytes:
+    """The configuration space of a virtual GPU."""
+    data = bytearray(256)
+    data[0x06], data[0x34] = 0x10, 0x40
+    capability = b"VF" + bytes((0, 22)) + b"580.126.08" + b"r582_12\0\0\0"
+    data[0x40:0x43] = bytes((0x09, 0, 3 + len(capability)))
+    data[0x43 : 0x43 + len(capability)] = capability
+    return bytes(data)
+
+
+_GUEST = _guest()
+
+
+def test_the_drivers_library_is_asked_and_the_kernel_told_first(
+    machine: Callable[[str], Path], native_dir: Path, tmp_path: Path
+) -> None:
+    path = machine("t4:3")
+    devices = SimulatedMachine(path).devices()
+    for device, pci_class in zip(devices, ("0x030000\n", "strange\n"), strict=False):
+        folder = tmp_path / "bus/pci/devices" / device.pci_bus_id.lower()[-12:]
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(pci_class)
+        (folder / "config").write_bytes(_GUEST if pci_class.startswith("0x") else b"")
+    told = subprocess.run(
+        [sys.executable, "-c", _ASK, str(tmp_path)],
+        env={
+            **os.environ,
+            "ALLOTMENT_SIMULATED_MACHINE": str(path),
+            "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.splitlines() == [
+        "Tesla T4 0x300 VgpuHost(driver_version='580.126.08', driver_branch='r582_12')",
+        "Tesla T4 0x302 None",
+        "Tesla T4 0x302 None",
+    ]
