@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from allotment.model.compute import WHOLE
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
 from allotment.model.requests import Request
 
@@ -29,6 +29,10 @@ class DeviceState:
     """The guarantees of all its shares together, in basis points of the device's time."""
     shares: int = 0
     """How many shares have a part of it."""
+    mode: str = ""
+    """How these are enforced; empty where there are none."""
+    sharers: tuple[str, ...] = ()
+    """Their names."""
 
     @property
     def free_guarantee(self) -> int:
@@ -42,6 +46,8 @@ class Placed:
 
     device: Device
     memory_bytes: int
+    compute: Compute | None = None
+    """None: as the request has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ class Owner:
     kind: ContainerKind
     resource: str
     """`nvidia.com/gpu`, `allotment.dev/gpu`, ..."""
+    place: int | None = None
+    """Its place among the pod's containers, init containers first, as specified: which sidecars
+    run beside an init container goes by it. None: not known; then none is taken to."""
 
     def __str__(self) -> str:
         """Name it as people do: `namespace/pod/container`."""

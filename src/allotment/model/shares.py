@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NewType
 
 from allotment.model.compute import Compute
+from allotment.model.pods import Owner
 
 __all__ = [
     "Injection",
@@ -29,6 +30,10 @@ class Injection(StrEnum):
     """`LD_PRELOAD` in the environment: what scrubs its environment runs without a limit."""
     CDI = "cdi"
     """A container runtime mounts it, from a CDI device."""
+    MOUNTS = "mounts"
+    """A container runtime mounts it, file by file, as the device plugin's answer says."""
+    NONE = "none"
+    """Nothing of Allotment is in the container: its share is only booked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,13 @@ class Share:
     cdi_spec: str | None = None
     """Path of the CDI spec file that names the share, which goes with it."""
     suspension: Suspension | None = None
+    owner: Owner | None = None
+    """The container that it is for, on Kubernetes. Its name says which, and is not its alone."""
+
+    @property
+    def device_name(self) -> str:
+        """Its name as a CDI device: an owned share's is its id, which is used for nothing else."""
+        return self.id if self.owner else self.name
 
     @property
     def is_off_device(self) -> bool:

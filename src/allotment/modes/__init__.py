@@ -1,14 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a share is enforced. Each mode is a small class behind one Protocol; there is `soft`."""
+"""How a share is enforced. Each mode is a small class behind one Protocol.
+
+protocol     what a mode can do, and what one with a ledger can do besides
+soft         a ledger that the shim keeps
+unenforced   exclusive and timeslice: a record, and no shim
+turns        the devices' folders: contracts and leases
+"""
 
 from allotment.model.errors import UsageError
-from allotment.modes.protocol import Mode, Turns
+from allotment.model.requests import SOFT
+from allotment.modes.protocol import LedgerMode, Mode, Turns
 from allotment.modes.soft import SoftMode
+from allotment.modes.unenforced import ExclusiveMode, TimesliceMode
 
-__all__ = ["DEFAULT_MODE", "Mode", "SoftMode", "Turns", "mode_named"]
+__all__ = [
+    "DEFAULT_MODE",
+    "ExclusiveMode",
+    "LedgerMode",
+    "Mode",
+    "SoftMode",
+    "TimesliceMode",
+    "Turns",
+    "all_modes",
+    "ledger_mode",
+    "mode_named",
+]
 
-DEFAULT_MODE = SoftMode.name
-_MODES: dict[str, Mode] = {SoftMode.name: SoftMode()}
+DEFAULT_MODE = SOFT
+_LEDGER_MODES: dict[str, LedgerMode] = {each.name: each for each in (SoftMode(),)}
+_MODES: dict[str, Mode] = {
+    **_LEDGER_MODES,
+    **{each.name: each for each in (ExclusiveMode(), TimesliceMode())},
+}
 
 
 def mode_named(name: str) -> Mode:
@@ -19,3 +42,13 @@ def mode_named(name: str) -> Mode:
         raise UsageError(
             f"there is no mode {name!r}", hint=f"the modes are: {', '.join(_MODES)}"
         ) from None
+
+
+def ledger_mode(name: str) -> LedgerMode | None:
+    """Return the mode of that name if it enforces by a ledger; None for any other."""
+    return _LEDGER_MODES.get(name)
+
+
+def all_modes() -> tuple[Mode, ...]:
+    """Return every mode there is."""
+    return tuple(_MODES.values())

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every mode can do, whatever enforces it."""
+"""What every mode can do, and what those can do besides that enforce by a ledger.
+
+A mode has no state of its own: what it made is in a share's directory, and in the devices' folders.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from allotment.model.devices import Device
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
 
-__all__ = ["Mode", "Turns"]
+__all__ = ["LedgerMode", "Mode", "Turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,17 @@ class Turns:
 
 
 class Mode(Protocol):
-    """One way to enforce a share. It has no state of its own: what it made is in `directory`."""
+    """One way to enforce a share, or to leave it alone with its devices."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What requests and records call it."""
+        ...
+
+    @property
+    def remark(self) -> str:
+        """What is to be known of all its shares where nothing of theirs is enforced; else empty."""
+        ...
 
     def fits(self, device: Device) -> str:
         """Return why the device cannot serve in this mode, or an empty text when it can."""
@@ -43,11 +54,34 @@ class Mode(Protocol):
         """
         ...
 
-    def reconcile(self, directory: Path) -> Ledger:
+    def reconcile(self, directory: Path) -> Ledger | None:
         """Clear what dead processes left, and return what is allowed and used.
 
-        May be repeated at any time. Raises `LedgerError`.
+        None in a mode without a ledger: the driver alone knows what is used. May be repeated at any
+        time. Raises `LedgerError`.
         """
+        ...
+
+    def destroy(self, share: ShareId, *, devices: Path) -> None:
+        """Undo what `create` did outside of the share's directory, which is out of sight by now.
+
+        May be repeated; never fails.
+        """
+        ...
+
+    def sweep(self, shares: Mapping[ShareId, Collection[str]], *, devices: Path) -> None:
+        """Undo what shares left in `devices` that are not there any more; never fails.
+
+        `shares` are those that are there, with the UUIDs of their devices.
+        """
+        ...
+
+
+class LedgerMode(Mode, Protocol):
+    """A mode that enforces by a ledger: its shares have limits and turns, and these can change."""
+
+    def reconcile(self, directory: Path) -> Ledger:
+        """As every mode's; there is always a ledger."""
         ...
 
     def terms(self, directory: Path, snapshot: Ledger) -> Mapping[str, Terms]:
@@ -72,19 +106,5 @@ class Mode(Protocol):
         """Change the compute in force on one device, live.
 
         Raises `DoesNotFitError` (the guarantees would pass the device) or `LedgerError`.
-        """
-        ...
-
-    def destroy(self, share: ShareId, *, devices: Path) -> None:
-        """Undo what `create` did outside of the share's directory, which is out of sight by now.
-
-        May be repeated; never fails.
-        """
-        ...
-
-    def sweep(self, shares: Mapping[ShareId, Collection[str]], *, devices: Path) -> None:
-        """Undo what shares left in `devices` that are not there any more; never fails.
-
-        `shares` are those that are there, with the UUIDs of their devices.
         """
         ...

@@ -20,6 +20,7 @@ from allotment.ledger.leases import (
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError
 from allotment.model.placements import Placement
+from allotment.model.requests import SOFT
 from allotment.model.shares import ShareId
 from allotment.modes import turns
 from allotment.modes.protocol import Turns
@@ -30,7 +31,8 @@ __all__ = ["SoftMode"]
 class SoftMode:
     """Enforce by ledger and shim; needs nothing of the device or its driver."""
 
-    name = "soft"
+    name = SOFT
+    remark = ""
 
     def fits(self, device: Device) -> str:  # noqa: ARG002 - the Protocol's question
         """Every device serves."""
@@ -41,10 +43,11 @@ class SoftMode:
     ) -> None:
         """Make the ledger, with a seat on each device and links to what turns are taken by."""
         request = placement.request
-        terms = Terms(request.compute, is_oversubscribed=request.may_oversubscribe)
         try:
             policies = []
             for index, placed in enumerate(placement.devices):
+                compute = placed.compute or request.compute
+                terms = Terms(compute, is_oversubscribed=request.may_oversubscribe)
                 seat = turns.sit(devices, placed.device.uuid, share, terms)
                 turns.link(devices, placed.device.uuid, directory, index)
                 policies.append(

@@ -46,9 +46,12 @@ def link_names(index: int) -> tuple[str, str]:
 def sit(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
     """Take a seat for a share, making the device's folder if it is the first.
 
-    Raises `DoesNotFitError` (guarantees, seats) or `LedgerError`.
+    One that it has already is of a try that was cut off: it is freed. Raises `DoesNotFitError`
+    (guarantees, seats) or `LedgerError`.
     """
-    return take(_device_folder(devices, uuid), share, terms)
+    folder = _device_folder(devices, uuid)
+    _free_seats(folder, read_contract(folder / CONTRACT), share)
+    return take(folder, share, terms)
 
 
 def link(devices: Path, uuid: str, directory: Path, index: int) -> None:
@@ -71,12 +74,11 @@ def leave(devices: Path, share: str) -> None:
 
 
 def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
-    """Free the seats of shares that are not there any more.
+    """Free the seats of shares that are not there any more, or have no part of that device.
 
     `shares` are those that are, with the UUIDs of their devices. A damaged folder that none of them
     has a part of is removed, so that the next share makes it anew.
     """
-    there = set[str](shares)
     used = {uuid for uuids in shares.values() for uuid in uuids}
     for path in _folders(devices):
         if path.name.startswith(_DRAFT):
@@ -88,6 +90,8 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             if path.name not in used:
                 shutil.rmtree(path, ignore_errors=True)
             continue
+        # One whose devices cannot be read keeps what it has.
+        there = {share for share, uuids in shares.items() if not uuids or path.name in uuids}
         for gone in {each.share_id for each in contract.seats} - there:
             with suppress(LedgerError):  # another user's: its owner sees to it
                 _free_seats(path, contract, gone)

@@ -5,7 +5,7 @@ No I/O, no clock, no randomness: the same states and the same request give the s
 caller holds whatever lock keeps the states true until the decision is written down.
 """
 
-from allotment.placement.choose import choose
+from allotment.placement.choose import choose, follow
 from allotment.placement.explain import explain
 from allotment.placement.fit import TOO_LITTLE_COMPUTE, judge, memory_room, overflow
 from allotment.placement.select import is_selected, unknown_selectors
@@ -14,6 +14,7 @@ __all__ = [
     "TOO_LITTLE_COMPUTE",
     "choose",
     "explain",
+    "follow",
     "is_selected",
     "judge",
     "memory_room",

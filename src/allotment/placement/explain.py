@@ -3,55 +3,87 @@
 
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Rejection, Verdict
+from allotment.model.requests import EXCLUSIVE, TIMESLICE, Request
 from allotment.placement.fit import (
     NO_SEAT,
+    NOT_ALONE,
     NOT_SELECTED,
+    OTHER_MODE,
+    TAKEN_WHOLE,
     TOO_LITTLE_COMPUTE,
     TOO_LITTLE_MEMORY,
 )
 
 __all__ = ["explain"]
 
+_NAMES = 3
+"""How many shares of a device are named; of more than that, only how many."""
+
 
 def explain(rejection: Rejection) -> str:
     """Return one line for the whole and one for each device, without a full stop."""
     request = rejection.request
     number = len(rejection.verdicts)
-    part = f"{request.memory}"
-    if request.compute.guarantee:
-        part += f" and {format_percent(request.compute.guarantee)} % of compute"
-    asked = f"{request.count} GPUs with {part} each" if request.count > 1 else f"a GPU with {part}"
     there = format_count(number, "GPU fits", "GPUs fit")
-    lines = [f"no room for {asked}: {rejection.fitting} of {there}"]
-    lines += [f"  {_line(verdict)}" for verdict in rejection.verdicts]
+    lines = [f"no room for {_asked(request)}: {rejection.fitting} of {there}"]
+    lines += [f"  {_line(verdict, request)}" for verdict in rejection.verdicts]
     return "\n".join(lines)
 
 
-def _line(verdict: Verdict) -> str:
+def _asked(request: Request) -> str:
+    if request.mode in {EXCLUSIVE, TIMESLICE}:
+        kind = "whole" if request.mode == EXCLUSIVE else "time-sliced"
+        return f"{request.count} {kind} GPUs" if request.count > 1 else f"a {kind} GPU"
+    part = f"{request.memory}"
+    if request.compute.guarantee:
+        part += f" and {format_percent(request.compute.guarantee)} % of compute"
+    return f"{request.count} GPUs with {part} each" if request.count > 1 else f"a GPU with {part}"
+
+
+def _line(verdict: Verdict, request: Request) -> str:
     device = verdict.state.device
-    return f"{device.uuid} ({device.name}): {_reason(verdict)}"
+    return f"{device.uuid} ({device.name}): {_reason(verdict, request)}"
 
 
-def _reason(verdict: Verdict) -> str:
-    state = verdict.state
+def _reason(verdict: Verdict, request: Request) -> str:
+    state, reason = verdict.state, verdict.reason
     need, have = _distinct(verdict.need_bytes, verdict.have_bytes)
     if verdict.fits:
-        return f"fits, need {need}, have {have}"
-    if verdict.reason == TOO_LITTLE_MEMORY:
+        is_alone = request.mode == EXCLUSIVE
+        text = "fits, need it alone, have no other share there" if is_alone else ""
+        text = text or f"fits, need {need}, have {have}"
+    elif reason in {NOT_ALONE, TAKEN_WHOLE, OTHER_MODE}:
+        text = _company(verdict, request)
+    elif reason == TOO_LITTLE_MEMORY:
         total = format_bytes(state.device.allottable_bytes)
         given = format_bytes(state.allotted_bytes)
-        return f"need {need}, have {have} ({given} of {total} allotted{_host(verdict)})"
-    if verdict.reason == TOO_LITTLE_COMPUTE:
+        text = f"need {need}, have {have} ({given} of {total} allotted{_host(verdict)})"
+    elif reason == TOO_LITTLE_COMPUTE:
         asked, left = (
             format_percent(each) for each in (verdict.need_guarantee, verdict.have_guarantee)
         )
         given = format_percent(state.guaranteed)
-        return f"need {asked} % of compute, have {left} % ({given} % guaranteed)"
-    if verdict.reason == NO_SEAT:
-        return f"{verdict.reason}: {state.shares}"
-    if verdict.reason in {NOT_SELECTED, state.problem}:
-        return verdict.reason
-    return f"{verdict.reason}, need {need}, have {have}"
+        text = f"need {asked} % of compute, have {left} % ({given} % guaranteed)"
+    elif reason == NO_SEAT:
+        text = f"{reason}: {state.shares}"
+    elif reason in {NOT_SELECTED, state.problem}:
+        text = reason
+    else:
+        text = f"{reason}, need {need}, have {have}"
+    return text
+
+
+def _company(verdict: Verdict, request: Request) -> str:
+    """Tell who else is there, where that is what keeps the request out."""
+    state = verdict.state
+    who = ", ".join(state.sharers)
+    if len(state.sharers) > _NAMES:
+        who = f"{', '.join(state.sharers[:_NAMES])} and {len(state.sharers) - _NAMES} more"
+    if verdict.reason == TAKEN_WHOLE:
+        return f"need a part of it, have none: all of it is given to {who}"
+    if verdict.reason == NOT_ALONE:
+        return f"need it alone, have {format_count(state.shares, 'share')} there ({who})"
+    return f"need mode {request.mode}, have shares of mode {state.mode} there ({who})"
 
 
 def _distinct(need: int, have: int) -> tuple[str, str]:

@@ -4,14 +4,17 @@
 from dataclasses import replace
 
 from allotment.model.placements import DeviceState, Verdict
-from allotment.model.requests import Request
+from allotment.model.requests import EXCLUSIVE, SOFT, Request
 from allotment.placement.host_memory import host_part, room, room_fixed
 from allotment.placement.select import is_selected
 
 __all__ = [
     "MAX_SHARES",
+    "NOT_ALONE",
     "NOT_SELECTED",
     "NO_SEAT",
+    "OTHER_MODE",
+    "TAKEN_WHOLE",
     "TOO_LITTLE_COMPUTE",
     "TOO_LITTLE_HOST_MEMORY",
     "TOO_LITTLE_MEMORY",
@@ -25,6 +28,9 @@ TOO_LITTLE_MEMORY = "too little memory left"
 TOO_LITTLE_HOST_MEMORY = "too little host memory left"
 TOO_LITTLE_COMPUTE = "too little compute left"
 NO_SEAT = "as many shares as a device can have"
+NOT_ALONE = "other shares are on it"
+TAKEN_WHOLE = "another share has all of it"
+OTHER_MODE = "its shares are of another mode"
 
 MAX_SHARES = 63
 """Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
@@ -48,11 +54,26 @@ def _reason(verdict: Verdict, request: Request) -> str:
         return NOT_SELECTED
     if state.problem:
         return state.problem
+    return _company(state, request) or _room(verdict, request)
+
+
+def _company(state: DeviceState, request: Request) -> str:
+    """Say why the request cannot be on a device with those that are there, however much is left."""
+    if not state.shares:
+        return ""
+    if state.mode == EXCLUSIVE:
+        return TAKEN_WHOLE
+    if request.mode == EXCLUSIVE:
+        return NOT_ALONE
+    return OTHER_MODE if state.mode and state.mode != request.mode else ""
+
+
+def _room(verdict: Verdict, request: Request) -> str:
     if verdict.need_bytes > verdict.have_bytes:
         return TOO_LITTLE_MEMORY
     if verdict.need_guarantee > verdict.have_guarantee:
         return TOO_LITTLE_COMPUTE
-    if state.shares >= MAX_SHARES:
+    if verdict.state.shares >= MAX_SHARES and request.mode == SOFT:
         return NO_SEAT
     return ""
 

@@ -11,6 +11,7 @@ begin with a digit, device nodes may have a host path).
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from allotment.model.errors import StateError
 from allotment.model.shares import Share, ShareId
 from allotment.modes.turns import link_names
 from allotment.shares.folders import explained
+from allotment.shares.steps import step
 
 __all__ = [
     "CDI_VERSION",
@@ -26,10 +28,15 @@ __all__ = [
     "KIND",
     "CdiContent",
     "Edits",
+    "HostMount",
     "list_specs",
     "make_spec",
+    "mounts_of",
+    "preload_line",
+    "publish",
     "remove_spec",
     "spec_name",
+    "strays",
     "write_spec",
 ]
 
@@ -48,19 +55,33 @@ Edits = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class HostMount:
+    """A bind mount into a container."""
+
+    host_path: str
+    container_path: str
+    is_read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class CdiContent:
     """What a share's container gets, as paths on this machine."""
 
     directory: Path
     """The share's."""
-    shim: Path
-    preload: Path
+    shim: Path | None = None
+    """None: in a mode that needs none."""
+    preload: Path | None = None
     """A file that names the shim as seen inside."""
     machine: Path | None = None
     libraries: Path | None = None
     """The folder with the simulated libraries."""
     driver: Mapping[str, Sequence[Any]] | None = None
     """Edits for real GPUs."""
+    marker: Path | None = None
+    """A file that tells whose container it is, where there is no ledger to tell."""
+    visible: Path | None = None
+    """A file with the simulated GPUs that the container has: what device nodes are to real ones."""
 
 
 def spec_name(share: ShareId) -> str:
@@ -74,44 +95,118 @@ def preload_line(shim: Path) -> str:
 
 
 def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
-    """Return the spec of one share: a device with the share's name."""
-    shim_inside = f"{_INSIDE}/shim/{content.shim.parent.name}"
-    mounts = [
-        _mount(content.directory / "policy", f"{_INSIDE}/share/policy"),
-        _mount(content.directory / "usage", f"{_INSIDE}/share/usage", writable=True),
-        *_turns(content.directory, len(share.devices)),
-        _mount(content.shim.parent, shim_inside),
-        _mount(content.preload, "/etc/ld.so.preload"),
-    ]
-    if content.machine and content.libraries:
-        mounts.append(_mount(content.machine, f"{_INSIDE}/simulated/machine", writable=True))
-        mounts += [
-            _mount(library, f"{folder}/{library.name}")
-            for library in sorted(content.libraries.iterdir())
-            for folder in _LIBRARY_FOLDERS_INSIDE
-        ]
-    edits: Edits = {"mounts": mounts}
+    """Return the spec of one share: a device with the share's name, or its id if it has an owner.
+
+    So the name of an owned share's device is never another's, whatever its container is called.
+    """
+    edits: Edits = {
+        "mounts": [_mount(each) for each in mounts_of(content, devices=len(share.devices))]
+    }
     for key, values in (content.driver or {}).items():
         edits.setdefault(key, []).extend(values)
     return {
         "cdiVersion": CDI_VERSION,
         "kind": KIND,
-        "devices": [{"name": share.name, "containerEdits": edits}],
+        "devices": [{"name": share.device_name, "containerEdits": edits}],
     }
 
 
-def _turns(directory: Path, devices: int) -> Iterator[dict[str, Any]]:
-    """Mount what the shares of each device take turns by."""
+def mounts_of(content: CdiContent, *, devices: int) -> tuple[HostMount, ...]:
+    """Return what is mounted into the container of a share with so many devices.
+
+    None of the files has to be there yet. The driver's own are not among them.
+    """
+    return (*_of_share(content, devices), *_of_simulation(content))
+
+
+def _of_share(content: CdiContent, devices: int) -> Iterator[HostMount]:
+    directory, inside = content.directory, f"{_INSIDE}/share"
+    if content.marker:
+        yield HostMount(str(content.marker), f"{inside}/id")
+    if not (content.shim and content.preload):
+        return
+    yield HostMount(str(directory / "policy"), f"{inside}/policy")
+    yield HostMount(str(directory / "usage"), f"{inside}/usage", is_read_only=False)
     for index in range(devices):
         contract, leases = link_names(index)
-        yield _mount(directory / contract, f"{_INSIDE}/share/{contract}")
-        yield _mount(directory / leases, f"{_INSIDE}/share/{leases}", writable=True)
+        yield HostMount(str(directory / contract), f"{inside}/{contract}")
+        yield HostMount(str(directory / leases), f"{inside}/{leases}", is_read_only=False)
+    shim = content.shim.parent
+    yield HostMount(str(shim), f"{_INSIDE}/shim/{shim.name}")
+    yield HostMount(str(content.preload), "/etc/ld.so.preload")
 
 
-def _mount(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:
+def _of_simulation(content: CdiContent) -> Iterator[HostMount]:
+    if not (content.machine and content.libraries):
+        return
+    inside = f"{_INSIDE}/simulated"
+    yield HostMount(str(content.machine), f"{inside}/machine", is_read_only=False)
+    if content.visible:
+        yield HostMount(str(content.visible), f"{inside}/devices")
+    for library in sorted(content.libraries.iterdir()):
+        for folder in _LIBRARY_FOLDERS_INSIDE:
+            yield HostMount(str(library), f"{folder}/{library.name}")
+
+
+def _mount(mount: HostMount) -> dict[str, Any]:
     # `exec`: /run is often mounted noexec, and a bind mount would inherit that.
-    options = ["rw" if writable else "ro", "nosuid", "nodev", "exec", "bind"]
-    return {"hostPath": str(source), "containerPath": target, "options": options}
+    access = "ro" if mount.is_read_only else "rw"
+    options = [access, "nosuid", "nodev", "exec", "bind"]
+    return {
+        "hostPath": mount.host_path,
+        "containerPath": mount.container_path,
+        "options": options,
+    }
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Put a spec where the container runtimes read it, unless it is there. Raises `StateError`.
+
+    A name has one content for ever: a runtime may still know an earlier one (containerd 2.3 did in
+    1 to 2 of 90 starts). A file of that name with another content is removed, and the error lets
+    the caller be asked again later, when the runtime has seen that.
+    """
+    try:
+        there = path.read_bytes()
+    except FileNotFoundError:
+        there = None
+    except OSError as error:
+        raise _unpublished(error, path) from error
+    if there == content:
+        return
+    if there is not None:
+        remove_spec(path)
+        raise StateError(
+            f"{path} was the CDI spec of another share of that name: it is removed",
+            hint="it is tried again; should it come back, see what else writes there",
+        )
+    draft = _draft_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(content)
+            draft.chmod(0o644)
+            step("publish.drafted")
+            draft.rename(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _unpublished(error, path) from error
+    step("publish.shown")
+
+
+def _draft_of(path: Path) -> Path:
+    """Return the one name for a spec that is not yet whole; runtimes read none with that end."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _unpublished(error: OSError, path: Path) -> StateError:
+    return StateError(
+        explained(error, path, "write the CDI spec").message,
+        hint=f"let the node agent write into {path.parent} (a hostPath mount, not read-only), or"
+        " name another folder that the container runtime reads",
+    )
 
 
 def write_spec(path: Path, spec: Mapping[str, Any]) -> None:
@@ -138,8 +233,30 @@ def remove_spec(path: Path) -> None:
         return  # a record that was changed must not make us remove anything else
     try:
         path.unlink(missing_ok=True)
+        _draft_of(path).unlink(missing_ok=True)
+    except NotADirectoryError:
+        return  # then it is not there
     except OSError as error:
         raise explained(error, path, "remove the CDI spec") from error
+
+
+def strays(folder: Path, shares: Path) -> list[Path]:
+    """Return the specs in a folder whose shares were below `shares` and are not there any more."""
+    try:
+        found = sorted(folder.glob(f"*{_PREFIX}*"))
+    except OSError:
+        return []
+    gone = []
+    for path in found:
+        name = path.name.removeprefix(".").removesuffix(".new")
+        share = name.removeprefix(_PREFIX).removesuffix(".json")
+        if name != spec_name(ShareId(share)) or (shares / share).exists():
+            continue
+        with suppress(OSError):
+            # Another state folder's shares have their specs here as well.
+            if f'"{shares}/{share}/'.encode() in path.read_bytes():
+                gone.append(path.with_name(name))
+    return gone
 
 
 def list_specs(shares: Iterable[Share]) -> list[tuple[Share, Path, bool]]:

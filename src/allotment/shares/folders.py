@@ -121,8 +121,12 @@ class StateFolder:
             hint=f"remove the folder if no share of it runs, or {_ELSEWHERE}",
         )
 
-    def prepare(self) -> None:
-        """Make what is missing of the folder; raise `StateError` where it cannot be used."""
+    def prepare(self, *, mode: int | None = None) -> None:
+        """Make what is missing of the folder; raise `StateError` where it cannot be used.
+
+        `mode` is the folder's permissions, whatever they were before (the node agent's folder is
+        for root alone); None: those that it has, or for everyone to read.
+        """
         length = len(os.fsencode(self.root))
         if length > _LONGEST_PATH:
             raise StateError(
@@ -131,6 +135,8 @@ class StateFolder:
                 hint=_ELSEWHERE,
             )
         version = self._version()
+        if mode is not None:
+            self._close(mode)
         if version == LAYOUT_VERSION and self.shares.is_dir() and self.devices.is_dir():
             self._check_owners()
             self._check_writable()
@@ -138,7 +144,7 @@ class StateFolder:
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owners()
-            mode = self.root.stat().st_mode & 0o7777
+            here = self.root.stat().st_mode & 0o7777
             for folder in (
                 self.shares,
                 self.devices,
@@ -148,8 +154,8 @@ class StateFolder:
             ):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
-                    folder.chmod(mode)  # a folder shared by all users is so all the way down
-            _make_file(self.root / "lock", b"", 0o666 if mode & 0o002 else 0o644)
+                    folder.chmod(here)  # a folder shared by all users is so all the way down
+            _make_file(self.root / "lock", b"", 0o666 if here & 0o002 else 0o644)
             # Last: a folder with a version is complete.
             if version is None:
                 _make_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
@@ -159,6 +165,15 @@ class StateFolder:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
         self.exists()
+
+    def _close(self, mode: int) -> None:
+        """Give the folder these permissions. What is below it needs no others: none gets there."""
+        try:
+            self.root.mkdir(mode=mode, parents=True, exist_ok=True)
+            if self.root.stat().st_mode & 0o7777 != mode:
+                self.root.chmod(mode)
+        except OSError as error:
+            raise explained(error, self.root, "make the state folder") from error
 
     def _check_owners(self) -> None:
         """Refuse folders in which another user could put a share or a library in place of ours.

@@ -31,7 +31,7 @@ __all__ = [
 
 _PROC = Path("/proc")
 _MOUNTED_SHARE = re.compile(
-    r"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/usage /run/allotment/share/usage "
+    r"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id) /run/allotment/share/(?:usage|id) "
 )
 _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
+from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import (
     Injection,
     Runner,
@@ -19,18 +20,18 @@ from allotment.model.shares import (
 )
 from allotment.shares.folders import explained
 
-__all__ = ["read_record", "write_record"]
+__all__ = ["RECORD", "read_record", "write_record"]
 
 _T = TypeVar("_T")
-_VERSION = 2
-_READABLE = {1, _VERSION}  # 1 says nothing of compute: nobody asked for any
-_NAME = "share.json"
+RECORD = "share.json"
+_VERSION = 3
+_READABLE = {1, 2, _VERSION}  # 1 says nothing of compute: nobody asked for any; nor 2 of an owner
 
 
 def write_record(directory: Path, share: Share) -> None:
     """Write a share's record into its directory in one step; raise `StateError`."""
-    path = directory / _NAME
-    draft = directory / f".{_NAME}-{os.getpid()}"
+    path = directory / RECORD
+    draft = directory / f".{RECORD}-{os.getpid()}"
     try:
         try:
             draft.write_text(json.dumps(_to_document(share), indent=1) + "\n", "utf-8")
@@ -48,7 +49,7 @@ def read_record(directory: Path) -> Share:
     Raises `StateError` naming the file when it is damaged or of another version, and
     `FileNotFoundError` when the share is gone.
     """
-    path = directory / _NAME
+    path = directory / RECORD
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -90,6 +91,7 @@ def _to_document(share: Share) -> dict[str, object]:
         "cdi_spec": share.cdi_spec,
         "command": list(share.command),
         "runner": None if runner is None else _process(runner),
+        "owner": None if share.owner is None else _owner_document(share.owner),
         "suspension": None
         if share.suspension is None
         else {
@@ -114,6 +116,18 @@ def _to_document(share: Share) -> dict[str, object]:
             }
             for device in share.devices
         ],
+    }
+
+
+def _owner_document(owner: Owner) -> dict[str, object]:
+    return {
+        "uid": owner.uid,
+        "namespace": owner.namespace,
+        "pod": owner.pod,
+        "container": owner.container,
+        "kind": str(owner.kind),
+        "resource": owner.resource,
+        "place": owner.place,
     }
 
 
@@ -147,6 +161,22 @@ def _from_document(document: dict[str, object]) -> Share:
             for device in _typed(document, "devices", list)
         ),
         suspension=_suspension(document),
+        owner=_owner(document),
+    )
+
+
+def _owner(document: dict[str, object]) -> Owner | None:
+    if document.get("owner") is None:
+        return None
+    owner = _typed(document, "owner", dict)
+    return Owner(
+        uid=PodUid(_typed(owner, "uid", str)),
+        namespace=_typed(owner, "namespace", str),
+        pod=_typed(owner, "pod", str),
+        container=_typed(owner, "container", str),
+        kind=ContainerKind(_typed(owner, "kind", str)),
+        resource=_typed(owner, "resource", str),
+        place=_optional(owner, "place", int),
     )
 
 

@@ -12,17 +12,24 @@ from dataclasses import dataclass, replace
 from allotment.ledger import Terms
 from allotment.model.compute import Compute, ComputeClass, revised
 from allotment.model.devices import Device
-from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, StateError
+from allotment.model.errors import (
+    AllotError,
+    DoesNotFitError,
+    NotFoundError,
+    StateError,
+    UsageError,
+)
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.placements import DeviceState
 from allotment.model.quantities import MemoryAmount, check_part
 from allotment.model.shares import Share, ShareDevice
-from allotment.modes import Mode, mode_named
+from allotment.modes import LedgerMode
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, booked, find, recover, states_of
 from allotment.shares.records import write_record
 from allotment.shares.sessions import refuse_inside
+from allotment.shares.suspensions import check_has_ledger
 
 __all__ = ["Change", "resize"]
 
@@ -71,7 +78,15 @@ def resize(
         if found.problem:
             raise found.problem
         share, snapshot = found.share, found.ledger
-        if share is None or snapshot is None:
+        if share is None:
+            raise StateError(f"{found.directory}: cannot be read")
+        mode = check_has_ledger(found)
+        if share.owner is not None:
+            raise UsageError(
+                f"share {share.name} is a pod's, and has what its pod asks for",
+                hint="change the pod's resources, where whoever schedules sees it",
+            )
+        if snapshot is None:
             raise StateError(f"{found.directory}: cannot be read")
         for device in share.devices:
             if device.uuid not in by_uuid:
@@ -87,7 +102,7 @@ def resize(
         }
         states = states_of(by_uuid.values(), others, change.host_budget)
         new = _new_parts(share, old, {state.device.uuid: state for state in states}, change)
-        _apply(folder, found, share, old, new, force=force)
+        _apply(mode, folder, found, share, old, new, force=force)
         return find(folder, found.id)
 
 
@@ -142,6 +157,7 @@ def _new_terms(
 
 
 def _apply(
+    mode: LedgerMode,
     folder: StateFolder,
     found: Found,
     share: Share,
@@ -151,7 +167,6 @@ def _apply(
     force: bool,
 ) -> None:
     """Put the new parts in force; a refusal puts back what was changed before it."""
-    mode = mode_named(share.mode)
     both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
     write_record(found.directory, _with_parts(share, both))
     begun: list[str] = []
@@ -168,7 +183,7 @@ def _apply(
 
 
 def _enforce(
-    mode: Mode,
+    mode: LedgerMode,
     folder: StateFolder,
     found: Found,
     uuid: str,

@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from allotment.model.errors import BusyError, StateError
+from allotment.model.errors import BusyError, StateError, UsageError
 from allotment.model.shares import Share, SuspendedBy, Suspension
-from allotment.modes import mode_named
+from allotment.modes import LedgerMode, ledger_mode
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.lives import Found, find
 from allotment.shares.records import write_record
 
-__all__ = ["Outcome", "alone", "readable", "record", "set_suspended"]
+__all__ = [
+    "Outcome",
+    "alone",
+    "check_has_ledger",
+    "readable",
+    "record",
+    "set_suspended",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,22 @@ def readable(found: Found) -> Share:
     """Return what is written down about a share; raise what keeps it from being read."""
     if found.problem:
         raise found.problem
-    if found.share is None or found.ledger is None:
+    if found.share is None:
         raise StateError(f"{found.directory}: cannot be read")
+    check_has_ledger(found)
     return found.share
+
+
+def check_has_ledger(found: Found) -> LedgerMode:
+    """Return the mode that keeps a share to its ledger; raise `UsageError` where none does."""
+    mode = ledger_mode(found.mode)
+    if mode is None or found.ledger is None:
+        raise UsageError(
+            f"share {found.name} is of mode {found.mode}: Allotment is not in its programs, and can"
+            " change nothing for them",
+            hint="only shares of mode soft can be resized, suspended and resumed",
+        )
+    return mode
 
 
 def record(folder: StateFolder, found: Found, suspension: Suspension | None) -> None:
@@ -71,7 +91,8 @@ def set_suspended(folder: StateFolder, found: Found, *, is_suspended: bool) -> N
     """Give it no more turns on its devices, or turns again."""
     with folder.locked():
         again = find(folder, found.id)
-        mode = mode_named(readable(again).mode)
+        readable(again)
+        mode = check_has_ledger(again)
         for uuid, terms in again.terms.items():
             if terms.is_suspended != is_suspended:
                 changed = replace(terms, is_suspended=is_suspended)

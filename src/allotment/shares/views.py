@@ -16,8 +16,8 @@ from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
-from allotment.model.shares import Share, ShareId
-from allotment.modes import DEFAULT_MODE, Turns, mode_named
+from allotment.model.shares import Injection, Share, ShareId
+from allotment.modes import Turns, ledger_mode, mode_named
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, look, recover
 from allotment.shares.processes import census, command_of, is_alive, pid_inside, start_time
@@ -53,6 +53,8 @@ class LiveState(StrEnum):
     """Its programs are, until it is resumed."""
     KEPT = "kept"
     """It was made to stay until it is removed."""
+    POD = "pod"
+    """A container of a pod has it, or will."""
     DAMAGED = "damaged"
     """A file of it cannot be read."""
 
@@ -162,11 +164,15 @@ class ShareView:
     devices: tuple[DeviceView, ...]
     processes: tuple[ProcessView, ...]
     problem: AllotError | None
+    remark: str = ""
+    """Why nothing of it is enforced, where that is so by its mode or by how it was made."""
 
     @property
     def is_enforced(self) -> bool:
         """Are all of its processes held to the limit? A damaged share's are not known to be."""
-        return self.problem is None and all(process.is_enforced for process in self.processes)
+        if self.problem is not None or self.remark:
+            return False
+        return all(process.is_enforced for process in self.processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +300,21 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
         ),
         processes=processes,
         problem=found.problem,
+        remark=_remark(found),
     )
+
+
+def _remark(found: Found) -> str:
+    """Tell why nothing of a share is enforced, whatever its programs do."""
+    if found.share is None:
+        return ""
+    with suppress(UsageError):  # a mode of another release: its problem says so
+        remark = mode_named(found.share.mode).remark
+        if remark:
+            return remark
+    if found.share.injection is Injection.NONE:
+        return "not enforced: its container started without Allotment"
+    return ""
 
 
 def _state(found: Found) -> LiveState:
@@ -303,7 +323,7 @@ def _state(found: Found) -> LiveState:
     if found.share.suspension is not None and found.share.suspension.is_complete:
         return LiveState.SUSPENDED
     if found.share.runner is None:
-        return LiveState.KEPT
+        return LiveState.POD if found.share.owner else LiveState.KEPT
     return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
 
 
@@ -315,9 +335,9 @@ def _devices(found: Found) -> tuple[DeviceView, ...]:
             for uuid, limit in found.limits().items()
         )
     turns: Mapping[str, Turns] = {}
-    with suppress(LedgerError, UsageError):  # then nothing is told of turns; memory's figures are
-        mode = mode_named(found.share.mode if found.share else DEFAULT_MODE)
-        turns = mode.turns(found.directory, found.ledger)
+    mode = ledger_mode(found.mode)
+    with suppress(LedgerError):  # then nothing is told of turns; memory's figures are
+        turns = mode.turns(found.directory, found.ledger) if mode else {}
     return tuple(
         DeviceView(
             uuid=policy.uuid,
