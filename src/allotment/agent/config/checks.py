@@ -17,6 +17,7 @@ from allotment.agent.config.schema import (
     ReplicatedResources,
     ResourcePattern,
 )
+from allotment.agent.health.actions import parse_action
 from allotment.model.errors import UsageError
 from allotment.placement.fit import MAX_SHARES
 
@@ -202,6 +203,10 @@ _MATCHES: Final[Mapping[str, tuple[Callable[[str], object], str, str]]] = {
 
 
 def _health(section: HealthSection, path: str) -> Iterator[Finding]:
-    for xid in section.xid or ():
+    for xid, action in (section.xid or {}).items():
         if not _XID.fullmatch(xid):
             yield Finding(f"{path}.xid", f"{xid!r} is no XID", "write its number: `79: reset-gpu`")
+        try:
+            parse_action(action)
+        except UsageError as error:
+            yield Finding(f"{path}.xid.{xid}", error.message, error.hint)

@@ -42,7 +42,7 @@ class ConfigHolder:
     """
 
     options: Mapping[str, object] = field(default_factory=dict)
-    """NVIDIA's flags, by name, as they were given."""
+    """NVIDIA's flags, by `Option.parameter`, as they were given."""
     environment: Mapping[str, str] = field(default_factory=dict)
     rules: ChoiceRules = field(default=ChoiceRules())
     source: str = "ConfigMap"

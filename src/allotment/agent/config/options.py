@@ -5,7 +5,6 @@ Two programs of NVIDIA's become one process here, the device plugin and GPU feat
 both take has two environment names; the plugin's is asked first.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,10 +47,12 @@ class Option:
     """NVIDIA's words for a value that is none of `choices`; the value follows."""
     no_effect: str = ""
     """Why a value has no effect here; empty: it has."""
+    wants_strategy: bool = False
+    """It has an effect only where someone named a `deviceListStrategy`."""
 
     @property
     def parameter(self) -> str:
-        """Its name as an argument of a function."""
+        """Its name as an argument of a function, and in the `options` of `overlay`."""
         return self.flag.replace("-", "_")
 
 
@@ -104,6 +105,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.BOOL,
         default="false",
         help="Start containers with GDRCopy.",
+        wants_strategy=True,
     ),
     Option(
         flag="gds-enabled",
@@ -112,6 +114,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.BOOL,
         default="false",
         help="Start containers with GPUDirect Storage.",
+        wants_strategy=True,
     ),
     Option(
         flag="mofed-enabled",
@@ -120,6 +123,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.BOOL,
         default="false",
         help="Start containers with MOFED.",
+        wants_strategy=True,
     ),
     Option(
         flag="use-node-feature-api",
@@ -145,6 +149,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.BOOL,
         default="false",
         help="Name the device nodes to the kubelet as well (static CPU manager).",
+        wants_strategy=True,
     ),
     Option(
         flag="device-list-strategy",
@@ -165,6 +170,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         choices=("uuid", "index"),
         refusal="invalid --device-id-strategy option:",
         help="How devices are named to the runtime: uuid or index.",
+        wants_strategy=True,
     ),
     Option(
         flag="cdi-annotation-prefix",
@@ -172,6 +178,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         key="flags.plugin.cdiAnnotationPrefix",
         default="cdi.k8s.io/",
         help="What the keys of CDI annotations begin with.",
+        wants_strategy=True,
     ),
     Option(
         flag="nvidia-cdi-hook-path",
@@ -189,6 +196,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         key="flags.plugin.containerDriverRoot",
         default="/driver-root",
         help="Where the agent's own container has the driver root.",
+        no_effect="the driver's libraries are found by the dynamic loader",
     ),
     Option(
         flag="shared-devices-allocation-policy",
@@ -244,6 +252,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.NUMBERS,
         default="",
         help="IMEX channels that containers get: none, or 0.",
+        wants_strategy=True,
     ),
     Option(
         flag="imex-required",
@@ -252,6 +261,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         kind=Kind.BOOL,
         default="false",
         help="Refuse containers where the IMEX channel is not there.",
+        no_effect="a container whose channel is not there is refused by the runtime",
     ),
     Option(
         flag="cdi-feature-flags",
@@ -304,40 +314,34 @@ _BY_FLAG: Final[Mapping[str, Option]] = {each.flag: each for each in NVIDIA_OPTI
 
 
 def nvidia_options(function: _F) -> _F:
-    """Add NVIDIA's flags to a command, whose `options` then has what was given, by flag.
+    """Add NVIDIA's flags to a command, each a parameter of its own; None: not given.
 
     Values are texts as they were written; the environment is left to `overlay`, which knows where
     a value came from.
     """
     import click
 
-    @functools.wraps(function)
-    def collect(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the command has
-        given = {each.flag: kwargs.pop(each.parameter) for each in NVIDIA_OPTIONS}
-        options = {flag: texts for flag, texts in given.items() if texts}
-        return function(*args, options=options, **kwargs)
+    for option in reversed(NVIDIA_OPTIONS):
+        # As in Go a flag that is true or false may stand alone, or be given a value after `=`.
+        alone: dict[str, Any] = (
+            {"is_flag": False, "flag_value": "true"} if option.kind is Kind.BOOL else {}
+        )
+        default = f"; default: {option.default}" if option.default else ""
+        function = click.option(
+            *(f"--{name}" for name in (option.flag, *option.aliases)),
+            option.parameter,
+            type=str,
+            multiple=True,
+            callback=_given_or_none,
+            metavar=_METAVARS[option.kind],
+            help=f"{option.help}  [env: {option.env[0]}{default}]",
+            **alone,
+        )(function)
+    return function
 
-    command: Any = collect
-    for each in reversed(NVIDIA_OPTIONS):
-        command = _click_option(each, click)(command)
-    return command  # type: ignore[no-any-return]
 
-
-def _click_option(option: Option, click: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - the module
-    names = [f"--{name}" for name in (option.flag, *option.aliases)]
-    told = f" [env: {option.env[0]}{f'; default: {option.default}' if option.default else ''}]"
-    # As in Go a flag that is true or false may stand alone, and be given a value after `=`.
-    alone = {"is_flag": False, "flag_value": "true"} if option.kind is Kind.BOOL else {}
-    decorated: Callable[[Any], Any] = click.option(
-        *names,
-        option.parameter,
-        type=str,
-        multiple=True,
-        metavar=_METAVARS[option.kind],
-        help=option.help.removesuffix(".") + "." + told,
-        **alone,
-    )
-    return decorated
+def _given_or_none(_context: object, _parameter: object, value: tuple[str, ...]) -> object:
+    return value or None
 
 
 _METAVARS: Final[Mapping[Kind, str]] = {

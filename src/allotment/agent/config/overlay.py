@@ -77,7 +77,9 @@ def overlay(
     options: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Config:
-    """Lay flags (by name, as texts) and environment over a file's values; judge what comes out.
+    """Lay flags and environment over a file's values, and judge what comes out.
+
+    `options` are by `Option.parameter`: texts, as they were written; None: not given.
 
     Raises `UsageError`: `--flag: ...`, `$VARIABLE: ...` or `source: $.path: ...`.
     """
@@ -114,8 +116,8 @@ def _given(
     environment: Mapping[str, str],
 ) -> _Given:
     """Find the option's value: the flag's, else the environment's, else the file's, else none."""
-    if option.flag in options:
-        return _parsed(option, _texts(options[option.flag]), f"--{option.flag}")
+    if (flag := options.get(option.parameter)) is not None:
+        return _parsed(option, _texts(flag), f"--{option.flag}")
     for name in option.env:
         # An empty list or interval says nothing, and an empty bool says false: so urfave/cli.
         if name in environment and (environment[name] or option.kind in {Kind.TEXT, Kind.BOOL}):
@@ -316,8 +318,15 @@ def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
     for option in NVIDIA_OPTIONS:
         each = given[option.flag]
         default = _value(option.kind, (option.default,))
-        if option.no_effect and each.origin is not None and each.value != default:
+        if each.origin is None or each.value == default:
+            continue
+        if option.no_effect:
             yield f"{each.origin} has no effect: {option.no_effect}"
+        elif option.wants_strategy and not given["device-list-strategy"].value:
+            yield (
+                f"{each.origin} has no effect where containers get a CDI device of the share's own:"
+                " name a --device-list-strategy for it"
+            )
 
 
 def _dropped(file: ConfigFile) -> Iterator[str]:
