@@ -6,8 +6,8 @@
     reader.read()                           # now and then, always in a thread
 
 Nothing here moves by itself, so a GPU that once told its facts keeps them while it is silent: a
-hanging driver must not take a label from a node. Every GPU is asked in a thread of its own, and
-not again before that thread came back; so one that hangs costs one thread, and the others nothing.
+hanging driver must not take a label from a node. Every GPU is asked in a thread of its own
+(`watching.Asker`), so one that hangs costs that thread, and the others nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from allotment.devices import loading
 from allotment.devices.sources import Problem
+from allotment.devices.watching import Asker
 from allotment.model.errors import NoDevicesError
 
 __all__ = [
@@ -53,6 +56,8 @@ _MOST_CAPABILITIES: Final = 48  # as many as there is room for: a chain in a cir
 _VGPU_SIGNATURE: Final = b"VF"
 _VGPU_RECORDS_AT: Final = 5
 _VGPU_TEXT: Final = 10
+
+_SILENT: Final = "it has not answered in time"
 
 Handle = Any  # nvidia-ml-py's pointer to a device
 
@@ -130,7 +135,7 @@ class FactReader:
     kernel tells of PCI devices; a simulated machine has none, NVML tells its PCI classes.
     """
 
-    __slots__ = ("_asked", "_busy", "_known", "_machine", "_patience_s", "_started", "_sysfs")
+    __slots__ = ("_askers", "_busy", "_known", "_machine", "_patience_s", "_started", "_sysfs")
 
     def __init__(
         self,
@@ -143,7 +148,7 @@ class FactReader:
         self._sysfs = sysfs
         self._patience_s = patience_s
         self._known: dict[int, DeviceFacts] = {}
-        self._asked: dict[int, _Question] = {}
+        self._askers: dict[int, Asker] = {}
         self._started = False
         self._busy = threading.Lock()
 
@@ -163,10 +168,16 @@ class FactReader:
         finally:
             self._busy.release()
 
+    def close(self) -> None:
+        """Let the threads end; one that a GPU keeps ends with the process."""
+        for asker in self._askers.values():
+            asker.close()
+        self._askers = {}
+
     def _read(self, nvml: ModuleType) -> NodeFacts:
         try:
             if self._machine is None and not self._started:
-                nvml.nvmlInit()
+                loading.hold(None)
                 self._started = True
             driver = str(nvml.nvmlSystemGetDriverVersion())
             cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
@@ -186,20 +197,15 @@ class FactReader:
         )
 
     def _ask(self, nvml: ModuleType, count: int) -> tuple[Problem, ...]:
-        """Ask every GPU that is not silent still, and keep the answers."""
-        fresh: set[int] = set()
+        """Ask every GPU that does not owe an answer still, and keep what they say."""
+        asked = {}
         for index in range(count):
-            before = self._asked.get(index)
-            if before is None or not before.is_alive():
-                self._asked[index] = _Question(nvml, index, self._device)
-                self._asked[index].start()
-                fresh.add(index)
+            asker = self._askers.setdefault(index, Asker(f"nvml-facts-{index}"))
+            asked[index] = asker.ask(partial(self._device, nvml, index))
         deadline = time.monotonic() + self._patience_s
         problems = []
-        for index in range(count):
-            question = self._asked[index]
-            # A GPU that was silent last time is looked at, not waited for.
-            answer = question.outcome(deadline if index in fresh else 0.0)
+        for index, future in asked.items():
+            answer = _outcome(nvml, future, deadline)
             if isinstance(answer, DeviceFacts):
                 self._known[index] = answer
             else:
@@ -213,8 +219,9 @@ class FactReader:
         found = {self._known[index].uuid: self._known[index] for index in sorted(self._known)}
         return tuple(found.values())
 
-    def _device(self, nvml: ModuleType, handle: Handle) -> DeviceFacts:
+    def _device(self, nvml: ModuleType, index: int) -> DeviceFacts:
         """Ask one GPU all of it."""
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         mig = _figure(nvml, nvml.nvmlDeviceGetMigMode, handle)
         capability = _figure(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
         folder = None
@@ -233,38 +240,18 @@ class FactReader:
         )
 
 
-class _Question(threading.Thread):
-    """One GPU being asked; a thread that may never come back."""
-
-    def __init__(
-        self, nvml: ModuleType, index: int, ask: Callable[[ModuleType, Handle], DeviceFacts]
-    ) -> None:
-        super().__init__(name=f"nvml-facts-{index}", daemon=True)
-        self._nvml = nvml
-        self._index = index
-        self._ask = ask
-        self._answer: DeviceFacts | str = "it has not answered in time"
-        self._given_up = threading.Event()
-
-    def outcome(self, deadline: float) -> DeviceFacts | str:
-        """Wait for the answer until `deadline` (monotonic seconds); a text says why there is none.
-
-        An answer that comes later is not taken: by then the library may be another machine's.
-        """
-        self.join(max(0.0, deadline - time.monotonic()))
-        answer = self._answer
-        self._given_up.set()
-        return answer
-
-    def run(self) -> None:
-        nvml = self._nvml
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
-            if self._given_up.is_set():
-                return
-            self._answer = self._ask(nvml, handle)
-        except nvml.NVMLError as error:
-            self._answer = f"NVML: {error}"
+def _outcome(
+    nvml: ModuleType, future: Future[DeviceFacts] | None, deadline: float
+) -> DeviceFacts | str:
+    """Wait for an answer until `deadline` (monotonic seconds); a text says why there is none."""
+    if future is None:  # it owes the answer to an earlier question, and is not waited for again
+        return _SILENT
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        return _SILENT
+    except nvml.NVMLError as error:
+        return f"NVML: {error}"
 
 
 def _figure(nvml: ModuleType, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
