@@ -40,6 +40,7 @@ def make_layer(cache: Path, key: str, fill: Callable[[Path], None]) -> Layer:
     if remembered.exists():
         layer = Layer(cache / f"{remembered.read_text(encoding='ascii')}.tar")
         if layer.path.exists():
+            layer.path.touch()  # in use: see forget_unused
             return layer
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -119,6 +120,7 @@ def make_image(
     )
     path = cache / f"image-{hashlib.sha256(index).hexdigest()[:24]}.tar"
     if path.exists():
+        path.touch()
         return path
     unfinished = path.with_suffix(".part")
     with tarfile.open(unfinished, "w") as tar:
@@ -132,8 +134,8 @@ def make_image(
     return path
 
 
-def forget_unused(cache: Path, *, keep: int = 12) -> None:
-    """Removes the oldest layers and images beyond so many: each change of the source makes new."""
+def forget_unused(cache: Path, *, keep: int = 16) -> None:
+    """Removes layers and images but the last used: each change of the source makes new ones."""
     newest_first = sorted(cache.glob("*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest_first[keep:]:
         path.unlink(missing_ok=True)
