@@ -33,6 +33,8 @@ class DeviceState:
     """How these are enforced; empty where there are none."""
     sharers: tuple[str, ...] = ()
     """Their names."""
+    reusable_bytes: int = 0
+    """Of what is left, what is booked for who asks already: for an ended container of its pod."""
 
     @property
     def free_guarantee(self) -> int:

@@ -15,7 +15,8 @@ __all__ = ["choose", "follow"]
 def choose(states: Iterable[DeviceState], request: Request) -> Placement | Rejection:
     """Pick `request.count` distinct devices, those first that it leaves least of.
 
-    A device that needs host memory for it comes after all that do not. Ties go to the lower index,
+    A device that needs host memory for it comes after all that do not; one where it goes into what
+    is booked for its own pod already comes first of its kind. Ties go to the lower index,
     then to the UUID that sorts first, so that the choice is the same each time. The devices of a
     placement are in index order, as the driver would number them.
     """
@@ -74,9 +75,10 @@ def follow(
     return Placement(request, tuple(placed))
 
 
-def _leaves(verdict: Verdict) -> tuple[int, int, int, str]:
+def _leaves(verdict: Verdict) -> tuple[int, int, int, int, str]:
     more = overflow(verdict.state, verdict.need_bytes)
-    return (more, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
+    new = -min(verdict.need_bytes, verdict.state.reusable_bytes)
+    return (more, new, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
 
 
 def _order(verdict: Verdict) -> tuple[int, str]:

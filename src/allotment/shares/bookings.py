@@ -39,6 +39,8 @@ class Booking:
     """How they are enforced."""
     sharers: list[str] = field(default_factory=list)
     """Their names."""
+    reusable: int = 0
+    """What more is booked for the viewer's own pod, for containers that are not in use with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class _Part:
     fixed: int = 0
     oversubscribed: int = 0
     guaranteed: int = 0
+
+    @property
+    def memory(self) -> int:
+        return self.fixed + self.oversubscribed
 
     def plus(self, other: "_Part") -> "_Part":
         return _Part(
@@ -87,20 +93,26 @@ def booked(shares: Iterable[Found], *, seen_by: Owner | None = None) -> dict[str
     totals: dict[str, Booking] = {}
     for uuid, here in parts.items():
         total = _Part()
+        reusable = 0
         counted: list[Found] = []
         for group in pods.values():
             present = [each for each in group if each.id in here]
             if present:
                 sets, those = _sets(present, seen_by)
-                total = total.plus(_most(here, sets))
+                most = _most(here, sets)
+                total = total.plus(most)
                 counted += those
+                if len(those) < len(present):
+                    booked_for_pod = _most(here, _sets(present, None)[0])
+                    reusable = max(0, booked_for_pod.memory - most.memory)
         totals[uuid] = Booking(
-            memory=total.fixed + total.oversubscribed,
+            memory=total.memory,
             oversubscribed=total.oversubscribed,
             guaranteed=total.guaranteed,
             shares=len(counted),
             mode=_mode_of(counted),
             sharers=[each.name for each in counted],
+            reusable=reusable,
         )
     return totals
 
@@ -179,6 +191,7 @@ def states_of(
             shares=one.shares,
             mode=one.mode,
             sharers=tuple(one.sharers),
+            reusable_bytes=one.reusable,
         )
         for device, one in known
     ]
