@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from allotment.model.pods import Owner, Pod, PodUid
-from allotment.model.shares import ShareId
+from allotment.model.shares import Injection, ShareId
 from allotment.agent.resources import Resource
 
 __all__ = [
@@ -73,6 +73,10 @@ class CheckpointEntry:
     ids: frozenset[str]
     share: ShareId | None
     """From its answer's `SHARE_ANNOTATION`; None: another plugin answered."""
+    injection: Injection | None = None
+    """How its answer hands the share in: as the CDI device `allotment.dev/share=ID`, as mounts of
+    files below the share's directory, or not at all (`NONE`). None: nobody looked, and it is as the
+    configuration in force has it, which may have changed since the answer."""
 
 
 class Checkpoint(Protocol):

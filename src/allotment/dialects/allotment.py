@@ -16,7 +16,7 @@ from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.protocol import refusal
 from allotment.dialects.wishes import Wishes
 from allotment.model.compute import WHOLE, Compute, revised
-from allotment.model.formats import format_bytes, format_percent
+from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
 from allotment.model.requests import Request
@@ -109,9 +109,9 @@ def _compute(pod: Pod, container: Container, count: int, wishes: Wishes) -> Comp
     total = container.resources.get(GPU_COMPUTE)
     counted = None if total is None else total * _PERCENT // count
     if counted is not None and counted > WHOLE:
-        problem = f"{GPU_COMPUTE} is {total}, {format_percent(counted)} percent of each of its"
+        problem = f"{GPU_COMPUTE} is {total}, {format_percent(counted)} percent of each of"
         hint = f"100 is all of one GPU: ask for at most {100 * count}, or for more of {GPU}"
-        raise refusal(pod, container.name, f"{problem} {count} GPUs", hint=hint)
+        raise refusal(pod, container.name, f"{problem} {format_count(count, 'GPU')}", hint=hint)
     if counted == 0:
         problem = f"{GPU_COMPUTE} is {total} for {count} GPUs, less than 0.01 percent of each"
         raise refusal(pod, container.name, problem, hint="ask for at least 1 percent of each GPU")

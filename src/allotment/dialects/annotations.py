@@ -118,7 +118,7 @@ def _with(pod: Pod, name: str, wishes: Wishes, key: str, text: str) -> Wishes:
         problem = f"the annotation {key}: {error.message}"
         raise refusal(pod, name, problem, hint=error.hint or _BY_CONTAINER) from error
     if key == CLASS:
-        word = _word(pod, name, key, value, tuple(ComputeClass))
+        word = _word(pod, name, key, value, tuple(map(str, ComputeClass)))
         return replace(wishes, kind=ComputeClass(word))
     if key == MODE:
         return replace(wishes, mode=_word(pod, name, key, value, MODES))

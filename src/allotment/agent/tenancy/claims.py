@@ -15,11 +15,11 @@ from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
 from allotment.agent.tenancy.orders import ShareOrder, again, order_for, share_of
 from allotment.model.errors import StateError
-from allotment.model.pods import Container, Pod
+from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
 
-__all__ = ["Work", "claimants", "is_complete", "superseded", "work_for"]
+__all__ = ["Work", "claimants", "is_complete", "is_past_init", "superseded", "work_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ def claimants(
 def is_complete(claims: Iterable[CheckpointEntry], shares: Mapping[ShareId, Share]) -> bool:
     """Are all their shares there, so that nothing has to be known about the pod?"""
     return all(share_of(each) in shares for each in claims)
+
+
+def is_past_init(pod: Pod) -> bool:
+    """Have all of its init containers but the sidecars finished?"""
+    return all(each.has_finished for each in pod.containers if each.kind is ContainerKind.INIT)
 
 
 def work_for(

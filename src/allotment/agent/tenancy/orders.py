@@ -52,8 +52,9 @@ class ShareOrder:
     some of the candidates."""
     candidates: tuple[str, ...] = ()
     """UUIDs of the devices that are of this mode."""
-    is_injected: bool = True
-    """False: a booking and nothing else, for a container that another plugin has answered."""
+    injection: Injection | None = None
+    """How the container gets it, as it was answered; `NONE`: it is booked and nothing else. None:
+    as the configuration in force has it."""
 
 
 def share_of(entry: CheckpointEntry) -> ShareId:
@@ -87,12 +88,6 @@ def order_for(pod: Pod, entry: CheckpointEntry, offer: Offer) -> ShareOrder:
             hint="delete the pod, so that it is placed anew, or give the node its configuration"
             " back",
         )
-    if ask.mode not in {None, resource.mode}:
-        raise UsageError(
-            f"pod {pod}, container {ask.container!r}: it wants mode {ask.mode!r}, and"
-            f" {resource.name} of this node is {resource.mode!r}",
-            hint="remove the annotation allotment.dev/mode, or choose a node that has such GPUs",
-        )
     if ask.request is not None:
         return _of_parts(pod, entry, ask, ask.request, resource=resource, offer=offer)
     return _of_slots(pod, entry, ask, resource=resource, offer=offer)
@@ -108,7 +103,7 @@ def adopted(pod: Pod, entry: CheckpointEntry) -> ShareOrder:
         request=whole_devices(len(devices), mode=mode),
         devices=devices,
         candidates=devices,
-        is_injected=False,
+        injection=Injection.NONE,
     )
 
 
@@ -132,7 +127,7 @@ def again(share: Share, owner: Owner) -> ShareOrder:
         ),
         devices=uuids,
         candidates=uuids,
-        is_injected=share.injection is not Injection.NONE,
+        injection=share.injection,
     )
 
 
@@ -194,6 +189,7 @@ def _of_parts(
     offer: Offer,
 ) -> ShareOrder:
     """Order what names its amounts; ids that stand for no device."""
+    _check_wish(pod, ask, resource.mode)
     unknown = [each for each in ask.devices if each not in offer.modes]
     if unknown:
         raise UsageError(
@@ -215,6 +211,7 @@ def _of_parts(
         request=replace(request, mode=resource.mode),
         devices=ask.devices,
         candidates=_of_mode(offer, resource.mode),
+        injection=entry.injection,
     )
 
 
@@ -225,25 +222,33 @@ def _of_slots(
     known = {slot.id: slot.device for slot in resource.slots}
     slots = sorted(known.get(each) or device_of(each) for each in entry.ids)
     uuids = sorted(set(slots))
-    _check_modes(pod, ask, uuids, resource=resource, offer=offer)
-    is_soft = resource.mode == SOFT
+    mode = _mode_of(pod, ask, uuids, resource=resource, offer=offer)
+    is_soft = mode == SOFT
     return ShareOrder(
         id=share_of(entry),
         owner=_owner(pod, entry),
         request=replicas_of(resource.replicas, count=len(uuids))
         if is_soft
-        else whole_devices(len(uuids), mode=resource.mode),
+        else whole_devices(len(uuids), mode=mode),
         devices=tuple(slots if is_soft else uuids),
-        candidates=_of_mode(offer, resource.mode),
+        candidates=tuple(uuids),
+        injection=entry.injection,
     )
 
 
-def _check_modes(
+def _mode_of(
     pod: Pod, ask: ContainerAsk, uuids: Iterable[str], *, resource: Resource, offer: Offer
-) -> None:
+) -> str:
+    """Return the mode of devices that were given together.
+
+    One of NVIDIA's resources may have whole GPUs beside replicas of others. A container that was
+    given some of each has nothing enforced.
+    """
+    found = set()
     for uuid in uuids:
         mode = offer.modes.get(uuid)
-        if mode == resource.mode:
+        found.add(mode)
+        if mode is not None and (mode == SOFT) == (resource.mode == SOFT):
             continue
         problem = (
             f"{uuid} is not on this node any more"
@@ -253,6 +258,20 @@ def _check_modes(
         raise StateError(
             f"pod {pod}, container {ask.container!r}: {problem}",
             hint="delete the pod, so that it is placed anew",
+        )
+    mode = resource.mode if resource.mode == SOFT else TIMESLICE
+    mode = EXCLUSIVE if found == {EXCLUSIVE} else mode
+    _check_wish(pod, ask, mode)
+    return mode
+
+
+def _check_wish(pod: Pod, ask: ContainerAsk, mode: str) -> None:
+    """Refuse a pod that wants another mode than it would have."""
+    if ask.mode not in {None, mode}:
+        raise UsageError(
+            f"pod {pod}, container {ask.container!r}: it wants mode {ask.mode!r}, and"
+            f" {ask.resource} of this node is {mode!r}",
+            hint="remove the annotation allotment.dev/mode, or choose a node that has such GPUs",
         )
 
 

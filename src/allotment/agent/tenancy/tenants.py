@@ -18,9 +18,15 @@ from typing import TypeVar
 
 from allotment.agent.protocols import Answer, Checkpoint, CheckpointEntry, Pods, Reports
 from allotment.agent.resources import Offer, Resource
-from allotment.agent.tenancy.claims import Work, claimants, is_complete, work_for
+from allotment.agent.tenancy.claims import (
+    Work,
+    claimants,
+    is_complete,
+    is_past_init,
+    work_for,
+)
 from allotment.agent.tenancy.locks import PodLocks
-from allotment.agent.tenancy.orders import ShareOrder, again, order_for
+from allotment.agent.tenancy.orders import ShareOrder, again, order_for, share_of
 from allotment.agent.tenancy.reconciling import Due, Findings, Why, reconcile, served
 from allotment.agent.tenancy.stores import ShareStore
 from allotment.agent.tenancy.told import Told
@@ -78,6 +84,7 @@ class Tenants:
         self._running: dict[tuple[str, frozenset[str]], asyncio.Task[None]] = {}
         self._asked: dict[tuple[str, frozenset[str]], float] = {}
         self._locks = PodLocks()
+        self._unsettled: set[PodUid] = set()
         self._wake = asyncio.Event()
         self._looked = -LOOK_EVERY_S
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
@@ -149,6 +156,11 @@ class Tenants:
         step("tenancy.claimed")
         async with self._locks.hold(claims[0].pod):
             pod = self._pods.get(claims[0].pod)
+            if all(each.share is None for each in claims):
+                # Another plugin answered, and all is in its answer: nothing here may keep it.
+                for entry in claims:
+                    await self._adopt(entry)
+                return
             if pod is None and not is_complete(claims, self._shares):
                 pod = await self._pods.wait_for(claims[0].pod, timeout_s=POD_WAIT_S)
             try:
@@ -172,9 +184,12 @@ class Tenants:
                 await self._end(stale, Why.SUPERSEDED)
         made = [await self._carry_out(order, work) for order in work.make]
         starting = next(each for each in made if each.id == work.starting)
-        if starting is not made[-1] and starting.owner is not None:
-            # Init containers and their successors have the same guarantee in turn: the last one
-            # that is prepared has it.
+        if len(made) == 1 or starting.owner is None:
+            return
+        # Init containers and their successors have the same guarantee in turn: the last one that
+        # is prepared has it. Which that has to be is only certain later.
+        self._unsettled.add(starting.owner.uid)
+        if starting is not made[-1]:
             await self._in_thread(self._store.prepare, again(starting, starting.owner))
 
     async def _carry_out(self, order: ShareOrder, work: Work) -> Share:
@@ -269,6 +284,7 @@ class Tenants:
         waits += [LOOK_EVERY_S if findings.next_in_s is None else findings.next_in_s]
         ended = [await self._end_due(due) for due in findings.due]
         waits += [RETRY_S] * (not all(ended))
+        await self._settle_all()
         for entry in findings.missing:
             await self._make_missing(entry)
         self._told.keep({each.uid for each in self._pods.all()})
@@ -305,41 +321,54 @@ class Tenants:
             except AllotError as error:
                 self._told.failed(error)
                 return False
-            await self._restore(share, due.why)
+            if due.why is Why.CONTAINER_FINISHED:
+                await self._settle(share.owner.uid)
         return True
 
-    async def _restore(self, ended: Share, why: Why) -> None:
-        """Give those after an init container what they left to it."""
-        owner = ended.owner
-        if (
-            owner is None
-            or owner.kind is not ContainerKind.INIT
-            or why is not Why.CONTAINER_FINISHED
-        ):
+    async def _settle_all(self) -> None:
+        """Look after pods of which it was not certain which of their containers was starting."""
+        for uid in list(self._unsettled):
+            pod = self._pods.get(uid)
+            if pod is None or pod.has_ended:
+                self._unsettled.discard(uid)
+            elif is_past_init(pod) and not self._locks.is_held(uid):
+                async with self._locks.hold(uid):
+                    await self._settle(uid)
+
+    async def _settle(self, uid: PodUid) -> None:
+        """Give the containers after a pod's init containers what they had left to these."""
+        pod = self._pods.get(uid)
+        if pod is None or not is_past_init(pod):
             return
         for share in list(self._shares.values()):
-            other = share.owner
-            if other is not None and other.uid == owner.uid and other.kind is not owner.kind:
-                with suppress(AllotError):  # it goes on with less; asked again when it restarts
-                    await self._in_thread(self._store.prepare, again(share, other))
+            owner = share.owner
+            if owner is not None and owner.uid == uid and owner.kind is ContainerKind.REGULAR:
+                # Where it fails it goes on with less, and is asked for again when it restarts.
+                with suppress(AllotError):
+                    await self._in_thread(self._store.prepare, again(share, owner))
+        self._unsettled.discard(uid)
 
     async def _make_missing(self, entry: CheckpointEntry) -> None:
         """Book what runs without a share."""
         if self._locks.is_held(entry.pod):
             return
         async with self._locks.hold(entry.pod):
-            pod = self._pods.get(entry.pod)
-            if pod is None or pod.has_ended:
-                return
-            try:
-                order = order_for(pod, entry, self._offer())
-                step("tenancy.adopting")
-                share = await self._in_thread(self._store.prepare, order)
-            except AllotError as error:
-                self._told.missing(pod, entry, error)
-                return
-            self._note(share.id, share)
-            self._told.adopted(share, entry)
+            await self._adopt(entry)
+
+    async def _adopt(self, entry: CheckpointEntry) -> None:
+        """Book what a container has, for which nobody asked. The caller holds the pod's lock."""
+        pod = self._pods.get(entry.pod)
+        if pod is None or pod.has_ended or share_of(entry) in self._shares:
+            return
+        try:
+            order = order_for(pod, entry, self._offer())
+            step("tenancy.adopting")
+            share = await self._in_thread(self._store.prepare, order)
+        except AllotError as error:
+            self._told.missing(pod, entry, error)
+            return
+        self._note(share.id, share)
+        self._told.adopted(share, entry)
 
     # -- what both need
 

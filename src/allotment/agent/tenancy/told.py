@@ -3,13 +3,14 @@
 
 from collections.abc import Collection, Iterable
 
+from allotment.agent.device_plugin.refusals import one_line
 from allotment.agent.protocols import CheckpointEntry, Reports
 from allotment.agent.tenancy.orders import describe, share_of
 from allotment.model.errors import AllotError
 from allotment.model.pods import Pod, PodUid
 from allotment.model.shares import Share, ShareId
 
-__all__ = ["MISSING", "READY", "REFUSED", "STATE", "TAKEN_OVER", "Told", "in_one_line"]
+__all__ = ["MISSING", "READY", "REFUSED", "STATE", "TAKEN_OVER", "Told"]
 
 READY = "ShareReady"
 REFUSED = "ShareRefused"
@@ -17,13 +18,6 @@ MISSING = "ShareMissing"
 TAKEN_OVER = "ShareTakenOver"
 STATE = "ShareStateFailed"
 """Reasons of events, on pods; the last on the node."""
-
-
-def in_one_line(error: AllotError) -> str:
-    """Write an error with its hint, as events and the kubelet's messages have it."""
-    lines = [each.strip() for each in error.message.splitlines()]
-    text = "; ".join(each for each in lines if each)
-    return f"{text} (hint: {error.hint})" if error.hint else text
 
 
 class Told:
@@ -48,11 +42,11 @@ class Told:
     ) -> None:
         """Containers do not get theirs, and wait."""
         self._reports.count("refusals", reason=type(error).__name__)
-        self._warn(pod, tuple(claims), REFUSED, in_one_line(error))
+        self._warn(pod, tuple(claims), REFUSED, one_line(error))
 
     def missing(self, pod: Pod, entry: CheckpointEntry, error: AllotError) -> None:
         """A container runs without a share, and none can be made for it."""
-        text = f"it runs, and its share cannot be booked: {in_one_line(error)}"
+        text = f"it runs, and its share cannot be booked: {one_line(error)}"
         self._warn(pod, (entry,), MISSING, text)
 
     def adopted(self, share: Share, entry: CheckpointEntry) -> None:
@@ -73,7 +67,7 @@ class Told:
 
     def failed(self, error: AllotError) -> None:
         """Something about the node's shares as a whole cannot be read or changed."""
-        text = in_one_line(error)
+        text = one_line(error)
         if text != self._failure:
             self._failure = text
             self._reports.node(STATE, text, is_warning=True)

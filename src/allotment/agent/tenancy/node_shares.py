@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's state folder as a `ShareStore`: `shares.pods` with what is in force on the node."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from allotment.agent.tenancy.orders import ShareOrder
+from allotment.devices.sources import Problem
+from allotment.model.devices import Device
+from allotment.model.shares import Injection, Share, ShareId
+from allotment.shares.placing import Order
+from allotment.shares.pods import PodShares
+
+__all__ = ["NodeShares"]
+
+
+class NodeShares:
+    """Makes and ends shares on this node. Its calls may be made by several threads at once."""
+
+    def __init__(
+        self,
+        shares: PodShares,
+        *,
+        devices: Callable[[], Sequence[Device]],
+        unhealthy: Callable[[], Mapping[str, str]],
+        problems: Callable[[], Sequence[Problem]],
+        injection: Callable[[str], Injection],
+    ) -> None:
+        """Take the folder and what is asked at each order; the callables are called in threads.
+
+        `unhealthy` says why, by UUID: no part of such a device is given. `problems` are GPUs that
+        do not answer. `injection` is how a share of a mode is handed in where its answer is not
+        known.
+        """
+        self._shares = shares
+        self._devices = devices
+        self._unhealthy = unhealthy
+        self._problems = problems
+        self._injection = injection
+
+    def prepare(self, order: ShareOrder) -> Share:
+        """Make a share, or find it made. Raises `AllotError`."""
+        devices = self._devices()
+        injection = order.injection
+        return self._shares.prepare(
+            Order(
+                request=order.request,
+                injection=self._injection(order.request.mode) if injection is None else injection,
+                id=order.id,
+                owner=order.owner,
+                devices=order.devices,
+                candidates=frozenset(order.candidates),
+                problems=(*self._problems(), *self._sick(order, devices)),
+            ),
+            [each for each in devices if each.uuid not in self._passed_over(order)],
+        )
+
+    def end(self, share: ShareId) -> None:
+        """Remove a share. Raises `BusyError`, `StateError`."""
+        self._shares.end(share)
+
+    def owned(self) -> tuple[Share, ...]:
+        """Return the shares of pods."""
+        return self._shares.owned()
+
+    def _passed_over(self, order: ShareOrder) -> Mapping[str, str]:
+        """Return the devices that are not to be chosen here; what was chosen elsewhere is followed.
+
+        The kubelet and schedulers know of health by themselves, and a container that restarts keeps
+        what it has.
+        """
+        return {} if order.devices else self._unhealthy()
+
+    def _sick(self, order: ShareOrder, devices: Sequence[Device]) -> tuple[Problem, ...]:
+        sick = self._passed_over(order)
+        return tuple(
+            Problem(each.index, each.uuid, sick[each.uuid], each)
+            for each in devices
+            if each.uuid in sick
+        )
