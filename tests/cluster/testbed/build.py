@@ -61,7 +61,9 @@ def build() -> Path:
         folder.mkdir(exist_ok=True)
         environment = _environment()
         for module in MODULES:
-            wanted = [program for program in module.programs if not (folder / program.name).exists()]
+            wanted = [
+                program for program in module.programs if not (folder / program.name).exists()
+            ]
             if wanted:
                 source = _prepare(module, environment)
                 for program in wanted:
@@ -101,7 +103,9 @@ def _install_go() -> Path:
 
 
 def _version(go: Path) -> tuple[int, ...]:
-    done = subprocess.run([str(go), "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(go), "env", "GOVERSION"], capture_output=True, text=True, check=False
+    )
     found = re.match(r"go([\d.]+)", done.stdout.strip())
     return _numbers(found[1]) if found else ()
 
@@ -200,7 +204,8 @@ def run(
 
 def _say(what: str, started: float | None = None) -> None:
     took = "" if started is None else f" {time.monotonic() - started:6.1f} s"
-    print(f"cluster: {what}{took}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"cluster: {what}{took}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster: its parts in order, whole or not at all.
 
-    with Cluster() as cluster:
-        cluster.api.items("/api/v1/nodes")
-        cluster.node.run(["ls", "/var/run/cdi"])
-        cluster.restart("kubelet", signal.SIGKILL)
+with Cluster() as cluster:
+    cluster.api.items("/api/v1/nodes")
+    cluster.node.run(["ls", "/var/run/cdi"])
+    cluster.restart("kubelet", signal.SIGKILL)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from testbed.build import CACHE, ROOT, build
 from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
 from testbed.components import Component
 from testbed.node import NodeSettings
-from testbed.sandbox import Process, Sandbox
+from testbed.sandbox import Process, Sandbox, remove_stale_control_groups
 from testbed.waiting import TestbedError, tail, wait_until
 
 __all__ = ["Cluster", "NodeSettings"]
@@ -92,6 +92,7 @@ class Cluster:
             TestbedError: a part did not come up; with its log's tail. Nothing is left running.
         """
         self.state.mkdir(parents=True, exist_ok=True)
+        self.clean_up(self.state)
         try:
             self._sandbox.start()
             self._start_components()
@@ -110,8 +111,7 @@ class Cluster:
             shutil.rmtree(self.state, ignore_errors=True)
             return
         # The logs are for whoever looks into what happened; the rest is only large.
-        for folder in ("etcd", "containerd", "kubelet"):
-            shutil.rmtree(self.state / folder, ignore_errors=True)
+        self.clean_up(self.state)
 
     def _start_components(self) -> None:
         link = self._sandbox.link
@@ -236,7 +236,7 @@ class Cluster:
 
     @property
     def components(self) -> Mapping[str, Component]:
-        """By name: etcd, kube-apiserver, kube-scheduler, kube-controller-manager, containerd, kubelet."""
+        """By name, as of their programs: `etcd`, `kube-apiserver`, `containerd`, `kubelet`..."""
         return self._components
 
     def stop(self, component: str, number: int = signal.SIGTERM) -> None:
@@ -287,7 +287,9 @@ class Cluster:
             TestbedError: this cluster has a kubelet, and so controllers that miss the others'.
         """
         if self.settings is not None:
-            raise TestbedError("fake nodes want a cluster without a kubelet: Cluster(settings=None)")
+            raise TestbedError(
+                "fake nodes want a cluster without a kubelet: Cluster(settings=None)"
+            )
         return fakes.add_nodes(
             self.api, count, capacity=capacity or {}, labels=labels or {}, prefix=prefix
         )
@@ -347,7 +349,7 @@ class Cluster:
             offered,
             f"{resource}{'' if amount is None else f' = {amount}'} on {self.node_name}",
             timeout_s=timeout_s,
-            explain=lambda: self._explain_resources(),
+            explain=self._explain_resources,
         )
 
     def _explain_resources(self) -> str:
@@ -358,7 +360,53 @@ class Cluster:
             has = str(error)
         return f"allocatable: {has}\n{tail(self.log('agent'))}"
 
+    def wait_agent(self, agent: Process, *, timeout_s: float = 60) -> None:
+        """Waits until the agent has some resource taken on by the kubelet.
+
+        Raises:
+            TestbedError: it ended, or in time it has not; with its log's tail.
+        """
+
+        def offers() -> bool:
+            if not agent.is_running:
+                raise TestbedError(f"the agent ended with {agent.wait(1)}")
+            allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
+            return any(value != "0" for key, value in allocatable.items() if _is_devices(key))
+
+        try:
+            wait_until(offers, "resources of the agent", timeout_s=timeout_s)
+        except TestbedError as error:
+            raise TestbedError(f"{error}\n{self._explain_resources()}") from None
+
+    def stop_agent(self, agent: Process, *, timeout_s: float = 30) -> None:
+        """Ends the agent and forgets what it kept: the next one finds a fresh node."""
+        agent.stop()
+
+        def is_withdrawn() -> bool:
+            allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
+            return all(value == "0" for key, value in allocatable.items() if _is_devices(key))
+
+        wait_until(is_withdrawn, "withdrawal of the agent's resources", timeout_s=timeout_s)
+        for folder in ("/run/allotment", "/run/cdi"):
+            inside = self.node.path(folder)
+            for entry in inside.iterdir() if inside.is_dir() else ():
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink()
+
     # ---- a cluster that another process holds ----------------------------------------------------
+
+    @staticmethod
+    def clean_up(state: Path) -> None:
+        """Removes what a cluster leaves whose holder was killed: all but its logs and keys.
+
+        Processes, mounts and interfaces go with the holder; the control groups of earlier
+        sandboxes are removed by whoever comes next.
+        """
+        remove_stale_control_groups()
+        for folder in ("etcd", "containerd", "kubelet"):
+            shutil.rmtree(state / folder, ignore_errors=True)
 
     def describe(self) -> Json:
         """What `down` and people need to know of a running cluster."""
@@ -369,6 +417,13 @@ class Cluster:
             "kubeconfig": str(self.kubeconfig),
             "kubectl": str(self.kubectl),
         }
+
+
+def _is_devices(resource: str) -> bool:
+    """Whether a resource is a device plugin's, and no quantity that is patched into the status."""
+    if resource in {"allotment.dev/gpu-memory", "allotment.dev/gpu-compute"}:
+        return False
+    return resource.startswith(("nvidia.com/", "allotment.dev/"))
 
 
 def default_state() -> Path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of the cluster: its command line, its log, whether it answers; start, stop, start again."""
+"""A server of the cluster: its command line, its log, whether it answers; start and stop."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def main() -> None:
     state, hostname = Path(sys.argv[1]), sys.argv[2]
     socket.sethostname(hostname)
     lay_out(state)
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     reap_for_ever()
 
 

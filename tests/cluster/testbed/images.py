@@ -5,10 +5,10 @@
 |---|---|
 | `PAUSE` | what holds a pod's namespaces |
 | `BUSYBOX` | a shell and its tools |
-| `TOOLS` | busybox, the Python that runs the tests, the project with what it depends on at run time |
+| `TOOLS` | busybox, the Python that runs the tests, the project and what it needs at run time |
 
-`TOOLS` runs `allot burn` and `allot agent` as they are in this working tree. It has a layer each for
-Python, the dependencies and the source, so that a change of the source costs one small layer.
+`TOOLS` runs `allot burn` and `allot agent` as they are in this working tree. It has a layer each
+for Python, the dependencies and the source, so that a change of the source costs one small layer.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def _busybox_layer() -> Layer:
                 (root / "bin" / applet).symlink_to("busybox")
         (root / "usr" / "bin" / "env").symlink_to("/bin/busybox")
         (root / "etc" / "passwd").write_text(
-            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n", encoding="ascii"
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+            encoding="ascii",
         )
         (root / "etc" / "group").write_text("root:x:0:\nnogroup:x:65534:\n", encoding="ascii")
 

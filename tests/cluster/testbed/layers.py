@@ -35,7 +35,7 @@ class Layer:
 
 
 def make_layer(cache: Path, key: str, fill: Callable[[Path], None]) -> Layer:
-    """The layer of this key; where it is not cached, of the files that `fill` puts into a folder."""
+    """The layer of this key; where it is not cached, of what `fill` puts into a folder."""
     remembered = cache / f"{key}.digest"
     if remembered.exists():
         layer = Layer(cache / f"{remembered.read_text(encoding='ascii')}.tar")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Namespaces of its own for a cluster: processes, mounts, network, host name.
 
-So the cluster has the real paths (/var/lib/kubelet, /var/run/cdi, /run/allotment) and the real ports
-without the machine's, two clusters run side by side, and ending one is ending one process: the
+So the cluster has the real paths (/var/lib/kubelet, /var/run/cdi, /run/allotment) and ports, and
+not the machine's; two clusters run side by side, and ending one is ending one process: the
 kernel ends all others with it, also when the test runner itself is killed.
 
 The network is joined to the machine's by one pair of virtual interfaces in 198.18.0.0/15, which is
@@ -29,6 +29,7 @@ from testbed.waiting import TestbedError, wait_until
 _FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 _SUBNETS = ipaddress.ip_network("198.18.0.0/15")
 _SUBNET_BITS = 30
+_PREFIX = "testbed-"
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -42,11 +43,11 @@ class Link:
     @property
     def name(self) -> str:
         """The machine's end."""
-        return f"testbed-{self.index:x}"
+        return f"{_PREFIX}{self.index:x}"
 
     @property
     def _subnet(self) -> int:
-        return int(_SUBNETS.network_address) + self.index * 2 ** (32 - _SUBNET_BITS)
+        return int(_SUBNETS.network_address) + (self.index << (32 - _SUBNET_BITS))
 
     @property
     def outer(self) -> str:
@@ -60,7 +61,7 @@ class Link:
 
 
 class Process:
-    """A program in a sandbox. Its process id is the machine's, so that anyone here may signal it."""
+    """A program in a sandbox. Its process id is the machine's: anyone here may signal it."""
 
     def __init__(self, command: Sequence[str], popen: subprocess.Popen[str]) -> None:
         self.command = tuple(command)
@@ -111,7 +112,7 @@ class Process:
             raise TestbedError(f"{self.command[0]} still runs after {timeout_s:g} s") from None
 
     def stop(self, *, number: int = signal.SIGTERM, timeout_s: float = 20) -> int | None:
-        """Signals it and waits; kills it where that is not enough. Its status, None if killed so."""
+        """Signals it and waits for its status; where that is not enough, kills it: None."""
         self.send_signal(number)
         try:
             return self.wait(timeout_s)
@@ -332,6 +333,18 @@ def remove_control_group(name: str, *, timeout_s: float = 10) -> None:
             time.sleep(0.02)
 
 
+def remove_stale_control_groups() -> None:
+    """Removes the groups of sandboxes that are no more, as of test runs that were killed.
+
+    A sandbox's group is named as its interface: where that is gone, so is the sandbox.
+    """
+    for hierarchy in _hierarchies():
+        for group in hierarchy.glob(f"{_PREFIX}*"):
+            if not Path("/sys/class/net", group.name).exists():
+                with contextlib.suppress(TestbedError):  # another one's end is not ours to judge
+                    remove_control_group(f"/{group.name}", timeout_s=2)
+
+
 def _hierarchies() -> list[Path]:
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
@@ -343,11 +356,8 @@ def _hierarchies() -> list[Path]:
 
 def children_of(pid: int) -> list[int]:
     """The process ids of a process's children. /proc/PID/task/*/children is not in every kernel."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and _parent_of(folder) == pid:
-            found.append(int(folder.name))
-    return sorted(found)
+    folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return sorted(int(folder.name) for folder in folders if _parent_of(folder) == pid)
 
 
 def _parent_of(folder: Path) -> int | None:

@@ -56,7 +56,9 @@ def _kubernetes_stamps() -> tuple[str, ...]:
         "buildDate": "2026-01-01T00:00:00Z",
     }
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return tuple(f"{package}.{name}={value}" for package in packages for name, value in values.items())
+    return tuple(
+        f"{package}.{name}={value}" for package in packages for name, value in values.items()
+    )
 
 
 _KUBERNETES_PROGRAMS = (
@@ -80,7 +82,9 @@ MODULES = (
         name="kubernetes",
         path="k8s.io/kubernetes",
         version=f"v{KUBERNETES}",
-        programs=tuple(Program(name, f"k8s.io/kubernetes/cmd/{name}") for name in _KUBERNETES_PROGRAMS),
+        programs=tuple(
+            Program(name, f"k8s.io/kubernetes/cmd/{name}") for name in _KUBERNETES_PROGRAMS
+        ),
         stamps=_kubernetes_stamps(),
         staging=True,
     ),
@@ -88,7 +92,9 @@ MODULES = (
         name="containerd",
         path=_CONTAINERD_PATH,
         version=f"v{CONTAINERD}",
-        programs=tuple(Program(name, f"{_CONTAINERD_PATH}/cmd/{name}") for name in _CONTAINERD_PROGRAMS),
+        programs=tuple(
+            Program(name, f"{_CONTAINERD_PATH}/cmd/{name}") for name in _CONTAINERD_PROGRAMS
+        ),
         stamps=(f"{_CONTAINERD_PATH}/version.Version=v{CONTAINERD}",),
         # Snapshotters that need headers or devices which a test machine lacks.
         tags=("no_btrfs", "no_devmapper", "no_zfs"),

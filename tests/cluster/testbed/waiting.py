@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting with an end: nothing in the test cluster waits longer than it says, or fails without a word."""
+"""Waiting with an end: nothing here waits longer than it says, or fails without a word."""
 
 from __future__ import annotations
 

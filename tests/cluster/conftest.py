@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster for the tests: one for all of a run, a namespace for each test.
+
+    def test_pod_runs(pods: Pods) -> None:
+        pods.create(pod("a", container(["allot", "burn", "--help"])))
+        pods.wait_phase("a", "Succeeded")
+
+A test that breaks something for good (a component that stays stopped, a setting of the node) makes
+a cluster of its own: `with Cluster(...) as own`. It takes 6 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from testbed.api import Api, ApiError
+from testbed.build import find_go, missing
+from testbed.cluster import Cluster
+from testbed.images import find_busybox
+from testbed.node import find_cni
+from testbed.pods import Pods
+from testbed.sandbox import Process
+from testbed.waiting import TestbedError
+
+_NAMES = itertools.count(1)
+
+# A cluster's start and pods' lives, on a machine that does other things as well.
+TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives tests here more time than the others, unless they say so themselves."""
+    for item in items:
+        is_here = item.path.is_relative_to(Path(__file__).parent)
+        if is_here and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+def why_not() -> str | None:
+    """Why this machine cannot run a cluster; None where it can."""
+    if os.geteuid() != 0:
+        return "a cluster needs root, for namespaces and mounts"
+    for program, package in (
+        ("runc", "runc"),
+        ("ip", "iproute2"),
+        ("nsenter", "util-linux"),
+        ("openssl", "openssl"),
+    ):
+        if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+            return f"no {program} (Debian: apt-get install {package})"
+    if missing() and find_go() is None:
+        return "no Go to build the cluster with (make .testbed installs one)"
+    try:
+        find_cni()
+        find_busybox()
+    except TestbedError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def testbed_machine() -> None:
+    """Skips where there can be no cluster. A missing program fails in CI: it installs them all."""
+    reason = why_not()
+    if reason is None:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def cluster(testbed_machine: None) -> Iterator[Cluster]:
+    """The run's cluster, with one node. No agent runs on it until a test starts one."""
+    del testbed_machine
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def api(cluster: Cluster) -> Api:
+    """The run's cluster's API, with every right."""
+    return cluster.api
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace for the test; its pods are gone before the next one begins."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
+    name = cluster.make_namespace(f"{words}-{next(_NAMES)}")
+    yield name
+    # Whatever the test did to the cluster, what it left is asked to go.
+    with contextlib.suppress(ApiError, OSError, TestbedError):
+        Pods(cluster, name).delete(timeout_s=30)
+        cluster.api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def pods(cluster: Cluster, namespace: str) -> Pods:
+    """The pods of the test's namespace."""
+    return Pods(cluster, namespace)
+
+
+class StartAgent(Protocol):
+    """What the fixture `agent` is."""
+
+    def __call__(self, *flags: str, simulated: str = ..., **environment: str) -> Process:
+        """Starts one and waits until the kubelet offers its resources."""
+
+
+@pytest.fixture
+def agent(cluster: Cluster, namespace: str) -> Iterator[StartAgent]:
+    """Starts `allot agent` on the node, with these flags; ended after the test's pods.
+
+    One at a time: starting a second one ends the first, and leaves its state to it.
+    """
+    cluster.allow_agent()
+    running: list[Process] = []
+
+    def start(*flags: str, simulated: str = "a100-80gb:2", **environment: str) -> Process:
+        while running:
+            running.pop().stop()
+        process = cluster.start_agent(*flags, simulated=simulated, environment=environment)
+        running.append(process)
+        cluster.wait_agent(process)
+        return process
+
+    yield start
+    Pods(cluster, namespace).delete()
+    for process in running:
+        cluster.stop_agent(process)
+
+
+@pytest.fixture
+def own_cluster(testbed_machine: None) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters for this test alone: `own_cluster(settings=NodeSettings(has_cdi=False))`."""
+    del testbed_machine
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(Cluster(**options))
