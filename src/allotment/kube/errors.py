@@ -142,7 +142,7 @@ def explain_failure(error: httpx2.HTTPError | OSError, *, asked: str, server: st
         if isinstance(each, ssl.SSLCertVerificationError):
             return UnreachableError(
                 f"cannot {asked}: the certificate of the API server at {server} is not to be"
-                f" trusted: {each.verify_message}",
+                f" trusted: {getattr(each, 'verify_message', each)}",
                 hint="use the certificate authority of this cluster (certificate-authority in the"
                 " kubeconfig, ca.crt of the service account), and a name that its certificate has",
             )

@@ -9,6 +9,7 @@ left out, and counted.
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -152,7 +153,8 @@ class Events:
         component: str,
         node: str,
         on_drop: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
+        clock: Callable[[], float] = time.time,
+        backoff: Backoff | None = None,
     ) -> None:
         """Say who tells. `on_drop` is called for each that is left out."""
         self._api = api
@@ -162,7 +164,7 @@ class Events:
         self._clock = clock
         self._book = Book()
         self._more = asyncio.Event()
-        self._backoff = Backoff(first_s=0.5, most_s=30.0)
+        self._backoff = backoff or Backoff(first_s=0.5, most_s=30.0)
 
     def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None:
         """Make an event, some time soon. To be called in the event loop's thread."""
@@ -204,7 +206,7 @@ class Events:
                 await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
             else:
                 # Its namespace is being deleted, or we may not: no repetition will help.
-                _log.warning(error.message, hint=error.hint, event=happening.message)
+                _log.warning(error.message, hint=error.hint, text=happening.message)
                 self._book.drop(happening)
                 self._on_drop()
         else:

@@ -17,6 +17,7 @@ from allotment.model.quantities import (
     parse_bytes,
     parse_duration_ns,
     parse_memory,
+    parse_whole,
 )
 
 GI = 1 << 30
@@ -184,3 +185,59 @@ def test_a_part_that_comes_to_nothing_is_refused() -> None:
     check_part(parse_memory("0.01%"), 80 * GI)
     with pytest.raises(QuantityError, match="less than 1Mi"):
         check_part(parse_memory("0.0001%"), 80 * GI)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("0", 0),
+        ("30", 30),
+        ("+30", 30),
+        ("4Gi", 4 * GI),
+        ("0.5Gi", GI // 2),
+        ("100k", 100_000),
+        ("1e9", 10**9),
+        ("12E2", 1200),
+        ("1E", 10**18),
+        ("2Ei", 2 << 60),
+        ("1000m", 1),
+        ("1e-0", 1),
+        ("10e-1", 1),
+        ("3.", 3),
+        ("9223372036854775807", MAX_BYTES),
+    ],
+)
+def test_a_quantity_of_whole_things_is_what_kubernetes_takes_it_for(text: str, amount: int) -> None:
+    assert parse_whole(text) == amount
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "500m",
+        "1.5",
+        "-1",
+        "1 Gi",
+        "Gi",
+        "1gi",
+        "1GB",
+        "0x10",
+        "1e",
+        "1e9999",
+        "9Ei",
+        "1_0",
+        "٣",
+    ],
+)
+def test_what_is_no_quantity_of_whole_things_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(QuantityError) as caught:
+        parse_whole(text)
+    assert repr(text) in caught.value.message
+    assert caught.value.hint
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[0-9]{1,70}(\.[0-9]*)?[a-zA-Z]{0,2}[0-9]{0,9}"))
+def test_no_text_of_a_quantity_raises_anything_else(text: str) -> None:
+    with suppress(QuantityError):
+        assert 0 <= parse_whole(text) <= MAX_BYTES

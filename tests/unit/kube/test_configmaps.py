@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A config map as it comes, changes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from allotment.kube.backoff import Backoff
+from allotment.kube.configmaps import FollowedConfigMap
+
+if TYPE_CHECKING:
+    from tests.unit.kube.conftest import Server, Watch
+
+Maker = Callable[..., Any]
+Runner = Callable[[Awaitable[object], Awaitable[None]], None]
+
+
+def an_object(version: str, data: dict[str, str] | None) -> dict[str, Any]:
+    return {"metadata": {"name": "c", "uid": "u", "resourceVersion": version}, "data": data}
+
+
+def test_its_values_come_once_each_and_the_first_when_it_is_known(
+    server: Server,
+    impatient: Callable[[], Backoff],
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    run: Runner,
+) -> None:
+    server.lists.append(listed())
+    watch = new_watch()
+    followed = FollowedConfigMap(server.client(), namespace="here", name="c", backoff=impatient())
+    seen: list[Mapping[str, str] | None] = []
+    changes = [
+        ("ADDED", {"default": "version: v1"}),
+        ("MODIFIED", {"default": "version: v1"}),
+        ("MODIFIED", {"default": "version: v1", "big": "version: v1"}),
+        ("MODIFIED", None),
+        ("DELETED", None),
+    ]
+
+    async def test() -> None:
+        async for data in followed.values():
+            seen.append(data)
+            while changes:
+                kind, then = changes.pop(0)
+                watch.send({"type": kind, "object": an_object(str(9 - len(changes)), then)})
+                if then != seen[-1]:
+                    break
+            if not changes and seen[-1] is None:
+                return
+
+    run(followed.run(), test())
+    assert seen == [
+        None,
+        {"default": "version: v1"},
+        {"default": "version: v1", "big": "version: v1"},
+        {},
+        None,
+    ]
+    request = server.requests[0]
+    assert request.url.path == "/api/v1/namespaces/here/configmaps"
+    assert request.url.params["fieldSelector"] == "metadata.name=c"

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written into the node: only ours, only what differs, and again whenever it is undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.kube.backoff import Backoff
+from allotment.kube.errors import KubeError
+from allotment.kube.nodes import (
+    LABELS_ANNOTATION,
+    Condition,
+    Node,
+    OwnNode,
+    Wanted,
+    format_quantity,
+    plan_metadata,
+    plan_status,
+)
+from allotment.model.quantities import MAX_BYTES, parse_whole
+
+if TYPE_CHECKING:
+    from tests.unit.kube.conftest import Server, Watch
+
+Maker = Callable[..., Any]
+Patch = Any  # JSON
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+Runner = Callable[[Awaitable[object], Awaitable[None]], None]
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+MEMORY = "allotment.dev/gpu-memory"
+COMPUTE = "allotment.dev/gpu-compute"
+OWNED = frozenset({MEMORY, COMPUTE})
+
+amounts = st.integers(0, MAX_BYTES)
+keys = st.sampled_from(["nvidia.com/a", "nvidia.com/b", "allotment.dev/c", "zone", "team"])
+values = st.sampled_from(["", "1", "2", "x-y"])
+labels = st.dictionaries(keys, values)
+quantity_names = st.sampled_from([MEMORY, COMPUTE])
+wants = st.builds(
+    Wanted,
+    quantities=st.none() | st.dictionaries(quantity_names, amounts),
+    labels=st.none() | labels,
+    conditions=st.dictionaries(
+        st.just("GpuHealthy"),
+        st.builds(Condition, status=st.sampled_from(["True", "False"]), reason=values),
+    ),
+)
+nodes = st.builds(
+    Node,
+    name=st.just("n1"),
+    uid=st.just("u"),
+    labels=labels,
+    annotations=st.dictionaries(
+        st.just(LABELS_ANNOTATION), st.lists(keys, unique=True).map(",".join)
+    ),
+    capacity=st.dictionaries(
+        st.sampled_from(["cpu", "allotment.dev/gpu", MEMORY, COMPUTE]),
+        amounts.map(str) | st.just("500m"),
+    ),
+)
+
+
+def merged(there: Mapping[str, Any], change: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Merge as the API server does (RFC 7386)."""
+    both = {**there, **(change or {})}
+    return {key: value for key, value in both.items() if value is not None}
+
+
+def applied(node: Node, metadata: Patch, status: Patch) -> Node:
+    metadata = (metadata or {}).get("metadata", {})
+    status = (status or {}).get("status", {})
+    conditions = {
+        each["type"]: Condition(
+            status=each["status"], reason=each["reason"], message=each["message"]
+        )
+        for each in status.get("conditions", ())
+    }
+    return Node(
+        name=node.name,
+        uid=node.uid,
+        labels=merged(node.labels, metadata.get("labels")),
+        annotations=merged(node.annotations, metadata.get("annotations")),
+        capacity=merged(node.capacity, status.get("capacity")),
+        allocatable=merged(node.allocatable, status.get("allocatable")),
+        conditions={**node.conditions, **conditions},
+    )
+
+
+def plans(node: Node, wanted: Wanted) -> tuple[Patch, Patch]:
+    return plan_metadata(node, wanted), plan_status(node, wanted, owned=OWNED, now=NOW)
+
+
+@given(nodes, wants)
+def test_what_is_written_is_all_that_is_needed_and_touches_nobody_elses(
+    node: Node, wanted: Wanted
+) -> None:
+    after = applied(node, *plans(node, wanted))
+    assert plans(after, wanted) == (None, None)
+    ours = set(node.annotations.get(LABELS_ANNOTATION, "").split(",")) | set(wanted.labels or {})
+    for key in node.labels.keys() | after.labels.keys():
+        if key not in ours:
+            assert node.labels.get(key) == after.labels.get(key)
+    for name in ("cpu", "allotment.dev/gpu"):
+        assert node.capacity.get(name) == after.capacity.get(name)
+    if wanted.labels is not None:
+        assert wanted.labels.items() <= after.labels.items()
+        assert set(filter(None, after.annotations.get(LABELS_ANNOTATION, "").split(","))) == set(
+            wanted.labels
+        )
+    if wanted.quantities is not None:
+        for there in (after.capacity, after.allocatable):
+            ours_there = {name: parse_whole(there[name]) for name in OWNED & there.keys()}
+            assert ours_there == wanted.quantities
+
+
+@given(nodes, labels, labels)
+def test_labels_of_ours_go_when_they_are_no_longer_wanted_and_others_stay(
+    node: Node, first: dict[str, str], second: dict[str, str]
+) -> None:
+    strangers = {key: value for key, value in node.labels.items() if key not in first}
+    clean = Node(name="n1", uid="u", labels=strangers)
+    once = applied(clean, *plans(clean, Wanted(labels=first)))
+    twice = applied(once, *plans(once, Wanted(labels=second)))
+    none = applied(twice, *plans(twice, Wanted(labels={})))
+    assert none.annotations == {}
+    assert none.labels == {key: value for key, value in strangers.items() if key not in second}
+
+
+@given(amounts)
+def test_a_quantity_is_written_as_people_read_it(amount: int) -> None:
+    assert parse_whole(format_quantity(amount)) == amount
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (200, "200"), (25600, "25600"), (1 << 20, "1Mi"), (158 << 30, "158Gi")],
+)
+def test_quantities_look_so(amount: int, text: str) -> None:
+    assert format_quantity(amount) == text
+
+
+def test_a_condition_has_the_time_of_its_transition_only_where_it_is_one() -> None:
+    def written(before: Condition | None, after: Condition) -> Patch:
+        conditions = {"GpuHealthy": before} if before else {}
+        node = Node(name="n1", uid="u", conditions=conditions)
+        plan: Any = plan_status(
+            node, Wanted(conditions={"GpuHealthy": after}), owned=OWNED, now=NOW
+        )
+        return plan and plan["status"]["conditions"][0]
+
+    healthy = Condition(status="True", reason="AllHealthy", message="2 GPUs")
+    sick = Condition(status="False", reason="Xid79", message="1 of 2 GPUs")
+    assert written(healthy, healthy) is None
+    assert written(None, healthy)["lastTransitionTime"] == "2026-11-21T12:00:00Z"
+    assert written(healthy, sick)["lastTransitionTime"] == "2026-11-21T12:00:00Z"
+    other = Condition(status="False", reason="Xid48", message="1 of 2 GPUs")
+    assert "lastTransitionTime" not in written(sick, other)
+
+
+# ---- the loop ------------------------------------------------------------------------------------
+
+
+def an_object(version: str = "1", **parts: object) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "n1",
+            "uid": parts.pop("uid", "u1"),
+            "resourceVersion": version,
+            "labels": parts.pop("labels", {"zone": "a"}),
+            "annotations": parts.pop("annotations", {}),
+        },
+        "status": {
+            "capacity": parts.pop("capacity", {"cpu": "4"}),
+            "allocatable": parts.pop("allocatable", {"cpu": "4"}),
+            "nodeInfo": {"containerRuntimeVersion": "containerd://2.3.7"},
+        },
+    }
+
+
+@pytest.fixture
+def node(server: Server, impatient: Callable[[], Backoff]) -> OwnNode:
+    return OwnNode(server.client(), name="n1", owned=OWNED, backoff=impatient())
+
+
+def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_it(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(listed(an_object()))
+    server.writes.append(httpx2.Response(200, json={}))
+    watch = new_watch()
+    full = {"cpu": "4", MEMORY: "8Gi", COMPUTE: "200"}
+
+    async def test() -> None:
+        await node.set_capacity({MEMORY: 8 << 30, COMPUTE: 200})
+        await until(server.bodies)
+        assert not node.is_settled
+        watch.send({"type": "MODIFIED", "object": an_object("2", capacity=full, allocatable=full)})
+        assert await node.settled(timeout_s=10)
+        watch.send({"type": "DELETED", "object": an_object("3")})
+        watch.send({"type": "ADDED", "object": an_object("4", uid="u2")})
+        await until(lambda: len(server.bodies()) == 2)
+
+    run(node.run(), test())
+    assert {each.url.params["fieldSelector"] for each in server.asked("lists")} == {
+        "metadata.name=n1"
+    }
+    patch = server.asked("writes")[0]
+    assert patch.url.path == "/api/v1/nodes/n1/status"
+    assert patch.headers["Content-Type"] == "application/strategic-merge-patch+json"
+    ours = {MEMORY: "8Gi", COMPUTE: "200"}
+    assert server.bodies() == [{"status": {"capacity": ours, "allocatable": ours}}] * 2
+
+
+def test_what_is_always_undone_is_written_less_and_less_often(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(listed(an_object()))
+    server.writes.append(httpx2.Response(200, json={}))
+    watch = new_watch()
+
+    def shows(capacity: object) -> bool:
+        return node.current is not None and node.current.capacity == capacity
+
+    async def test() -> None:
+        await node.set_capacity({MEMORY: 1 << 30})
+        for version in range(2, 400):
+            cpu = {"cpu": str(version)}
+            watch.send({"type": "MODIFIED", "object": an_object(str(version), capacity=cpu)})
+            await until(partial(shows, cpu))
+
+    run(node.run(), test())
+    assert 1 <= len(server.bodies()) <= 6
+
+
+def test_labels_are_there_when_the_call_returns(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(
+        listed(
+            an_object(
+                labels={"zone": "a", "nvidia.com/old": "1"},
+                annotations={LABELS_ANNOTATION: "nvidia.com/old"},
+            )
+        )
+    )
+    server.writes.append(httpx2.Response(200, json={}))
+    watch = new_watch()
+
+    async def answer() -> None:
+        await until(server.bodies)
+        watch.send(
+            {
+                "type": "MODIFIED",
+                "object": an_object(
+                    "2",
+                    labels={"zone": "a", "nvidia.com/new": "2"},
+                    annotations={LABELS_ANNOTATION: "nvidia.com/new"},
+                ),
+            }
+        )
+
+    async def test() -> None:
+        answering = asyncio.create_task(answer())
+        await node.set_labels({"nvidia.com/new": "2"}, owned_prefixes=("nvidia.com/",))
+        assert node.is_settled
+        await answering
+        with pytest.raises(ValueError, match="zone"):
+            await node.set_labels({"zone": "b"}, owned_prefixes=("nvidia.com/",))
+
+    run(node.run(), test())
+    assert server.bodies() == [
+        {
+            "metadata": {
+                "labels": {"nvidia.com/new": "2", "nvidia.com/old": None},
+                "annotations": {LABELS_ANNOTATION: "nvidia.com/new"},
+            }
+        }
+    ]
+
+
+def test_a_refused_write_is_told_and_tried_again(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    refused: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(listed(an_object()))
+    new_watch()
+    server.writes.extend(
+        [refused(409), refused(403, "nodes is forbidden"), httpx2.Response(200, json={})]
+    )
+
+    async def test() -> None:
+        await until(lambda: node.current)
+        with pytest.raises(KubeError):
+            await node.set_labels({"nvidia.com/new": "2"})
+        await until(lambda: len(server.bodies()) >= 3 and node.problem is None)
+
+    run(node.run(), test())
+
+
+def test_without_a_node_it_waits_for_one(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    refused: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(listed())
+    server.writes.append(refused(404))
+    watch = new_watch()
+
+    async def test() -> None:
+        await node.set_condition("GpuHealthy", "True", reason="AllHealthy", message="")
+        await until(lambda: node.is_synced)
+        assert not await node.settled(timeout_s=0.01)
+        assert not server.bodies()
+        watch.send({"type": "ADDED", "object": an_object("4")})
+        await until(server.bodies)
+        assert node.current is not None
+        assert node.current.container_runtime == "containerd://2.3.7"
+
+    run(node.run(), test())

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's HTTP server: what the kubelet and Prometheus ask, and that it comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.model.errors import PrerequisiteError, UsageError
+
+
+def fetch(server: Server, path: str, **headers: str) -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers["Content-Type"]
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("things", "Things.", registry=registry).inc()
+    return registry
+
+
+def test_it_serves_figures_in_both_formats(registry: CollectorRegistry) -> None:
+    with Server("127.0.0.1:0", registry, Probes()) as server:
+        status, body, kind = fetch(server, "/metrics?x=1")
+        assert (status, kind.partition(";")[0]) == (200, "text/plain")
+        assert "things_total 1.0" in body
+        _, body, kind = fetch(server, "/metrics", Accept="application/openmetrics-text")
+        assert kind.startswith("application/openmetrics-text")
+        assert body.endswith("# EOF\n")
+
+
+def test_the_probes_say_what_is_amiss(registry: CollectorRegistry) -> None:
+    amiss: list[str] = []
+    probes = Probes(is_healthy=lambda: (), is_ready=lambda: amiss)
+    with Server("127.0.0.1:0", registry, probes) as server:
+        assert fetch(server, "/readyz")[:2] == (200, "ok\n")
+        amiss += ["the kubelet has not been reached", "no GPU"]
+        assert fetch(server, "/readyz")[:2] == (503, "the kubelet has not been reached\nno GPU\n")
+        assert fetch(server, "/healthz")[:2] == (200, "ok\n")
+        assert fetch(server, "/")[0] == 404
+
+
+def test_it_ends_and_gives_its_address_back_even_with_a_client_that_hangs(
+    registry: CollectorRegistry,
+) -> None:
+    server = Server("127.0.0.1:0", registry, Probes())
+    port = server.port
+    with socket.create_connection(("127.0.0.1", port)) as hanging:
+        hanging.send(b"GET /metr")
+        assert fetch(server, "/healthz")[0] == 200
+        server.close()
+        server.close()
+    with Server(f"127.0.0.1:{port}", registry, Probes()) as again:
+        assert fetch(again, "/healthz")[0] == 200
+
+
+def test_an_address_that_is_taken_is_refused_with_it(registry: CollectorRegistry) -> None:
+    with Server("127.0.0.1:0", registry, Probes()) as server:
+        address = f"127.0.0.1:{server.port}"
+        with pytest.raises(PrerequisiteError) as caught:
+            Server(address, registry, Probes())
+        assert address in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":9446", ("", 9446)),
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("[::1]:80", ("::1", 80)),
+        ("localhost:0", ("localhost", 0)),
+    ],
+)
+def test_addresses_are_understood(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "9446", "host", "host:", "host:http", "host:65536"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_address(text)
