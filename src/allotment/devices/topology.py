@@ -40,7 +40,8 @@ def read_pair_scores(
     """Ask NVML about all pairs of `devices`; blocks for `patience_s` at most twice.
 
     `machine` is the simulated machine that they are on. Only these devices are asked: leave out
-    those that do not answer. Raises `NoDevicesError` where there is no NVML.
+    those that do not answer. To be called while an `Nvml` is entered. Raises `NoDevicesError` where
+    there is no NVML.
     """
     with loading.nvml_of(machine) as nvml:
         reader = _Reader(nvml, patience_s)
@@ -67,10 +68,9 @@ class _Reader:
         self._closed = closed = threading.Event()
 
         def asked(device: Device) -> None:
-            try:
+            # One that is lost has no points.
+            with contextlib.suppress(self._nvml.NVMLError):
                 question(device)
-            except self._nvml.NVMLError:
-                pass  # a GPU without links, or one that is lost: then it has no points
 
         threads = [
             threading.Thread(

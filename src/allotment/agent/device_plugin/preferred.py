@@ -34,7 +34,7 @@ a GPU that does not answer must not keep the others from being given out.
 """
 
 _PACKED: Final = "packed"
-_EXCHANGE_WORK: Final = 512
+_EXCHANGE_WORK: Final = 2048
 """Exchanges to be looked at in a pass, over all starts together."""
 
 

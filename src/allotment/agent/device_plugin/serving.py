@@ -5,6 +5,8 @@ It knows nothing of shares: what is answered, and what is to be ready before a c
 the `Tenancy`'s. What the resource has can change at any time; the kubelet hears of it at once.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import hashlib
@@ -14,15 +16,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
 import grpc.aio
 
 from allotment.agent.device_plugin.preferred import Links, preferred
 from allotment.agent.device_plugin.refusals import code_of, one_line
 from allotment.agent.kubelet import services
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
+from allotment.agent.kubelet.services import Context
 from allotment.agent.protocols import Answer, Reports, Tenancy
 from allotment.agent.resources import Resource
 from allotment.model.errors import AllotError, StateError
@@ -40,8 +42,6 @@ _FLUSH_S: Final = 0.5
 
 _LONGEST_PATH: Final = 104
 """Of a Unix socket: 108 bytes with its end, and a few for the name it has at first."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

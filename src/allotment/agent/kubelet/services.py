@@ -4,9 +4,11 @@
 A table in place of generated stubs: it is typed, and fits every gRPC that there is.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +27,7 @@ __all__ = [
     "PREFERRED",
     "PRE_START",
     "REGISTER",
+    "Context",
     "Handler",
     "Method",
     "handlers",
@@ -128,11 +131,16 @@ GET_POD: Final = Method(
     pod_resources.GetPodResourcesResponse,
 )
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""What a handler knows of its caller."""
+
 # The messages differ from method to method; each handler says which are its own.
-Handler = (
-    Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Message]]
-    | Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncIterator[Message]]
+Handler: TypeAlias = (
+    Callable[[Any, Context], Awaitable[Message]]
+    | Callable[[Any, Context], AsyncIterator[Message]]
+    | Callable[[Any, grpc.ServicerContext], Message]
 )
+"""The last kind is for servers without asyncio."""
 
 
 def handlers(answered: Mapping[Method[Any, Any], Handler]) -> tuple[grpc.GenericRpcHandler, ...]:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well simulated GPUs are linked, as NVML tells; and that a sick one hides only itself."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from allotment.devices.faults import set_fault
+from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.topology import PairScores, read_pair_scores
+
+pytestmark = pytest.mark.usefixtures("native_dir")
+
+SWITCH, PROCESSOR, SYSTEM = 50, 20, 10
+
+
+def read(machine: Path, **options: float) -> tuple[PairScores, list[str]]:
+    devices = read_machine(machine).devices
+    uuids = [device.uuid for device in devices]
+    return read_pair_scores(devices, machine=machine, **options), uuids
+
+
+def test_points_are_for_where_a_pair_meets(tmp_path: Path) -> None:
+    machine = machine_path(tmp_path, "t4[numa=0]:4,t4[numa=1]:2")
+    scores, uuids = read(machine)
+
+    def score(one: int, other: int) -> int:
+        return scores[frozenset((uuids[one], uuids[other]))]
+
+    assert score(0, 1) == score(2, 3) == score(4, 5) == SWITCH
+    assert score(0, 2) == score(1, 3) == PROCESSOR
+    assert score(0, 4) == score(3, 5) == SYSTEM
+    assert len(scores) == 15
+
+
+@pytest.mark.parametrize(("lost", "hang_us"), [(True, 0), (None, 4_000_000)], ids=["lost", "hangs"])
+def test_a_sick_gpu_hides_only_itself(tmp_path: Path, lost: bool | None, hang_us: int) -> None:  # noqa: FBT001 - a parameter
+    machine = machine_path(tmp_path, "t4:16")
+    set_fault(machine, 5, lost=lost, hang_us=hang_us)
+    started = time.monotonic()
+    scores, uuids = read(machine, patience_s=0.5)
+    assert time.monotonic() - started < 3.0
+    sick = uuids.pop(5)
+    assert set(scores) == {frozenset(pair) for pair in combinations(uuids, 2)}
+    assert not any(sick in pair for pair in scores)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every strategy's answer, as NVIDIA's plugin gives it; and our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from allotment.agent.config.effective import Config, DeviceListStrategy, PluginConfig
+from allotment.agent.device_plugin.answers import DriverNodes, answer
+from allotment.agent.protocols import SHARE_ANNOTATION, Answer, DeviceNode, Mount
+from allotment.agent.resources import Resource, Slot
+from allotment.model.devices import Device
+from allotment.model.errors import UsageError
+from allotment.model.shares import ShareId
+
+SHARE = ShareId("0123456789ab")
+MARK = {SHARE_ANNOTATION: "0123456789ab"}
+OWN = Answer(annotations=MARK, cdi_devices=("allotment.dev/share=0123456789ab",))
+MOUNTS = (Mount("/run/allotment/shares/0123456789ab/policy", "/run/allotment/share/policy"),)
+NODES = (DeviceNode("/dev/nvidia0", "/dev/nvidia0"),)
+
+
+def device(index: int) -> Device:
+    return Device(
+        uuid=f"GPU-{index}",
+        name="NVIDIA A100-SXM4-80GB",
+        index=index,
+        memory_bytes=80 << 30,
+        sm_count=108,
+        compute_capability=(8, 0),
+        numa_node=0,
+        pci_bus_id=f"00000000:0{index}:00.0",
+        simulated=False,
+        mig=False,
+    )
+
+
+DEVICES = {each.uuid: each for each in (device(0), device(1))}
+WHOLE = Resource(
+    name="nvidia.com/gpu",
+    mode="exclusive",
+    slots=tuple(Slot(uuid, uuid) for uuid in DEVICES),
+)
+SHARED = Resource(
+    name="nvidia.com/gpu.shared",
+    mode="timeslice",
+    slots=tuple(Slot(f"{uuid}::{n}", uuid) for uuid in DEVICES for n in range(2)),
+    replicas=2,
+)
+SOFT = Resource(name="allotment.dev/gpu", mode="soft", slots=(Slot("share::0", None),))
+
+
+def config(*strategies: str, **plugin: object) -> Config:
+    named = tuple(map(DeviceListStrategy, strategies)) or None
+    changed = replace(PluginConfig(device_list_strategies=named), **plugin)  # type: ignore[arg-type]
+    return Config(plugin=changed)
+
+
+def ask(
+    resource: Resource,
+    *ids: str,
+    config: Config,
+    has_cdi: bool = True,
+    driver: DriverNodes | None = None,
+) -> Answer:
+    return answer(
+        resource,
+        ids,
+        share=SHARE,
+        config=config,
+        devices=DEVICES,
+        has_cdi=has_cdi,
+        mounts=MOUNTS,
+        nodes=NODES,
+        driver=driver,
+    )
+
+
+def test_where_nobody_named_a_strategy_it_is_the_shares_own_device() -> None:
+    for resource in (WHOLE, SHARED, SOFT):
+        assert ask(resource, resource.slots[0].id, config=config()) == OWN
+
+
+def test_soft_shares_come_by_their_own_device_whatever_was_named() -> None:
+    assert ask(SOFT, "share::0", config=config("envvar", "cdi-cri")) == OWN
+
+
+def test_without_cdi_soft_shares_come_by_files() -> None:
+    expected = Answer(annotations=MARK, mounts=MOUNTS, devices=NODES)
+    assert ask(SOFT, "share::0", config=config("cdi-cri"), has_cdi=False) == expected
+
+
+def test_without_cdi_whole_gpus_come_by_the_environment_too() -> None:
+    expected = Answer(
+        envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, annotations=MARK, mounts=MOUNTS, devices=NODES
+    )
+    assert ask(WHOLE, "GPU-1", config=config(), has_cdi=False) == expected
+
+
+def test_envvar() -> None:
+    got = ask(WHOLE, "GPU-1", "GPU-0", config=config("envvar"))
+    assert got == Answer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}, annotations=MARK)
+
+
+def test_envvar_by_index() -> None:
+    got = ask(WHOLE, "GPU-1", "GPU-0", config=config("envvar", device_id_strategy="index"))
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": "1,0"}
+
+
+def test_replicas_of_one_gpu_are_one_gpu() -> None:
+    got = ask(SHARED, "GPU-0::1", "GPU-1::0", "GPU-0::0", config=config("envvar"))
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
+
+
+def test_volume_mounts() -> None:
+    got = ask(WHOLE, "GPU-0", config=config("volume-mounts"))
+    folder = "/var/run/nvidia-container-devices"
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": folder}
+    assert got.mounts == (Mount("/dev/null", f"{folder}/GPU-0", is_read_only=False),)
+
+
+def test_cdi_cri() -> None:
+    got = ask(WHOLE, "GPU-0", config=config("cdi-cri"))
+    assert got == Answer(annotations=MARK, cdi_devices=("k8s.device-plugin.nvidia.com/gpu=GPU-0",))
+
+
+def test_cdi_annotations() -> None:
+    got = ask(
+        WHOLE,
+        "GPU-0",
+        "GPU-1",
+        config=config("cdi-annotations", cdi_annotation_prefix="custom.cdi.k8s.io/"),
+    )
+    vendor = "k8s.device-plugin.nvidia.com"
+    assert got.annotations == {
+        **MARK,
+        f"custom.cdi.k8s.io/nvidia-device-plugin_{SHARE}": f"{vendor}/gpu=GPU-0,{vendor}/gpu=GPU-1",
+    }
+    assert got == Answer(annotations=got.annotations)
+
+
+def test_extras_come_with_every_strategy() -> None:
+    on = replace(
+        config("envvar", "cdi-cri"),
+        gds_enabled=True,
+        mofed_enabled=True,
+        gdrcopy_enabled=True,
+        imex_channel_ids=(0,),
+    )
+    got = ask(WHOLE, "GPU-0", config=on)
+    assert got.envs == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0",
+        "NVIDIA_IMEX_CHANNELS": "0",
+        "NVIDIA_GDRCOPY": "enabled",
+        "NVIDIA_GDS": "enabled",
+        "NVIDIA_MOFED": "enabled",
+    }
+    vendor = "k8s.device-plugin.nvidia.com"
+    assert got.cdi_devices == tuple(
+        f"{vendor}/{name}"
+        for name in ("gpu=GPU-0", "imex-channel=0", "gdrcopy=all", "gds=all", "mofed=all")
+    )
+
+
+def test_with_cdi_alone_nothing_else_is_answered() -> None:
+    on = replace(config("cdi-cri", pass_device_specs=True), gds_enabled=True)
+    got = ask(WHOLE, "GPU-0", config=on)
+    assert got == Answer(annotations=MARK, cdi_devices=got.cdi_devices)
+
+
+def test_device_nodes_are_passed_from_the_drivers_root() -> None:
+    wanted = replace(config("envvar", pass_device_specs=True), nvidia_dev_root="/run/nvidia/driver")
+    driver = DriverNodes(control=("/dev/nvidiactl",), minors={"GPU-1": 5})
+    got = ask(SHARED, "GPU-1::0", "GPU-1::1", config=wanted, driver=driver)
+    assert got.devices == (
+        DeviceNode("/run/nvidia/driver/dev/nvidiactl", "/dev/nvidiactl"),
+        DeviceNode("/run/nvidia/driver/dev/nvidia5", "/dev/nvidia5"),
+    )
+
+
+def test_unknown_ids_are_refused_in_nvidias_words() -> None:
+    with pytest.raises(UsageError) as raised:
+        ask(WHOLE, "GPU-7", config=config("envvar"))
+    assert raised.value.message == (
+        'invalid allocation request for "nvidia.com/gpu": invalid request: unknown device: GPU-7'
+    )
+    assert raised.value.hint
+
+
+def test_more_than_one_is_refused_in_nvidias_words_where_that_is_asked_for() -> None:
+    ids = ("GPU-0::0", "GPU-1::0")
+    assert ask(SHARED, *ids, config=config()) == OWN
+    strict = replace(SHARED, fails_above_one=True)
+    with pytest.raises(UsageError) as raised:
+        ask(strict, *ids, config=config())
+    assert raised.value.message == (
+        'invalid allocation request for "nvidia.com/gpu.shared": invalid request: maximum request'
+        " size for shared resources is 1; found 2"
+    )
+    assert ask(strict, ids[0], config=config()) == OWN
+
+
+def test_a_device_that_does_not_answer_is_no_device() -> None:
+    gone = replace(WHOLE, slots=(Slot("GPU-9", "GPU-9"),))
+    with pytest.raises(UsageError, match="unknown device: GPU-9"):
+        ask(gone, "GPU-9", config=config("envvar"))
+
+
+def test_a_resource_that_was_given_up_has_no_ids() -> None:
+    with pytest.raises(UsageError, match="unknown device: share::0"):
+        ask(replace(SOFT, slots=()), "share::0", config=config())

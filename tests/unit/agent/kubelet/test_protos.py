@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's messages: made of its files, and numbered as they are on the wire."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
+
+UNAVAILABLE = 3
+
+
+@pytest.mark.timeout(180)
+def test_what_is_generated_is_made_of_the_files_that_are_there(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/generate_protos.py", "--check"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == UNAVAILABLE:
+        pytest.skip(f"the compiler cannot be had here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_fields_have_the_kubelets_numbers() -> None:
+    answer = messages.ContainerAllocateResponse.DESCRIPTOR.fields_by_name
+    assert {name: field.number for name, field in answer.items()} == {
+        "envs": 1,
+        "mounts": 2,
+        "devices": 3,
+        "annotations": 4,
+        "cdi_devices": 5,
+    }
+    device = messages.Device.DESCRIPTOR.fields_by_name
+    assert {name: field.number for name, field in device.items()} == {
+        "ID": 1,
+        "health": 2,
+        "topology": 3,
+    }
