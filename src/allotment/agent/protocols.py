@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from allotment.agent.resources import Resource
 from allotment.model.pods import Owner, Pod, PodUid
 from allotment.model.shares import Injection, ShareId
-from allotment.agent.resources import Resource
 
 __all__ = [
     "SHARE_ANNOTATION",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 SHARE_ANNOTATION = "allotment.dev/share"
-"""In every answer to `Allocate`, as an annotation of the container: the id that its share will have.
+"""In every answer to `Allocate`, as an annotation of the container: the id of its share to be.
 
 The kubelet keeps the answer in its checkpoint, and hands it to the runtime alone.
 """
@@ -129,6 +129,10 @@ class Reports(Protocol):
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add a value (seconds) to a histogram of `metrics`."""
+        ...
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge of `metrics`."""
         ...
 
 

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "cdi": "Make shares for containers: Docker, Podman.",
     "env": "Print what lets a shell's programs use simulated GPUs.",
     "fault": "Break a simulated GPU on purpose, or mend it.",
+    "agent": "Share this node's GPUs among pods: the Kubernetes device plugin.",
     "burn": "Use a GPU, and report what happened.",
     "demo": "Two programs share a GPU, before your eyes.",
     "doctor": "Name what this machine lacks, and the fix.",

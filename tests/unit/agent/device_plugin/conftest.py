@@ -229,6 +229,9 @@ class ReportsTwin:
         assert labels["resource"]
         self.observed.append((name, value))
 
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        del name, value, labels
+
 
 @dataclass
 class World:

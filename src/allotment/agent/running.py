@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the agent together, and runs it until it is told to end.
+
+Here alone the parts meet: what each needs of another is given to it. Nothing is kept here that
+another start would not find again, in the state folder, at the kubelet or at the API server.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from allotment import __version__
+from allotment.agent.config.effective import Config
+from allotment.agent.configuring import Configuring
+from allotment.agent.device_plugin.answers import DriverNodes, answer
+from allotment.agent.device_plugin.plugins import DevicePlugins
+from allotment.agent.device_plugin.preferred import Links
+from allotment.agent.device_plugin.serving import Duties
+from allotment.agent.health.actions import policy_of
+from allotment.agent.health.memory import Memory
+from allotment.agent.health.watching import HealthWatch
+from allotment.agent.inventory import GpuWatch
+from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
+from allotment.agent.labels.publishing import Inputs, Publisher
+from allotment.agent.offering import Offering
+from allotment.agent.protocols import Answer, DeviceNode, Mount
+from allotment.agent.reports import AgentReports
+from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, Resource
+from allotment.agent.settings import AgentSettings, CdiUse
+from allotment.agent.tenancy.node_shares import NodeShares
+from allotment.agent.tenancy.tenants import Tenants
+from allotment.devices.facts import FactReader
+from allotment.devices.simulated import machine_path
+from allotment.devices.topology import read_pair_scores
+from allotment.kube.clients import Api, connect
+from allotment.kube.configmaps import FollowedConfigMap
+from allotment.kube.events import Events
+from allotment.kube.nodes import OwnNode
+from allotment.kube.pods import NodePods
+from allotment.metrics.agent import AgentMetrics
+from allotment.metrics.serving import Probes, Server
+from allotment.model.errors import AllotError, NoDevicesError
+from allotment.model.pods import Owner
+from allotment.model.shares import Injection, ShareId
+from allotment.modes import ledger_mode
+from allotment.shares.folders import StateFolder
+from allotment.shares.pods import NodeFolders, PodShares
+
+__all__ = ["run"]
+
+_log = structlog.get_logger("allotment.agent")
+
+_PRIVATE: Final = 0o700
+_NODE_WAIT_S: Final = 10.0
+"""How long the API server may take to tell which runtime the node has."""
+_BEAT_S: Final = 1.0
+_HANGS_S: Final = 30.0
+"""A loop that has not turned for so long is not coming back: the probe fails."""
+_FIGURES_S: Final = 15.0
+_GOODBYE_S: Final = 2.0
+_TIDY_S: Final = 600.0
+
+# Runtimes that have CDI on without being told, by their first such version (major, minor):
+# containerd's documentation of `enable_cdi`, CRI-O's of `cdi_spec_dirs`.
+_CDI_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 0), "cri-o": (1, 28)}
+_RUNTIME: Final = re.compile(r"(?P<name>[a-z-]+)://v?(?P<major>\d+)\.(?P<minor>\d+)")
+_NVIDIA_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
+
+
+def run(settings: AgentSettings) -> None:
+    """Run the agent until SIGTERM or SIGINT. Raises `AllotError` where it cannot start."""
+    _start_log(settings)
+    try:
+        asyncio.run(_main(settings))
+    except* AllotError as group:
+        raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[AllotError]) -> AllotError:
+    """Return the first of the errors that ended the agent."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, AllotError)  # noqa: S101 - `except*` has seen to it
+    return error
+
+
+async def _main(settings: AgentSettings) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    api = connect(settings.kubeconfig)
+    try:
+        agent = _Agent(settings, api)
+        task = asyncio.create_task(agent.run())
+        waiting = asyncio.create_task(ended.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not task.done():
+            _log.info("ending")
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        await api.aclose()
+
+
+class _Agent:
+    """All parts, for one run."""
+
+    def __init__(self, settings: AgentSettings, api: Api) -> None:
+        self._settings = settings
+        folder = StateFolder.at(settings.state)
+        folder.prepare(mode=_PRIVATE)
+        spec = settings.simulated
+        self._machine = machine_path(folder.root, spec) if spec else None
+        self._metrics = AgentMetrics()
+        self._events = Events(
+            api,
+            component="allotment-agent",
+            node=settings.node,
+            on_drop=lambda: self._metrics.count("events_dropped"),
+        )
+        self._reports = AgentReports(node=settings.node, metrics=self._metrics, events=self._events)
+        self._node = OwnNode(api, name=settings.node, owned=frozenset({GPU_MEMORY, GPU_COMPUTE}))
+        self._pods = NodePods(api, node=settings.node)
+        named = settings.config_map
+        self._config_map = (
+            FollowedConfigMap(api, namespace=named.namespace, name=named.name) if named else None
+        )
+        self._configuring = Configuring(
+            settings,
+            state=folder.root,
+            reports=self._reports,
+            node=self._node,
+            config_map=self._config_map,
+        )
+        self._gpus = GpuWatch(machine=self._machine)
+        self._health = HealthWatch(
+            gpus=self._gpus,
+            policy=policy_of(Config().allotment.health, settings.environment),
+            reports=self._reports,
+            owners=self._owners,
+            memory=Memory(folder.root),
+        )
+        self._offering = Offering(
+            gpus=self._gpus,
+            health=self._health,
+            configuring=self._configuring,
+            node=self._node,
+            reports=self._reports,
+        )
+        self._shares = PodShares(
+            folder,
+            machine=self._machine,
+            spec=spec,
+            folders=NodeFolders(cdi=settings.cdi_folder),
+        )
+        checkpoint = KubeletCheckpoint(settings.checkpoint)
+        self._tenants = Tenants(
+            checkpoint=checkpoint,
+            pods=self._pods,
+            offer=lambda: self._offering.current,
+            reports=self._reports,
+            store=NodeShares(
+                self._shares,
+                devices=lambda: tuple(self._offering.devices.values()),
+                unhealthy=lambda: self._offering.unhealthy,
+                problems=lambda: tuple(
+                    each for each in self._gpus.current.problems if each.device is None
+                ),
+                injection=self._injection,
+            ),
+            respond=self._respond,
+        )
+        self._links: Links = {}
+        self._plugins = DevicePlugins(
+            kubelet=settings.kubelet_socket,
+            duties=Duties(
+                tenancy=self._tenants,
+                reports=self._reports,
+                links=lambda: self._links,
+                policy=self._policy,
+            ),
+            checkpoint=checkpoint,
+        )
+        self._facts = FactReader(machine=self._machine)
+        self._publisher = Publisher(inputs=self._inputs, node=self._node, reports=self._reports)
+        self._offering.followers += [
+            lambda offer: self._plugins.offer(offer.resources),
+            lambda _: self._publisher.wake(),
+        ]
+        self._beat = time.monotonic()
+        self._is_serving = False
+
+    # ---- what it does ----
+
+    async def run(self) -> None:
+        """Run all loops until cancelled, or until one of them cannot go on."""
+        settings = self._settings
+        _log.info("starting", version=__version__, node=settings.node, state=str(settings.state))
+        server = None
+        if settings.metrics_address is not None:
+            probes = Probes(is_healthy=self._amiss, is_ready=self._not_ready)
+            server = Server(settings.metrics_address, self._metrics.registry, probes)
+        try:
+            await asyncio.to_thread(self._shares.tidy)
+            await self._tenants.adopt()
+            async with asyncio.TaskGroup() as group:
+                for loop in (
+                    self._node.run,
+                    self._pods.run,
+                    self._events.run,
+                    self._configuring.run,
+                    self._gpus.run,
+                    self._health.run,
+                    self._offering.run,
+                    self._follow_config,
+                    self._turn,
+                    self._show_figures,
+                    self._tidy,
+                    self._serve,
+                ):
+                    group.create_task(loop())
+                if self._config_map is not None:
+                    group.create_task(self._config_map.run())
+        finally:
+            if server is not None:
+                server.close()
+            await self._tenants.close()
+            self._facts.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._events.flush(timeout_s=_GOODBYE_S / 2)
+
+    async def _serve(self) -> None:
+        """Answer the kubelet, once it is known how."""
+        await self._gpus.first_look()
+        await self._runtime_known()
+        await self._read_links()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._plugins.run())
+            group.create_task(self._tenants.run())
+            group.create_task(self._publisher.run())
+            self._is_serving = True
+
+    async def _runtime_known(self) -> None:
+        """Wait for the node's word on its runtime, where that decides what is answered."""
+        if self._settings.cdi is not CdiUse.AUTO:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NODE_WAIT_S):
+                async for _ in self._node.changes():
+                    if self._node.current is not None:
+                        break
+        if not self._has_cdi():
+            self._reports.node(
+                "NoCdi",
+                f"{self._runtime()} has no CDI on by itself: containers get their shares by mounts,"
+                " and see the nodes of all GPUs in mode soft; with CDI on in the runtime, start the"
+                " agent with --cdi on",
+                is_warning=True,
+            )
+
+    async def _read_links(self) -> None:
+        """Read how the GPUs are linked, for aligned allocation; it goes without where it must."""
+        working = [
+            device
+            for uuid, device in self._offering.devices.items()
+            if uuid not in self._offering.unhealthy
+        ] or list(self._gpus.current.devices)
+        if len(working) < 2:  # noqa: PLR2004 - a pair
+            return
+        with contextlib.suppress(NoDevicesError):
+            self._links = await asyncio.to_thread(read_pair_scores, working, machine=self._machine)
+
+    async def _follow_config(self) -> None:
+        async for config in self._configuring.changes():
+            health = config.allotment.health
+            self._health.reconfigure(
+                policy_of(health, self._settings.environment), auto_recover=health.auto_recover
+            )
+            self._publisher.wake()
+
+    async def _turn(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_BEAT_S)
+
+    async def _show_figures(self) -> None:
+        while True:
+            self._metrics.forget("shares")
+            modes = [share.mode for share in self._tenants.shares]
+            for mode in set(modes):
+                self._reports.gauge("shares", modes.count(mode), mode=mode)
+            for what, part in (("pods", self._pods), ("node", self._node)):
+                self._reports.gauge("api_synced", float(part.problem is None), what=what)
+            await asyncio.sleep(_FIGURES_S)
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(_TIDY_S)
+            try:
+                await asyncio.to_thread(self._shares.tidy)
+            except AllotError as error:
+                _log.warning("could not tidy", error=error.message)
+
+    # ---- what its parts ask ----
+
+    def _respond(self, resource: Resource, ids: Sequence[str], share: ShareId) -> Answer:
+        config = self._configuring.current or Config()
+        has_cdi = self._has_cdi()
+        mounts: tuple[Mount, ...] = ()
+        nodes: tuple[DeviceNode, ...] = ()
+        if not has_cdi:
+            mounts, nodes = self._by_mounts(resource, ids, share)
+            self._reports.count("cdi_fallback", resource=resource.name)
+        return answer(
+            resource,
+            ids,
+            share=share,
+            config=config,
+            devices=self._offering.devices,
+            has_cdi=has_cdi,
+            mounts=mounts,
+            nodes=nodes,
+            driver=self._driver_nodes() if config.plugin.pass_device_specs else None,
+        )
+
+    def _by_mounts(
+        self, resource: Resource, ids: Sequence[str], share: ShareId
+    ) -> tuple[tuple[Mount, ...], tuple[DeviceNode, ...]]:
+        """Return what a container gets without CDI: files that will be there when it starts."""
+        device_of = {slot.id: slot.device for slot in resource.slots}
+        meant = {device_of.get(each) for each in ids}
+        modes = self._offering.current.modes
+        devices = [
+            device
+            for uuid, device in self._offering.devices.items()
+            if (uuid in meant if None not in meant else modes.get(uuid) == resource.mode)
+        ]
+        count = len(ids) if None in meant else len(meant)
+        mounts = [
+            *self._shares.mounts(share, mode=resource.mode, devices=count),
+            *self._shares.driver_mounts(devices),
+        ]
+        return (
+            tuple(Mount(each.host_path, each.container_path, each.is_read_only) for each in mounts),
+            tuple(DeviceNode(path, path) for path in self._shares.device_nodes(devices)),
+        )
+
+    def _driver_nodes(self) -> DriverNodes:
+        """Return the device nodes that are there."""
+        minors = {}
+        for uuid, device in self._offering.devices.items():
+            for path in self._shares.device_nodes([device]):
+                found = _NVIDIA_NODE.fullmatch(path)
+                if found:
+                    minors[uuid] = int(found[1])
+        present = tuple(path for path in DriverNodes().control if Path(path).exists())
+        return DriverNodes(control=present, minors=minors)
+
+    def _injection(self, mode: str) -> Injection:
+        config = self._configuring.current or Config()
+        if ledger_mode(mode) is None and config.plugin.device_list_strategies is not None:
+            return Injection.NONE
+        return Injection.CDI if self._has_cdi() else Injection.MOUNTS
+
+    def _has_cdi(self) -> bool:
+        if self._settings.cdi is not CdiUse.AUTO:
+            return self._settings.cdi is CdiUse.ON
+        found = _RUNTIME.match(self._runtime())
+        if found is None:
+            return True  # not heard of: all that are supported today have it
+        since = _CDI_SINCE.get(found["name"])
+        return since is None or (int(found["major"]), int(found["minor"])) >= since
+
+    def _runtime(self) -> str:
+        node = self._node.current
+        return node.container_runtime if node is not None else ""
+
+    def _policy(self) -> str:
+        config = self._configuring.current or Config()
+        return config.plugin.shared_devices_allocation_policy
+
+    def _owners(self, uuid: str) -> Sequence[Owner]:
+        return [
+            share.owner
+            for share in self._tenants.shares
+            if share.owner is not None and any(each.uuid == uuid for each in share.devices)
+        ]
+
+    async def _inputs(self) -> Inputs:
+        config = self._configuring.current
+        if config is None:
+            raise NoDevicesError("there is no configuration yet")
+        facts = await asyncio.to_thread(self._facts.read)
+        return Inputs(facts=facts, offer=self._offering.current, config=config)
+
+    # ---- probes, in threads of their own ----
+
+    def _amiss(self) -> Sequence[str]:
+        for_s = time.monotonic() - self._beat
+        return [f"the event loop has hung for {for_s:.0f} s"] if for_s > _HANGS_S else []
+
+    def _not_ready(self) -> Sequence[str]:
+        found = []
+        if not self._is_serving:
+            found.append("starting")
+        if self._configuring.current is None:
+            problem = self._configuring.problem
+            found.append(f"no configuration: {problem.message if problem else 'none heard of yet'}")
+        if self._gpus.problem:
+            found.append(f"GPUs: {self._gpus.problem}")
+        found += [
+            f"{name} is not registered at the kubelet"
+            for name, is_registered in self._plugins.registered.items()
+            if not is_registered
+        ]
+        return found
+
+
+def _start_log(settings: AgentSettings) -> None:
+    """Write the log to standard error, each line at once."""
+    level = logging.DEBUG if settings.verbose else logging.INFO
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
