@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,7 +154,7 @@ class GpuWatch:
             raise self._failed
         return self._current
 
-    async def changes(self) -> AsyncIterator[Inventory]:
+    async def changes(self) -> AsyncGenerator[Inventory, None]:
         """Yield what there is, now and each time that it has changed."""
         with self._bells.hung() as bell:
             last = None

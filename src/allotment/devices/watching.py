@@ -2,8 +2,8 @@
 """NVML held open for as long as a program lives, and GPUs asked so that none delays another.
 
 `Nvml` answers a command line once and is gone; a daemon asks for months. So NVML is initialised
-once (`Session`), and each GPU has a thread of its own that asks one question at a time (`Asker`): a GPU
-that hangs in its driver keeps that one thread, its later questions are refused, and nobody else
+once (`Session`), and each GPU has a thread of its own that asks one question at a time (`Asker`): a
+GPU that hangs in its driver keeps that one thread, its later questions are refused, and nobody else
 notices. Nothing here takes the turns of `loading.nvml_of`, so a process with a `Session` has to
 keep to one library: the driver's, or one simulated machine's.
 """

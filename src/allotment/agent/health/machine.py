@@ -13,9 +13,9 @@
 
 HEALTHY and SUSPECT GPUs are offered, the others are not. What an UNHEALTHY one needs before it is
 tested again is its `need`: an answer, a reset, or just tests. A reset is never made here, only
-seen: by counters that start anew, by the GPU going away and coming back, or by the driver's own word.
-The more often a GPU was taken out of late, the more tests it has to pass, and each failed test
-makes the next one wait longer.
+seen: by counters that start anew, by the GPU going away and coming back, or by the driver's own
+word. The more often a GPU was taken out of late, the more tests it has to pass, and each failed
+test makes the next one wait longer.
 """
 
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ __all__ = [
     "Event",
     "Need",
     "Note",
+    "Probed",
     "PutBack",
     "Quiet",
     "Record",
@@ -40,7 +41,6 @@ __all__ = [
     "State",
     "Step",
     "TakeOut",
-    "Tested",
     "XidSeen",
     "complaint_of",
     "step",
@@ -107,13 +107,13 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class Probed:
     """The test that was due has been made: None, or what failed."""
 
     complaint: str | None
 
 
-Event = XidSeen | Alive | Quiet | Broken | Absent | Tested
+Event = XidSeen | Alive | Quiet | Broken | Absent | Probed
 
 
 # ---- decisions -----------------------------------------------------------------------------------
@@ -135,10 +135,12 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Worth telling; the GPU stays as it is. `is_programs`: its programs' owners should hear."""
+    """Worth telling; whether the GPU is offered stays as it is."""
 
     reason: str
+    xid: int | None = None
     is_programs: bool = False
+    """The owners of its programs should hear of it."""
 
 
 Decision = TakeOut | PutBack | Note
@@ -239,8 +241,8 @@ def step(record: Record, event: Event, *, now: float, rules: Rules) -> Step:
             return _on_broken(record, event, now, rules)
         case Absent():
             return _on_away(record, "the driver does not list it any more", now, rules)
-        case Tested():
-            return _on_tested(record, event.complaint, now, rules)
+        case Probed():
+            return _on_probed(record, event.complaint, now, rules)
         case _:
             assert_never(event)
 
@@ -357,11 +359,11 @@ def _recovering(record: Record, *, now: float) -> Step:
 def _tests_needed(record: Record, rules: Rules) -> int:
     """Twice as many for each time it was taken out of late."""
     times = max(0, len(record.taken_out) - 1)
-    return min(rules.tests_to_pass * 2 ** min(times, 16), max(rules.most_tests, 1))
+    return min(rules.tests_to_pass << min(times, 16), rules.most_tests)
 
 
 def _pause_s(record: Record, rules: Rules) -> float:
-    return float(min(rules.test_pause_s * 2 ** min(record.failed, 16), rules.longest_pause_s))
+    return min(rules.test_pause_s * (1 << min(record.failed, 16)), rules.longest_pause_s)
 
 
 # ---- events, one by one --------------------------------------------------------------------------
@@ -378,22 +380,21 @@ def _on_xid(record: Record, seen: XidSeen, now: float, rules: Rules) -> Step:
         memory_xid_at=now if seen.xid in _MEMORY_XIDS else record.memory_xid_at,
     )
     if effect is Effect.REPORT:
-        return Step(record, (Note(text),))
+        return Step(record, (Note(text, xid=seen.xid),))
     if effect is Effect.TEST:
-        return _on_mild_xid(record, text, now, rules)
+        return _on_mild_xid(record, Note(text, xid=seen.xid, is_programs=True), now, rules)
     need = Need.RESET if effect is Effect.WAIT_FOR_RESET else Need.TESTS
     return _take_out(record, text, need, now=now, rules=rules, action=seen.action)
 
 
-def _on_mild_xid(record: Record, text: str, now: float, rules: Rules) -> Step:
-    note = (Note(text, is_programs=True),)
+def _on_mild_xid(record: Record, note: Note, now: float, rules: Rules) -> Step:
     match record.state:
         case State.HEALTHY | State.SUSPECT:
-            return Step(_suspect(record, text, test_at=now, now=now), note)
+            return Step(_suspect(record, note.reason, test_at=now, now=now), (note,))
         case State.RECOVERING:
-            return Step(replace(record, passed=0, test_at=now + rules.test_pause_s), note)
+            return Step(replace(record, passed=0, test_at=now + rules.test_pause_s), (note,))
         case State.UNHEALTHY:
-            return Step(record, note)
+            return Step(record, (note,))
         case _:
             assert_never(record.state)
 
@@ -473,7 +474,7 @@ def _on_away(record: Record, text: str, now: float, rules: Rules) -> Step:
     return Step(replace(done.record, was_away=True), done.decisions)
 
 
-def _on_tested(record: Record, complaint: str | None, now: float, rules: Rules) -> Step:
+def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) -> Step:
     if record.state is State.HEALTHY or record.need in {Need.ANSWER, Need.RESET}:
         return Step(record)
     if complaint is not None:

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of health: what the inventory sees goes through each GPU's machine, and people are told.
+
+    health = HealthWatch(gpus=watch, policy=policy_of(config.allotment.health, os.environ), ...)
+    async for unhealthy in health.changes():    # {UUID: why}, whose slots are not to be offered
+
+A GPU's health is that of everything on it: all its slots and shares inherit it. Containers that run
+are never ended here: their owners are told, and what can still be done with the GPU is theirs to
+find out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from allotment.agent.health.actions import Action, XidPolicy
+from allotment.agent.health.machine import (
+    Absent,
+    Alive,
+    Broken,
+    Event,
+    Note,
+    Probed,
+    PutBack,
+    Quiet,
+    Record,
+    Rules,
+    State,
+    TakeOut,
+    XidSeen,
+    complaint_of,
+    step,
+)
+from allotment.agent.health.memory import Memory
+from allotment.agent.health.sightings import Answered, Failed, Gone, Sighting, Silent
+from allotment.agent.inventory import Bells
+from allotment.agent.protocols import Reports
+from allotment.devices.events import GpuEvent
+from allotment.devices.watching import Look
+from allotment.model.devices import Device
+from allotment.model.errors import AllotError
+from allotment.model.pods import Owner
+
+__all__ = ["Condition", "Gpus", "HealthWatch", "condition"]
+
+GPU_UNHEALTHY: Final = "GpuUnhealthy"
+GPU_RECOVERED: Final = "GpuRecovered"
+GPU_TESTED: Final = "GpuTested"
+GPU_XID: Final = "GpuXid"
+_NOTE_AGAIN_S: Final = 60.0
+"""So long the same remark about a GPU is made once: a bad program makes thousands."""
+_CONDITION_TYPE: Final = "GpuHealthy"
+_LONGEST_MESSAGE: Final = 1024
+
+
+class Gpus(Protocol):
+    """What health wants of the inventory (`inventory.GpuWatch`)."""
+
+    def hear(self, hearer: Callable[[Sighting], None]) -> None:
+        """Call `hearer` in the event loop with everything that is seen from now on."""
+        ...
+
+    async def test(self, uuid: str) -> Look | str:
+        """Ask a GPU at once; return what it says, or what is wrong, within bounded time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition of the node, as the API server has it."""
+
+    type: str
+    status: str
+    """`True`, `False` or `Unknown`."""
+    reason: str
+    message: str
+
+
+class HealthWatch:
+    """The health of the node's GPUs. All of it belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        gpus: Gpus,
+        policy: XidPolicy,
+        reports: Reports,
+        owners: Callable[[str], Sequence[Owner]] = lambda _: (),
+        memory: Memory | None = None,
+        auto_recover: bool = True,
+        rules: Rules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Judge what `gpus` sees from now on.
+
+        `owners` says whose shares are on a GPU. `clock` only goes forward, in seconds.
+        """
+        self._gpus = gpus
+        self._reports = reports
+        self._owners = owners
+        self._memory = memory
+        self._clock = clock
+        self._base = Rules() if rules is None else rules
+        self._records: dict[str, Record] = {}
+        self._devices: dict[str, Device] = {}
+        self._testing: set[str] = set()
+        self._noted: dict[tuple[str, str], float] = {}
+        self._bells = Bells()
+        self._due = asyncio.Event()
+        self._configure(policy, auto_recover=auto_recover)
+        if memory is not None:
+            self._records.update(memory.read())
+        gpus.hear(self.see)
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """Where each GPU stands that has answered, by UUID."""
+        return {uuid: each for uuid, each in self._records.items() if uuid in self._devices}
+
+    @property
+    def unhealthy(self) -> Mapping[str, str]:
+        """Return why, by UUID, for each GPU that is not to be offered."""
+        if self._policy.is_off:
+            return {}
+        return {
+            uuid: record.reason for uuid, record in self.records.items() if not record.is_offered
+        }
+
+    async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:
+        """Yield `unhealthy`, now and each time that it has changed."""
+        with self._bells.hung() as bell:
+            last: Mapping[str, str] | None = None
+            while True:
+                bell.clear()
+                unhealthy = self.unhealthy
+                if unhealthy != last:
+                    last = unhealthy
+                    yield unhealthy
+                else:
+                    await bell.wait()
+
+    def reconfigure(self, policy: XidPolicy, *, auto_recover: bool) -> None:
+        """Go by another configuration from now on; what is unhealthy stays so until it recovers."""
+        self._configure(policy, auto_recover=auto_recover)
+        self._bells.ring()
+        self._due.set()
+
+    def see(self, sighting: Sighting) -> None:
+        """Take in what was seen of a GPU."""
+        if isinstance(sighting, Gone) and sighting.is_replaced:
+            self._forget(sighting.uuid)
+            return
+        if isinstance(sighting, Answered):
+            is_new = sighting.uuid not in self._devices
+            self._devices[sighting.uuid] = sighting.device
+            if is_new:
+                self._publish(sighting.uuid)
+        event = self._event(sighting)
+        if event is not None:
+            self._take(sighting.uuid, event)
+
+    async def run(self) -> None:
+        """Make the tests that are due, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._due.clear()
+                now = self._clock()
+                for uuid, record in self._records.items():
+                    due = record.test_at is not None and record.test_at <= now
+                    if due and uuid not in self._testing:
+                        self._testing.add(uuid)
+                        tasks.create_task(self._test(uuid))
+                await self._sleep()
+
+    # ---- inside ----
+
+    def _configure(self, policy: XidPolicy, *, auto_recover: bool) -> None:
+        self._policy = policy
+        drivers_word = policy.action(_XID_DRIVERS_WORD)
+        self._rules = replace(
+            self._base,
+            recovers=auto_recover,
+            memory_errors=policy.action(_XID_MEMORY),
+            failed_repairs=policy.action(_XID_REPAIR),
+            drivers_word=drivers_word,
+        )
+
+    def _event(self, sighting: Sighting) -> Event | None:
+        match sighting:
+            case Answered():
+                return Alive(sighting.vitals)
+            case Silent():
+                return Quiet(sighting.for_s)
+            case Failed():
+                return Broken(
+                    message=sighting.message,
+                    is_lost=sighting.is_lost,
+                    needs_reset=sighting.needs_reset,
+                    is_driver=sighting.is_driver,
+                )
+            case Gone():
+                return Absent()
+            case GpuEvent():
+                return self._xid(sighting)
+
+    def _xid(self, event: GpuEvent) -> XidSeen | None:
+        if event.xid is None:
+            return None  # corrected memory errors: counted by the GPU itself
+        self._reports.count("device_xids", device=event.uuid, xid=str(event.xid))
+        action = self._policy.action(event.xid)
+        return None if action is Action.IGNORE else XidSeen(event.xid, action)
+
+    def _take(self, uuid: str, event: Event) -> None:
+        now = self._clock()
+        before = self._records.get(uuid, Record(since=now))
+        after = step(before, event, now=now, rules=self._rules)
+        self._records[uuid] = after.record
+        for decision in after.decisions:
+            match decision:
+                case TakeOut():
+                    self._tell_of_trouble(uuid, decision.reason)
+                case PutBack():
+                    self._tell_of_recovery(uuid, decision.reason)
+                case Note():
+                    self._note(uuid, decision)
+        if after.record.need is not before.need:
+            self._remember()
+        if after.record.reason != before.reason or after.record.is_offered != before.is_offered:
+            self._publish(uuid)
+        if after.record.test_at != before.test_at:
+            self._due.set()
+
+    def _publish(self, uuid: str) -> None:
+        self._bells.ring()
+        if uuid in self._devices:
+            record = self._records.get(uuid)
+            is_healthy = record is None or record.is_offered or self._policy.is_off
+            self._reports.gauge("device_healthy", float(is_healthy), device=uuid)
+
+    def _forget(self, uuid: str) -> None:
+        self._devices.pop(uuid, None)
+        if self._records.pop(uuid, None) is not None:
+            self._remember()
+            self._bells.ring()
+
+    async def _sleep(self) -> None:
+        """Wait until the next test is due, or something changes that."""
+        now = self._clock()
+        due = [
+            max(0.0, record.test_at - now)
+            for uuid, record in self._records.items()
+            if record.test_at is not None and uuid not in self._testing
+        ]
+        try:
+            async with asyncio.timeout(min(due, default=None)):
+                await self._due.wait()
+        except TimeoutError:
+            pass  # it is due
+
+    async def _test(self, uuid: str) -> None:
+        try:
+            found = await self._gpus.test(uuid)
+        finally:
+            self._testing.discard(uuid)
+            self._due.set()
+        if isinstance(found, str):
+            self._take(uuid, Probed(found))
+            return
+        complaint = complaint_of(found.vitals, self._rules)
+        self._take(uuid, Probed(None if complaint is None else complaint[0]))
+
+    # ---- telling ----
+
+    def _name(self, uuid: str) -> str:
+        device = self._devices.get(uuid)
+        return uuid if device is None else f"{uuid} ({device.name})"
+
+    def _tell_of_trouble(self, uuid: str, reason: str) -> None:
+        if self._policy.is_off:
+            return
+        owners = self._owners(uuid)
+        self._reports.node(
+            GPU_UNHEALTHY,
+            f"{self._name(uuid)}: {reason}; no new container gets it{_affected(owners)}",
+            is_warning=True,
+        )
+        for owner in owners:
+            text = f"the GPU of container {owner.container}, {uuid}, is unhealthy: {reason}"
+            self._reports.pod(owner, GPU_UNHEALTHY, text, is_warning=True)
+
+    def _tell_of_recovery(self, uuid: str, reason: str) -> None:
+        if self._policy.is_off:
+            return
+        self._reports.count("device_recoveries", device=uuid)
+        text = f"{self._name(uuid)} is healthy again: {reason}"
+        self._reports.node(GPU_RECOVERED, text, is_warning=False)
+        for owner in self._owners(uuid):
+            text = f"the GPU of container {owner.container}, {uuid}, is healthy again"
+            self._reports.pod(owner, GPU_RECOVERED, text, is_warning=False)
+
+    def _note(self, uuid: str, note: Note) -> None:
+        now = self._clock()
+        last = self._noted.get((uuid, note.reason))
+        if last is not None and now - last < _NOTE_AGAIN_S:
+            return
+        self._noted = {key: at for key, at in self._noted.items() if now - at < _NOTE_AGAIN_S}
+        self._noted[uuid, note.reason] = now
+        word = GPU_TESTED if note.xid is None else GPU_XID
+        text = f"{self._name(uuid)}: {note.reason}"
+        self._reports.node(word, text, is_warning=note.xid is not None)
+        if note.is_programs:
+            for owner in self._owners(uuid):
+                text = (
+                    f"a program on the GPU of container {owner.container}, {uuid}, met"
+                    f" {note.reason}; NVML does not say whose program"
+                )
+                self._reports.pod(owner, GPU_XID, text, is_warning=True)
+
+    def _remember(self) -> None:
+        if self._memory is None:
+            return
+        try:
+            self._memory.write(self._records)
+        except AllotError as error:
+            # Health goes on without; who cares about restarts reads it here.
+            text = f"{error.message}; {error.hint}" if error.hint else error.message
+            self._reports.node("HealthNotKept", text, is_warning=True)
+
+
+_XID_MEMORY: Final = 48
+_XID_REPAIR: Final = 64
+_XID_DRIVERS_WORD: Final = 154
+
+
+def _affected(owners: Sequence[Owner]) -> str:
+    if not owners:
+        return ""
+    names = ", ".join(sorted(str(owner) for owner in owners)[:5])
+    more = "" if len(owners) <= 5 else f" and {len(owners) - 5} more"  # noqa: PLR2004 - a few
+    return f"; {len(owners)} have it: {names}{more}"
+
+
+def condition(records: Mapping[str, Record], *, problem: str | None = None) -> Condition:
+    """Sum up the node's GPUs as a condition. `problem`: why they cannot be looked at, if so."""
+    if problem is not None:
+        return Condition(
+            type=_CONDITION_TYPE, status="Unknown", reason="NoInventory", message=problem
+        )
+    if not records:
+        return Condition(
+            type=_CONDITION_TYPE, status="Unknown", reason="NoGpus", message="no GPU has answered"
+        )
+    bad = {uuid: record for uuid, record in records.items() if not record.is_offered}
+    if not bad:
+        text = f"{len(records)} of {len(records)} GPUs are healthy"
+        return Condition(type=_CONDITION_TYPE, status="True", reason="AllHealthy", message=text)
+    parts = [f"{len(records) - len(bad)} of {len(records)} GPUs are healthy"]
+    for uuid, record in sorted(bad.items()):
+        state = "being tested after" if record.state is State.RECOVERING else "unhealthy:"
+        parts.append(f"{uuid} is {state} {record.reason}")
+    text = "; ".join(parts)
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[: _LONGEST_MESSAGE - 1] + "…"
+    return Condition(type=_CONDITION_TYPE, status="False", reason="Unhealthy", message=text)
