@@ -149,4 +149,6 @@ def _sentence(error: Exception) -> str:
         return str(error).partition("\n")[0] or type(error).__name__
     mark = error.problem_mark or error.context_mark
     place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-    return f"{error.problem}{place}"
+    # Some of PyYAML's sentences begin in the context: `expected ...`, `but found ...`.
+    words = [error.context, error.problem] if error.problem.startswith("but ") else [error.problem]
+    return ", ".join(word for word in words if word) + place

@@ -75,7 +75,7 @@ def parse(text: str, *, source: str) -> ConfigFile:
 def _check_version(document: Value, source: str) -> None:
     """Judge the version before all else: another one has other keys."""
     version = document.get("version") if isinstance(document, dict) else None
-    if version not in {None, "", VERSION} or isinstance(version, bool):
+    if version not in (None, "", VERSION):
         raise UsageError(
             f"{source}: $.version: unknown version: {_shown(version)}",
             hint=f"write `version: {VERSION}`, or leave it out",

@@ -14,60 +14,70 @@ from typing import Final, TypeVar
 from allotment.agent.config.documents import MAX_TEXT
 from allotment.model.errors import AllotError, NotFoundError, StateError, UsageError
 
-__all__ = ["PERIOD_S", "watch_file", "watch_folder"]
+__all__ = ["PATIENCE_S", "PERIOD_S", "watch_file", "watch_folder"]
 
 _T = TypeVar("_T")
 
 PERIOD_S: Final = 0.5
-_PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 10.0
 """For one reading: a file on a network file system that is gone blocks for as long as it likes."""
 _HIDDEN: Final = ".."
 """Names that begin so are the kubelet's own: `..data`, `..2026_11_21_18_00_00.123`."""
 
 
-async def watch_file(path: Path, *, period_s: float = PERIOD_S) -> AsyncIterator[str | AllotError]:
+async def watch_file(
+    path: Path, *, period_s: float = PERIOD_S, patience_s: float = PATIENCE_S
+) -> AsyncIterator[str | AllotError]:
     """Yield the file's text now, and each time that it differs; an error once where it cannot be.
 
     Never ends by itself.
     """
-    async for each in _watched(lambda: _read(path), path, period_s):
+    async for each in _watched(lambda: _read(path), path, period_s, patience_s):
         yield each
 
 
 async def watch_folder(
-    path: Path, *, period_s: float = PERIOD_S
+    path: Path, *, period_s: float = PERIOD_S, patience_s: float = PATIENCE_S
 ) -> AsyncIterator[Mapping[str, str] | AllotError]:
     """Yield the texts of the folder's files by name, now and each time that they differ.
 
     Never ends by itself.
     """
-    async for each in _watched(lambda: _read_all(path), path, period_s):
+    async for each in _watched(lambda: _read_all(path), path, period_s, patience_s):
         yield each
 
 
 async def _watched(
-    read: Callable[[], _T], path: Path, period_s: float
+    read: Callable[[], _T], path: Path, period_s: float, patience_s: float
 ) -> AsyncIterator[_T | AllotError]:
     last: object = None
     reading: asyncio.Task[_T] | None = None
-    while True:
-        # A reading that hangs is waited for again, never started anew beside it.
-        reading = reading or asyncio.create_task(asyncio.to_thread(read))
-        heard: _T | AllotError
-        await asyncio.wait({reading}, timeout=_PATIENCE_S)
-        if reading.done():
-            try:
-                heard = reading.result()
-            except AllotError as error:
-                heard = error
-            reading = None
-        else:
-            heard = StateError(f"{path}: no answer within {_PATIENCE_S:.0f} s", hint=_MOUNTED)
-        said = (type(heard), str(heard)) if isinstance(heard, AllotError) else heard
-        if said != last:
-            last = said
-            yield heard
-        await asyncio.sleep(period_s)
+    try:
+        while True:
+            # A reading that hangs is waited for again, never started anew beside it.
+            reading = reading or asyncio.create_task(asyncio.to_thread(read))
+            heard: _T | AllotError
+            await asyncio.wait({reading}, timeout=patience_s)
+            if reading.done():
+                heard = _outcome(reading)
+                reading = None
+            else:
+                heard = StateError(f"{path}: no answer within {patience_s:.0f} s", hint=_MOUNTED)
+            said = (type(heard), str(heard)) if isinstance(heard, AllotError) else heard
+            if said != last:
+                last = said
+                yield heard
+            await asyncio.sleep(period_s)
+    finally:
+        if reading is not None:
+            reading.cancel()
+
+
+def _outcome(reading: asyncio.Task[_T]) -> _T | AllotError:
+    try:
+        return reading.result()
+    except AllotError as error:
+        return error
 
 
 _MOUNTED: Final = "check that it is mounted into the agent's container"
