@@ -192,6 +192,9 @@ def _source_layer() -> Layer:
             destination = target / path.relative_to(package)
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, destination)
+        # Images with glibc have all of glibc: the shim is loaded into every program of a container.
+        for path in _libraries_of(native.parent.rglob("*.so*")):
+            _copy(path, root)
         _precompile(root)
 
     return make_layer(_FOLDER, _key("source", content.digest()), fill)
