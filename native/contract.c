@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "agent_lock.h"
+#include "bus_guard.h"
 #include "lease.h"
 
 // Crash tests define this to stop the process at each step of an operation.
@@ -130,6 +131,17 @@ static void close_contract(const opened *file) {
   close(file->descriptor);
 }
 
+// The programs of shares can cut this file short: guarded.
+static int wake_places(void *argument) {
+  allot_leases_file *file = argument;
+  for (unsigned place = 0; place < ALLOT_PLACES; place++) {
+    if (load(&file->heads[place].pid) == 0) continue;
+    __atomic_add_fetch(&file->heads[place].wake, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &file->heads[place].wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  }
+  return 0;
+}
+
 // Wakes whoever waits for a turn, or holds one, to look at the new terms.
 static void wake_all(const char *directory) {
   char path[4096];
@@ -144,12 +156,7 @@ static void wake_all(const char *directory) {
   }
   close(descriptor);
   if (mapped == MAP_FAILED) return;
-  allot_leases_file *file = mapped;
-  for (unsigned place = 0; place < ALLOT_PLACES; place++) {
-    if (load(&file->heads[place].pid) == 0) continue;
-    __atomic_add_fetch(&file->heads[place].wake, 1, __ATOMIC_SEQ_CST);
-    syscall(SYS_futex, &file->heads[place].wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-  }
+  allot_guarded(wake_places, mapped);
   munmap(mapped, size);
 }
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent_lock.h"
+#include "bus_guard.h"
 
 // The agent's own mark in `last`: no slot has this index, so there is nothing to help.
 #define AGENT_SLOT 0xffffull
@@ -149,7 +150,10 @@ static int map_file(const char *directory, const char *name, size_t size, bool w
   return error;
 }
 
-static int check_heads(const allot_policy *policy, const allot_usage *usage) {
+static int check_heads(void *argument) {
+  const allot_ledger *ledger = argument;
+  const allot_policy *policy = ledger->policy;
+  const allot_usage *usage = ledger->usage;
   if (policy->magic != ALLOT_POLICY_MAGIC || usage->magic != ALLOT_USAGE_MAGIC) return -EINVAL;
   if (policy->version != ALLOT_LEDGER_VERSION || usage->version != ALLOT_LEDGER_VERSION)
     return -EPROTO;
@@ -168,16 +172,13 @@ int allot_ledger_open(allot_ledger *ledger, const char *directory) {
   if (error == -EACCES || error == -EROFS || error == -EPERM) {
     error = map_file(directory, "usage", sizeof(allot_usage), false, &usage);
   }
-  if (error == 0) {
-    error = check_heads(policy, usage);
-    if (error != 0) munmap(usage, sizeof(allot_usage));
-  }
+  ledger->policy = policy;
+  ledger->usage = error == 0 ? usage : NULL;
+  if (error == 0) error = allot_guarded(check_heads, ledger);
   if (error != 0) {
-    munmap(policy, sizeof(allot_policy));
+    allot_ledger_close(ledger);
     return error;
   }
-  ledger->policy = policy;
-  ledger->usage = usage;
   strcpy(ledger->directory, directory);
   return 0;
 }
@@ -239,10 +240,21 @@ static int reap_with(allot_ledger *ledger, int descriptor) {
   return cleared;
 }
 
+typedef struct reaping {
+  allot_ledger *ledger;
+  int descriptor;
+} reaping;
+
+static int reap_guarded(void *argument) {
+  const reaping *one = argument;
+  return reap_with(one->ledger, one->descriptor);
+}
+
 int allot_ledger_reap(allot_ledger *ledger) {
   int descriptor = open_in(ledger->directory, "usage", O_RDWR);
   if (descriptor < 0) return descriptor;
-  int cleared = reap_with(ledger, descriptor);
+  reaping one = {ledger, descriptor};
+  int cleared = allot_guarded(reap_guarded, &one);
   close(descriptor);
   return cleared;
 }
@@ -398,11 +410,22 @@ static void fence(allot_ledger *ledger, int device, uint64_t mark) {
   }
 }
 
-static int change_limit(allot_ledger *ledger, allot_policy *policy, int device, uint64_t bytes,
-                        bool force, uint64_t *used) {
-  if (device < 0 || (uint32_t)device >= policy->device_count || bytes == 0) return -EINVAL;
-  int reaped = allot_ledger_reap(ledger);
-  if (reaped < 0) return reaped;
+typedef struct limit_change {
+  allot_ledger *ledger;
+  allot_policy *policy;
+  int device;
+  uint64_t bytes;
+  bool force;
+  uint64_t *used;
+} limit_change;
+
+static int change_limit(void *argument) {
+  const limit_change *change = argument;
+  allot_ledger *ledger = change->ledger;
+  allot_policy *policy = change->policy;
+  int device = change->device;
+  uint64_t bytes = change->bytes, *used = change->used;
+  bool force = change->force;
   *used = allot_ledger_used(ledger, device);
   if (*used > bytes && !force) return -EBUSY;
   uint64_t old = load(&policy->devices[device].memory_limit);
@@ -426,7 +449,12 @@ static int change_limit_locked(allot_ledger *ledger, int descriptor, int device,
   void *policy =
       mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (policy == MAP_FAILED) return -errno;
-  int result = change_limit(ledger, policy, device, bytes, force, used);
+  const limit_change change = {ledger, policy, device, bytes, force, used};
+  int result = -EINVAL;
+  if (device >= 0 && (uint32_t)device < ledger->policy->device_count && bytes > 0) {
+    result = allot_ledger_reap(ledger);
+    if (result >= 0) result = allot_guarded(change_limit, (void *)&change);
+  }
   munmap(policy, sizeof(allot_policy));
   return result;
 }

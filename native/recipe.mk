@@ -13,9 +13,9 @@ shim.sources = ledger.c lease.c lease_core.c shim/*.c shim/*.S
 shim.ldflags = -Wl,-soname,liballotment-shim.so -Wl,-z,nodelete
 
 ledger.output = liballotment-ledger.so
-ledger.sources = ledger.c lease.c lease_core.c contract.c
+ledger.sources = ledger.c lease.c lease_core.c contract.c bus_guard.c
 # Python calls allot_ledger_* here; inside the shim the same functions stay hidden.
-ledger.cflags = -fvisibility=default
+ledger.cflags = -fvisibility=default -DALLOT_BUS_GUARD
 ledger.ldflags = -Wl,-soname,liballotment-ledger.so
 
 cuda.output = simulated/libcuda.so.1

@@ -17,6 +17,9 @@
 #define ALLOT_MACHINE_VERSION 1u
 #define ALLOT_MACHINE_ENV "ALLOTMENT_SIMULATED_MACHINE"
 #define ALLOT_MACHINE_DEFAULT_PATH "/run/allotment/simulated/machine"
+// UUIDs of the GPUs that a process can reach, as if it had their device nodes alone; else the file.
+#define ALLOT_NODES_ENV "ALLOTMENT_SIMULATED_DEVICES"
+#define ALLOT_NODES_DEFAULT_PATH "/run/allotment/simulated/devices"
 #define ALLOT_MACHINE_GPUS 16
 #define ALLOT_MACHINE_PROCESSES 512
 
@@ -56,7 +59,8 @@ typedef struct allot_gpu_description {
   uint32_t engine_concurrent_kernels;
   uint32_t h2d_mib_per_s, d2h_mib_per_s, d2d_mib_per_s;  // copy rates
   uint32_t integrated;                                   // GH200-like coherent memory: 0/1
-  uint32_t spare[15];
+  uint32_t timeslice_us;                                 // 0: as long as the machine says
+  uint32_t spare[14];
 } allot_gpu_description;
 
 typedef struct allot_machine_description {

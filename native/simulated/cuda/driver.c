@@ -16,7 +16,8 @@ static CUresult attach(void) {
   if (error != 0) return CUDA_ERROR_SYSTEM_NOT_READY;
   uint32_t fault = allot_load(&driver.machine.machine->faults.cuda_init_error);
   if (fault != 0) return (CUresult)fault;
-  driver.device_count = visible_devices(&driver.machine.machine->description, driver.gpus);
+  driver.device_count =
+      visible_devices(&driver.machine.machine->description, driver.machine.nodes, driver.gpus);
   if (driver.device_count == 0) return CUDA_ERROR_NO_DEVICE;
   error = allot_machine_attach(&driver.machine, ALLOT_PROCESS_COMPUTE);
   if (error == -ENOSPC) return CUDA_ERROR_OUT_OF_MEMORY;

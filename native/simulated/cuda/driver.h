@@ -161,7 +161,8 @@ int driver_cuda_version(void);
   TRY(context_current(&name))
 
 // visible.c: fills driver.gpus from CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
-int visible_devices(const allot_machine_description *description, int gpus[ALLOT_MACHINE_GPUS]);
+int visible_devices(const allot_machine_description *description, uint32_t nodes,
+                    int gpus[ALLOT_MACHINE_GPUS]);
 
 // ---- memory ------------------------------------------------------------------------------------
 

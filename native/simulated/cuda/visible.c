@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+// CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, among the GPUs that the process can reach.
 //
 // The list is read from the left and ends at the first entry that names no device, or one that is
 // named already: what stands before it is visible.
@@ -24,18 +24,23 @@ static bool comes_before(const allot_gpu_description *one, const allot_gpu_descr
   return pci_place(one) < pci_place(other);
 }
 
-static void order(const allot_machine_description *description, int gpus[ALLOT_MACHINE_GPUS]) {
+// Returns how many the process can reach.
+static int order(const allot_machine_description *description, uint32_t nodes,
+                 int gpus[ALLOT_MACHINE_GPUS]) {
   const char *wanted = getenv("CUDA_DEVICE_ORDER");
   bool by_place = wanted != NULL && strcmp(wanted, "PCI_BUS_ID") == 0;
-  for (int count = 0; count < (int)description->gpu_count; count++) {
-    int at = count;
+  int count = 0;
+  for (int gpu = 0; gpu < (int)description->gpu_count; gpu++) {
+    if (!(nodes >> gpu & 1)) continue;
+    int at = count++;
     while (at > 0 &&
-           comes_before(&description->gpus[count], &description->gpus[gpus[at - 1]], by_place)) {
+           comes_before(&description->gpus[gpu], &description->gpus[gpus[at - 1]], by_place)) {
       gpus[at] = gpus[at - 1];
       at--;
     }
-    gpus[at] = count;
+    gpus[at] = gpu;
   }
+  return count;
 }
 
 static int by_index(const char *text, size_t length, int count) {
@@ -48,10 +53,10 @@ static int by_index(const char *text, size_t length, int count) {
 }
 
 // A UUID may be cut short as long as it names one device.
-static int by_uuid(const allot_machine_description *description, const int *ordered,
+static int by_uuid(const allot_machine_description *description, const int *ordered, int there,
                    const char *text, size_t length) {
   int found = -1;
-  for (int i = 0; i < (int)description->gpu_count; i++) {
+  for (int i = 0; i < there; i++) {
     if (strncmp(description->gpus[ordered[i]].uuid, text, length) != 0) continue;
     if (found >= 0) return -1;
     found = i;
@@ -59,27 +64,28 @@ static int by_uuid(const allot_machine_description *description, const int *orde
   return found;
 }
 
-static int match(const allot_machine_description *description, const int *ordered, const char *text,
-                 size_t length) {
+static int match(const allot_machine_description *description, const int *ordered, int there,
+                 const char *text, size_t length) {
   if (length == 0) return -1;
   if (length > 4 && strncmp(text, "GPU-", 4) == 0) {
-    return by_uuid(description, ordered, text, length);
+    return by_uuid(description, ordered, there, text, length);
   }
   // MIG devices come with a later issue: none matches.
-  return by_index(text, length, (int)description->gpu_count);
+  return by_index(text, length, there);
 }
 
 static bool is_blank(char letter) {
   return letter == ' ' || letter == '\t';
 }
 
-int visible_devices(const allot_machine_description *description, int gpus[ALLOT_MACHINE_GPUS]) {
-  int ordered[ALLOT_MACHINE_GPUS];
-  order(description, ordered);
+int visible_devices(const allot_machine_description *description, uint32_t nodes,
+                    int gpus[ALLOT_MACHINE_GPUS]) {
+  int ordered[ALLOT_MACHINE_GPUS] = {0};
+  int there = order(description, nodes, ordered);
   const char *at = getenv("CUDA_VISIBLE_DEVICES");
   if (at == NULL) {
     memcpy(gpus, ordered, sizeof ordered);
-    return (int)description->gpu_count;
+    return there;
   }
   int count = 0;
   uint32_t seen = 0;
@@ -88,7 +94,7 @@ int visible_devices(const allot_machine_description *description, int gpus[ALLOT
     size_t length = strcspn(at, ",");
     size_t kept = length;
     while (kept > 0 && is_blank(at[kept - 1])) kept--;
-    int found = match(description, ordered, at, kept);
+    int found = match(description, ordered, there, at, kept);
     if (found < 0 || (seen & 1u << found)) break;
     seen |= 1u << found;
     gpus[count++] = ordered[found];

@@ -16,6 +16,7 @@ typedef struct allot_handle {
   int slot;        // own slot, -1: none
   void *keeper;    // mapping of the description that holds the slot's lock
   uint32_t *mine;  // 0 in a forked child, whose parent the slot belongs to
+  uint32_t nodes;  // GPUs that the process can reach, one bit each
   char path[1024];
 } allot_handle;
 
@@ -27,6 +28,12 @@ int allot_machine_open(allot_handle *handle);
 int allot_machine_open_at(allot_handle *handle, const char *path);
 void allot_machine_close(allot_handle *handle);
 uint64_t allot_now_ns(void);
+
+// ---- nodes.c ----
+
+#define ALLOT_ALL_NODES(count) ((uint32_t)((1ull << (count)) - 1))
+// The GPUs that the environment lets the process reach.
+uint32_t allot_nodes(const allot_machine_description *description);
 
 // ---- processes.c ----
 
@@ -144,6 +151,8 @@ bool allot_work_ready(const allot_handle *handle, allot_point point, uint64_t *r
 
 // ---- run.c ----
 
+// The turn of each of several busy processes of a GPU.
+uint64_t allot_slice_ns(const allot_handle *handle, int gpu);
 // Nanoseconds that a copy engine takes.
 uint64_t allot_copy_ns(const allot_handle *handle, int gpu, unsigned engine, uint64_t bytes);
 

@@ -43,13 +43,16 @@ static int map_machine(allot_handle *handle, int descriptor) {
     return error;
   }
   handle->machine = mapped;
+  handle->nodes = ALLOT_ALL_NODES(description->gpu_count);
   return 0;
 }
 
 int allot_machine_open(allot_handle *handle) {
   const char *path = getenv(ALLOT_MACHINE_ENV);
-  return allot_machine_open_at(handle,
-                               path == NULL || *path == '\0' ? ALLOT_MACHINE_DEFAULT_PATH : path);
+  int error = allot_machine_open_at(
+      handle, path == NULL || *path == '\0' ? ALLOT_MACHINE_DEFAULT_PATH : path);
+  if (error == 0) handle->nodes = allot_nodes(&handle->machine->description);
+  return error;
 }
 
 int allot_machine_open_at(allot_handle *handle, const char *path) {

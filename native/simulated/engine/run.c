@@ -217,15 +217,19 @@ static void bury_the_dead(allot_handle *handle, int gpu, uint64_t now_ns) {
   }
 }
 
+uint64_t allot_slice_ns(const allot_handle *handle, int gpu) {
+  const allot_machine_description *machine = &handle->machine->description;
+  uint32_t slice_us = allot_load(&machine->gpus[gpu].timeslice_us);
+  if (slice_us == 0) slice_us = machine->timeslice_us;
+  return slice_us > 0 ? slice_us * 1000ull : 2000000;
+}
+
 static uint32_t advance_one(allot_handle *handle, int gpu) {
   allot_gpu_engine *engine = &handle->machine->engines[gpu];
   bury_the_dead(handle, gpu, allot_now_ns());
   allot_engine_lock(handle, gpu);
-  simulation run = {.handle = handle,
-                    .engine = engine,
-                    .gpu = gpu,
-                    .slice_ns = handle->machine->description.timeslice_us * 1000ull};
-  if (run.slice_ns == 0) run.slice_ns = 2000000;
+  simulation run = {
+      .handle = handle, .engine = engine, .gpu = gpu, .slice_ns = allot_slice_ns(handle, gpu)};
   const allot_gpu_description *own = &handle->machine->description.gpus[gpu];
   run.sm_count = own->sm_count > 0 ? own->sm_count : 1;
   run.most_kernels = own->engine_concurrent_kernels;

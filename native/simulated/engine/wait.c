@@ -105,8 +105,8 @@ static uint64_t queued(const allot_handle *handle, int slot, int gpu, uint64_t n
 static uint64_t others_have(const allot_handle *handle, int own_slot, int gpu, uint64_t own_ns,
                             uint64_t now_ns, bool *company) {
   const allot_gpu_engine *engine = &handle->machine->engines[gpu];
-  uint64_t slice_ns = handle->machine->description.timeslice_us * 1000ull;
-  uint64_t turns = slice_ns > 0 ? own_ns / slice_ns : 0;
+  uint64_t slice_ns = allot_slice_ns(handle, gpu);
+  uint64_t turns = own_ns / slice_ns;
   uint64_t most = turns > 1 ? (turns - 1) * slice_ns : 0, sum = 0;
   for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
     for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {

@@ -5,8 +5,20 @@
 
 #include "simulated/nvml/library.h"
 
+// Of the machine; each that the process has no node of is passed over.
 static unsigned int gpu_count(void) {
   return nvml_engine()->machine->description.gpu_count;
+}
+
+static unsigned int there_count(void) {
+  return (unsigned int)__builtin_popcount(allot_load(&nvml_engine()->nodes));
+}
+
+// The machine's number of the GPU at that place among those that are there.
+static unsigned int at_place(unsigned int place) {
+  uint32_t left = allot_load(&nvml_engine()->nodes);
+  while (place-- > 0) left &= left - 1;
+  return (unsigned int)__builtin_ctz(left);
 }
 
 static const allot_gpu_description *description(unsigned int index) {
@@ -23,7 +35,7 @@ static nvmlReturn_t give(unsigned int index, nvmlDevice_t *device) {
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   NVML_READY(count != NULL);
-  *count = gpu_count();
+  *count = there_count();
   return NVML_SUCCESS;
 }
 
@@ -32,8 +44,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) {
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
-  NVML_READY(device != NULL && index < gpu_count());
-  return give(index, device);
+  NVML_READY(device != NULL && index < there_count());
+  return give(at_place(index), device);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) {
@@ -43,6 +55,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevi
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
   NVML_READY(uuid != NULL && device != NULL);
   for (unsigned int i = 0; i < gpu_count(); i++) {
+    if (!nvml_has_node((int)i)) continue;
     if (strcmp(uuid, description(i)->uuid) == 0) return give(i, device);
   }
   return NVML_ERROR_NOT_FOUND;
@@ -75,6 +88,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_v1_t *uuid,
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {
   NVML_READY(serial != NULL && *serial != '\0' && device != NULL);
   for (unsigned int i = 0; i < gpu_count(); i++) {
+    if (!nvml_has_node((int)i)) continue;
     if (strcmp(serial, description(i)->serial) == 0) return give(i, device);
   }
   return NVML_ERROR_NOT_FOUND;
@@ -99,6 +113,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id,
   unsigned int address[4];
   if (!parse_address(bus_id, address)) return NVML_ERROR_INVALID_ARGUMENT;
   for (unsigned int i = 0; i < gpu_count(); i++) {
+    if (!nvml_has_node((int)i)) continue;
     const allot_gpu_description *gpu = description(i);
     if (address[0] == gpu->pci_domain && address[1] == gpu->pci_bus &&
         address[2] == gpu->pci_device && address[3] == gpu->pci_function) {

@@ -90,7 +90,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsig
   return NVML_SUCCESS;
 }
 
-NVML_GETTER(nvmlDeviceGetIndex, unsigned int, true, (unsigned int)gpu.index)
+NVML_GETTER(nvmlDeviceGetIndex, unsigned int, true, nvml_index(&gpu))
 NVML_GETTER(nvmlDeviceGetBrand, nvmlBrandType_t, true, gpu.description->brand)
 NVML_GETTER(nvmlDeviceGetMinorNumber, unsigned int, true, gpu.description->minor)
 NVML_GETTER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, true,

@@ -85,6 +85,8 @@ static nvmlReturn_t start(void) {
   if (allot_load(&found->handle.machine->faults.nvml_not_loaded) != 0) {
     return NVML_ERROR_DRIVER_NOT_LOADED;
   }
+  // A machine that is known already is opened by others now, perhaps.
+  allot_store(&found->handle.nodes, allot_nodes(&found->handle.machine->description));
   allot_store(&engine, &found->handle);
   return NVML_SUCCESS;
 }
@@ -130,6 +132,15 @@ nvmlDevice_t nvml_device(int index) {
   return &devices[index];
 }
 
+bool nvml_has_node(int gpu) {
+  return (allot_load(&nvml_engine()->nodes) >> gpu & 1) != 0;
+}
+
+unsigned int nvml_index(const nvml_gpu *gpu) {
+  uint32_t before = (1u << gpu->index) - 1;
+  return (unsigned int)__builtin_popcount(allot_load(&nvml_engine()->nodes) & before);
+}
+
 bool nvml_is_lost(const nvml_gpu *gpu) {
   return allot_load(&gpu->faults->lost) != 0;
 }
@@ -139,7 +150,8 @@ nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
   allot_machine *machine = nvml_engine()->machine;
   uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
   uintptr_t index = offset / sizeof devices[0];
-  if (offset % sizeof devices[0] != 0 || index >= machine->description.gpu_count) {
+  if (offset % sizeof devices[0] != 0 || index >= machine->description.gpu_count ||
+      !nvml_has_node((int)index)) {
     return NVML_ERROR_INVALID_ARGUMENT;
   }
   *gpu = (nvml_gpu){.index = (int)index,

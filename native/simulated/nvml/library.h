@@ -33,6 +33,9 @@ nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu);
 nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu);
 nvmlDevice_t nvml_device(int index);
 bool nvml_is_lost(const nvml_gpu *gpu);
+// Has the process the GPU's device node? Without it the GPU is not there, and has no index.
+bool nvml_has_node(int gpu);
+unsigned int nvml_index(const nvml_gpu *gpu);
 // Brings the GPU's engine to the present, for its busy times to be right.
 void nvml_advance(const nvml_gpu *gpu);
 // Copies a text out; INSUFFICIENT_SIZE if it does not fit with its NUL.

@@ -164,6 +164,7 @@ NVML_EXPORT nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned 
   unsigned int set = 0;
   for (unsigned int i = 0; i < machine()->gpu_count; i++) {
     unsigned int first, processors;
+    if (!nvml_has_node((int)i)) continue;
     processors_of(machine()->gpus[i].numa_node, &first, &processors);
     if (cpu >= first && cpu < first + processors) set |= 1u << i;
   }

@@ -12,7 +12,7 @@ MACHINE_GPUS: Final = 16
 MACHINE_PROCESSES: Final = 512
 MACHINE_FILE_BYTES: Final = 671088640
 MACHINE_RINGS_AT: Final = 5328896
-STATE_LAYOUT: Final = "a397d662bebe36fa"
+STATE_LAYOUT: Final = "6b89160171d08e7c"
 FAULTS_AT: Final = 9880
 
 MACHINE_SIZE: Final = 9880
@@ -89,6 +89,7 @@ GPU_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "d2h_mib_per_s": (536, "I"),
     "d2d_mib_per_s": (540, "I"),
     "integrated": (544, "I"),
+    "timeslice_us": (548, "I"),
 }
 
 FAULTS_SIZE: Final = 17472

@@ -135,7 +135,9 @@ def damaged(path: Path, why: str) -> LedgerError:
 
 def _load(path: Path, *, size: int, magic: int) -> bytes:
     try:
-        data = path.read_bytes()
+        # No more than is needed: the share's programs may have made the file as long as they like.
+        with path.open("rb", buffering=0) as file:
+            data = file.read(size)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     if len(data) < size:

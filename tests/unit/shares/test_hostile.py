@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant may do anything to the files that it can write; nobody outside is ended by that.
+
+Each test runs in a process of its own, because a failure is the end of a process, by SIGBUS.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allotment.ledger import operations, read, reap, set_limit
+from allotment.ledger.layout import USAGE_SIZE
+from allotment.model.errors import LedgerError
+from allotment.shares.folders import StateFolder
+
+# Truncates a file again and again, and makes it long again, while its parent works on it.
+HOSTILE = """
+import os, sys
+size = os.path.getsize(sys.argv[1])
+print("ready", flush=True)
+while True:
+    os.truncate(sys.argv[1], 0)
+    os.truncate(sys.argv[1], size)
+"""
+
+WORK = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_pods
+node = test_pods.Node(Path(sys.argv[2]))
+from allotment.ledger import reap, set_limit
+from allotment.model.errors import AllotError
+first = node.prepare(test_pods.order(1))
+directory = node.folder.share(first.id)
+print("ready", flush=True)
+sys.stdin.readline()
+deadline, errors, number = time.monotonic() + 1.5, 0, 1
+while time.monotonic() < deadline:
+    number += 1
+    for work in (
+        lambda: reap(directory),
+        lambda: set_limit(directory, 0, 4 << 30),
+        lambda: node.prepare(test_pods.order(number, "1Mi", guarantee=1)),
+        lambda: node.shares.end(test_pods.order(number).id),
+    ):
+        try:
+            work()
+        except AllotError:
+            errors += 1
+print(number, errors, flush=True)
+"""
+
+
+@pytest.mark.parametrize("file", ["usage", "leases-0"])
+def test_who_cuts_a_file_short_ends_nobody_else(
+    tmp_path: Path, native_dir: Path, file: str
+) -> None:
+    assert native_dir.is_dir()
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK, str(Path(__file__).parent), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+        share = StateFolder(tmp_path / "state").shares / f"{1:012x}"
+        with subprocess.Popen(
+            [sys.executable, "-c", HOSTILE, str(share / file)], stdout=subprocess.PIPE, text=True
+        ) as hostile:
+            assert hostile.stdout is not None
+            assert hostile.stdout.readline() == "ready\n"
+            told, _ = worker.communicate("go\n")
+            hostile.kill()
+    assert worker.returncode != -signal.SIGBUS
+    assert worker.returncode == 0
+    rounds, errors = map(int, told.split())
+    assert rounds > 10
+    if file == "usage":
+        assert errors > 0  # else it was never cut short under the work, and nothing was tried
+
+
+def test_a_file_that_is_short_is_an_error(node_share: Path) -> None:
+    os.truncate(node_share / "usage", 4096)
+    for work in (lambda: reap(node_share), lambda: set_limit(node_share, 0, 1 << 30)):
+        with pytest.raises(LedgerError):
+            work()
+
+
+def test_a_file_of_any_length_costs_no_more_to_read(node_share: Path) -> None:
+    os.truncate(node_share / "usage", 1 << 40)
+    assert read(node_share).devices[0].used == 0
+    assert (node_share / "usage").stat().st_size > USAGE_SIZE
+
+
+def test_a_signal_of_ones_own_is_as_before(node_share: Path) -> None:
+    before = signal.getsignal(signal.SIGBUS)
+    met = []
+    signal.signal(signal.SIGBUS, lambda *_: met.append(1))
+    try:
+        reap(node_share)
+        os.kill(os.getpid(), signal.SIGBUS)
+    finally:
+        signal.signal(signal.SIGBUS, before)
+    assert met == [1]
+    assert operations.reap(node_share) == 0
+
+
+@pytest.fixture
+def node_share(tmp_path: Path, native_dir: Path) -> Path:
+    from allotment.ledger import DevicePolicy, Policy, create
+
+    assert native_dir.is_dir()
+    create(tmp_path, Policy("ab", "ab", (DevicePolicy("GPU-0", 4 << 30),)))
+    return tmp_path
