@@ -482,7 +482,7 @@ def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) 
     if record.state is State.SUSPECT:
         return Step(_healthy(record, now=now))
     if not rules.recovers:
-        return Step(replace(record, test_at=now + rules.longest_pause_s))
+        return Step(replace(record, test_at=now + rules.test_pause_s))
     passed = record.passed + 1
     needed = _tests_needed(record, rules)
     if passed >= needed:

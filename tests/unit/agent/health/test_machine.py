@@ -258,6 +258,8 @@ def test_without_recovery_it_stays_out() -> None:
     for _ in range(20):
         gpu.after(600).meets(Alive(FINE), Probed(None))
     assert gpu.state() is State.UNHEALTHY
+    gpu = Gpu(rules=Rules(recovers=False)).meets(XidSeen(31, Action.TAKE_OUT)).passes_tests(100)
+    assert gpu.state() is State.UNHEALTHY
     suspect = Gpu(rules=Rules(recovers=False)).meets(Alive(FINE), PAGE_FAULT, Probed(None))
     assert suspect.state() is State.HEALTHY, "a suspect never left service"
 

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's inventory and health on simulated machines whose GPUs break in every way they can."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from allotment.agent.health.actions import XidPolicy
+from allotment.agent.health.machine import Rules, State
+from allotment.agent.health.sightings import Answered, Gone, Sighting
+from allotment.agent.health.watching import HealthWatch
+from allotment.agent.inventory import GpuWatch
+from allotment.devices import faults, layout
+from allotment.devices.events import GpuEvent
+from allotment.devices.simulated import SimulatedMachine
+from allotment.devices.watching import Look
+from allotment.model.errors import NoDevicesError
+from allotment.model.pods import Owner, Pod
+
+pytestmark = pytest.mark.usefixtures("native_dir")
+
+FOR_EVER_US = 20_000_000
+
+
+class Silence:
+    """`Reports` to nobody."""
+
+    def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
+        pass
+
+    def node(self, reason: str, message: str, *, is_warning: bool) -> None:
+        pass
+
+    def count(self, name: str, **labels: str) -> None:
+        pass
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        pass
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def watching(
+    watch: GpuWatch, *others: Coroutine[object, object, None]
+) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in (watch.run(), *others)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(40):
+        while not holds():  # noqa: ASYNC110 - anything may make it hold
+            await asyncio.sleep(0.02)
+
+
+def uuids_of(path: Path) -> list[str]:
+    return [device.uuid for device in SimulatedMachine(path).devices()]
+
+
+def listed(watch: GpuWatch) -> list[str]:
+    return [device.uuid for device in watch.current.devices]
+
+
+def troubled(watch: GpuWatch) -> dict[str | None, str]:
+    return {problem.uuid: problem.message for problem in watch.current.problems}
+
+
+def quick(path: Path) -> GpuWatch:
+    return GpuWatch(machine=path, patience_s=0.5, poll_s=0.1)
+
+
+def test_of_16_gpus_one_hangs_and_the_others_are_there(machine: Callable[[str], Path]) -> None:
+    path = machine("a100-80gb:16")
+    uuids = uuids_of(path)
+    faults.set_fault(path, 3, hang_us=FOR_EVER_US)
+
+    async def script() -> None:
+        watch = GpuWatch(machine=path)
+        async with watching(watch):
+            before = time.monotonic()
+            inventory = await watch.first_look()
+            # The hung one takes 20 s for each of its calls.
+            assert time.monotonic() - before < 15
+            assert [each.uuid for each in inventory.devices] == uuids[:3] + uuids[4:]
+            (problem,) = inventory.problems
+            assert (problem.index, problem.message) == (3, "it has not answered in time")
+            assert watch.problem is None
+
+    asyncio.run(script())
+
+
+def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4:3")
+    uuids = uuids_of(path)
+
+    async def script() -> None:
+        watch = quick(path)
+        async with watching(watch):
+            await watch.first_look()
+            await until(lambda: watch.listening() == set(uuids))
+            threads = threading.active_count()
+            faults.set_fault(path, 1, hang_us=4_000_000)
+            answers: list[Sighting] = []
+            watch.hear(answers.append)
+            await until(lambda: troubled(watch) == {uuids[1]: "it has not answered in time"})
+            assert listed(watch) == uuids
+            for _ in range(10):
+                assert isinstance(await watch.test(uuids[1]), str)
+                assert isinstance(await watch.test(uuids[2]), Look)
+            assert threading.active_count() == threads
+            others = [
+                each.uuid
+                for each in answers
+                if isinstance(each, Answered) and each.uuid != uuids[1]
+            ]
+            assert len(others) > 10, "it held up the others"
+            faults.set_fault(path, 1, hang_us=0)
+            await until(lambda: troubled(watch) == {})
+
+    asyncio.run(script())
+
+
+def test_a_gpu_that_is_lost_stays_listed_and_comes_back(machine: Callable[[str], Path]) -> None:
+    path = machine("t4:2")
+    uuids = uuids_of(path)
+
+    async def script() -> None:
+        watch = quick(path)
+        async with watching(watch):
+            await watch.first_look()
+            changes = watch.changes()
+            assert (await anext(changes)).problems == ()
+            faults.set_fault(path, 0, lost=True)
+            inventory = await anext(changes)
+            (problem,) = inventory.problems
+            assert (problem.uuid, problem.message) == (uuids[0], "NVML: GPU is lost")
+            assert problem.device is not None
+            assert listed(watch) == uuids
+            faults.set_fault(path, 0, lost=False)
+            assert (await anext(changes)).problems == ()
+            await changes.aclose()
+
+    asyncio.run(script())
+
+
+def test_another_uuid_in_the_same_place_is_another_gpu(machine: Callable[[str], Path]) -> None:
+    path = machine("t4:2")
+    uuids = uuids_of(path)
+    new = "GPU-00000000-1111-2222-3333-444444444444"
+
+    async def script() -> None:
+        watch, seen = quick(path), list[Sighting]()
+        watch.hear(seen.append)
+        async with watching(watch):
+            await watch.first_look()
+            rename_gpu(path, 1, new)
+            await until(lambda: listed(watch) == [uuids[0], new])
+            assert Gone(uuid=uuids[1], is_replaced=True) in seen
+            await until(lambda: watch.listening() == {uuids[0], new})
+
+    asyncio.run(script())
+
+
+def rename_gpu(path: Path, index: int, uuid: str) -> None:
+    at = layout.MACHINE_FIELDS["gpus"][0] + index * layout.GPU_SIZE + layout.GPU_FIELDS["uuid"][0]
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(uuid.encode().ljust(48, b"\0"))
+
+
+def test_a_driver_that_is_loaded_anew_with_other_gpus_is_noticed(
+    machine: Callable[[str], Path],
+) -> None:
+    path, other = machine("t4:2"), machine("h200:3")
+
+    async def script() -> None:
+        watch = quick(path)
+        async with watching(watch):
+            await watch.first_look()
+            assert len(watch.current.devices) == 2
+            wanted = uuids_of(other)
+            shutil.move(other, path)
+            await until(lambda: set(wanted) <= set(listed(watch)))
+            await until(lambda: watch.listening() == set(wanted))
+            gone = set(listed(watch)) - set(wanted)
+            assert set(troubled(watch)) == gone, "what is gone is listed with a problem"
+
+    asyncio.run(script())
+
+
+def test_without_nvml_there_is_no_gpu_until_there_is(machine: Callable[[str], Path]) -> None:
+    path = machine("t4")
+    faults.set_driver_fault(path, nvml_not_loaded=True)
+
+    async def script() -> None:
+        watch = quick(path)
+        async with watching(watch):
+            inventory = await watch.first_look()
+            assert (inventory.devices, inventory.problems) == ((), ())
+            assert "Driver Not Loaded" in (watch.problem or "")
+            faults.clear_faults(path)
+            await until(lambda: watch.problem is None)
+            await until(lambda: len(watch.current.devices) == 1)
+
+    asyncio.run(script())
+
+
+def test_without_nvml_the_agent_fails_where_that_is_wanted(machine: Callable[[str], Path]) -> None:
+    path = machine("t4")
+    faults.set_driver_fault(path, nvml_not_loaded=True)
+
+    async def script() -> None:
+        watch = GpuWatch(machine=path, fails_without=True)
+        running = asyncio.create_task(watch.run())
+        with pytest.raises(NoDevicesError, match="Driver Not Loaded"):
+            await watch.first_look()
+        with pytest.raises(NoDevicesError):
+            await running
+
+    asyncio.run(script())
+
+
+def test_health_of_gpus_that_break_in_different_ways(machine: Callable[[str], Path]) -> None:
+    path = machine("a100-80gb:5")
+    uuids = uuids_of(path)
+    lost, hung, hurt, buggy, fine = uuids
+
+    async def script() -> None:
+        watch, events = quick(path), list[Sighting]()
+        rules = Rules(silence_s=1.0, test_pause_s=0.1)
+        health = HealthWatch(gpus=watch, policy=XidPolicy(), reports=Silence(), rules=rules)
+        watch.hear(lambda seen: events.append(seen) if isinstance(seen, GpuEvent) else None)
+        async with watching(watch, health.run()):
+            await watch.first_look()
+            await until(lambda: watch.listening() == set(uuids))
+            faults.set_fault(path, 0, lost=True)
+            faults.set_fault(path, 1, hang_us=3_000_000)
+            faults.set_fault(path, 2, counters={"ecc_volatile_uncorrected": 2})
+            faults.set_fault(path, 3, xid=31)
+            await until(lambda: set(health.unhealthy) == {lost, hung, hurt})
+            await until(lambda: health.records[buggy].state is State.HEALTHY)
+            await until(lambda: {each.uuid for each in events} == {lost, hurt, buggy})
+            assert health.records[fine].state is State.HEALTHY
+            assert isinstance(await watch.test(fine), Look)
+            # What was lost is found; what hung answers; the reset clears the counts.
+            faults.clear_faults(path)
+            await until(lambda: health.unhealthy == {})
+
+    asyncio.run(script())
+
+
+def test_a_real_librarys_gpus_are_watched_likewise(
+    machine: Callable[[str], Path], native_dir: Path
+) -> None:
+    # Found by its name and without a file to read from, the simulated library is any driver's.
+    path = machine("a100-80gb:2")
+    code = """
+import asyncio, sys
+from pathlib import Path
+from allotment.agent.inventory import GpuWatch
+from allotment.devices import faults
+path = Path(sys.argv[1])
+async def script():
+    seen = []
+    watch = GpuWatch(patience_s=5.0, poll_s=0.1)
+    watch.hear(seen.append)
+    running = asyncio.create_task(watch.run())
+    inventory = await watch.first_look()
+    assert [device.simulated for device in inventory.devices] == [False, False]
+    while len(watch.listening()) < 2:
+        await asyncio.sleep(0.02)
+    faults.set_fault(path, 1, xid=31)
+    while not any(getattr(each, "xid", None) == 31 for each in seen):
+        await asyncio.sleep(0.02)
+    looked = await watch.test(inventory.devices[0].uuid)
+    assert looked.vitals.energy_mj is not None, looked
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+asyncio.run(asyncio.wait_for(script(), 40))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, path],
+        env={
+            **os.environ,
+            "ALLOTMENT_SIMULATED_MACHINE": str(path),
+            "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
