@@ -71,6 +71,14 @@ class _Construction:
         return [loader.construct_object(each, deep=True) for each in node.value]
 
     @staticmethod
+    def text(loader: _Loader, node: yaml.ScalarNode) -> str:
+        text = str(loader.construct_scalar(node))
+        # JSON writes some characters as two halves, `\ud83d\ude00`; YAML has one escape for them.
+        if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+            raise ConstructorError(None, None, "half of a character", node.start_mark)
+        return text
+
+    @staticmethod
     def key(loader: _Loader, node: yaml.Node) -> str:
         key = loader.construct_object(node, deep=True)
         match key:
@@ -85,12 +93,13 @@ class _Construction:
 
 def _strict_loader() -> type[_Loader]:
     """Replace what PyYAML's safe reader makes of scalars and tags."""
-    kept = {"null", "bool", "int", "float", "str"}
+    kept = {"null", "bool", "int", "float"}
     _Loader.yaml_constructors = {
         tag: make
         for tag, make in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in kept
     }
+    _Loader.add_constructor("tag:yaml.org,2002:str", _Construction.text)
     _Loader.add_constructor("tag:yaml.org,2002:map", _Construction.mapping)
     _Loader.add_constructor("tag:yaml.org,2002:seq", _Construction.sequence)
     dropped = {"int", "float", "timestamp", "value"}

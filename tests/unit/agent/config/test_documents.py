@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from allotment.agent.config.documents import MAX_TEXT, Value, at, read
 from allotment.model.errors import UsageError
 
-TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0xFFFD, exclude_categories=["C"]))
+TEXTS = st.text(
+    st.characters(min_codepoint=32, max_codepoint=0xFFFD, exclude_categories=["C"]), max_size=60
+)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
@@ -63,6 +65,7 @@ def test_values_are_those_of_go(text: str, value: Value) -> None:
         ("a: [", "line 1"),
         ("[" * 3000, "recursion"),
         ("a: \x00", "unacceptable character"),
+        ('a: "\\ud83d"', "half of a character"),
         ("a: " + "9" * 5000, "digits"),
         ("x" * (MAX_TEXT + 1), "characters are more than"),
     ],
