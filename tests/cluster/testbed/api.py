@@ -46,6 +46,7 @@ class Api:
         self._context = ssl.create_default_context(cafile=cluster["certificate-authority"])
         self._timeout_s = timeout_s
         self._local = threading.local()
+        self._opened: list[http.client.HTTPSConnection] = []
 
     def get(self, path: str, **query: str) -> Json:
         """An object or a list: `get("/api/v1/nodes/node-1")`."""
@@ -94,11 +95,10 @@ class Api:
         return self._request("GET", path, query=query).decode("utf-8", errors="replace")
 
     def close(self) -> None:
-        """Closes this thread's connection."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-        self._local.connection = None
+        """Closes the connections of all threads. The next request opens a new one."""
+        while self._opened:
+            self._opened.pop().close()
+        self._local = threading.local()
 
     def _call(
         self,
@@ -139,7 +139,8 @@ class Api:
             response = connection.getresponse()
             return response.status, response.read()
         except (http.client.HTTPException, OSError):
-            self.close()
+            connection.close()
+            self._local.connection = None
             # A kept connection may have ended with the API server that it led to. Once more on a
             # new one, except where the request may have been carried out.
             if kept is None or method == "POST":
@@ -151,6 +152,7 @@ class Api:
             self._address, timeout=self._timeout_s, context=self._context
         )
         self._local.connection = connection
+        self._opened.append(connection)
         return connection
 
 

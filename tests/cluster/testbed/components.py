@@ -93,7 +93,10 @@ def answers(url: str) -> Callable[[], bool]:
         try:
             with opener.open(url, timeout=2) as response:
                 return int(response.status) < 300
-        except (urllib.error.URLError, OSError):
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            return False
+        except OSError:  # nobody listens yet
             return False
 
     return check

@@ -131,6 +131,7 @@ class Sandbox:
         self._outer: subprocess.Popen[str] | None = None
         self._pid: int | None = None
         self._link: Link | None = None
+        self._processes: list[Process] = []
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -175,6 +176,9 @@ class Sandbox:
             self._outer.wait(30)
             if self._outer.stdout is not None:
                 self._outer.stdout.close()
+        for process in self._processes:
+            process.wait(10)
+        self._processes.clear()
         if self._link is not None:
             # The kernel takes an interface away some time after its namespace.
             _ip("link", "delete", self._link.name, check=False)
@@ -228,7 +232,9 @@ class Sandbox:
             text=True,
             start_new_session=True,
         )
-        return Process(words, popen)
+        self._processes = [process for process in self._processes if process.is_running]
+        self._processes.append(Process(words, popen))
+        return self._processes[-1]
 
     def run(
         self,

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API server's side against the real one, with the rights that the manifest grants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from testbed.api import Api as Admin
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+
+from allotment.kube.clients import Api, connect
+from allotment.kube.configmaps import FollowedConfigMap
+from allotment.kube.errors import DeniedError
+from allotment.kube.events import Events, Reference
+from allotment.kube.nodes import LABELS_ANNOTATION, OwnNode
+from allotment.kube.pods import NodePods
+from allotment.model.pods import PodUid
+
+MEMORY = "allotment.dev/gpu-memory"
+COMPUTE = "allotment.dev/gpu-compute"
+OWNED = frozenset({MEMORY, COMPUTE})
+SLEEP = ["sleep", "1000"]
+
+
+def following(
+    cluster: Cluster, test: Callable[[Api], tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]]
+) -> None:
+    """Runs a test beside what it follows, as the user `agent`."""
+
+    async def main() -> None:
+        async with connect(cluster.credentials.kubeconfig("agent")) as api:
+            endless, body = test(api)
+            beside = [asyncio.create_task(each) for each in endless]
+            try:
+                async with asyncio.timeout(120):
+                    await body
+            finally:
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
+
+    cluster.allow_agent()
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+def create_anew(pods: Pods, body: dict[str, Any]) -> None:
+    """Creates a pod over a connection of its own: the kept ones went with the API server."""
+    cluster = pods.cluster
+    cluster.api.close()
+    pods.create(body)
+
+
+def names(pods: NodePods, namespace: str) -> set[str]:
+    return {each.name for each in pods.all() if each.namespace == namespace}
+
+
+def test_a_nodes_pods_are_known_as_they_come_and_go(cluster: Cluster, pods: Pods) -> None:
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        node = NodePods(api, node=cluster.node_name)
+        elsewhere = NodePods(api, node="another")
+
+        async def body() -> None:
+            await until(lambda: node.is_synced and elsewhere.is_synced)
+            made = await asyncio.to_thread(
+                pods.create,
+                pod("a", container(SLEEP), annotations={"allotment.dev/class": "latency"}),
+            )
+            uid = PodUid(made["metadata"]["uid"])
+            found = await node.wait_for(uid, timeout_s=20)
+            assert found is not None
+            assert str(found) == f"{pods.namespace}/a"
+            assert found.annotations["allotment.dev/class"] == "latency"
+            direct = await node.get_now(pods.namespace, "a")
+            assert direct is not None
+            assert direct.uid == uid
+            assert await elsewhere.get_now(pods.namespace, "a") is None
+            await until(lambda: node.get(uid).container("main").is_started)  # type: ignore[union-attr]
+            await asyncio.to_thread(pods.delete)
+            await until(lambda: node.get(uid) is None)
+            assert elsewhere.all() == ()
+
+        return [node.run(), elsewhere.run()], body()
+
+    following(cluster, test)
+
+
+def test_containers_that_have_finished_are_known(cluster: Cluster, pods: Pods) -> None:
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        node = NodePods(api, node=cluster.node_name)
+
+        async def body() -> None:
+            made = await asyncio.to_thread(
+                pods.create,
+                pod(
+                    "a",
+                    container(["true"], name="short"),
+                    container(SLEEP, name="long"),
+                    initContainers=[
+                        container(["true"], name="first"),
+                        container(SLEEP, name="beside", restartPolicy="Always"),
+                    ],
+                ),
+            )
+            uid = PodUid(made["metadata"]["uid"])
+
+            def finished() -> set[str]:
+                found = node.get(uid)
+                return (
+                    {each.name for each in found.containers if each.has_finished}
+                    if found
+                    else set()
+                )
+
+            await until(lambda: finished() == {"first", "short"})
+            found = node.get(uid)
+            assert found is not None
+            assert not found.has_ended
+            assert all(each.is_started for each in found.containers)
+
+        return [node.run()], body()
+
+    following(cluster, test)
+
+
+def test_while_the_server_is_away_what_is_known_stays_and_then_it_goes_on(
+    cluster: Cluster, pods: Pods
+) -> None:
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        node = NodePods(api, node=cluster.node_name)
+
+        async def body() -> None:
+            await asyncio.to_thread(pods.create, pod("before", container(SLEEP)))
+            await until(lambda: names(node, pods.namespace) == {"before"})
+            await asyncio.to_thread(cluster.stop, "kube-apiserver")
+            try:
+                await until(lambda: node.problem is not None)
+                assert names(node, pods.namespace) == {"before"}
+                assert node.is_synced
+            finally:
+                await asyncio.to_thread(cluster.start, "kube-apiserver")
+            await asyncio.to_thread(create_anew, pods, pod("after", container(SLEEP)))
+            await until(lambda: names(node, pods.namespace) == {"before", "after"})
+            assert node.problem is None
+
+        return [node.run()], body()
+
+    following(cluster, test)
+
+
+def test_quantities_and_conditions_outlive_the_kubelets_writes(cluster: Cluster) -> None:
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        node = OwnNode(api, name=cluster.node_name, owned=OWNED)
+
+        def status() -> dict[str, Any]:
+            found: dict[str, Any] = cluster.api.get(cluster.node_path)["status"]
+            return found
+
+        async def body() -> None:
+            await node.set_capacity({MEMORY: 158 << 30, COMPUTE: 200})
+            await node.set_condition("GpuHealthy", "True", reason="AllHealthy", message="2 GPUs")
+            assert await node.settled(timeout_s=30)
+            assert status()["capacity"][MEMORY] == status()["allocatable"][MEMORY] == "158Gi"
+            # A kubelet that starts registers the node, and writes all of its status.
+            await asyncio.to_thread(cluster.restart, "kubelet")
+            await asyncio.to_thread(cluster.wait_node_ready)
+            await asyncio.sleep(6)  # one update of the status, every 5 s
+            now = await asyncio.to_thread(status)
+            assert now["capacity"][COMPUTE] == now["allocatable"][COMPUTE] == "200"
+            (condition,) = (each for each in now["conditions"] if each["type"] == "GpuHealthy")
+            assert (condition["status"], condition["reason"]) == ("True", "AllHealthy")
+            # Someone takes it away by hand.
+            gone = {"status": {"capacity": {MEMORY: None}, "allocatable": {MEMORY: None}}}
+            began = time.monotonic()
+            await asyncio.to_thread(cluster.api.patch, f"{cluster.node_path}/status", gone)
+            await until(lambda: not node.is_settled)
+            assert await node.settled(timeout_s=30)
+            print(f"capacity is back after {time.monotonic() - began:.3f} s")  # noqa: T201
+            await node.set_capacity({COMPUTE: 100})
+            assert await node.settled(timeout_s=30)
+            now = await asyncio.to_thread(status)
+            assert MEMORY not in now["capacity"]
+            assert MEMORY not in now["allocatable"]
+            assert now["capacity"][COMPUTE] == "100"
+            await node.set_capacity({})
+            assert await node.settled(timeout_s=30)
+            assert not OWNED & status()["capacity"].keys()
+
+        return [node.run()], body()
+
+    following(cluster, test)
+
+
+@pytest.fixture
+def fake_node(api: Admin) -> Iterator[str]:
+    """A node that no kubelet keeps."""
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "made-up"}}
+    api.post("/api/v1/nodes", body)
+    yield "made-up"
+    api.delete("/api/v1/nodes/made-up")
+
+
+def test_labels_are_ours_alone_and_go_also_after_a_restart_and_come_with_a_new_node(
+    cluster: Cluster, api: Admin, fake_node: str
+) -> None:
+    path = f"/api/v1/nodes/{fake_node}"
+
+    def test(client: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        first = OwnNode(client, name=fake_node, owned=OWNED)
+        second = OwnNode(client, name=fake_node, owned=OWNED)
+
+        async def body() -> None:
+            running = asyncio.create_task(first.run())
+            labels = {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "A100"}
+            await first.set_labels(labels, owned_prefixes=("nvidia.com/",))
+            await asyncio.to_thread(api.patch, path, {"metadata": {"labels": {"team": "ml"}}})
+            await first.set_capacity({COMPUTE: 200})
+            assert await first.settled(timeout_s=30)
+            await asyncio.to_thread(api.delete, path)
+            await until(lambda: first.current is None)
+            again = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": fake_node}}
+            await asyncio.to_thread(api.post, "/api/v1/nodes", again)
+            await until(lambda: first.is_settled)
+            metadata = (await asyncio.to_thread(api.get, path))["metadata"]
+            assert labels.items() <= metadata["labels"].items()
+            # Another agent takes over, and knows by the annotation what is ours.
+            running.cancel()
+            following = asyncio.create_task(second.run())
+            await second.set_labels({"nvidia.com/gpu.count": "1"})
+            metadata = (await asyncio.to_thread(api.get, path))["metadata"]
+            assert metadata["labels"]["nvidia.com/gpu.count"] == "1"
+            assert "nvidia.com/gpu.product" not in metadata["labels"]
+            assert metadata["annotations"][LABELS_ANNOTATION] == "nvidia.com/gpu.count"
+            following.cancel()
+
+        return [], body()
+
+    following(cluster, test)
+
+
+def test_the_config_map_that_the_role_names_is_followed_and_no_other(
+    cluster: Cluster, api: Admin
+) -> None:
+    path = "/api/v1/namespaces/allotment-system/configmaps"
+    item = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "allotment-config"}}
+
+    def test(client: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        ours = FollowedConfigMap(client, namespace="allotment-system", name="allotment-config")
+        other = FollowedConfigMap(client, namespace="allotment-system", name="another")
+
+        async def body() -> None:
+            await until(lambda: ours.is_synced)
+            assert ours.data is None
+            data = {"default": "version: v1"}
+            await asyncio.to_thread(api.post, path, {**item, "data": data})
+            await until(lambda: ours.data == data)
+            change = {"data": {"default": None, "soft": "version: v1"}}
+            began = time.monotonic()
+            await asyncio.to_thread(api.patch, f"{path}/allotment-config", change)
+            await until(lambda: ours.data == {"soft": "version: v1"})
+            print(f"change of the config map heard after {time.monotonic() - began:.3f} s")  # noqa: T201
+            await asyncio.to_thread(api.delete, f"{path}/allotment-config")
+            await until(lambda: ours.data is None)
+            await until(lambda: other.problem is not None)
+            assert isinstance(other.problem, DeniedError)
+
+        return [ours.run(), other.run()], body()
+
+    api.delete(f"{path}/allotment-config")
+    following(cluster, test)
+
+
+def test_events_are_what_kubectl_describe_shows(cluster: Cluster, pods: Pods) -> None:
+    made = pods.create(pod("a", container(SLEEP)))
+    of_pod = Reference("Pod", "a", made["metadata"]["uid"], pods.namespace)
+    of_node = Reference("Node", cluster.node_name, cluster.node_name)
+
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        events = Events(api, component="allotment-agent", node=cluster.node_name)
+
+        async def body() -> None:
+            for _ in range(3):
+                events.tell(
+                    of_pod, reason="ShareRefused", message="need 8Gi, have 4Gi", is_warning=True
+                )
+                await events.flush(timeout_s=30)
+            events.tell(of_node, reason="GpuUnhealthy", message="XID 79", is_warning=True)
+            gone = Reference("Pod", "x", "u", "no-such-namespace")
+            events.tell(gone, reason="ShareReady", message="x", is_warning=False)
+            await events.flush(timeout_s=30)
+
+        return [], body()
+
+    following(cluster, test)
+    shown = cluster.kubectl_run("describe", "pod", "a", "--namespace", pods.namespace)
+    (line,) = (each for each in shown.splitlines() if "ShareRefused" in each)
+    assert line.split()[0] == "Warning"
+    assert "(x3 over" in line
+    assert "allotment-agent" in line
+    assert "need 8Gi, have 4Gi" in line
+    shown = cluster.kubectl_run("describe", "node", cluster.node_name)
+    assert "XID 79" in shown
+
+
+def test_the_agent_is_refused_what_is_not_its_business(cluster: Cluster) -> None:
+    def test(api: Api) -> tuple[list[Coroutine[Any, Any, Any]], Awaitable[None]]:
+        async def body() -> None:
+            for path in (
+                "/api/v1/secrets",
+                "/api/v1/namespaces/allotment-system/configmaps",
+                "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
+                "/api/v1/events",
+            ):
+                with pytest.raises(DeniedError) as caught:
+                    await api.get(path, asked=f"get {path}")
+                assert "forbidden" in caught.value.message
+
+        return [], body()
+
+    following(cluster, test)
