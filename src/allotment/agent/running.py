@@ -40,6 +40,7 @@ from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.agent.tenancy.tenants import Tenants
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path
+from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.devices.topology import read_pair_scores
 from allotment.kube.clients import Api, connect
 from allotment.kube.configmaps import FollowedConfigMap
@@ -199,7 +200,9 @@ class _Agent:
         self._offering.followers += [
             lambda offer: self._plugins.offer(offer.resources),
             lambda _: self._publisher.wake(),
+            lambda _: self._offered.set(),
         ]
+        self._offered = asyncio.Event()
         self._beat = time.monotonic()
         self._is_serving = False
 
@@ -226,6 +229,8 @@ class _Agent:
                     self._health.run,
                     self._offering.run,
                     self._follow_config,
+                    self._insist_on_gpus,
+                    self._set_slices,
                     self._turn,
                     self._show_figures,
                     self._tidy,
@@ -291,6 +296,37 @@ class _Agent:
                 policy_of(health, self._settings.environment), auto_recover=health.auto_recover
             )
             self._publisher.wake()
+
+    async def _insist_on_gpus(self) -> None:
+        """End the agent where there are no GPUs at its start and `failOnInitError` is on."""
+        await self._gpus.first_look()
+        async for config in self._configuring.changes():
+            if self._gpus.problem is not None and config.fail_on_init_error:
+                raise NoDevicesError(
+                    self._gpus.problem,
+                    hint="on nodes that may have no GPU: failOnInitError: false",
+                )
+            return
+
+    async def _set_slices(self) -> None:
+        """Give each GPU the time slice that its rule names."""
+        done: dict[str, str] = {}
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            wanted = self._offering.current.time_slices
+            # A GPU whose rule names none any more goes back to the driver's own.
+            for uuid in [*wanted, *(each for each in done if each not in wanted)]:
+                length = wanted.get(uuid, TimeSlice.DEFAULT)
+                if done.get(uuid) == length or uuid not in self._offering.devices:
+                    continue
+                try:
+                    await asyncio.to_thread(
+                        set_time_slice, uuid, TimeSlice(length), machine=self._machine
+                    )
+                except AllotError as error:
+                    self._reports.node("TimeSliceNotSet", error.message, is_warning=True)
+                done[uuid] = length
 
     async def _turn(self) -> None:
         while True:
