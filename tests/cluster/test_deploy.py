@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest on a real cluster: accepted as it is, and what it forbids is forbidden."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from testbed.api import Api as Admin
+from testbed.cluster import Cluster
+from testbed.images import TOOLS
+from testbed.pods import Pods
+from testbed.waiting import wait_until
+
+from allotment.kube.clients import Api, PatchKind, connect
+from allotment.kube.errors import DeniedError
+
+NAMESPACE = "allotment-system"
+DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+POLICY = (
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/allotment-agent-own-node"
+)
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def manifest(root: Path) -> str:
+    return (root / "deploy" / "manifests" / "agent.yaml").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def remove(api: Admin) -> None:
+    """Takes the DaemonSet and its pods away; roles and policy disturb nobody."""
+    api.delete(f"{DAEMON_SETS}/allotment-agent", propagationPolicy="Foreground")
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    wait_until(
+        lambda: not api.items(path, labelSelector="app.kubernetes.io/component=agent"),
+        "end of the agent's pods",
+        timeout_s=60,
+    )
+    api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/allotment-config")
+
+
+@pytest.fixture
+def installed(cluster: Cluster, manifest: str, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Applies the manifest with kubectl, as a user would; `change` may alter the DaemonSet."""
+
+    def install(change: Callable[[Document], None] = lambda _: None) -> None:
+        documents = [each for each in yaml.safe_load_all(manifest) if each]
+        for each in documents:
+            if each["kind"] == "DaemonSet":
+                change(each)
+        path = tmp_path / "agent.yaml"
+        path.write_text(yaml.safe_dump_all(documents), "utf-8")
+        said = cluster.kubectl_run("apply", "--server-side", "--validate=strict", "-f", str(path))
+        assert "Warning" not in said
+
+    yield install
+    remove(cluster.api)
+
+
+def the_pod(cluster: Cluster) -> Document:
+    """The DaemonSet's pod on the node, as soon as there is one."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+    def found() -> Document | None:
+        items = cluster.api.items(path, labelSelector="app.kubernetes.io/component=agent")
+        return next((each for each in items if each["spec"].get("nodeName")), None)
+
+    return wait_until(found, "the agent's pod", timeout_s=60)
+
+
+def kubeconfig_of_its_token(cluster: Cluster, pod: Document, path: Path) -> Path:
+    """Credentials as the agent in this pod has them: a token that names pod and node."""
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/allotment-agent"
+    bound = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+    }
+    made = cluster.api.post(f"{account}/token", {"spec": {"boundObjectRef": bound}})
+    config = json.loads(cluster.kubeconfig.read_text("utf-8"))
+    config["users"][0]["user"] = {"token": made["status"]["token"]}
+    path.write_text(json.dumps(config), "utf-8")
+    return path
+
+
+def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
+    cluster: Cluster, installed: Callable[..., None], tmp_path: Path
+) -> None:
+    installed()
+    config = kubeconfig_of_its_token(cluster, the_pod(cluster), tmp_path / "config")
+    wait_until(
+        lambda: cluster.api.get(POLICY).get("status", {}).get("observedGeneration"),
+        "the policy's type check",
+        timeout_s=30,
+    )
+    assert not cluster.api.get(POLICY)["status"]["typeChecking"].get("expressionWarnings")
+    own = cluster.node_path
+    other = "/api/v1/nodes/another"
+    cluster.api.post(
+        "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "another"}}
+    )
+    label = {"metadata": {"labels": {"nvidia.com/gpu.count": "2"}}}
+    gone = {"metadata": {"labels": {"nvidia.com/gpu.count": None}}}
+    note = {"metadata": {"annotations": {"allotment.dev/labels": "nvidia.com/gpu.count"}}}
+    amount = {"capacity": {"allotment.dev/gpu-compute": "100"}}
+    allowed = [
+        (own, label),
+        (own, note),
+        (f"{own}/status", {"status": amount}),
+        (f"{own}/status", {"status": {"capacity": {"allotment.dev/gpu-compute": None}}}),
+        (own, {"metadata": {"annotations": {"allotment.dev/labels": None}}}),
+        (own, gone),
+    ]
+    forbidden = [
+        (other, label, "the agent of node node-1 may not change node another"),
+        (f"{other}/status", {"status": amount}, "may not change node another"),
+        (own, {"spec": {"unschedulable": True}}, "may not change a node's spec"),
+        (own, {"metadata": {"labels": {"zone": "x"}}}, "labels of nvidia.com/"),
+        (own, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}, "labels of nvidia.com/"),
+        (own, {"metadata": {"annotations": {"x": "y"}}}, "annotations of allotment.dev/"),
+        (f"{own}/status", {"status": {"capacity": {"cpu": "1"}}}, "capacity of allotment.dev/"),
+        (f"{own}/status", label | {"metadata": {"labels": {"a": "b"}}}, "labels of nvidia.com/"),
+    ]
+
+    async def try_all() -> None:
+        async with connect(config) as api:
+            for path, change, says in forbidden:
+                await refused(api, path, change, says)
+            for path, change in allowed:
+                await api.patch(path, change, asked="patch", kind=PatchKind.STRATEGIC)
+
+    try:
+        # The policy takes effect some time after it is there.
+        wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy", timeout_s=60)
+        asyncio.run(try_all())
+    finally:
+        cluster.api.delete(other)
+
+
+async def is_enforced(config: Path, path: str) -> bool:
+    change = {"metadata": {"labels": {"nvidia.com/tried": "1"}}}
+    async with connect(config) as api:
+        try:
+            await api.patch(path, change, asked="patch")
+        except DeniedError:
+            return True
+        return False
+
+
+async def refused(api: Api, path: str, change: object, says: str) -> None:
+    with pytest.raises(DeniedError) as caught:
+        await api.patch(path, change, asked="patch", kind=PatchKind.STRATEGIC)
+    assert says in caught.value.message
+
+
+def simulated(daemon_set: Document) -> None:
+    """Runs this tree's agent with simulated GPUs; all else is as it ships."""
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    container |= {
+        "image": TOOLS,
+        "imagePullPolicy": "Never",
+        "command": ["allot"],
+        "args": ["agent", "--simulated", "a100-80gb:2"],
+    }
+
+
+def test_the_agent_becomes_ready_and_offers_gpus_with_the_rights_that_it_has(
+    cluster: Cluster, api: Admin, installed: Callable[..., None]
+) -> None:
+    installed(simulated)
+    name = the_pod(cluster)["metadata"]["name"]
+    agents = Pods(cluster, NAMESPACE)
+    agents.wait_ready(name, timeout_s=60)
+    cluster.wait_allocatable("nvidia.com/gpu", 2, timeout_s=30)
+    label = {"nvidia.com/device-plugin.config": "soft"}
+    try:
+        api.patch(cluster.node_path, {"metadata": {"labels": label}})
+        cluster.wait_allocatable("allotment.dev/gpu-compute", 200, timeout_s=30)
+        cluster.wait_allocatable("allotment.dev/gpu", 32, timeout_s=30)
+        labels = api.get(cluster.node_path)["metadata"]["labels"]
+        assert labels["nvidia.com/gpu.count"] == "2"
+    finally:
+        api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})
+    assert agents.restarts(name, "agent") == 0
