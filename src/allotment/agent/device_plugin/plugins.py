@@ -175,9 +175,10 @@ class DevicePlugins:
             if kubelet is not None and self._is_to_register(plugin, kubelet, now):
                 await register(plugin.server, self._kubelet)
                 plugin.kubelet, plugin.registered_at = kubelet, time.monotonic()
-                self._duties.reports.count("registrations", resource=name)
+                self._duties.reports.count("registrations", resource=name, result="registered")
         except AllotError as error:
             plugin.kubelet = None
+            self._duties.reports.count("registrations", resource=name, result="failed")
             plugin.pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, plugin.pause_s * 2))
             plugin.next_try = time.monotonic() + plugin.pause_s
             self._tell(plugin, error)

@@ -207,7 +207,7 @@ class ResourceServer:
                     )
                     response.container_responses.add(deviceIDs=chosen)
         except AllotError as error:
-            await self._refuse(context, error, "GetPreferredAllocation")
+            await self._refuse(context, error)
         return response
 
     async def _allocate(
@@ -220,7 +220,7 @@ class ResourceServer:
                     answer = self._duties.tenancy.answer(self._resource, tuple(each.devices_ids))
                     response.container_responses.append(_message(answer))
         except AllotError as error:
-            await self._refuse(context, error, "Allocate")
+            await self._refuse(context, error)
         return response
 
     async def _pre_start(
@@ -232,11 +232,12 @@ class ResourceServer:
                 async with asyncio.timeout(_PREPARE_S):
                     await self._duties.tenancy.prepare(self._resource.name, ids)
         except AllotError as error:
-            await self._refuse(context, error, "PreStartContainer")
+            # The tenancy knows whose container it is, and has told of it.
+            await context.abort(code_of(error), one_line(error))
         except TimeoutError:
             late = f"the share was not ready within {_PREPARE_S:.0f} s"
             hint = "the kubelet asks again; see the agent's log for what it waited for"
-            await self._refuse(context, StateError(late, hint=hint), "PreStartContainer")
+            await self._refuse(context, StateError(late, hint=hint))
         return messages.PreStartContainerResponse()
 
     @contextmanager
@@ -248,10 +249,9 @@ class ResourceServer:
             seconds = time.perf_counter() - started
             self._duties.reports.observe(name, seconds, resource=self._resource.name)
 
-    async def _refuse(self, context: Context, error: AllotError, call: str) -> None:
-        """End a call with an error. Does not return."""
-        reason = type(error).__name__.removesuffix("Error")
-        self._duties.reports.count("refusals", call=call, reason=reason)
+    async def _refuse(self, context: Context, error: AllotError) -> None:
+        """End a call with an error, and count it. Does not return."""
+        self._duties.reports.count("refusals", reason=type(error).__name__)
         await context.abort(code_of(error), one_line(error))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from allotment.agent.device_plugin.serving import socket_name
 from allotment.agent.resources import Slot
-from allotment.model.errors import DoesNotFitError
+from allotment.model.errors import DoesNotFitError, UsageError
 
 if TYPE_CHECKING:
     from tests.unit.agent.device_plugin.conftest import World
@@ -229,8 +229,20 @@ def test_a_refusal_says_what_is_wrong_and_what_to_do(world: World) -> None:
         assert raised.value.details() == (
             "no GPU has 8Gi left: GPU-0: need 8Gi, have 2Gi; hint: ask for less"
         )
-        expected = {"call": "PreStartContainer", "reason": "DoesNotFit"}
-        assert ("refusals", expected) in world.reports.counted
+
+    asyncio.run(story())
+
+
+def test_a_refused_allocation_is_counted(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(1)):
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 1)
+            world.tenancy.error = UsageError("invalid request: unknown device: x")
+            with pytest.raises(grpc.aio.AioRpcError, match="unknown device: x") as raised:
+                await world.kubelet.allocate(SHARE, ["x"], pod="u", container="c")
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert ("refusals", {"reason": "UsageError"}) in world.reports.counted
 
     asyncio.run(story())
 
