@@ -272,7 +272,7 @@ class PodShares:
             if self._machine is None:
                 driver = self._driver_edits([each for each in devices if each.uuid in own])
             spec = cdi.make_spec(share, replace(content, driver=driver))
-            _write(draft / _SPEC, json.dumps(spec, indent=2) + "\n")
+            _write(draft / _SPEC, json.dumps(spec) + "\n")
 
     def _content(self, directory: Path, mode: str) -> cdi.CdiContent:
         shim, libraries = self._copied()

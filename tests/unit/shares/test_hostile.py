@@ -118,3 +118,21 @@ def node_share(tmp_path: Path, native_dir: Path) -> Path:
     assert native_dir.is_dir()
     create(tmp_path, Policy("ab", "ab", (DevicePolicy("GPU-0", 4 << 30),)))
     return tmp_path
+
+
+SHORT = """
+import ctypes, os, sys
+from allotment.ledger import operations
+library, ledger = operations._library(), operations._Ledger()
+assert library.allot_ledger_open(ctypes.byref(ledger), os.fsencode(sys.argv[1])) == 0
+os.truncate(sys.argv[1] + "/usage", 0)
+print(library.allot_ledger_reap(ctypes.byref(ledger)))
+library.allot_ledger_close(ctypes.byref(ledger))
+"""
+
+
+def test_a_page_that_went_away_is_an_error(node_share: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, str(node_share)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "-22\n")
