@@ -49,6 +49,8 @@ class ConfigHolder:
     """What the named configurations are called in errors: `ConfigMap allotment/configs`."""
     config: Config | None = field(default=None, init=False)
     """The one in force."""
+    text: str = field(default="", init=False)
+    """What it was read from."""
     problem: AllotError | None = field(default=None, init=False)
     """What is wrong with what was heard last; None: it is in force."""
     _label: str | None = field(default=None, init=False)
@@ -109,13 +111,16 @@ class ConfigHolder:
             config = load(text, source=source, options=self.options, environment=self.environment)
         except UsageError as error:
             return self._bad(error)
-        return self._good(config)
+        return self._good(config, text)
 
-    def _good(self, config: Config) -> Outcome:
+    def _good(self, config: Config, text: str = "") -> Outcome:
         self.problem = None
-        before, self.config = self.config, config
-        # The same words from elsewhere change nothing: a node may move from a file to a ConfigMap.
-        if before is not None and replace(before, source=config.source) == config:
+        before, self.config, self.text = self.config, config, text
+        # The same from elsewhere changes nothing: a node may move from a file to a ConfigMap. The
+        # notes name the source; what they tell is in the text, or has no effect.
+        if before is not None and (
+            replace(before, source=config.source, notes=config.notes) == config
+        ):
             return Outcome()
         return Outcome(config=config)
 

@@ -103,6 +103,18 @@ def test_a_config_map_that_goes_leaves_what_was_in_force() -> None:
     assert replicas(held.config) == 4
 
 
+def test_the_same_from_elsewhere_is_no_change() -> None:
+    held = holder()
+    text = "flags: {mpsRoot: /x}\n" + GOOD
+    held.file_changed(text, path="/kept")
+    assert held.text == text
+    held.label_changed(None)
+    assert held.data_changed({"a": text + "\n"}) == Outcome()
+    assert held.config is not None
+    assert held.config.source == "ConfigMap a/b, a"
+    assert held.text == text + "\n"
+
+
 def test_a_problem_is_new_once() -> None:
     held = holder()
     assert held.file_changed(BAD, path="/c").is_new_problem
