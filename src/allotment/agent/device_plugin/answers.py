@@ -21,11 +21,9 @@ from allotment.agent.resources import Resource
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.shares import ShareId
+from allotment.shares.cdi import KIND
 
-__all__ = ["SHARE_KIND", "DriverNodes", "answer"]
-
-SHARE_KIND: Final = "allotment.dev/share"
-"""CDI's kind of a share's own device (`shares.cdi`)."""
+__all__ = ["DriverNodes", "answer"]
 
 _SOFT: Final = "soft"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -76,7 +74,7 @@ def answer(
         return _as_nvidia(chosen, config, share, driver or DriverNodes())
     marks = {SHARE_ANNOTATION: str(share)}
     if has_cdi:
-        return Answer(annotations=marks, cdi_devices=(f"{SHARE_KIND}={share}",))
+        return Answer(annotations=marks, cdi_devices=(f"{KIND}={share}",))
     envs: Mapping[str, str] = {}
     if resource.mode != _SOFT:
         chosen = _devices(resource, ids, devices)

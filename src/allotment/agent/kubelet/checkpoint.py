@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -21,7 +21,8 @@ from allotment.agent.kubelet.proto.deviceplugin_pb2 import ContainerAllocateResp
 from allotment.agent.protocols import SHARE_ANNOTATION, CheckpointEntry
 from allotment.model.errors import StateError
 from allotment.model.pods import PodUid
-from allotment.model.shares import ShareId
+from allotment.model.shares import Injection, ShareId
+from allotment.shares.cdi import KIND
 
 __all__ = ["KubeletCheckpoint", "decode"]
 
@@ -51,6 +52,11 @@ class _File(msgspec.Struct, frozen=True, rename="pascal"):
     data: _Data
 
 
+class _Answer(NamedTuple):
+    share: ShareId | None
+    injection: Injection | None
+
+
 _decoder: Final = msgspec.json.Decoder(_File)
 
 
@@ -67,7 +73,7 @@ class KubeletCheckpoint:
         self._identity: _Identity | None = None
         self._entries: tuple[CheckpointEntry, ...] = ()
         # Answers stay as they are, and every change of any pod writes all of them anew.
-        self._shares: dict[str, ShareId | None] = {}
+        self._answers: dict[str, _Answer] = {}
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
         """Return who holds what; nobody anything where the kubelet has not written yet.
@@ -110,36 +116,37 @@ class KubeletCheckpoint:
             if identity == self._identity:
                 return self._entries
             data = file.read()
-        shares: dict[str, ShareId | None] = {}
-        entries = decode(data, known=self._shares, found=shares)
-        self._entries, self._shares, self._identity = entries, shares, identity
+        answers: dict[str, _Answer] = {}
+        entries = decode(data, known=self._answers, found=answers)
+        self._entries, self._answers, self._identity = entries, answers, identity
         return entries
 
 
 def decode(
     data: bytes,
     *,
-    known: Mapping[str, ShareId | None] | None = None,
-    found: dict[str, ShareId | None] | None = None,
+    known: Mapping[str, _Answer] | None = None,
+    found: dict[str, _Answer] | None = None,
 ) -> tuple[CheckpointEntry, ...]:
     """Return the entries of a checkpoint; `ValueError` where it is none.
 
-    `known` are shares by their answers, from earlier; those of this checkpoint go to `found`.
+    `known` are answers that were read earlier; those of this checkpoint go to `found`.
     """
     known = {} if known is None else known
     found = {} if found is None else found
     entries: list[CheckpointEntry] = []
     for each in _decoder.decode(data).data.pod_device_entries or ():
-        answer = each.alloc_resp or ""
-        if answer not in found:
-            found[answer] = known[answer] if answer in known else _share_of(answer)
+        text = each.alloc_resp or ""
+        if text not in found:
+            found[text] = known[text] if text in known else _read(text)
         entries.append(
             CheckpointEntry(
                 pod=PodUid(each.pod_uid),
                 container=each.container_name,
                 resource=each.resource_name,
                 ids=frozenset(_ids(each.device_ids)),
-                share=found[answer],
+                share=found[text].share,
+                injection=found[text].injection,
             )
         )
     return tuple(entries)
@@ -151,12 +158,18 @@ def _ids(device_ids: Mapping[str, Sequence[str]] | Sequence[str] | None) -> Sequ
     return device_ids or ()
 
 
-def _share_of(answer: str) -> ShareId | None:
-    """Return the share that was named in an answer; None: it was not ours, or is not readable."""
+def _read(text: str) -> _Answer:
+    """Return what of an answer concerns its share."""
     try:
-        response = ContainerAllocateResponse.FromString(base64.b64decode(answer, validate=True))
+        response = ContainerAllocateResponse.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, DecodeError):
         # Other plugins' answers stand in the same file; what they wrote is no business of ours.
-        return None
+        return _Answer(None, None)
     share = response.annotations.get(SHARE_ANNOTATION)
-    return ShareId(share) if share else None
+    if not share:
+        return _Answer(None, None)
+    if any(device.name == f"{KIND}={share}" for device in response.cdi_devices):
+        return _Answer(ShareId(share), Injection.CDI)
+    if any(f"/{share}/" in mount.host_path for mount in response.mounts):
+        return _Answer(ShareId(share), Injection.MOUNTS)
+    return _Answer(ShareId(share), Injection.NONE)

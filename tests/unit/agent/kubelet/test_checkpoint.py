@@ -19,14 +19,19 @@ from allotment.agent.kubelet.proto.deviceplugin_pb2 import ContainerAllocateResp
 from allotment.agent.protocols import SHARE_ANNOTATION, CheckpointEntry
 from allotment.model.errors import StateError
 from allotment.model.pods import PodUid
-from allotment.model.shares import ShareId
+from allotment.model.shares import Injection, ShareId
 
 UID = "0f5a1c5e-2b7a-4d9e-9c1d-5a0d6b3e7f21"
 
 
-def answer(share: str | None) -> str:
+def answer(share: str | None, *, cdi: str = "", mount: str = "") -> str:
     annotations = {"other": "x"} if share is None else {SHARE_ANNOTATION: share}
     response = ContainerAllocateResponse(annotations=annotations, envs={"A": "b" * 200})
+    if cdi:
+        response.cdi_devices.add(name=cdi)
+    if mount:
+        response.mounts.add(host_path="/usr/lib/x", container_path="/usr/lib/x")
+        response.mounts.add(host_path=mount, container_path="/run/allotment/share/policy")
     return base64.b64encode(response.SerializeToString()).decode()
 
 
@@ -48,13 +53,16 @@ def document(*entries: object, **extra: object) -> bytes:
     return json.dumps({"Data": data, "Checksum": 1234, **extra}).encode()
 
 
-def entry(ids: set[str], share: str | None = "0123456789ab") -> CheckpointEntry:
+def entry(
+    ids: set[str], share: str | None = "0123456789ab", injection: Injection = Injection.NONE
+) -> CheckpointEntry:
     return CheckpointEntry(
         pod=PodUid(UID),
         container="main",
         resource="nvidia.com/gpu",
         ids=frozenset(ids),
         share=None if share is None else ShareId(share),
+        injection=None if share is None else injection,
     )
 
 
@@ -84,6 +92,22 @@ def test_another_plugins_entry_has_no_share() -> None:
 @pytest.mark.parametrize("text", ["", "%%%", "AAAA", None], ids=repr)
 def test_an_answer_that_is_none_has_no_share(text: str | None) -> None:
     assert decode(document({**raw(["a"]), "AllocResp": text})) == (entry({"a"}, None),)
+
+
+@pytest.mark.parametrize(
+    ("text", "injection"),
+    [
+        (answer("0123456789ab", cdi="allotment.dev/share=0123456789ab"), Injection.CDI),
+        (answer("0123456789ab", cdi="allotment.dev/share=ba9876543210"), Injection.NONE),
+        (answer("0123456789ab", cdi="k8s.device-plugin.nvidia.com/gpu=GPU-0"), Injection.NONE),
+        (answer("0123456789ab", mount="/run/x/shares/0123456789ab/policy"), Injection.MOUNTS),
+        (answer("0123456789ab", mount="/run/x/shares/ba9876543210/policy"), Injection.NONE),
+    ],
+    ids=["cdi", "another's device", "nvidia's device", "mounts", "another's mounts"],
+)
+def test_an_answer_tells_how_its_share_is_handed_in(text: str, injection: Injection) -> None:
+    found = decode(document({**raw(["a"]), "AllocResp": text}))
+    assert found == (entry({"a"}, injection=injection),)
 
 
 def test_nobody_has_anything_before_the_kubelet_wrote(tmp_path: Path) -> None:
