@@ -66,7 +66,7 @@ class KubeletCheckpoint:
     To be used by one thread at a time, or by several: they may then read it twice.
     """
 
-    __slots__ = ("_entries", "_identity", "_shares", "path")
+    __slots__ = ("_answers", "_entries", "_identity", "path")
 
     def __init__(self, path: Path) -> None:
         self.path = path
