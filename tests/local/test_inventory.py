@@ -85,7 +85,7 @@ def troubled(watch: GpuWatch) -> dict[str | None, str]:
 
 
 def quick(path: Path) -> GpuWatch:
-    return GpuWatch(machine=path, patience_s=0.5, poll_s=0.1)
+    return GpuWatch(machine=path, patience_s=0.5, poll_s=0.1, test_s=0.5)
 
 
 def test_of_16_gpus_one_hangs_and_the_others_are_there(machine: Callable[[str], Path]) -> None:
@@ -205,6 +205,23 @@ def test_a_driver_that_is_loaded_anew_with_other_gpus_is_noticed(
             await until(lambda: watch.listening() == set(wanted))
             gone = set(listed(watch)) - set(wanted)
             assert set(troubled(watch)) == gone, "what is gone is listed with a problem"
+
+    asyncio.run(script())
+
+
+def test_however_early_it_is_ended_nvml_is_let_go(machine: Callable[[str], Path]) -> None:
+    paths = [machine("t4:2"), machine("h200:3")]
+
+    async def script() -> None:
+        for number in range(30):
+            watch = GpuWatch(machine=paths[number % 2], poll_s=0.001)
+            async with watching(watch):
+                await asyncio.sleep(number * 0.001)
+        for path in paths:
+            watch = GpuWatch(machine=path)
+            async with watching(watch):
+                await watch.first_look()
+                assert listed(watch) == uuids_of(path)
 
     asyncio.run(script())
 

@@ -37,6 +37,8 @@ __all__ = ["Bells", "GpuWatch"]
 PATIENCE_S: Final = 1.5
 """How long a GPU may take to answer before it is called silent, and the others go on."""
 POLL_S: Final = 5.0
+TEST_S: Final = 8.0
+"""How long a test waits for a GPU: a slow one, which has to be woken first, is no sick one."""
 START_S: Final = 60.0
 """How long NVML may take to start. Without persistence mode, seconds for each GPU are usual."""
 _RETRY_MOST_S: Final = 30.0
@@ -101,6 +103,7 @@ class GpuWatch:
         fails_without: bool = False,
         patience_s: float = PATIENCE_S,
         poll_s: float = POLL_S,
+        test_s: float = TEST_S,
     ) -> None:
         """Watch the driver's GPUs, or those of a simulated machine.
 
@@ -111,7 +114,9 @@ class GpuWatch:
         self._fails_without = fails_without
         self._patience_s = patience_s
         self._poll_s = poll_s
+        self._test_s = test_s
         self._nvml = Asker("nvml")
+        self._surveyed: Future[tuple[int, bool]] | None = None
         self._signature: object = None
         self._gpus: list[_Gpu] = []
         self._devices: dict[str, Device] = {}
@@ -171,7 +176,7 @@ class GpuWatch:
         self._hearers.append(hearer)
 
     async def test(self, uuid: str) -> Look | str:
-        """Ask a GPU at once; return what it says, or what is wrong, within the patience."""
+        """Ask a GPU at once; return what it says, or what is wrong, within `test_s`."""
         gpu = next((each for each in self._gpus if each.uuid == uuid), None)
         if gpu is None:
             return "the driver does not list it"
@@ -179,9 +184,11 @@ class GpuWatch:
         if gpu.asked is None:
             return _NOT_IN_TIME
         try:
-            answer = await self._outcome(gpu.asked, self._patience_s)
+            answer = await self._outcome(gpu.asked, self._test_s)
         except TimeoutError:
             return _NOT_IN_TIME
+        except Exception as error:  # noqa: BLE001 - whatever it is, the GPU was not asked
+            return str(error) or type(error).__name__
         return answer if isinstance(answer, Look) else answer.message
 
     # ---- the loop ----
@@ -201,9 +208,9 @@ class GpuWatch:
                 await asyncio.sleep(pause_s)
         except NoDevicesError as error:
             self._failed = error
-            self._looked.set()
             raise
         finally:
+            self._looked.set()
             await self._close()
 
     async def _survey(self) -> bool:
@@ -211,6 +218,7 @@ class GpuWatch:
         asked = self._nvml.ask(self._count)
         if asked is None:
             return bool(self._gpus)  # it is being asked still; the GPUs go on as they are
+        self._surveyed = asked
         try:
             count, is_new = await self._outcome(asked, START_S)
         except TimeoutError:
@@ -406,12 +414,19 @@ class GpuWatch:
             hangs = not await asyncio.to_thread(listeners.close) or hangs
         self._gpus = []
         # The driver's library is not shut down under a call; the process is about to end anyway.
-        may_close = self._session.is_simulated or not hangs
-        asked = self._nvml.ask(self._session.close) if may_close else None
+        if self._session.is_simulated or not hangs:
+            await self._shut_down()
+        self._nvml.close()
+
+    async def _shut_down(self) -> None:
+        """Let NVML go in its thread, which may be asking something just now."""
+        if self._surveyed is not None:
+            with suppress(TimeoutError, AllotError):
+                await self._outcome(self._surveyed, START_S)
+        asked = self._nvml.ask(self._session.close)
         if asked is not None:
             with suppress(TimeoutError):
                 await self._outcome(asked, self._patience_s)
-        self._nvml.close()
 
 
 def _failed(uuid: str, failure: Failure) -> Failed:
