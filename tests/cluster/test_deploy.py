@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from stories import GIB, burn, burnt, part
 from testbed.api import Api as Admin
 from testbed.cluster import Cluster
 from testbed.images import TOOLS
-from testbed.pods import Pods
+from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.kube.clients import Api, PatchKind, connect
@@ -167,8 +168,8 @@ async def refused(api: Api, path: str, change: object, says: str) -> None:
 
 def simulated(daemon_set: Document) -> None:
     """Runs this tree's agent with simulated GPUs; all else is as it ships."""
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    container |= {
+    (agent,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    agent |= {
         "image": TOOLS,
         "imagePullPolicy": "Never",
         "command": ["allot"],
@@ -176,8 +177,8 @@ def simulated(daemon_set: Document) -> None:
     }
 
 
-def test_the_agent_becomes_ready_and_offers_gpus_with_the_rights_that_it_has(
-    cluster: Cluster, api: Admin, installed: Callable[..., None]
+def test_the_agent_becomes_ready_and_gives_shares_with_the_rights_that_it_has(
+    cluster: Cluster, api: Admin, pods: Pods, installed: Callable[..., None]
 ) -> None:
     installed(simulated)
     name = the_pod(cluster)["metadata"]["name"]
@@ -191,6 +192,12 @@ def test_the_agent_becomes_ready_and_offers_gpus_with_the_rights_that_it_has(
         cluster.wait_allocatable("allotment.dev/gpu", 32, timeout_s=30)
         labels = api.get(cluster.node_path)["metadata"]["labels"]
         assert labels["nvidia.com/gpu.count"] == "2"
+        limits = part("4Gi", compute=25)
+        pods.create(pod("quarter", container(burn("5Gi"), limits=limits)))
+        assert burnt(pods, "quarter").total_bytes == 4 * GIB
+        figures = api.text(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:9446/proxy/metrics")
+        assert 'allotment_agent_shares_made_total{mode="soft"} 1.0' in figures
+        pods.delete()
     finally:
         api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})
     assert agents.restarts(name, "agent") == 0
