@@ -22,6 +22,7 @@ from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.devices import Device
+from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
 from allotment.shares.views import (
     ComputeView,
@@ -97,6 +98,14 @@ def devices_example() -> object:
 
 def shares_example() -> object:
     """What `allot ps` prints of a share with a process."""
+    owner = Owner(
+        uid=PodUid("0"),
+        namespace="lab",
+        pod="one",
+        container="train",
+        kind=ContainerKind.REGULAR,
+        resource="allotment.dev/gpu",
+    )
     share = Share(
         id=ShareId("s"),
         name="train",
@@ -106,6 +115,7 @@ def shares_example() -> object:
         injection=Injection.NAMESPACE,
         runner=Runner(pid=1, start_time=2),
         command=("python", "train.py"),
+        owner=owner,
     )
     device = DeviceView(
         uuid=UUID,

@@ -110,7 +110,7 @@ def create(
     )
     order = ContainerOrder(request, cdi_dir, name=name, spec=simulated, host_budget=host_memory)
     share = create_for_containers(StateFolder.at(state), order)
-    click.echo(f"{KIND}={share.name}")
+    click.echo(f"{KIND}={share.device_name}")
 
 
 @command.command("list", short_help="Show the shares that are CDI devices.")
@@ -136,7 +136,7 @@ def list_(*, output: str, state: Path | None) -> None:
         document = {
             "devices": [
                 {
-                    "device": f"{KIND}={share.name}",
+                    "device": f"{KIND}={share.device_name}",
                     "share": share.id,
                     "spec": str(path),
                     "present": present,
@@ -157,7 +157,7 @@ def list_(*, output: str, state: Path | None) -> None:
         ),
         [
             (
-                f"{KIND}={share.name}",
+                f"{KIND}={share.device_name}",
                 format_bytes(share.devices[0].memory_bytes),
                 str(len(share.devices)),
                 str(path) if present else f"{path} (missing)",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from allotment.model.pods import Owner
     from allotment.shares.views import ComputeView, Overview, ShareView
 
 __all__ = [
@@ -68,6 +69,7 @@ def share_document(view: "ShareView") -> Document:
         "name": view.name,
         "state": str(view.state),
         "enforced": view.is_enforced,
+        "remark": view.remark or None,
         "mode": share.mode if share else None,
         "injection": str(share.injection) if share else None,
         "simulated": share.spec if share else None,
@@ -75,6 +77,7 @@ def share_document(view: "ShareView") -> Document:
         "suspended": utc(share.suspension.since) if share and share.suspension else None,
         "runner_pid": share.runner.pid if share and share.runner else None,
         "command": list(share.command) if share else [],
+        "owner": owner_document(share.owner) if share and share.owner else None,
         "problem": str(view.problem) if view.problem else None,
         "devices": [
             {
@@ -115,6 +118,18 @@ def share_document(view: "ShareView") -> Document:
             }
             for process in view.processes
         ],
+    }
+
+
+def owner_document(owner: "Owner") -> Document:
+    """Describe the container that a share is for."""
+    return {
+        "namespace": owner.namespace,
+        "pod": owner.pod,
+        "container": owner.container,
+        "kind": str(owner.kind),
+        "uid": owner.uid,
+        "resource": owner.resource,
     }
 
 

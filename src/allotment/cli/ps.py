@@ -36,8 +36,9 @@ def command(*, output: str, state: Path | None) -> None:
     the GPU asked for compute. `allot top` shows how much of the GPU that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
-    loader): its limit is not in force. Processes that use a GPU outside any share come last. A
-    share that ended is removed.
+    loader): its limit is not in force. It is `exclusive` or `timeslice` for a share of a mode that
+    enforces nothing: it has its GPUs alone, or the driver slices their time. Processes that use a
+    GPU outside any share come last. A share that ended is removed; one of a pod goes with its pod.
 
     \b
     Examples:
@@ -108,6 +109,8 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
 
     share = view.share
     command = " ".join(share.command) if share else f"({view.state})"
+    if share and share.owner:
+        command = f"({share.owner.resource})"
     for index, device in enumerate(view.devices):
         yield (
             view.name if index == 0 else "",
@@ -120,7 +123,7 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
             _compute(device.compute),
             _gpu_time(device.compute),
             str(share.runner.pid) if share and share.runner and index == 0 else "",
-            ("yes" if view.is_enforced else "no") if index == 0 else "",
+            view.enforcement if index == 0 else "",
             (str(share.injection) if share else "") if index == 0 else "",
             command if index == 0 else "",
         )
@@ -154,6 +157,13 @@ def _gpu_time(compute: "ComputeView | None") -> str:
     return format_duration(compute.use.gpu_ns) if compute.use.gpu_ns else "0s"
 
 
+def _enforced(view: "ShareView", process: "ProcessView") -> str:
+    """Tell of a process; of one in a share that is not enforced at all, nothing is to be told."""
+    if view.remark:
+        return "-"
+    return "yes" if process.is_enforced else "no"
+
+
 def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[str, ...]]":
     from allotment.cli.tables import short_uuid
     from allotment.model.formats import format_bytes
@@ -172,7 +182,7 @@ def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[
                 "",
                 "",
                 pid,
-                "yes" if process.is_enforced else "no",
+                _enforced(view, process),
                 "",
                 process.command,
             )

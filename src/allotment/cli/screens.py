@@ -298,8 +298,9 @@ def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bo
             host = format_bytes(device.host_bytes) if device.is_oversubscribed else "-"
             _add_device(grid, view, index, drawn, [host] if has_host else [])
         for process in view.processes:
-            if plan.has_processes or not process.is_enforced:
-                _add_process(grid, process, [""] if has_bars else [], [""] if has_host else [])
+            if plan.has_processes or not (process.is_enforced or view.remark):
+                cells = [""] if has_bars else [], [""] if has_host else []
+                _add_process(grid, view, process, *cells)
     return grid
 
 
@@ -308,7 +309,10 @@ def _add_device(
 ) -> None:
     """Add what a share has of one device; what it has once stands beside its first."""
     device, is_first = view.devices[index], index == 0
-    command = " ".join(view.share.command) if view.share else f"({view.state})"
+    share = view.share
+    command = " ".join(share.command) if share else f"({view.state})"
+    if share and share.owner:
+        command = f"({share.owner.resource})"
     grid.add(
         Text(view.name if is_first else "", style="bold"),
         short_uuid(device.uuid),
@@ -317,13 +321,13 @@ def _add_device(
         *host,
         format_bytes(device.peak),
         Text(str(device.refusals), style="yellow" if device.refusals else ""),
-        _enforced(is_enforced=view.is_enforced) if is_first else "",
+        _enforced(view.enforcement) if is_first else "",
         one_line(command if is_first else ""),
     )
 
 
 def _add_process(
-    grid: Grid, process: ProcessView, drawn: Sequence[str], host: Sequence[str]
+    grid: Grid, view: ShareView, process: ProcessView, drawn: Sequence[str], host: Sequence[str]
 ) -> None:
     pid = process.pid if process.pid is not None else process.pid_inside
     cells = [
@@ -337,7 +341,7 @@ def _add_process(
     ]
     grid.add(
         *(Text(cell, style="dim") for cell in cells),
-        _enforced(is_enforced=process.is_enforced),
+        _enforced("-" if view.remark else "yes" if process.is_enforced else "no"),
         one_line(process.command, "dim"),
     )
 
@@ -386,5 +390,5 @@ def _percent(part: float | None) -> str:
     return "-" if part is None else f"{part * 100:.1f}%"
 
 
-def _enforced(*, is_enforced: bool) -> Text:
-    return Text("yes", style="green") if is_enforced else Text("no", style="bold red")
+def _enforced(word: str) -> Text:
+    return Text(word, style={"yes": "green", "no": "bold red"}.get(word, ""))

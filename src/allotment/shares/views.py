@@ -16,6 +16,7 @@ from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
+from allotment.model.requests import EXCLUSIVE
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes import Turns, ledger_mode, mode_named
 from allotment.shares.folders import StateFolder
@@ -174,6 +175,13 @@ class ShareView:
             return False
         return all(process.is_enforced for process in self.processes)
 
+    @property
+    def enforcement(self) -> str:
+        """Tell in a word whether its limits are in force: `yes`, `no`, or its mode has none."""
+        if self.remark and self.problem is None and self.share is not None:
+            return self.share.mode
+        return "yes" if self.is_enforced else "no"
+
 
 @dataclass(frozen=True, slots=True)
 class OutsideView:
@@ -250,7 +258,8 @@ def overview(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        views.append(_view(each, members.get(each.id, set()), answers[machine]))
+        own = members.get(each.id, set()) | _alone(each, members, answers[machine])
+        views.append(_view(each, own, answers[machine]))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -269,6 +278,23 @@ def overview(
         for user in _outside(answer, accounted)
     }
     return Overview(tuple(views), tuple(user for _, user in sorted(found.items())))
+
+
+def _alone(
+    found: Found,
+    members: Mapping[ShareId, Collection[int]],
+    readings: Mapping[str, Reading | Problem],
+) -> set[int]:
+    """Return who is on the devices of an exclusive share: nobody else has a right to be there."""
+    if found.mode != EXCLUSIVE:
+        return set()
+    there = {
+        process.pid
+        for uuid in found.limits()
+        if isinstance(reading := readings.get(uuid), Reading)
+        for process in reading.processes
+    }
+    return there - {pid for share, pids in members.items() if share != found.id for pid in pids}
 
 
 def _outside(
