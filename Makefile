@@ -7,13 +7,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+CLUSTER_ARGS ?=
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --disable-pip-version-check --quiet
 native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types native bench plot docs wheel clean
+.PHONY: help demo test unit lint format types native testbed cluster bench plot docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -22,7 +23,7 @@ help: ## this list
 demo: native ## two programs share a simulated GPU, before your eyes
 	@$(VENV)/bin/allot demo
 
-test: lint types $(VENV)/.developer native ## lint, types and every test
+test: lint types $(VENV)/.developer native testbed ## lint, types and every test
 	$(python) -m pytest $(PYTEST_ARGS)
 
 unit: $(VENV)/.developer ## the tests that need no process but their own
@@ -44,6 +45,13 @@ types: $(VENV)/.developer ## mypy, strict
 
 native: $(VENV)/.installed ## the native libraries of this machine, as they ship
 	@$(python) tools/build_native.py --quiet
+
+# Once for each set of versions, 6 minutes on two cores; nothing where they could not run.
+testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etcd, containerd
+	@PYTHONPATH=tests/cluster $(python) -m testbed build --if-usable
+
+cluster: native testbed ## a real Kubernetes with simulated GPUs on this machine, until Ctrl-C
+	@PYTHONPATH=tests/cluster $(python) -m testbed up $(CLUSTER_ARGS)
 
 bench: native ## what shares cost, and how well they hold, beside the bare simulated driver
 	$(python) bench/run.py

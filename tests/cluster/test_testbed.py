@@ -21,7 +21,7 @@ from testbed.cluster import Cluster
 from testbed.images import BUSYBOX, TOOLS
 from testbed.layers import make_image, make_layer
 from testbed.pods import Pods, container, pod
-from testbed.sandbox import Link, children_of
+from testbed.sandbox import Link, children_of, processes_of
 from testbed.waiting import TestbedError, wait_until
 
 SLEEPER = container(["sleep", "1000"], image=BUSYBOX)
@@ -130,6 +130,15 @@ def test_api_server_away(cluster: Cluster, api: Api) -> None:
     assert cluster.wait_node_ready()
 
 
+def test_reboot_starts_pods_again(cluster: Cluster, pods: Pods) -> None:
+    pods.create(pod("comes-back", SLEEPER, restart="Always"))
+    pods.wait_ready("comes-back")
+    cluster.node.run(["sh", "-c", "mkdir /run/allotment && touch /run/allotment/of-this-boot"])
+    cluster.reboot_node()
+    assert not cluster.node.path("/run/allotment").exists()
+    pods.wait_restarted("comes-back")
+
+
 def test_what_dies_is_named_with_its_log(own_cluster: Callable[..., Cluster]) -> None:
     own = own_cluster(settings=None)
     own.stop("kube-scheduler", signal.SIGKILL)
@@ -158,21 +167,6 @@ def traces_of(link: Link, state: Path) -> list[str]:
 
 def _read(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-def processes_of(first_process: int) -> set[int]:
-    """The processes of a sandbox: of its process namespace, and the pods below them."""
-    wanted = Path(f"/proc/{first_process}/ns/pid").readlink()
-    found = set()
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if (folder / "ns" / "pid").readlink() == wanted:
-                found.add(int(folder.name))
-    below = found
-    while below:
-        below = {child for pid in below for child in children_of(pid)} - found
-        found |= below
-    return found
 
 
 def machine_state() -> dict[str, object]:
@@ -236,7 +230,7 @@ def test_command_line_brings_one_up_and_killing_it_leaves_nothing(
             node = api.get("/api/v1/nodes/node-1")
         assert node["status"]["nodeInfo"]["kubeletVersion"] == f"v{versions.KUBERNETES}"
         inside = processes_of(description["first_process"])
-        assert inside
+        assert len(inside) >= 7
     finally:
         holder.kill()
         holder.wait()

@@ -18,19 +18,51 @@ from pathlib import Path
 
 from testbed.build import BuildError, build
 from testbed.cluster import Cluster, default_state
+from testbed.images import TOOLS
 from testbed.node import NodeSettings
+from testbed.requirements import why_not
 from testbed.sandbox import Process
 from testbed.waiting import TestbedError, tail, wait_until
 
 _DESCRIPTION = "cluster.json"
+
+_CONFIG = """\
+version: v1
+allotment:
+  devices:
+    - mode: soft
+"""
+
+# A quarter of a GPU: of its memory, and of its time.
+_POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: quarter
+spec:
+  restartPolicy: Never
+  containers:
+    - name: main
+      image: {image}
+      imagePullPolicy: Never
+      command: [allot, burn, --memory, 19Gi, --seconds, "600"]
+      resources:
+        limits:
+          allotment.dev/gpu: 1
+          allotment.dev/gpu-memory: 20Gi
+          allotment.dev/gpu-compute: 25
+"""
 
 
 def main() -> None:
     """Carries out one of up, down, build."""
     chosen = _parser().parse_args()
     state = Path(chosen.state).absolute() if chosen.state else default_state()
+    reason = why_not(needs_go=False)
     try:
-        if chosen.verb == "build":
+        if chosen.verb == "build" and chosen.if_usable and reason:
+            _say(f"cluster: not built, its tests will be skipped: {reason}")
+        elif chosen.verb == "build":
             _say(str(build()))
         elif chosen.verb == "down":
             _take_down(state)
@@ -52,12 +84,16 @@ def _parser() -> argparse.ArgumentParser:
         "--fake-nodes", type=int, metavar="N", help="N nodes without kubelet, no real one"
     )
     up.add_argument("--no-agent", action="store_true", help="start no `allot agent` on the node")
+    up.add_argument("--config", metavar="FILE", help="the agent's (default: each GPU in parts)")
     up.add_argument("--no-cdi", action="store_true", help="a container runtime without CDI")
     up.add_argument(
         "--agent-flag", action="append", default=[], metavar="FLAG", help="for the agent"
     )
     down = verbs.add_parser("down", help="end one that another process holds, or held")
-    verbs.add_parser("build", help="build its programs, print their folder")
+    making = verbs.add_parser("build", help="build its programs, print their folder")
+    making.add_argument(
+        "--if-usable", action="store_true", help="not where this machine cannot run a cluster"
+    )
     for verb in (up, down):
         verb.add_argument(
             "--state", metavar="DIR", help="its folder (default: build/cluster/state)"
@@ -70,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _hold(state: Path, chosen: argparse.Namespace) -> None:
+    if reason := why_not(needs_go=False):
+        raise TestbedError(reason)
     if _holder(state) is not None:
         raise TestbedError(f"{state} has a cluster already\n\nhint: --state, or `testbed down`")
     # Ended as by Ctrl-C: `with` takes the cluster down.
@@ -97,8 +135,13 @@ def _populate(cluster: Cluster, chosen: argparse.Namespace) -> Process | None:
         return None
     if chosen.no_agent:
         return None
+    config = Path(chosen.config).absolute() if chosen.config else cluster.state / "config.yaml"
+    if not chosen.config:
+        config.write_text(_CONFIG, encoding="utf-8")
+    (cluster.state / "pod.yaml").write_text(_POD.format(image=TOOLS), encoding="utf-8")
     cluster.allow_agent()
-    agent = cluster.start_agent(*chosen.agent_flag, simulated=chosen.simulated)
+    flags = [f"--config-file={config}", *chosen.agent_flag]
+    agent = cluster.start_agent(*flags, simulated=chosen.simulated)
     cluster.wait_agent(agent)
     return agent
 
@@ -117,11 +160,14 @@ def _say(text: str) -> None:
 
 
 def _instructions(cluster: Cluster) -> str:
+    example = cluster.state / "pod.yaml"
+    first = f"kubectl apply -f {example}" if example.exists() else "kubectl get pods -A"
     return textwrap.dedent(
         f"""
         export KUBECONFIG={cluster.kubeconfig}
         alias kubectl={cluster.kubectl}
-        kubectl get nodes
+        kubectl describe nodes
+        {first}
 
         on the node:  nsenter --target {cluster.node.pid} --mount --net --pid --uts -- bash
         its logs:     {cluster.state / "logs"}

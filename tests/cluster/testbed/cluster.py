@@ -9,6 +9,7 @@ with Cluster() as cluster:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -27,12 +28,12 @@ from testbed.build import CACHE, ROOT, build
 from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
 from testbed.components import Component
 from testbed.node import NodeSettings
-from testbed.sandbox import Process, Sandbox, remove_stale_control_groups
+from testbed.sandbox import Process, Sandbox, processes_of, remove_stale_control_groups
 from testbed.waiting import TestbedError, tail, wait_until
 
 __all__ = ["Cluster", "NodeSettings"]
 
-# The order in which what depends on others comes after them.
+# In order of dependence.
 _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 _NODE = ("containerd", "kubelet")
 
@@ -260,6 +261,23 @@ class Cluster:
         finally:
             self.start(component)
 
+    def reboot_node(self) -> None:
+        """What a reboot of the node comes to; returns when it is Ready again.
+
+        Every process but the control plane's ends at once, and /run is empty. Disks and the API
+        keep what they have.
+        """
+        keep = {self.node.pid, *(self._components[name].process.pid for name in _CONTROL_PLANE)}
+        for name in reversed(_NODE):
+            self.stop(name, signal.SIGKILL)
+        wait_until(
+            lambda: not _kill(processes_of(self.node.pid) - keep), "end of the node", timeout_s=20
+        )
+        node.forget_boot(self.node)
+        for name in _NODE:
+            self.start(name)
+        self.wait_node_ready()
+
     def log(self, component: str) -> Path:
         """What a component wrote."""
         return self.state / "logs" / f"{component}.log"
@@ -417,6 +435,13 @@ class Cluster:
             "kubeconfig": str(self.kubeconfig),
             "kubectl": str(self.kubectl),
         }
+
+
+def _kill(pids: set[int]) -> set[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
 
 
 def _is_devices(resource: str) -> bool:

@@ -104,6 +104,22 @@ def _ctr(plan: Plan, *arguments: str, timeout_s: float) -> subprocess.CompletedP
     return plan.sandbox.run([*command, *arguments], timeout_s=timeout_s)
 
 
+# What a boot empties, and what the kubelet and containerd mount on the disk.
+_OF_ONE_BOOT = ("allotment", "cdi", "cni-ipam", "containerd", "netns")
+_MOUNTED = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/")
+
+
+def forget_boot(sandbox: Sandbox) -> None:
+    """Empties what a reboot would: /run, and mounts. Everything of the node has to be stopped."""
+    lines = Path(f"/proc/{sandbox.pid}/mounts").read_text(encoding="utf-8").splitlines()
+    points = [line.split()[1] for line in lines]
+    for point in reversed([point for point in points if point.startswith(_MOUNTED)]):
+        sandbox.run(["umount", "--lazy", point], check=False)
+    for name in _OF_ONE_BOOT:
+        sandbox.run(["rm", "-rf", f"/run/{name}"])
+    sandbox.run(["mkdir", "-p", "/run/cdi", "/run/netns"])
+
+
 def find_cni() -> str:
     """The folder of the CNI programs.
 
@@ -115,6 +131,7 @@ def find_cni() -> str:
             return folder
     raise TestbedError(
         f"no CNI programs (bridge, host-local, loopback) in {' or '.join(CNI_FOLDERS)}"
+        " (Debian: apt-get install containernetworking-plugins)"
     )
 
 

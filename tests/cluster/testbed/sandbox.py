@@ -169,11 +169,10 @@ class Sandbox:
     def stop(self) -> None:
         """Ends every process of the sandbox; mounts and interfaces go with them. Repeatable."""
         if self._outer is not None:
-            if self._pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
-            self._outer.kill()
-            self._outer.wait(30)
+            # The first process ends when all others have; unshare ends after it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid or self._outer.pid, signal.SIGKILL)
+            self._outer.wait(60)
             if self._outer.stdout is not None:
                 self._outer.stdout.close()
         for process in self._processes:
@@ -358,6 +357,21 @@ def _hierarchies() -> list[Path]:
 
 
 # ---- processes -----------------------------------------------------------------------------------
+
+
+def processes_of(first_process: int) -> set[int]:
+    """Every process of a sandbox, seen from the machine: its own, and those of pods below."""
+    wanted = Path(f"/proc/{first_process}/ns/pid").readlink()
+    found = set()
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # no process, or one that has ended
+            if (folder / "ns" / "pid").readlink() == wanted:
+                found.add(int(folder.name))
+    below = found
+    while below:  # each container has a process namespace of its own
+        below = {child for pid in below for child in children_of(pid)} - found
+        found |= below
+    return found
 
 
 def children_of(pid: int) -> list[int]:
