@@ -155,10 +155,9 @@ class HealthWatch:
             self._forget(sighting.uuid)
             return
         if isinstance(sighting, Answered):
-            is_new = sighting.uuid not in self._devices
+            if sighting.uuid not in self._devices:
+                self._bells.ring()
             self._devices[sighting.uuid] = sighting.device
-            if is_new:
-                self._publish(sighting.uuid)
         event = self._event(sighting)
         if event is not None:
             self._take(sighting.uuid, event)
@@ -230,16 +229,9 @@ class HealthWatch:
         if after.record.need is not before.need:
             self._remember()
         if after.record.reason != before.reason or after.record.is_offered != before.is_offered:
-            self._publish(uuid)
+            self._bells.ring()
         if after.record.test_at != before.test_at:
             self._due.set()
-
-    def _publish(self, uuid: str) -> None:
-        self._bells.ring()
-        if uuid in self._devices:
-            record = self._records.get(uuid)
-            is_healthy = record is None or record.is_offered or self._policy.is_off
-            self._reports.gauge("device_healthy", float(is_healthy), device=uuid)
 
     def _forget(self, uuid: str) -> None:
         self._devices.pop(uuid, None)

@@ -66,7 +66,6 @@ class Reported:
 
     said: list[tuple[str, str, str]] = field(default_factory=list)
     counted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    gauges: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
         del is_warning
@@ -80,7 +79,7 @@ class Reported:
         self.counted.append((name, tuple(labels.values())))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        self.gauges[name, *labels.values()] = value
+        raise AssertionError(name, value, labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         raise AssertionError(name, value, labels)
@@ -164,7 +163,6 @@ def test_an_error_that_needs_a_reset_takes_out_that_gpu_and_all_owners_are_told(
             on.gpus.sees(answered(), answered(OTHER), xid(95))
             assert on.health.unhealthy == {ONE: "XID 95 (uncontained memory error): reset the GPU"}
             assert on.reports.counted == [("device_xids", (ONE, "95"))]
-            assert on.reports.gauges == {("device_healthy", ONE): 0, ("device_healthy", OTHER): 1}
             assert [(who, reason) for who, reason, _ in on.reports.said] == [
                 ("node", "GpuUnhealthy"),
                 ("lab/a/train", "GpuUnhealthy"),
