@@ -14,6 +14,6 @@ tenants      `Tenants`: the device plugin's two questions, and the loop
 
 from allotment.agent.tenancy.orders import ShareOrder
 from allotment.agent.tenancy.stores import ShareStore
-from allotment.agent.tenancy.tenants import Tenants
+from allotment.agent.tenancy.tenants import Patience, Tenants
 
-__all__ = ["ShareOrder", "ShareStore", "Tenants"]
+__all__ = ["Patience", "ShareOrder", "ShareStore", "Tenants"]

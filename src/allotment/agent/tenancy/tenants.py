@@ -7,12 +7,13 @@ whoever comes next: the kubelet asks again, and the loop looks at everything aga
 """
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -35,25 +36,33 @@ from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.shares import Share, ShareId
 from allotment.shares.steps import step
 
-__all__ = ["Respond", "Tenants"]
+__all__ = ["Patience", "Respond", "Tenants"]
 
 _T = TypeVar("_T")
 
 Respond = Callable[[Resource, Sequence[str], ShareId], Answer]
 """Answers `Allocate` for a share that will have that id (`device_plugin.answers`)."""
 
-DEADLINE_S = 24.0
-"""The kubelet waits for 30 s, and the device plugin for 25."""
-POD_WAIT_S = 15.0
-"""How long a pod that the kubelet knows may take to be heard of."""
-LOOK_EVERY_S = 30.0
-RETRY_S = 5.0
-"""When something that could not be ended is tried again."""
-REPEAT_S = 120.0
-"""How long a question counts as repeated: longer than the kubelet's slowest retries."""
-_ROOM_WAITS_S = (0.0, 0.3, 0.7)
-"""A pod may be bound to room that is free for the API server and about to be free here."""
 _THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long is waited for what; in seconds."""
+
+    deadline: float = 24.0
+    """For a share. The kubelet waits for 30 s, and the device plugin for 25."""
+    pod: float = 15.0
+    """For a pod that the kubelet knows to be heard of."""
+    room: tuple[float, ...] = (0.0, 0.3, 0.7)
+    """Before each further try to find room: a pod may be bound to what is free for the API server,
+    and about to be free here."""
+    look: float = 30.0
+    """Between looks at everything, without news."""
+    retry: float = 5.0
+    """Before what could not be ended is tried again."""
+    repeat: float = 120.0
+    """How long a question counts as repeated: longer than between the kubelet's retries."""
 
 
 class Tenants:
@@ -69,8 +78,13 @@ class Tenants:
         store: ShareStore,
         respond: Respond,
         clock: Callable[[], float] = time.time,
+        patience: Patience | None = None,
+        step: Callable[[str], None] = step,
     ) -> None:
-        """Take what it works with. `clock` gives seconds after the epoch."""
+        """Take what it works with.
+
+        `clock` gives seconds after the epoch; `step` is told of every fault point.
+        """
         self._checkpoint = checkpoint
         self._pods = pods
         self._offer = offer
@@ -78,6 +92,8 @@ class Tenants:
         self._store = store
         self._respond = respond
         self._clock = clock
+        self._patience = patience or Patience()
+        self._step = step
         self._told = Told(reports)
         self._shares: dict[ShareId, Share] = {}
         self._changed: dict[ShareId, Share | None] = {}
@@ -86,7 +102,7 @@ class Tenants:
         self._locks = PodLocks()
         self._unsettled: set[PodUid] = set()
         self._wake = asyncio.Event()
-        self._looked = -LOOK_EVERY_S
+        self._looked = -math.inf
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
 
     @property
@@ -112,10 +128,11 @@ class Tenants:
             task = asyncio.create_task(self._prepare(resource, ids))
             self._running[key] = task
             task.add_done_callback(partial(self._forget, key))
-        done, _ = await asyncio.wait({task}, timeout=DEADLINE_S)
+        done, _ = await asyncio.wait({task}, timeout=self._patience.deadline)
         if not done:
             raise StateError(
-                f"the share of {', '.join(sorted(ids))} is still being made after {DEADLINE_S:g} s",
+                f"the share of {', '.join(sorted(ids))} is still being made after"
+                f" {self._patience.deadline:g} s",
                 hint="the kubelet asks again by itself; if it goes on, see the agent's log",
             )
         await task
@@ -123,7 +140,7 @@ class Tenants:
     async def adopt(self) -> None:
         """Learn what shares there are, before the first question. Raises `StateError`."""
         await self._refresh()
-        step("tenancy.adopted")
+        self._step("tenancy.adopted")
 
     async def run(self) -> None:
         """End what has served its time, and make what is missing; until cancelled."""
@@ -153,7 +170,7 @@ class Tenants:
         except AllotError as error:
             self._reports.count("refusals", reason=type(error).__name__)
             raise
-        step("tenancy.claimed")
+        self._step("tenancy.claimed")
         async with self._locks.hold(claims[0].pod):
             pod = self._pods.get(claims[0].pod)
             if all(each.share is None for each in claims):
@@ -162,7 +179,7 @@ class Tenants:
                     await self._adopt(entry)
                 return
             if pod is None and not is_complete(claims, self._shares):
-                pod = await self._pods.wait_for(claims[0].pod, timeout_s=POD_WAIT_S)
+                pod = await self._pods.wait_for(claims[0].pod, timeout_s=self._patience.pod)
             try:
                 await self._make(pod, claims, is_repeated=self._is_repeated(resource, ids))
             except AllotError as error:
@@ -172,7 +189,7 @@ class Tenants:
 
     def _is_repeated(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
-        return asked is not None and 0 <= self._clock() - asked < REPEAT_S
+        return asked is not None and 0 <= self._clock() - asked < self._patience.repeat
 
     async def _make(
         self, pod: Pod | None, claims: tuple[CheckpointEntry, ...], *, is_repeated: bool
@@ -193,9 +210,9 @@ class Tenants:
             await self._in_thread(self._store.prepare, again(starting, starting.owner))
 
     async def _carry_out(self, order: ShareOrder, work: Work) -> Share:
-        step("tenancy.decided")
+        self._step("tenancy.decided")
         share = await self._with_room(order)
-        step("tenancy.prepared")
+        self._step("tenancy.prepared")
         self._note(share.id, share)
         if order.id not in work.keep:
             self._told.ready(share)
@@ -204,8 +221,8 @@ class Tenants:
     async def _with_room(self, order: ShareOrder) -> Share:
         """Make a share; where there is no room, once more when others' time turns out to be up."""
         refusal: DoesNotFitError | None = None
-        for wait in _ROOM_WAITS_S:
-            if refusal is not None:
+        for wait in (None, *self._patience.room):
+            if wait is not None:
                 await asyncio.sleep(wait)
                 if not await self._make_room():
                     continue
@@ -270,7 +287,7 @@ class Tenants:
         entries: tuple[CheckpointEntry, ...] | None = None
         failed = False
         try:
-            if now - self._looked >= LOOK_EVERY_S:
+            if now - self._looked >= self._patience.look:
                 await self._refresh()
                 self._looked = now
             entries = await self._in_thread(self._checkpoint.entries)
@@ -280,10 +297,10 @@ class Tenants:
         else:
             self._told.works()
         findings = self._findings(entries)
-        waits = [RETRY_S] if failed else []
-        waits += [LOOK_EVERY_S if findings.next_in_s is None else findings.next_in_s]
+        waits = [self._patience.retry] if failed else []
+        waits += [self._patience.look if findings.next_in_s is None else findings.next_in_s]
         ended = [await self._end_due(due) for due in findings.due]
-        waits += [RETRY_S] * (not all(ended))
+        waits += [self._patience.retry] * (not all(ended))
         await self._settle_all()
         for entry in findings.missing:
             await self._make_missing(entry)
@@ -292,10 +309,11 @@ class Tenants:
         return min(waits)
 
     def _findings(self, entries: Sequence[CheckpointEntry] | None) -> Findings:
-        pods: Mapping[PodUid, Pod] = {each.uid: each for each in self._pods.all()}
+        # By uid, as whoever asks for one finds it: a mirror pod says itself what its uid is.
+        known = {each.uid: self._pods.get(each.uid) or each for each in self._pods.all()}
         return reconcile(
             self._shares,
-            pods,
+            known,
             is_synced=self._pods.is_synced,
             entries=entries,
             offer=self._offer(),
@@ -362,7 +380,7 @@ class Tenants:
             return
         try:
             order = order_for(pod, entry, self._offer())
-            step("tenancy.adopting")
+            self._step("tenancy.adopting")
             share = await self._in_thread(self._store.prepare, order)
         except AllotError as error:
             self._told.missing(pod, entry, error)
@@ -373,9 +391,9 @@ class Tenants:
     # -- what both need
 
     async def _end(self, share: ShareId, why: Why) -> None:
-        step("tenancy.ending")
+        self._step("tenancy.ending")
         await self._in_thread(self._store.end, share)
-        step("tenancy.ended")
+        self._step("tenancy.ended")
         self._note(share, None)
         self._reports.count("shares_ended", reason=why)
 

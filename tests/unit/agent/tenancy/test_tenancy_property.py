@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever happens, in whatever order: every running container has exactly its share, no share is
+without an owner, no device is given out twice, and nothing is left once it is quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from kubelet_twin import (
+    NVIDIA_GPU,
+    OFFER,
+    ROOM,
+    SOFT_DEVICES,
+    ContainerTwin,
+    KubeletTwin,
+    PodsTwin,
+    PodTwin,
+    ReportsTwin,
+    State,
+    StoreTwin,
+    respond,
+)
+
+from allotment.agent.resources import GPU_SHARE
+from allotment.agent.tenancy import Patience, Tenants
+from allotment.model.errors import AllotError
+from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.shares import ShareId
+
+HASTE = Patience(deadline=10, pod=0.002, room=(0.0,), look=0, retry=0.01)
+POINTS = (
+    "tenancy.adopted",
+    "tenancy.claimed",
+    "tenancy.decided",
+    "tenancy.prepared",
+    "tenancy.adopting",
+    "tenancy.ending",
+    "tenancy.ended",
+)
+
+
+class Killed(BaseException):
+    """The agent's process is killed."""
+
+
+SOFT = st.builds(
+    lambda count, memory: (GPU_SHARE, count, memory),
+    st.integers(1, 2),
+    st.none() | st.integers(1, ROOM),
+)
+NEEDS = SOFT | st.just((NVIDIA_GPU, 1, None)) | st.none()
+EARLY = st.tuples(st.sampled_from([ContainerKind.INIT, ContainerKind.SIDECAR]), NEEDS)
+PODS = st.tuples(st.lists(EARLY, max_size=3), st.lists(NEEDS, min_size=1, max_size=2))
+
+
+class Node(RuleBasedStateMachine):
+    """A node: a kubelet, an agent, and an API server between them that lags or is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.kubelet = KubeletTwin()
+        self.store = StoreTwin(self.kubelet.uses)
+        self.admitted: set[PodUid] = set()
+        self.is_away = False
+        self.kill_at: tuple[str, int] | None = None
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.tenants.close())
+        self.loop.close()
+
+    # -- the agent
+
+    @initialize()
+    def agent_starts(self) -> None:
+        self.pods = PodsTwin()
+        self.reports = ReportsTwin()
+        self.kill_at = None
+        self.tenants = Tenants(
+            checkpoint=self.kubelet,
+            pods=self.pods,
+            offer=lambda: OFFER,
+            reports=self.reports,
+            store=self.store,
+            respond=respond,
+            clock=lambda: self.store.clock,
+            patience=HASTE,
+            step=self.step,
+        )
+        self.run(self.tenants.adopt())
+        if not self.is_away:
+            self.list_pods()
+
+    def list_pods(self) -> None:
+        """All that the API server knows is heard: as it is, or was when it last heard itself."""
+        self.kubelet.news.clear()
+        for pod in self.kubelet.pods.values():
+            self.pods.hear(pod.uid, pod.seen())
+        for known in self.pods.all():
+            if known.uid not in self.kubelet.pods:
+                self.pods.hear(known.uid, None)
+        self.pods.is_synced = True
+
+    def step(self, point: str) -> None:
+        if self.kill_at is None:
+            return
+        name, left = self.kill_at
+        if name == point:
+            self.kill_at = (name, left - 1)
+            if left == 1:
+                raise Killed
+
+    def run(self, *calls: Coroutine[object, object, object]) -> list[object]:
+        """Run coroutines side by side; the agent may be killed by any of them."""
+
+        async def gathered() -> list[object]:
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        results = self.loop.run_until_complete(gathered())
+        killed = any(isinstance(each, Killed) for each in results)
+        for each in results:
+            if isinstance(each, BaseException) and not isinstance(each, Killed):
+                raise each
+        if killed:
+            self.restart_agent()
+        return results
+
+    def restart_agent(self) -> None:
+        self.loop.run_until_complete(self.tenants.close())
+        self.agent_starts()
+
+    @rule()
+    def agent_restarts(self) -> None:
+        self.restart_agent()
+
+    @rule(point=st.sampled_from(POINTS), times=st.integers(1, 3))
+    def agent_will_be_killed(self, point: str, times: int) -> None:
+        self.kill_at = (point, times)
+
+    @rule()
+    def agent_looks(self) -> None:
+        self.run(self.tenants.look())
+
+    # -- the kubelet
+
+    @rule(wanted=PODS, by_other=st.sampled_from([False, False, False, True]))
+    def pod_comes(
+        self,
+        wanted: tuple[
+            list[tuple[ContainerKind, tuple[str, int, int | None] | None]],
+            list[tuple[str, int, int | None] | None],
+        ],
+        by_other: bool,  # noqa: FBT001 - hypothesis gives it by name
+    ) -> None:
+        if self.is_away:
+            return  # the kubelet does not hear of it
+        early, late = wanted
+        kinds = [*early, *((ContainerKind.REGULAR, need) for need in late)]
+        containers = []
+        for number, (kind, need) in enumerate(kinds):
+            if by_other and need is not None:
+                need = (NVIDIA_GPU, 1, None)  # noqa: PLW2901 - what the other plugin has
+            resource, count, memory = need or (None, 0, None)
+            containers.append(
+                ContainerTwin(f"c{number}", kind, resource=resource, count=count, memory=memory)
+            )
+        pod = PodTwin(PodUid(f"uid-{len(self.admitted)}"), containers)
+        self.admitted.add(pod.uid)
+        self.kubelet.admit(pod, None if by_other else self.tenants)
+
+    def ready(self) -> list[tuple[PodTwin, ContainerTwin]]:
+        return [
+            (pod, container)
+            for pod in self.kubelet.pods.values()
+            if not pod.has_ended
+            for container in pod.next_to_start()
+        ]
+
+    def resolves(self, share: ShareId) -> bool:
+        return share in self.store.shares
+
+    @precondition(lambda self: self.ready())
+    @rule(data=st.data(), is_repeated=st.booleans())
+    def containers_start(self, data: st.DataObject, *, is_repeated: bool) -> None:
+        ready = self.ready()
+        numbers = data.draw(
+            st.lists(st.integers(0, len(ready) - 1), min_size=1, max_size=4, unique=True)
+        )
+        calls = [
+            self.kubelet.start(*ready[number], self.tenants, self.resolves) for number in numbers
+        ]
+        if is_repeated:
+            # The kubelet was killed in the middle, and asks again while it is still being done.
+            pod, container = ready[numbers[0]]
+            if container.resource is not None:
+                ids = self.kubelet.entry(pod, container).ids
+                calls.append(self.again(container.resource, ids))
+        self.run(*calls)
+
+    async def again(self, resource: str, ids: frozenset[str]) -> str:
+        try:
+            await self.tenants.prepare(resource, ids)
+        except AllotError as error:
+            return error.message
+        return ""
+
+    @precondition(lambda self: any(self.kubelet.running()))
+    @rule(data=st.data(), for_good=st.booleans())
+    def container_ends(self, data: st.DataObject, *, for_good: bool) -> None:
+        running = list(self.kubelet.running())
+        pod, container = running[data.draw(st.integers(0, len(running) - 1))]
+        for_good = for_good and container.kind is not ContainerKind.SIDECAR
+        self.kubelet.finish(pod, container, for_good=for_good)
+
+    @precondition(lambda self: self.kubelet.pods)
+    @rule(data=st.data())
+    def pod_goes(self, data: st.DataObject) -> None:
+        uids = sorted(self.kubelet.pods)
+        self.kubelet.delete(self.kubelet.pods[data.draw(st.sampled_from(uids))])
+
+    @precondition(lambda self: self.kubelet.pods)
+    @rule(data=st.data())
+    def sandbox_is_made_anew(self, data: st.DataObject) -> None:
+        uids = sorted(self.kubelet.pods)
+        pod = self.kubelet.pods[data.draw(st.sampled_from(uids))]
+        if not pod.has_ended:
+            self.kubelet.new_sandbox(pod)
+
+    @rule()
+    def checkpoint_is_lost(self) -> None:
+        # What another plugin gave would be given by this one then, to another container maybe.
+        if all(each.share is not None for each in self.kubelet.table):
+            self.kubelet.forget(self.tenants)
+
+    # -- the API server
+
+    @rule()
+    def api_goes_away(self) -> None:
+        self.is_away = True
+
+    @rule()
+    def api_comes_back(self) -> None:
+        if self.is_away:
+            self.is_away = False
+            self.list_pods()
+
+    @precondition(lambda self: not self.is_away)
+    @rule(number=st.integers(1, 5))
+    def news_is_heard(self, number: int) -> None:
+        for _ in range(min(number, len(self.kubelet.news))):
+            self.pods.hear(*self.kubelet.news.popleft())
+
+    @rule(seconds=st.integers(1, 200))
+    def time_passes(self, seconds: int) -> None:
+        self.store.clock += seconds
+
+    # -- what has to hold
+
+    @precondition(lambda self: self.ready())
+    @rule(data=st.data())
+    def a_container_starts_in_the_end(self, data: st.DataObject) -> None:
+        """Nothing but a lack of room keeps a container waiting, however little has been heard."""
+        self.kill_at = None
+        ready = self.ready()
+        pod, container = ready[data.draw(st.integers(0, len(ready) - 1))]
+        if self.pods.get(pod.uid) is None:
+            if self.is_away:
+                return
+            self.pods.hear(pod.uid, pod.seen())
+        said = ""
+        for _ in range(3):
+            (outcome,) = self.run(self.kubelet.start(pod, container, self.tenants, self.resolves))
+            said = str(outcome)
+        assert said == "" or said.startswith("need"), said
+
+    @rule()
+    def it_is_quiet(self) -> None:
+        self.is_away = False
+        self.kill_at = None
+        self.list_pods()
+        self.store.clock += 60
+        for _ in range(3):
+            self.run(self.tenants.look())
+        expected = set()
+        for pod in self.kubelet.pods.values():
+            for container in pod.containers:
+                if container.resource is None or pod.has_ended:
+                    continue
+                entry = self.kubelet.entry(pod, container)
+                if container.state is State.FINISHED:
+                    continue
+                # It may run with what it was given before the checkpoint was lost.
+                expected.add((pod.uid, container.name, container.share or entry.share))
+        found = {
+            (share.owner.uid, share.owner.container, share.id)
+            for share in self.store.shares.values()
+            if share.owner
+        }
+        names = {(uid, container) for uid, container, _ in expected}
+        assert {(uid, container) for uid, container, _ in found} <= names, "something is left over"
+        booked = {(uid, container) for uid, container, _ in found}
+        for uid, name, share in expected:
+            twin = next(each for each in self.kubelet.pods[uid].containers if each.name == name)
+            if share is None:
+                # Another plugin's container is booked as soon as it is heard of.
+                assert (uid, name) in booked, "what another plugin gave is not booked"
+            elif twin.state is State.RUNNING:
+                assert (uid, name, share) in found
+
+    @invariant()
+    def every_running_container_has_exactly_its_share(self) -> None:
+        used = Counter[ShareId]()
+        for pod, container in self.kubelet.running():
+            if container.share is None:
+                continue  # another plugin gave it what it has
+            used[container.share] += 1
+            share = self.store.shares.get(container.share)
+            assert share is not None, f"{container.share} of {pod.uid}/{container.name} is gone"
+            assert share.owner is not None
+            assert (share.owner.uid, share.owner.container) == (pod.uid, container.name)
+            assert len(share.devices) == container.count
+        assert all(number == 1 for number in used.values())
+
+    @invariant()
+    def no_share_is_without_an_owner(self) -> None:
+        for share in self.store.shares.values():
+            assert share.owner is not None
+            assert share.owner.uid in self.admitted
+
+    @invariant()
+    def bookings_never_pass_the_device(self) -> None:
+        for uuid in SOFT_DEVICES:
+            assert self.store.booked(uuid) <= ROOM
+
+
+TestNode = Node.TestCase
+TestNode.settings = settings(stateful_step_count=30, deadline=None)
