@@ -5,13 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from allotment.ledger import read_contract
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, LimitBelowUseError, UsageError
 from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import ShareId
-from allotment.modes import SoftMode, mode_named
+from allotment.modes import (
+    ExclusiveMode,
+    Mode,
+    SoftMode,
+    TimesliceMode,
+    all_modes,
+    ledger_mode,
+    mode_named,
+)
 
 GI = 1 << 30
 DEVICE = Device(
@@ -76,3 +85,37 @@ def test_a_limit_below_the_use_says_both_numbers() -> None:
     assert "3Gi" in error.message
     assert "2Gi" in error.message
     assert "--force" in (error.hint or "")
+
+
+@pytest.mark.parametrize("mode", [ExclusiveMode(), TimesliceMode()], ids=["exclusive", "timeslice"])
+def test_a_mode_without_a_shim_makes_nothing(tmp_path: Path, mode: Mode) -> None:
+    assert mode_named(mode.name).name == mode.name
+    assert ledger_mode(mode.name) is None
+    assert mode.fits(DEVICE) == ""
+    mode.create(tmp_path, PLACEMENT, share=ShareId("ab12"), name="train", devices=tmp_path)
+    assert mode.reconcile(tmp_path) is None
+    mode.destroy(ShareId("ab12"), devices=tmp_path)
+    mode.sweep({}, devices=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert mode.remark
+
+
+def test_modes_with_a_ledger_are_modes() -> None:
+    assert [each.name for each in all_modes()] == ["soft", "exclusive", "timeslice"]
+    assert ledger_mode("soft") is mode_named("soft")
+
+
+def test_a_seat_of_a_try_that_was_cut_off_is_freed(tmp_path: Path, directory: Path) -> None:
+    devices = directory.parent.parent / "devices"
+    again = tmp_path / "again"
+    again.mkdir()
+    SoftMode().create(again, PLACEMENT, share=ShareId("ab12"), name="train", devices=devices)
+    seats = read_contract(devices / "GPU-0" / "contract").seats
+    assert [seat.share_id for seat in seats] == ["ab12"]
+
+
+def test_a_seat_on_a_device_that_the_share_has_not_is_swept(directory: Path) -> None:
+    devices = directory.parent.parent / "devices"
+    for there, left in ((["GPU-0"], 1), ([], 1), (["GPU-1"], 0)):
+        SoftMode().sweep({ShareId("ab12"): there}, devices=devices)
+        assert len(read_contract(devices / "GPU-0" / "contract").seats) == left

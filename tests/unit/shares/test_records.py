@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import StateError
+from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import (
     Injection,
     Runner,
@@ -48,6 +49,17 @@ SHARE = Share(
 )
 
 
+OWNER = Owner(
+    uid=PodUid("0a1b"),
+    namespace="lab",
+    pod="one",
+    container="train",
+    kind=ContainerKind.SIDECAR,
+    resource="allotment.dev/gpu",
+    place=1,
+)
+
+
 def test_a_record_comes_back(tmp_path: Path) -> None:
     write_record(tmp_path, SHARE)
     assert read_record(tmp_path) == SHARE
@@ -65,7 +77,35 @@ def test_a_suspension_comes_back(tmp_path: Path) -> None:
     assert read_record(tmp_path).suspension == replace(suspension, stopped=())
 
 
-def test_a_record_of_the_version_before_says_nothing_of_compute(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [None, 0, 3])
+def test_an_owner_comes_back(tmp_path: Path, place: int | None) -> None:
+    owned = replace(SHARE, owner=replace(OWNER, place=place), injection=Injection.MOUNTS)
+    write_record(tmp_path, owned)
+    assert read_record(tmp_path) == owned
+
+
+def test_a_record_of_the_version_before_has_no_owner(tmp_path: Path) -> None:
+    write_record(tmp_path, SHARE)
+    document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
+    document["version"] = 2
+    del document["owner"]
+    (tmp_path / "share.json").write_text(json.dumps(document))
+    assert read_record(tmp_path) == SHARE
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("uid", 7), ("kind", "main"), ("place", "0"), ("pod", None)]
+)
+def test_an_owner_that_cannot_be_is_damage(tmp_path: Path, field: str, value: object) -> None:
+    write_record(tmp_path, replace(SHARE, owner=OWNER))
+    document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
+    document["owner"][field] = value
+    (tmp_path / "share.json").write_text(json.dumps(document))
+    with pytest.raises(StateError, match=r"share\.json"):
+        read_record(tmp_path)
+
+
+def test_a_record_of_the_first_version_says_nothing_of_compute(tmp_path: Path) -> None:
     write_record(tmp_path, SHARE)
     document: dict[str, Any] = json.loads((tmp_path / "share.json").read_text())
     document["version"] = 1
