@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import yaml
 
-from allotment.kube.clients import PatchKind, connect
+from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import (
     ConflictError,
     DeniedError,
@@ -189,3 +189,31 @@ def test_a_patch_says_how_it_is_meant(server: Server) -> None:
     (request,) = server.requests
     assert request.headers["Content-Type"] == "application/merge-patch+json"
     assert request.content == b'{"a":null}'
+
+
+def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
+    async def main() -> None:
+        hanging = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n")
+            await hanging.wait()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        http = httpx2.AsyncClient(base_url=f"http://{host}:{port}")
+        opened: list[None] = []
+        async with Api(http, server="here") as api:
+            lines = api.lines(
+                "/x", asked="watch", params={}, idle_s=0.05, on_open=lambda: opened.append(None)
+            )
+            assert await anext(lines) == b"{}"
+            assert opened
+            with pytest.raises(UnreachableError, match="did not answer in time"):
+                await anext(lines)
+        hanging.set()
+        server.close()
+
+    asyncio.run(main())

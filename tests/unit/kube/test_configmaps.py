@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import httpx2
+
 from allotment.kube.backoff import Backoff
 from allotment.kube.configmaps import FollowedConfigMap
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from tests.unit.kube.conftest import Server, Watch
 
 Maker = Callable[..., Any]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 
@@ -26,9 +29,12 @@ def test_its_values_come_once_each_and_the_first_when_it_is_known(
     new_watch: Callable[..., Watch],
     listed: Maker,
     run: Runner,
+    until: Until,
 ) -> None:
     server.lists.append(listed())
     watch = new_watch()
+    server.watches.extend([httpx2.ConnectError("away")] * 3)
+    again = new_watch()
     followed = FollowedConfigMap(server.client(), namespace="here", name="c", backoff=impatient())
     seen: list[Mapping[str, str] | None] = []
     changes = [
@@ -42,9 +48,15 @@ def test_its_values_come_once_each_and_the_first_when_it_is_known(
     async def test() -> None:
         async for data in followed.values():
             seen.append(data)
+            if len(changes) == 1:
+                watch.end()
+                await until(lambda: followed.problem is not None)
+                await until(lambda: followed.problem is None)
             while changes:
                 kind, then = changes.pop(0)
-                watch.send({"type": kind, "object": an_object(str(9 - len(changes)), then)})
+                (watch if changes else again).send(
+                    {"type": kind, "object": an_object(str(9 - len(changes)), then)}
+                )
                 if then != seen[-1]:
                     break
             if not changes and seen[-1] is None:

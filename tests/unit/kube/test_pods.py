@@ -240,10 +240,10 @@ def test_changes_that_do_not_concern_us_wake_nobody(
         await until(lambda: server.asked("watches"))
         counting = asyncio.create_task(count())
         await until(lambda: woken == 1)
-        for version in range(2, 10):
-            watch.send(
-                event("MODIFIED", pod("a", version=str(version), status={"podIP": "10.0.0.1"}))
-            )
+        for version in "23456789":
+            item = pod("a", version=version, status={"podIP": f"10.0.0.{version}"})
+            watch.send(event("MODIFIED", item))
+            await asyncio.sleep(0.005)  # so that each is heard by itself
         watch.send(event("MODIFIED", pod("a", version="10", metadata={"annotations": {"x": "1"}})))
         await until(lambda: pods.all()[0].annotations)
         await until(lambda: woken == 2)
