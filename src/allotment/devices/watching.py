@@ -220,11 +220,11 @@ class Session:
             "retiring": nvml.NVML_FI_DEV_RETIRED_PENDING,
             "remapping": nvml.NVML_FI_DEV_REMAPPED_PENDING,
             "failed": nvml.NVML_FI_DEV_REMAPPED_FAILURE,
-            "action": nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
         }
         if not self.is_simulated:
-            # A simulated GPU has no life between resets, and its meter costs a place among its
-            # machine's processes.
+            # A simulated driver has no opinion of its GPUs: it says "none" whatever happened. And
+            # its GPUs' meters cost a place among the machine's processes.
+            wanted["action"] = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
             wanted["energy"] = nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION
         # One call for all: each value comes with its own result.
         values = nvml.nvmlDeviceGetFieldValues(handle, list(wanted.values()))

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from allotment.agent.health.actions import Action, Effect, describe_xid
+from allotment.agent.health.xids import LINKED
 from allotment.devices.watching import Vitals
 
 __all__ = [
@@ -259,6 +260,8 @@ _DRIVER_ACTIONS: Final = {
     7: ("the driver says that the node needs a restart", Action.RESTART_NODE),
 }
 
+# What counts of uncorrected memory errors stand for.
+_MEMORY_XID: Final = 48
 # XIDs that come with a count of uncorrected errors: those speak for it.
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
 
@@ -410,6 +413,7 @@ def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> Step:
         action = rules.memory_errors
         need = Need.RESET if action.effect is Effect.WAIT_FOR_RESET else Need.TESTS
         text = f"{count} new uncorrected memory errors: {action.words}"
+        record = replace(record, xid=_MEMORY_XID)
         return _take_out(record, text, need, now=now, rules=rules, action=action)
     if record.state is not State.UNHEALTHY or not rules.recovers:
         return Step(record)
@@ -435,8 +439,10 @@ def _calm_since(record: Record, vitals: Vitals, now: float) -> float | None:
 
 
 def _is_calm(record: Record, now: float, rules: Rules) -> bool:
-    """Tell whether the driver has said for a while that nothing has to be done."""
+    """Tell whether the driver, asked about such a case, says that nothing has to be done."""
     if rules.drivers_word is Action.IGNORE or record.calm_since is None:
+        return False
+    if record.xid not in LINKED:
         return False
     return now - record.calm_since >= rules.calm_s
 
@@ -460,7 +466,9 @@ def _on_broken(record: Record, broken: Broken, now: float, rules: Rules) -> Step
     if broken.needs_reset:
         action = Action.RESET_GPU
         text = f"{broken.message}: {action.words}"
-        return _take_out(record, text, Need.RESET, now=now, rules=rules, action=action)
+        done = _take_out(record, text, Need.RESET, now=now, rules=rules, action=action)
+        # It answers again only after that reset.
+        return Step(replace(done.record, was_away=True), done.decisions)
     if record.state is State.HEALTHY:
         due = now + rules.test_pause_s
         return Step(_suspect(record, broken.message, test_at=due, now=now))

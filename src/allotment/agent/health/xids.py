@@ -9,7 +9,7 @@ calls unused are left out: what to do about those is `actions.UNLISTED`.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["CATALOGUE", "meaning_of"]
+__all__ = ["CATALOGUE", "LINKED", "meaning_of"]
 
 _RESTART_APP: Final = {
     8: "GPU stopped processing",
@@ -133,6 +133,11 @@ CATALOGUE: Final[Mapping[int, tuple[str, str]]] = dict(
     )
 )
 """By XID: NVIDIA's bucket of the immediate action (empty: there is none), and what it is."""
+
+
+LINKED: Final = frozenset({48, 62, 64, 74, 79, 95, 110, 120, 136, 155, 156, 158, 159})
+"""XIDs that need a reset and that change the driver's recovery action, from R565 on (the column
+*Xid 154 linkage*). After others it may say that nothing has to be done, and mean nothing by it."""
 
 
 def meaning_of(xid: int) -> str:

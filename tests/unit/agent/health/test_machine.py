@@ -167,6 +167,21 @@ def test_the_drivers_word_that_nothing_is_needed_counts_once_it_lasts(gpu: Gpu) 
     assert gpu.state() is State.RECOVERING
 
 
+def test_its_word_counts_for_nothing_where_it_is_not_asked(gpu: Gpu) -> None:
+    calm = replace(FINE, recovery_action=0)
+    gpu.meets(XidSeen(119, Action.RESET_GPU))  # it says nothing about these
+    for _ in range(10):
+        gpu.after(60).meets(Alive(calm))
+    assert gpu.need() is Need.RESET
+
+
+def test_one_that_refuses_to_work_before_a_reset_was_reset_when_it_works(gpu: Gpu) -> None:
+    gpu.meets(Broken(message="NVML: GPU requires restart", needs_reset=True))
+    assert gpu.need() is Need.RESET
+    gpu.after(5).meets(Alive(FINE))
+    assert gpu.state() is State.RECOVERING
+
+
 def test_the_drivers_word_that_a_reset_is_needed_is_enough(gpu: Gpu) -> None:
     gpu.meets(Alive(replace(FINE, recovery_action=1)))
     assert gpu.need() is Need.RESET
