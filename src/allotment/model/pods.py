@@ -32,8 +32,9 @@ class ContainerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container, with the resources that it may have (`limits`; for extended resources the same
-    as `requests`). Whole numbers: a quantity like `4Gi` is in bytes.
+    """A container, with the resources that it may have: its `limits`, in whole numbers.
+
+    Of extended resources requests are the same. A quantity like `4Gi` is in bytes.
     """
 
     name: str
