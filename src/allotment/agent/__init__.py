@@ -1,1 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The node agent: offers a Kubernetes node's GPUs, and gives each container exactly its share.
+
+settings       how it was started
+config/        NVIDIA's configuration file, flags and environment; what is in force
+configuring    where configurations come from, and which one is in force now
+inventory      the node's GPUs, watched
+health/        which of them may be used
+resources      devices, health and configuration in, resources and quantities out
+offering       joins these, and tells everyone
+kubelet/       the kubelet's protocols and its checkpoint
+device_plugin/ the kubelet's side: registration, lists, preferred ids, answers
+tenancy/       who has what: from the kubelet's ids to the shares of a pod's containers
+labels/        the node's labels, as NVIDIA's GPU feature discovery has them
+reports        events, log and figures in one call
+running        puts it all together
+"""
