@@ -164,6 +164,24 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(machine: Callable[[str],
     asyncio.run(script())
 
 
+def test_a_gpu_that_reports_something_is_looked_at_before_its_time(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4:2")
+    uuids = uuids_of(path)
+
+    async def script() -> None:
+        watch = GpuWatch(machine=path, patience_s=0.5, poll_s=3600.0)
+        async with watching(watch):
+            await watch.first_look()
+            await until(lambda: watch.listening() == set(uuids))
+            await asyncio.sleep(1.0)  # those that have just been looked at are not
+            faults.set_fault(path, 0, lost=True)
+            await until(lambda: set(troubled(watch)) == {uuids[0]})
+
+    asyncio.run(script())
+
+
 def test_another_uuid_in_the_same_place_is_another_gpu(machine: Callable[[str], Path]) -> None:
     path = machine("t4:2")
     uuids = uuids_of(path)

@@ -37,6 +37,8 @@ __all__ = ["Bells", "GpuWatch"]
 PATIENCE_S: Final = 1.5
 """How long a GPU may take to answer before it is called silent, and the others go on."""
 POLL_S: Final = 5.0
+LOOK_AGAIN_S: Final = 1.0
+"""So long a GPU that reports something is not looked at again: some report without end."""
 TEST_S: Final = 8.0
 """How long a test waits for a GPU: a slow one, which has to be woken first, is no sick one."""
 START_S: Final = 60.0
@@ -74,13 +76,14 @@ class Bells:
 class _Gpu:
     """One of NVML's numbers, while NVML is initialised."""
 
-    __slots__ = ("asked", "asker", "failure", "index", "is_silent", "uuid")
+    __slots__ = ("asked", "asked_at", "asker", "failure", "index", "is_silent", "uuid")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.asker = Asker(f"nvml-{index}")
         self.asked: Future[Look | Failure] | None = None
         """The question that it was asked last."""
+        self.asked_at = float("-inf")
         self.uuid: str | None = None
         self.failure: Failure | None = None
         self.is_silent = False
@@ -323,7 +326,7 @@ class GpuWatch:
         asked = gpu.asker.ask(lambda: session.look(index))
         if asked is None:
             return False
-        gpu.asked = asked
+        gpu.asked, gpu.asked_at = asked, time.monotonic()
         asked.add_done_callback(lambda done: self._call(self._heard, gpu, done))
         return True
 
@@ -374,7 +377,15 @@ class GpuWatch:
 
     def _deliver(self, event: GpuEvent) -> None:
         """Pass on a report; in the thread of its listener."""
-        self._call(self._tell, event)
+        self._call(self._hear_report, event)
+
+    def _hear_report(self, event: GpuEvent) -> None:
+        """Take in a report, and look how the GPU is: what is lost may be back at the next poll."""
+        self._tell(event)
+        now = time.monotonic()
+        for gpu in self._gpus:
+            if gpu.uuid == event.uuid and now - gpu.asked_at >= LOOK_AGAIN_S:
+                self._ask(gpu)
 
     def _tell(self, sighting: Sighting) -> None:
         for hearer in self._hearers:
