@@ -193,8 +193,11 @@ class Configuring:
             self._bells.ring()
         if outcome.problem is not None and outcome.is_new_problem:
             self._reports.count("config_loads", result="invalid")
-            kept = self.current
-            stays = f"; {kept.source} stays in force" if kept else "; no GPU is offered until it is"
+            stays = (
+                "; what was in force stays so"
+                if self.current
+                else "; no GPU is offered until it is mended"
+            )
             hint = f" ({outcome.problem.hint})" if outcome.problem.hint else ""
             self._reports.node(
                 "ConfigInvalid", f"{outcome.problem.message}{hint}{stays}", is_warning=True
