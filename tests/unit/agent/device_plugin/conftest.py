@@ -7,9 +7,10 @@ import asyncio
 import base64
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class Endpoint:
     numa: dict[str, list[int]] = field(default_factory=dict)
     lists: int = 0
     is_connected: bool = True
+    has_ended_well: bool = False
+    """The plugin ended the stream, in so many words."""
     task: asyncio.Task[None] | None = None
 
 
@@ -50,7 +53,8 @@ class KubeletTwin:
         self.versions = versions
         self.endpoints: dict[str, Endpoint] = {}
         self.registrations: list[str] = []
-        self.refusals = 0
+        self.refusals: list[float] = []
+        """When it refused a registration."""
         self.entries: list[dict[str, Any]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -58,10 +62,10 @@ class KubeletTwin:
     def socket(self) -> Path:
         return self.folder / "kubelet.sock"
 
-    async def start(self) -> None:
+    async def start(self, *, wipes: bool = True) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
-            if path.is_socket():
+            if path.is_socket() and wipes:
                 path.unlink()
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers(
@@ -84,15 +88,15 @@ class KubeletTwin:
         if self._server is not None:
             await self._server.stop(None)
 
-    async def restart(self) -> None:
+    async def restart(self, *, wipes: bool = True) -> None:
         await self.stop()
-        await self.start()
+        await self.start(wipes=wipes)
 
     async def _register(
         self, request: messages.RegisterRequest, context: services.Context
     ) -> messages.Empty:
         if request.version not in self.versions:
-            self.refusals += 1
+            self.refusals.append(time.monotonic())
             supported = " ".join(self.versions)
             await context.abort(
                 grpc.StatusCode.UNKNOWN,
@@ -100,7 +104,7 @@ class KubeletTwin:
                 f' Supported version is ["{supported}"]',
             )
         if "/" not in request.resource_name:
-            self.refusals += 1
+            self.refusals.append(time.monotonic())
             await context.abort(
                 grpc.StatusCode.UNKNOWN, f'the ResourceName "{request.resource_name}" is invalid'
             )
@@ -125,6 +129,7 @@ class KubeletTwin:
                     each.ID: [node.ID for node in each.topology.nodes] for each in listing.devices
                 }
                 endpoint.lists += 1
+            endpoint.has_ended_well = True
         endpoint.is_connected = False
         endpoint.devices = dict.fromkeys(endpoint.devices, "Unhealthy")
 
@@ -189,6 +194,8 @@ class TenancyTwin:
     answered: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     prepared: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     error: AllotError | None = None
+    more: Answer = field(default_factory=Answer)
+    """What its answers have besides."""
     delay_s: float = 0.0
 
     def answer(self, resource: Resource, ids: Sequence[str]) -> Answer:
@@ -196,8 +203,10 @@ class TenancyTwin:
             raise self.error
         self.answered.append((resource.name, tuple(ids)))
         share = f"{len(self.answered):012x}"
-        return Answer(
-            annotations={SHARE_ANNOTATION: share}, cdi_devices=(f"allotment.dev/share={share}",)
+        return replace(
+            self.more,
+            annotations={SHARE_ANNOTATION: share},
+            cdi_devices=(f"allotment.dev/share={share}",),
         )
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:

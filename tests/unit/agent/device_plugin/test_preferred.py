@@ -196,6 +196,16 @@ def test_many_gpus_are_chosen_better_than_any_exchange_would(
             assert value({*chosen, joins} - {leaves}) <= mine + 1e-6
 
 
+def test_what_must_be_included_stays_though_all_others_are_better_linked() -> None:
+    alone = {5, 6}
+    links = pairs(
+        {pair: 0 if alone.intersection(pair) else 100 for pair in combinations(range(12), 2)}
+    )
+    chosen = choose(whole(12), 5, links=links, required=[gpu(6), gpu(5)])
+    assert len(set(chosen)) == 5
+    assert chosen[:2] == (gpu(6), gpu(5))
+
+
 @given(random=st.randoms(use_true_random=False))
 @settings(max_examples=10)
 def test_half_of_twelve_is_the_best_half(random: Random) -> None:
