@@ -126,5 +126,6 @@ def test_the_image_is_of_this_version(root: Path, container: Document) -> None:
     assert container["image"] == image
     recipe = (root / "deploy" / "Containerfile").read_text("utf-8")
     assert f"-t {image}" in recipe
-    for path in re.findall(r"^COPY (?!--)(\S+) ", recipe, re.MULTILINE):
-        assert (root / path).exists(), path
+    for paths in re.findall(r"^COPY (?!--)(.+) \S+$", recipe, re.MULTILINE):
+        for path in paths.split():
+            assert (root / path).exists(), path
