@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from allotment.agent.health.actions import XidPolicy
-from allotment.agent.health.machine import Rules, State
+from allotment.agent.health.records import Rules, State
 from allotment.agent.health.sightings import Answered, Gone, Sighting
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.inventory import GpuWatch

@@ -19,10 +19,17 @@ test makes the next one wait longer.
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final, assert_never
+from typing import assert_never
 
 from allotment.agent.health.actions import Action, Effect, describe_xid
+from allotment.agent.health.records import Need, Record, Rules, State
+from allotment.agent.health.vitals import (
+    MEMORY_XID,
+    MEMORY_XIDS,
+    complaint_of,
+    new_errors,
+    was_reset,
+)
 from allotment.agent.health.xids import LINKED
 from allotment.devices.watching import Vitals
 
@@ -32,39 +39,15 @@ __all__ = [
     "Broken",
     "Decision",
     "Event",
-    "Need",
     "Note",
     "Probed",
     "PutBack",
     "Quiet",
-    "Record",
-    "Rules",
-    "State",
     "Step",
     "TakeOut",
     "XidSeen",
-    "complaint_of",
     "step",
-    "was_reset",
 ]
-
-
-class State(StrEnum):
-    """Where a GPU stands."""
-
-    HEALTHY = "healthy"
-    SUSPECT = "suspect"
-    UNHEALTHY = "unhealthy"
-    RECOVERING = "recovering"
-
-
-class Need(StrEnum):
-    """What has to be seen before an unhealthy GPU is tested."""
-
-    NOTHING = "nothing"
-    TESTS = "tests"
-    ANSWER = "an answer"
-    RESET = "a reset"
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -147,80 +130,6 @@ class Note:
 Decision = TakeOut | PutBack | Note
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How patient one is; times in seconds."""
-
-    silence_s: float = 10.0
-    """So long a GPU may not answer before it is unhealthy."""
-    test_pause_s: float = 5.0
-    """Between tests, and after the first failed one."""
-    longest_pause_s: float = 600.0
-    tests_to_pass: int = 2
-    most_tests: int = 64
-    memory_s: float = 3600.0
-    """So long it counts against a GPU that it was taken out."""
-    calm_s: float = 10.0
-    """So long the driver has to say that nothing has to be done, to be believed."""
-    sympathy_s: float = 60.0
-    """So long after an XID about memory errors, counts of them are taken for its own."""
-    recovers: bool = True
-    """False: what is unhealthy stays so until the agent starts anew."""
-    memory_errors: Action = Action.RESET_GPU
-    """What uncorrected memory errors mean that no XID announced: the policy's for XID 48."""
-    failed_repairs: Action = Action.RESET_GPU
-    """What rows that cannot be remapped mean: the policy's for XID 64."""
-    drivers_word: Action = Action.TEST
-    """What the driver's recovery action means: the policy's for XID 154. IGNORE: nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """All that is remembered of one GPU. Times are of one clock that only goes forward."""
-
-    state: State = State.HEALTHY
-    need: Need = Need.NOTHING
-    reason: str = ""
-    """What is wrong, for people; empty while nothing is."""
-    action: Action | None = None
-    """What people have to do about it."""
-    xid: int | None = None
-    since: float = 0.0
-    """When it came into this state."""
-    test_at: float | None = None
-    """When the next test is due."""
-    passed: int = 0
-    """Tests passed in a row."""
-    failed: int = 0
-    """Tests failed since it was taken out."""
-    was_away: bool = False
-    """Since it was taken out it was lost or gone, or the driver was."""
-    calm_since: float | None = None
-    """Since when the driver has said that nothing has to be done."""
-    vitals: Vitals | None = None
-    """The last ones it told."""
-    memory_xid_at: float | None = None
-    """When an XID about memory errors was last seen."""
-    taken_out: tuple[float, ...] = ()
-    """When it was, as far as that counts against it."""
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether containers may get it."""
-        return self.state in {State.HEALTHY, State.SUSPECT}
-
-    def check_invariants(self) -> None:
-        """Raise `AssertionError` for a record that cannot be."""
-        healthy = self.state is State.HEALTHY
-        assert healthy == (self.reason == ""), self  # noqa: S101 - what the name says
-        assert (self.need is not Need.NOTHING) == (self.state is State.UNHEALTHY), self  # noqa: S101
-        testing = self.state in {State.SUSPECT, State.RECOVERING}
-        assert not testing or self.test_at is not None, self  # noqa: S101
-        assert not healthy or self.test_at is None, self  # noqa: S101
-        assert self.need is not Need.TESTS or self.test_at is not None, self  # noqa: S101
-        assert self.state is State.RECOVERING or self.passed == 0, self  # noqa: S101
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """What became of it."""
@@ -246,61 +155,6 @@ def step(record: Record, event: Event, *, now: float, rules: Rules) -> Step:
             return _on_probed(record, event.complaint, now, rules)
         case _:
             assert_never(event)
-
-
-# ---- what vitals say -----------------------------------------------------------------------------
-
-_DRIVER_ACTIONS: Final = {
-    1: ("the driver says that the GPU needs a reset", Action.RESET_GPU),
-    2: ("the driver says that the node needs a restart", Action.RESTART_NODE),
-    3: ("the driver says that traffic between GPUs has to be drained", Action.RESET_GPU),
-    4: ("the driver says that the GPU has to be drained and reset", Action.RESET_GPU),
-    5: ("the driver says that its IMEX domain has to be recovered", Action.CONTACT_SUPPORT),
-    6: ("the driver says that the GPU's bus needs a reset", Action.RESET_GPU),
-    7: ("the driver says that the node needs a restart", Action.RESTART_NODE),
-}
-
-# What counts of uncorrected memory errors stand for.
-_MEMORY_XID: Final = 48
-# XIDs that come with a count of uncorrected errors: those speak for it.
-_MEMORY_XIDS: Final = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
-
-
-def complaint_of(vitals: Vitals, rules: Rules) -> tuple[str, Action] | None:
-    """Return what a GPU's vitals say against using it, and what has to be done."""
-    if rules.drivers_word is not Action.IGNORE and vitals.recovery_action:
-        return _DRIVER_ACTIONS.get(
-            vitals.recovery_action,
-            (f"the driver asks for recovery action {vitals.recovery_action}", Action.RESET_GPU),
-        )
-    if vitals.is_repair_failed and rules.failed_repairs.effect is Effect.WAIT_FOR_RESET:
-        return "rows of its memory could not be repaired: no spare ones are left", (
-            Action.CONTACT_SUPPORT
-        )
-    return None
-
-
-def was_reset(before: Vitals | None, after: Vitals) -> bool:
-    """Tell whether the GPU was initialised between two looks: what only grows became less."""
-    if before is None:
-        return False
-    if before.recovery_action and after.recovery_action == 0:
-        return True
-    if before.is_repair_pending and after.is_repair_pending is False:
-        return True
-    counts = (
-        (before.energy_mj, after.energy_mj),
-        (before.ecc_uncorrected, after.ecc_uncorrected),
-        (before.ecc_corrected, after.ecc_corrected),
-    )
-    return any(old is not None and new is not None and new < old for old, new in counts)
-
-
-def _new_errors(before: Vitals | None, after: Vitals) -> int:
-    """Return how many uncorrected memory errors came between two looks."""
-    if before is None or before.ecc_uncorrected is None or after.ecc_uncorrected is None:
-        return 0
-    return max(0, after.ecc_uncorrected - before.ecc_uncorrected)
 
 
 # ---- changes of state ----------------------------------------------------------------------------
@@ -380,7 +234,7 @@ def _on_xid(record: Record, seen: XidSeen, now: float, rules: Rules) -> Step:
     record = replace(
         record,
         xid=seen.xid if record.is_offered or record.xid is None else record.xid,
-        memory_xid_at=now if seen.xid in _MEMORY_XIDS else record.memory_xid_at,
+        memory_xid_at=now if seen.xid in MEMORY_XIDS else record.memory_xid_at,
     )
     if effect is Effect.REPORT:
         return Step(record, (Note(text, xid=seen.xid),))
@@ -413,7 +267,7 @@ def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> Step:
         action = rules.memory_errors
         need = Need.RESET if action.effect is Effect.WAIT_FOR_RESET else Need.TESTS
         text = f"{count} new uncorrected memory errors: {action.words}"
-        record = replace(record, xid=_MEMORY_XID)
+        record = replace(record, xid=MEMORY_XID)
         return _take_out(record, text, need, now=now, rules=rules, action=action)
     if record.state is not State.UNHEALTHY or not rules.recovers:
         return Step(record)
@@ -429,7 +283,7 @@ def _unannounced_errors(record: Record, before: Vitals | None, now: float, rules
     announced = record.memory_xid_at is not None and now - record.memory_xid_at < rules.sympathy_s
     if announced or record.vitals is None or record.state is State.UNHEALTHY:
         return 0
-    return _new_errors(before, record.vitals)
+    return new_errors(before, record.vitals)
 
 
 def _calm_since(record: Record, vitals: Vitals, now: float) -> float | None:

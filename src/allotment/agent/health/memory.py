@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from allotment.agent.health.actions import Action, parse_action
-from allotment.agent.health.machine import Need, Record, State
+from allotment.agent.health.records import Need, Record, State
 from allotment.devices.watching import Vitals
 from allotment.model.errors import AllotError, StateError
 

@@ -27,16 +27,14 @@ from allotment.agent.health.machine import (
     Probed,
     PutBack,
     Quiet,
-    Record,
-    Rules,
-    State,
     TakeOut,
     XidSeen,
-    complaint_of,
     step,
 )
 from allotment.agent.health.memory import Memory
+from allotment.agent.health.records import Record, Rules, State
 from allotment.agent.health.sightings import Answered, Failed, Gone, Sighting, Silent
+from allotment.agent.health.vitals import complaint_of
 from allotment.agent.inventory import Bells
 from allotment.agent.protocols import Reports
 from allotment.devices.events import GpuEvent

@@ -14,20 +14,16 @@ from allotment.agent.health.machine import (
     Broken,
     Decision,
     Event,
-    Need,
     Note,
     Probed,
     PutBack,
     Quiet,
-    Record,
-    Rules,
-    State,
     TakeOut,
     XidSeen,
-    complaint_of,
     step,
-    was_reset,
 )
+from allotment.agent.health.records import Need, Record, Rules, State
+from allotment.agent.health.vitals import complaint_of, was_reset
 from allotment.devices.watching import Vitals
 
 FINE = Vitals(ecc_corrected=0, ecc_uncorrected=0, is_repair_pending=False, is_repair_failed=False)

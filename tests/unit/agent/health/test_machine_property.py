@@ -12,17 +12,14 @@ from allotment.agent.health.machine import (
     Alive,
     Broken,
     Event,
-    Need,
     Probed,
     PutBack,
     Quiet,
-    Record,
-    Rules,
-    State,
     TakeOut,
     XidSeen,
     step,
 )
+from allotment.agent.health.records import Need, Record, Rules, State
 from allotment.devices.watching import Vitals
 
 COUNTS = st.none() | st.integers(0, 5)

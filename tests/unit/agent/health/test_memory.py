@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from allotment.agent.health.actions import Action
-from allotment.agent.health.machine import Need, Record, State
 from allotment.agent.health.memory import HURT, Memory
+from allotment.agent.health.records import Need, Record, State
 from allotment.devices.watching import Vitals
 from allotment.model.errors import StateError
 

@@ -13,8 +13,8 @@ import pytest
 
 from allotment.agent.config.effective import HealthConfig
 from allotment.agent.health.actions import XidPolicy, policy_of
-from allotment.agent.health.machine import Need, Record, Rules, State
 from allotment.agent.health.memory import Memory
+from allotment.agent.health.records import Need, Record, Rules, State
 from allotment.agent.health.sightings import Answered, Failed, Gone, Sighting, Silent
 from allotment.agent.health.watching import HealthWatch, condition
 from allotment.devices.events import EventKind, GpuEvent
