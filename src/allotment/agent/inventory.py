@@ -293,7 +293,8 @@ class GpuWatch:
             self._listeners.follow(())
         self._listeners = None
         self._gpus = []
-        self._update()
+        if failure is not None:
+            self._update()
 
     async def _poll(self) -> None:
         """Ask every GPU that is not still thinking, and give them time to answer."""
