@@ -23,13 +23,15 @@ from allotment.model.errors import UsageError
 from allotment.model.shares import ShareId
 from allotment.shares.cdi import KIND
 
-__all__ = ["DriverNodes", "answer"]
+__all__ = ["CDI_VENDOR", "DriverNodes", "answer", "device_names", "uses_nvidia_cdi"]
+
+CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
+"""Of the CDI devices that NVIDIA's plugin answers with, and describes itself (`nvidia_specs`)."""
 
 _SOFT: Final = "soft"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 _VOLUMES: Final = "/var/run/nvidia-container-devices"
 _CDI: Final = frozenset({DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI})
-_CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
 _CDI_PREFIX: Final = "cdi.k8s.io/"
 _CONTROL_NODES: Final = (
     "/dev/nvidiactl",
@@ -78,7 +80,7 @@ def answer(
     envs: Mapping[str, str] = {}
     if resource.mode != _SOFT:
         chosen = _devices(resource, ids, devices)
-        envs = {_VISIBLE: ",".join(_names(chosen, config)), **_channels(config)}
+        envs = {_VISIBLE: ",".join(device_names(chosen, config)), **_channels(config)}
     return Answer(envs=envs, mounts=tuple(mounts), devices=tuple(nodes), annotations=marks)
 
 
@@ -123,7 +125,13 @@ def _devices(
     return tuple(devices[uuid] for uuid in uuids)
 
 
-def _names(devices: Sequence[Device], config: Config) -> list[str]:
+def uses_nvidia_cdi(config: Config) -> bool:
+    """Say whether some answers name CDI devices of NVIDIA's kind."""
+    return not _CDI.isdisjoint(config.plugin.device_list_strategies or ())
+
+
+def device_names(devices: Sequence[Device], config: Config) -> list[str]:
+    """Return what devices are called in answers: by `deviceIDStrategy`."""
     by_index = config.plugin.device_id_strategy == "index"
     return [str(device.index) if by_index else device.uuid for device in devices]
 
@@ -138,8 +146,8 @@ def _as_nvidia(
     driver: DriverNodes,
 ) -> Answer:
     strategies = config.plugin.device_list_strategies or ()
-    names = _names(devices, config)
-    qualified = _qualified(names, config) if _CDI.intersection(strategies) else []
+    names = device_names(devices, config)
+    qualified = _qualified(names, config) if uses_nvidia_cdi(config) else []
     annotations = {SHARE_ANNOTATION: str(share)}
     if qualified and DeviceListStrategy.CDI_ANNOTATIONS in strategies:
         # NVIDIA's plugin makes up a UUID for each answer; the share's id is as good.
@@ -186,9 +194,9 @@ def _qualified(names: Sequence[str], config: Config) -> list[str]:
         "mofed": config.mofed_enabled,
     }
     return [
-        *(f"{_CDI_VENDOR}/gpu={name}" for name in names),
-        *(f"{_CDI_VENDOR}/imex-channel={channel}" for channel in config.imex_channel_ids),
-        *(f"{_CDI_VENDOR}/{name}=all" for name, is_on in extras.items() if is_on),
+        *(f"{CDI_VENDOR}/gpu={name}" for name in names),
+        *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in config.imex_channel_ids),
+        *(f"{CDI_VENDOR}/{name}=all" for name, is_on in extras.items() if is_on),
     ]
 
 
