@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from allotment.agent.protocols import (
@@ -20,7 +20,7 @@ from allotment.agent.protocols import (
     CheckpointEntry,
     Tenancy,
 )
-from allotment.agent.resources import GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
+from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.agent.tenancy import ShareOrder
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
@@ -201,6 +201,8 @@ class ContainerTwin:
     count: int = 1
     memory: int | None = None
     """Of each device, in UNITs."""
+    compute: int | None = None
+    """Percent of each device."""
     state: State = State.WAITING
     has_run: bool = False
     share: ShareId | None = None
@@ -210,6 +212,8 @@ class ContainerTwin:
         found = {} if self.resource is None else {self.resource: self.count}
         if self.memory is not None:
             found[GPU_MEMORY] = self.memory * UNIT * self.count
+        if self.compute is not None:
+            found[GPU_COMPUTE] = self.compute * self.count
         return found
 
 
@@ -423,8 +427,3 @@ class ReportsTwin:
 
     def reasons(self, pod: str) -> list[str]:
         return [reason for name, reason, _ in self.events if name == pod]
-
-
-def described(pod: PodTwin, **changes: object) -> Pod:
-    """A pod as the API server has it, with something else in it."""
-    return replace(pod.seen(), **changes)  # type: ignore[arg-type]
