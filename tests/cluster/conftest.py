@@ -53,10 +53,11 @@ def testbed_machine() -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(testbed_machine: None) -> Iterator[Cluster]:
+def cluster(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The run's cluster, with one node. No agent runs on it until a test starts one."""
     del testbed_machine
-    with Cluster() as made:
+    # There its logs outlive it: pytest keeps the folders of the last runs.
+    with Cluster(state=tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
 
@@ -115,8 +116,12 @@ def agent(cluster: Cluster, namespace: str) -> Iterator[StartAgent]:
 
 
 @pytest.fixture
-def own_cluster(testbed_machine: None) -> Iterator[Callable[..., Cluster]]:
+def own_cluster(
+    testbed_machine: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters for this test alone: `own_cluster(settings=NodeSettings(has_cdi=False))`."""
     del testbed_machine
     with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(Cluster(**options))
+        yield lambda **options: stack.enter_context(
+            Cluster(**{"state": tmp_path_factory.mktemp("cluster"), **options})
+        )

@@ -61,7 +61,6 @@ class Cluster:
         keep_state: bool = False,
     ) -> None:
         self._is_temporary = state is None and not keep_state
-        # Short: paths of sockets have 107 characters.
         self.state = Path(state or tempfile.mkdtemp(prefix="testbed-")).absolute()
         self.settings = settings
         self.binaries = build()
