@@ -243,6 +243,28 @@ def test_whole_gpus_and_replicas_of_one_name_are_told() -> None:
     assert problem.startswith("nvidia.com/gpu has 3 whole GPUs beside replicas")
 
 
+def test_soft_replicas_of_one_name_are_of_one_size() -> None:
+    offer = offered(
+        """
+        sharing:
+          timeSlicing:
+            resources:
+            - {name: gpu, replicas: 2, devices: [0], rename: part}
+            - {name: gpu, replicas: 4, devices: [1], rename: part}
+        allotment: {honourResources: true, devices: [{mode: soft}]}
+        """
+    )
+    assert counts(offer) == {GPU_SHARE: 64}
+    assert len(offer.problems) == 2
+    assert "GPUs of nvidia.com/part have other numbers of replicas" in offer.problems[0]
+
+
+def test_a_time_slice_is_of_gpus_that_are_shared_by_time() -> None:
+    offer = offered("allotment: {devices: [{mode: timeslice, timeSlice: long}]}")
+    assert set(offer.modes.values()) == {"exclusive"}
+    assert offer.time_slices == {}
+
+
 def test_patterns_name_resources() -> None:
     devices = (device(0), device(1, name=T4), device(2, name="NVIDIA L4"))
     offer = offered(
