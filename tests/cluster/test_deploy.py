@@ -181,7 +181,6 @@ def simulated(daemon_set: Document) -> None:
     of_this_tree(daemon_set, "--simulated", "a100-80gb:2")
 
 
-@pytest.mark.xfail(reason="readiness asks for GPUs also where failOnInitError is off", strict=True)
 def test_on_a_node_without_gpus_it_is_ready_and_offers_nothing(
     cluster: Cluster, installed: Callable[..., None]
 ) -> None:

@@ -19,7 +19,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 def documents() -> list[Path]:
     """Every Markdown file of the project."""
     top = [path for path in ROOT.glob("*.md") if not path.name.startswith(".")]
-    rooms = ("docs", "native", "bench", "examples", "tests")
+    rooms = ("deploy", "docs", "native", "bench", "examples", "tests")
     return sorted([*top, *(path for room in rooms for path in (ROOT / room).rglob("*.md"))])
 
 

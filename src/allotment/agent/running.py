@@ -456,7 +456,8 @@ class _Agent:
         if self._configuring.current is None:
             problem = self._configuring.problem
             found.append(f"no configuration: {problem.message if problem else 'none heard of yet'}")
-        if self._gpus.problem:
+        config = self._configuring.current
+        if self._gpus.problem and (config is None or config.fail_on_init_error):
             found.append(f"GPUs: {self._gpus.problem}")
         found += [
             f"{name} is not registered at the kubelet"
