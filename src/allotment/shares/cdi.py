@@ -10,6 +10,7 @@ begin with a digit, device nodes may have a host path).
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ __all__ = [
     "publish",
     "remove_spec",
     "spec_name",
-    "strays",
+    "sweep",
     "write_spec",
 ]
 
@@ -46,6 +47,7 @@ DEFAULT_FOLDER = Path("/var/run/cdi")
 """For specs that come and go; the runtimes' other folder, /etc/cdi, is for those that stay."""
 
 _PREFIX = "allotment.dev-share-"
+_OLD_S = 600.0  # a draft is there for a millisecond
 _INSIDE = "/run/allotment"
 # What any glibc looks through without configuration: Debian's kind, and Red Hat's kind.
 _LIBRARY_FOLDERS_INSIDE = ("/usr/lib", "/usr/lib64")
@@ -242,23 +244,31 @@ def remove_spec(path: Path) -> None:
             raise explained(error, path, "remove the CDI spec") from error
 
 
-def strays(folder: Path, shares: Path) -> list[Path]:
-    """Return the specs in a folder whose shares were below `shares` and are not there any more."""
-    try:
-        found = sorted(folder.glob(f"*{_PREFIX}*"))
-    except OSError:
-        return []
-    gone = []
-    for path in found:
-        name = path.name.removeprefix(".").removesuffix(".new")
-        share = name.removeprefix(_PREFIX).removesuffix(".json")
-        if name != spec_name(ShareId(share)) or (shares / share).exists():
-            continue
-        with suppress(OSError):
-            # Another state folder's shares have their specs here as well.
-            if f'"{shares}/{share}/'.encode() in path.read_bytes():
-                gone.append(path.with_name(name))
-    return gone
+def sweep(folder: Path, shares: Path) -> None:
+    """Remove the specs whose shares were below `shares` and are not there, and cut-off drafts.
+
+    The caller holds the lock of the state folder that `shares` is of: nobody writes a spec of it.
+    """
+    with suppress(OSError):
+        for path in sorted(folder.glob(f"*{_PREFIX}*")):
+            with suppress(OSError):
+                if _is_left_over(path, shares):
+                    path.unlink()
+
+
+def _is_left_over(path: Path, shares: Path) -> bool:
+    is_draft = path.name.startswith(".")
+    name = path.name.removeprefix(".").removesuffix(".new") if is_draft else path.name
+    share = name.removeprefix(_PREFIX).removesuffix(".json")
+    whole = path.with_name(spec_name(ShareId(share)))
+    if path != (_draft_of(whole) if is_draft else whole):
+        return False  # none of our names
+    if (shares / share).exists():
+        return is_draft
+    # Other state folders' shares have their specs here as well.
+    if f'"{shares}/{share}/'.encode() in path.read_bytes():
+        return True
+    return is_draft and time.time() - path.stat().st_mtime > _OLD_S
 
 
 def list_specs(shares: Iterable[Share]) -> list[tuple[Share, Path, bool]]:

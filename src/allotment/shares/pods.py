@@ -161,8 +161,7 @@ class PodShares:
             self._folder.prepare(mode=_PRIVATE)
             with self._folder.locked():
                 lives.recover(self._folder)
-                for path in cdi.strays(self._folders.cdi, self._folder.shares):
-                    cdi.remove_spec(path)
+                cdi.sweep(self._folders.cdi, self._folder.shares)
 
     # ---- what the answer to Allocate says --------------------------------------------------------
 
@@ -239,7 +238,11 @@ class PodShares:
                 hint="an id is made for one container: see `allot ps`, and delete the pod",
             )
         devices = {device.uuid for device in share.devices}
-        settle(self._folder, owner, self._bookings.read(), devices=devices)
+        try:
+            settle(self._folder, owner, self._bookings.read(), devices=devices)
+        except DoesNotFitError:
+            # The seat of a share that was not to be: what is booked fits, so that is in the way.
+            settle(self._folder, owner, lives.recover(self._folder), devices=devices)
         self._publish(share, found.directory)
         return share
 

@@ -170,6 +170,18 @@ def test_an_id_is_one_containers(node: Node) -> None:
         node.prepare(order(whose=owner(pod="other")))
 
 
+def test_a_start_that_was_cut_off_is_not_in_the_way_of_another(
+    tmp_path: Path, native_dir: Path
+) -> None:
+    """A container has a seat and no share yet; the one that gave way to it starts again."""
+    assert native_dir.is_dir()
+    node = Node(tmp_path)
+    first = order(1, whose=owner("fetch", kind=ContainerKind.INIT, place=0), guarantee=80)
+    node.prepare(first)
+    cut_off(tmp_path, "prepare", "create.recorded")
+    assert in_force(node, node.prepare(first)) == 80
+
+
 def test_a_spec_that_was_lost_comes_back_as_it_was(node: Node) -> None:
     node.prepare(order())
     (spec,) = node.specs()
@@ -560,10 +572,19 @@ def test_specs_of_other_state_folders_are_not_ours_to_remove(node: Node) -> None
     other.write_text('{"hostPath": "/elsewhere/shares/0000000000ff/policy"}')
     stray = node.cdi / "allotment.dev-share-0000000000fe.json"
     stray.write_text(f'{{"hostPath": "{node.folder.shares}/0000000000fe/policy"}}')
+    old, young, cut = (
+        node.cdi / f".allotment.dev-share-{number:012x}.json.new" for number in (0xFD, 0xFC, 1)
+    )
+    for draft in (old, young, cut):
+        draft.write_text("")
+    os.utime(old, (1, 1))
     node.shares.tidy()
     assert other.exists()
+    assert not old.exists()
+    assert young.exists()
+    assert not cut.exists()
     assert not stray.exists()
-    assert len(node.specs()) == 2
+    assert len(node.specs()) == 3
 
 
 def test_an_order_needs_an_id_and_an_owner(node: Node) -> None:
