@@ -45,6 +45,8 @@ _LISTEN_S: Final = 5.0
 """The kubelet asks for the list at once when a plugin has registered."""
 _LEAVE_S: Final = 1.0
 """From the empty list to the end of the server: the kubelet has read it by then."""
+_SETTLE_S: Final = 1.0
+"""For a kubelet to notice that a stream has ended."""
 _HELD_S: Final = 30.0
 """How often the checkpoint is asked whether what is not offered is still held."""
 
@@ -78,6 +80,7 @@ class DevicePlugins:
         self._plugins: dict[str, _Plugin] = {}
         self._held: frozenset[str] = frozenset()
         self._held_asked = -_HELD_S
+        self._is_held_known = False
         self._nudge = asyncio.Event()
 
     def offer(self, resources: Sequence[Resource]) -> None:
@@ -143,10 +146,15 @@ class DevicePlugins:
         is_due = time.monotonic() - self._held_asked >= _HELD_S
         if not is_due and self._plugins.keys() <= self._offered.keys() | self._held:
             return
-        with contextlib.suppress(AllotError):  # whoever needs it for a container tells of it
+        self._held_asked = time.monotonic()
+        try:
             entries = await asyncio.to_thread(self._checkpoint.entries)
-            self._held = frozenset(each.resource for each in entries if each.share is not None)
-            self._held_asked = time.monotonic()
+        except AllotError:
+            # Whoever needs it for a container tells of it. Nothing is given up until it is known.
+            self._is_held_known = False
+            return
+        self._is_held_known = True
+        self._held = frozenset(each.resource for each in entries if each.share is not None)
 
     def _has_left(self, name: str) -> bool:
         """Say whether a resource's server can end."""
@@ -156,7 +164,7 @@ class DevicePlugins:
             return False
         now = time.monotonic()
         plugin.server.update(replace(plugin.server.resource, slots=()))
-        if plugin.retired_at is None or name in self._held:
+        if plugin.retired_at is None or name in self._held or not self._is_held_known:
             plugin.retired_at = now
         return now - plugin.retired_at >= _LEAVE_S
 
@@ -170,8 +178,14 @@ class DevicePlugins:
         plugin.tried = kubelet
         try:
             if not plugin.server.has_socket:
+                is_known = kubelet is not None and plugin.kubelet == kubelet
                 plugin.kubelet = None
                 await plugin.server.start()
+                if is_known:
+                    # This kubelet has to notice first that the old server has ended: it would take
+                    # that for the end of the new one, whose socket has the same name.
+                    plugin.next_try = time.monotonic() + _SETTLE_S
+                    return
             if kubelet is not None and self._is_to_register(plugin, kubelet, now):
                 await register(plugin.server, self._kubelet)
                 plugin.kubelet, plugin.registered_at = kubelet, time.monotonic()

@@ -132,6 +132,22 @@ def test_what_containers_have_stays_served_though_it_is_given_up(world: World) -
     asyncio.run(story())
 
 
+def test_nothing_is_given_up_while_nobody_can_tell_who_has_it(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(2)) as plugins:
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 2)
+            world.checkpoint.path.write_text("{")
+            plugins.offer([])
+            await world.until(lambda: world.kubelet.capacity(SHARE) == 0)
+            await asyncio.sleep(1.5)
+            assert world.kubelet.endpoints[SHARE].is_connected
+            world.kubelet.write_checkpoint()
+            await world.until(lambda: not world.kubelet.endpoints[SHARE].is_connected)
+
+    asyncio.run(story())
+
+
 def test_what_containers_have_is_served_by_an_agent_that_never_offered_it(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
@@ -193,6 +209,8 @@ def test_a_socket_that_was_removed_is_made_again(world: World) -> None:
             kubelet = world.kubelet
             await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
             (world.kubelet.folder / socket_name(GPU, kubelet.folder)).unlink()
+            await world.until(lambda: not kubelet.endpoints[GPU].is_connected)
+            assert kubelet.registrations == [GPU]  # it has noticed before it hears of the new one
             await world.until(lambda: len(kubelet.registrations) == 2)
             await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
             await kubelet.allocate(GPU, ["GPU-0"], pod="u", container="c")
