@@ -16,7 +16,7 @@ import structlog
 from allotment.agent.config.choosing import choice_rules
 from allotment.agent.config.effective import Config
 from allotment.agent.config.holding import ConfigHolder, Outcome
-from allotment.agent.config.overlay import FLAGS_ALONE, given_value
+from allotment.agent.config.overlay import given_value
 from allotment.agent.config.watching import watch_file, watch_folder
 from allotment.agent.inventory import Bells
 from allotment.agent.protocols import Reports
@@ -100,8 +100,6 @@ class Configuring:
             source=f"ConfigMap {settings.config_map}" if settings.config_map else self._folder,
         )
         self._bells = Bells()
-        self._data: Mapping[str, str] | None = None
-        """The ConfigMap's, of which a label may choose another part later."""
 
     @property
     def current(self) -> Config | None:
@@ -148,19 +146,17 @@ class Configuring:
             if isinstance(text, AllotError):
                 self._take(self._holder.failed(text))
             else:
-                self._take(self._holder.file_changed(text, path=str(path)), text)
+                self._take(self._holder.file_changed(text, path=str(path)))
 
     async def _follow_data(self) -> None:
         if self._config_map is not None:
             async for data in self._config_map.values():
-                self._data = data
                 self._take(self._holder.data_changed(data))
         else:
             async for found in watch_folder(Path(self._folder)):
                 if isinstance(found, AllotError):
                     self._take(self._holder.failed(found))
                 else:
-                    self._data = found
                     self._take(self._holder.data_changed(found))
 
     async def _follow_label(self) -> None:
@@ -183,13 +179,13 @@ class Configuring:
 
     # ---- one outcome ----
 
-    def _take(self, outcome: Outcome, text: str | None = None) -> None:
+    def _take(self, outcome: Outcome) -> None:
         if outcome.config is not None:
             self._reports.count("config_loads", result="applied")
             _log.info("configuration in force", source=outcome.config.source)
             for note in outcome.config.notes:
                 _log.warning("configuration", note=note)
-            self._keep(outcome.config, text)
+            self._keep()
             self._bells.ring()
         if outcome.problem is not None and outcome.is_new_problem:
             self._reports.count("config_loads", result="invalid")
@@ -204,13 +200,11 @@ class Configuring:
             )
         self._reports.gauge("config_valid", 0.0 if self.problem else 1.0)
 
-    def _keep(self, config: Config, text: str | None) -> None:
+    def _keep(self) -> None:
         """Write down what came into force; where that fails the agent works all the same."""
-        if text is None and self._data is not None:
-            text = self._data.get(config.source.rpartition(", ")[2])
-        if text is None or config.source == FLAGS_ALONE:
-            return
+        if self._config_map is None:
+            return  # what is on this machine is found again
         draft = self._kept.with_name(f".{_KEPT}.new")
         with contextlib.suppress(OSError):
-            draft.write_text(text, "utf-8")
+            draft.write_text(self._holder.text, "utf-8")
             draft.replace(self._kept)

@@ -7,12 +7,16 @@ another start would not find again, in the state folder, at the kubelet or at th
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +72,8 @@ _HANGS_S: Final = 30.0
 """A loop that has not turned for so long is not coming back: the probe fails."""
 _FIGURES_S: Final = 15.0
 _GOODBYE_S: Final = 2.0
+_LOCK: Final = "agent.lock"
+_WORKER: Final = "agent-worker"
 _TIDY_S: Final = 600.0
 
 # Runtimes that have CDI on without being told, by their first such version (major, minor):
@@ -98,6 +104,8 @@ def _first(group: BaseExceptionGroup[AllotError]) -> AllotError:
 async def _main(settings: AgentSettings) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+    workers = ThreadPoolExecutor(thread_name_prefix=_WORKER)
+    loop.set_default_executor(workers)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     api = connect(settings.kubeconfig)
@@ -114,6 +122,23 @@ async def _main(settings: AgentSettings) -> None:
             await task
     finally:
         await api.aclose()
+        workers.shutdown(wait=False, cancel_futures=True)
+        if ended.is_set():
+            await _leave_hung_threads()
+
+
+async def _leave_hung_threads() -> None:
+    """End the process at once where a thread is stuck in a driver or a file system.
+
+    Python waits for every thread of an executor, and such a one may never come back.
+    """
+    deadline = time.monotonic() + _GOODBYE_S
+    while stuck := [each for each in threading.enumerate() if each.name.startswith(_WORKER)]:
+        if time.monotonic() > deadline:
+            _log.warning("left threads that do not answer", threads=len(stuck))
+            sys.stderr.flush()
+            os._exit(0)
+        await asyncio.sleep(0.05)
 
 
 class _Agent:
@@ -205,6 +230,7 @@ class _Agent:
         self._offered = asyncio.Event()
         self._beat = time.monotonic()
         self._is_serving = False
+        self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     # ---- what it does ----
 
@@ -217,6 +243,7 @@ class _Agent:
             probes = Probes(is_healthy=self._amiss, is_ready=self._not_ready)
             server = Server(settings.metrics_address, self._metrics.registry, probes)
         try:
+            await self._be_alone()
             await asyncio.to_thread(self._shares.tidy)
             await self._tenants.adopt()
             async with asyncio.TaskGroup() as group:
@@ -240,6 +267,7 @@ class _Agent:
                 if self._config_map is not None:
                     group.create_task(self._config_map.run())
         finally:
+            os.close(self._lock)
             if server is not None:
                 server.close()
             await self._tenants.close()
@@ -247,6 +275,20 @@ class _Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await self._events.flush(timeout_s=_GOODBYE_S / 2)
+
+    async def _be_alone(self) -> None:
+        """Wait until no other agent works on this state folder: an upgrade may overlap."""
+        has_told = False
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not has_told:
+                    has_told = True
+                    _log.warning("another agent runs on this node: waiting until it has ended")
+                await asyncio.sleep(_BEAT_S / 4)
+            else:
+                return
 
     async def _serve(self) -> None:
         """Answer the kubelet, once it is known how."""
