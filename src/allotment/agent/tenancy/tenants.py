@@ -59,6 +59,8 @@ class Patience:
     and about to be free here."""
     look: float = 30.0
     """Between looks at everything, without news."""
+    pause: float = 0.1
+    """Between looks at everything, with news: those of a moment count as one."""
     retry: float = 5.0
     """Before what could not be ended is tried again."""
     repeat: float = 120.0
@@ -238,7 +240,7 @@ class Tenants:
         near = self._near(order)
         if near:
             with suppress(DoesNotFitError):
-                beside = replace(order, devices=near)
+                beside = replace(order, candidates=near)
                 return await self._in_thread(self._store.prepare, beside)
         return await self._in_thread(self._store.prepare, order)
 
@@ -279,6 +281,7 @@ class Tenants:
             wait = await self.look()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), wait)
+            await asyncio.sleep(self._patience.pause)
             self._wake.clear()
 
     async def look(self) -> float:

@@ -39,7 +39,7 @@ from allotment.model.errors import AllotError
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
 
-HASTE = Patience(deadline=10, pod=0.002, room=(0.0,), look=0, retry=0.01)
+HASTE = Patience(deadline=10, pod=0.002, room=(0.0,), look=0, retry=0.01, pause=0)
 POINTS = (
     "tenancy.adopted",
     "tenancy.claimed",
@@ -55,14 +55,17 @@ class Killed(BaseException):
     """The agent's process is killed."""
 
 
+KILLS = st.none() | st.tuples(st.sampled_from(POINTS), st.integers(1, 3))
+HEARD = st.sampled_from([True, True, False])
+"""Whether the API server tells the agent at once."""
 SOFT = st.builds(
     lambda count, memory: (GPU_SHARE, count, memory),
     st.integers(1, 2),
-    st.none() | st.integers(1, ROOM),
+    st.sampled_from([1, 1, 2, 3, 6, ROOM, None]),
 )
 NEEDS = SOFT | st.just((NVIDIA_GPU, 1, None)) | st.none()
 EARLY = st.tuples(st.sampled_from([ContainerKind.INIT, ContainerKind.SIDECAR]), NEEDS)
-PODS = st.tuples(st.lists(EARLY, max_size=3), st.lists(NEEDS, min_size=1, max_size=2))
+PODS = st.tuples(st.lists(EARLY, max_size=2), st.lists(NEEDS, min_size=1, max_size=2))
 
 
 class Node(RuleBasedStateMachine):
@@ -141,28 +144,42 @@ class Node(RuleBasedStateMachine):
         self.loop.run_until_complete(self.tenants.close())
         self.agent_starts()
 
-    @rule()
-    def agent_restarts(self) -> None:
+    @rule(looks=st.booleans(), without_api=st.booleans())
+    def agent_restarts(self, *, looks: bool, without_api: bool) -> None:
+        self.is_away = self.is_away or without_api
         self.restart_agent()
+        if looks:
+            self.run(self.tenants.look())
 
-    @rule(point=st.sampled_from(POINTS), times=st.integers(1, 3))
-    def agent_will_be_killed(self, point: str, times: int) -> None:
-        self.kill_at = (point, times)
-
-    @rule()
-    def agent_looks(self) -> None:
+    @rule(seconds=st.integers(0, 200), news=st.integers(0, 5), kill_at=KILLS)
+    def agent_looks(self, seconds: int, news: int, kill_at: tuple[str, int] | None) -> None:
+        """Some of the news come, and time passes."""
+        self.kill_at = kill_at
+        self.store.clock += seconds
+        for _ in range(0 if self.is_away else min(news, len(self.kubelet.news))):
+            self.pods.hear(*self.kubelet.news.popleft())
         self.run(self.tenants.look())
 
     # -- the kubelet
 
-    @rule(wanted=PODS, by_other=st.sampled_from([False, False, False, True]))
+    @rule(
+        wanted=PODS,
+        by_other=st.sampled_from([False, False, False, True]),
+        is_heard=HEARD,
+        rounds=st.integers(0, 3),
+        kill_at=KILLS,
+    )
     def pod_comes(
         self,
         wanted: tuple[
             list[tuple[ContainerKind, tuple[str, int, int | None] | None]],
             list[tuple[str, int, int | None] | None],
         ],
-        by_other: bool,  # noqa: FBT001 - hypothesis gives it by name
+        *,
+        by_other: bool,
+        is_heard: bool,
+        rounds: int,
+        kill_at: tuple[str, int] | None,
     ) -> None:
         if self.is_away:
             return  # the kubelet does not hear of it
@@ -178,7 +195,15 @@ class Node(RuleBasedStateMachine):
             )
         pod = PodTwin(PodUid(f"uid-{len(self.admitted)}"), containers)
         self.admitted.add(pod.uid)
+        self.kill_at = kill_at
         self.kubelet.admit(pod, None if by_other else self.tenants)
+        self.maybe_hear(is_heard=is_heard)
+        for _ in range(rounds):
+            for container in [] if pod.has_ended else pod.next_to_start():
+                self.run(self.kubelet.start(pod, container, self.tenants, self.resolves))
+                if container.kind is ContainerKind.INIT and container.state is State.RUNNING:
+                    self.kubelet.finish(pod, container, for_good=True)
+                self.maybe_hear(is_heard=is_heard)
 
     def ready(self) -> list[tuple[PodTwin, ContainerTwin]]:
         return [
@@ -192,8 +217,8 @@ class Node(RuleBasedStateMachine):
         return share in self.store.shares
 
     @precondition(lambda self: self.ready())
-    @rule(data=st.data(), is_repeated=st.booleans())
-    def containers_start(self, data: st.DataObject, *, is_repeated: bool) -> None:
+    @rule(data=st.data(), is_repeated=st.booleans(), is_heard=HEARD)
+    def containers_start(self, data: st.DataObject, *, is_repeated: bool, is_heard: bool) -> None:
         ready = self.ready()
         numbers = data.draw(
             st.lists(st.integers(0, len(ready) - 1), min_size=1, max_size=4, unique=True)
@@ -208,6 +233,7 @@ class Node(RuleBasedStateMachine):
                 ids = self.kubelet.entry(pod, container).ids
                 calls.append(self.again(container.resource, ids))
         self.run(*calls)
+        self.maybe_hear(is_heard=is_heard)
 
     async def again(self, resource: str, ids: frozenset[str]) -> str:
         try:
@@ -217,18 +243,20 @@ class Node(RuleBasedStateMachine):
         return ""
 
     @precondition(lambda self: any(self.kubelet.running()))
-    @rule(data=st.data(), for_good=st.booleans())
-    def container_ends(self, data: st.DataObject, *, for_good: bool) -> None:
+    @rule(data=st.data(), for_good=st.booleans(), is_heard=HEARD)
+    def container_ends(self, data: st.DataObject, *, for_good: bool, is_heard: bool) -> None:
         running = list(self.kubelet.running())
         pod, container = running[data.draw(st.integers(0, len(running) - 1))]
         for_good = for_good and container.kind is not ContainerKind.SIDECAR
         self.kubelet.finish(pod, container, for_good=for_good)
+        self.maybe_hear(is_heard=is_heard)
 
     @precondition(lambda self: self.kubelet.pods)
-    @rule(data=st.data())
-    def pod_goes(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_heard=HEARD)
+    def pod_goes(self, data: st.DataObject, *, is_heard: bool) -> None:
         uids = sorted(self.kubelet.pods)
         self.kubelet.delete(self.kubelet.pods[data.draw(st.sampled_from(uids))])
+        self.maybe_hear(is_heard=is_heard)
 
     @precondition(lambda self: self.kubelet.pods)
     @rule(data=st.data())
@@ -247,24 +275,14 @@ class Node(RuleBasedStateMachine):
     # -- the API server
 
     @rule()
-    def api_goes_away(self) -> None:
-        self.is_away = True
-
-    @rule()
-    def api_comes_back(self) -> None:
-        if self.is_away:
-            self.is_away = False
+    def api_goes_or_comes(self) -> None:
+        self.is_away = not self.is_away
+        if not self.is_away:
             self.list_pods()
 
-    @precondition(lambda self: not self.is_away)
-    @rule(number=st.integers(1, 5))
-    def news_is_heard(self, number: int) -> None:
-        for _ in range(min(number, len(self.kubelet.news))):
+    def maybe_hear(self, *, is_heard: bool) -> None:
+        while is_heard and not self.is_away and self.kubelet.news:
             self.pods.hear(*self.kubelet.news.popleft())
-
-    @rule(seconds=st.integers(1, 200))
-    def time_passes(self, seconds: int) -> None:
-        self.store.clock += seconds
 
     # -- what has to hold
 

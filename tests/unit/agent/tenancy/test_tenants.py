@@ -33,7 +33,7 @@ from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import Injection, Share, ShareId
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
-HASTE = Patience(deadline=5, pod=0.05, room=(0.0, 0.05), look=0.05, retry=0.02)
+HASTE = Patience(deadline=5, pod=0.05, room=(0.0, 0.05), look=0.05, retry=0.02, pause=0.001)
 
 
 class Scene:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/reference/annotations.md and the code say the same."""
+
+import re
+from pathlib import Path
+
+from allotment.agent.tenancy import told
+from allotment.dialects.allotment import RESOURCES
+from allotment.dialects.annotations import KEYS
+from allotment.dialects.placements import PLACEMENT
+
+
+def section(root: Path, title: str) -> str:
+    text = (root / "docs" / "reference" / "annotations.md").read_text()
+    found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def first_cells(table: str) -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE))
+
+
+def test_every_annotation_is_there_and_no_other(root: Path) -> None:
+    assert first_cells(section(root, "Annotations")) == KEYS
+    assert f"### `{PLACEMENT}`" in section(root, "Annotations")
+
+
+def test_every_resource_is_there(root: Path) -> None:
+    assert first_cells(section(root, "Resources")) == {*RESOURCES, "nvidia.com/gpu"}
+
+
+def test_every_event_is_there(root: Path) -> None:
+    reasons = {told.READY, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
+    assert first_cells(section(root, "Events")) == reasons
