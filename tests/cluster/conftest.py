@@ -52,10 +52,41 @@ def testbed_machine() -> None:
     pytest.skip(reason)
 
 
+def look_at_machine() -> dict[str, object]:
+    """Of the machine, what a kubelet or a container runtime would change for good."""
+    settings = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")
+    # Without /run, which programs of other tests write to.
+    folders = [Path(name) for name in ("/etc", "/opt", "/usr/libexec", "/var/lib", "/var/log")]
+    entries = {folder: sorted(folder.iterdir()) for folder in folders if folder.is_dir()}
+    return {
+        **{name: Path("/proc/sys", name).read_text("ascii") for name in settings},
+        **{str(folder): found for folder, found in entries.items()},
+        "hosts": Path("/etc/hosts").read_text("utf-8"),
+        "hostname": os.uname().nodename,
+    }
+
+
+@pytest.fixture
+def machine_state() -> Callable[[], dict[str, object]]:
+    """Looks at what a kubelet or a container runtime would change of the machine for good."""
+    return look_at_machine
+
+
 @pytest.fixture(scope="session")
-def cluster(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The run's cluster, with one node. No agent runs on it until a test starts one."""
+def machine_before(testbed_machine: None) -> dict[str, object]:
+    """What `machine_state` tells before this run's first cluster."""
     del testbed_machine
+    return look_at_machine()
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    testbed_machine: None,
+    machine_before: dict[str, object],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    """The run's cluster, with one node. No agent runs on it until a test starts one."""
+    del testbed_machine, machine_before  # both come before it
     # There its logs outlive it: pytest keeps the folders of the last runs.
     with Cluster(state=tmp_path_factory.mktemp("cluster")) as made:
         yield made

@@ -169,23 +169,13 @@ def _read(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def machine_state() -> dict[str, object]:
-    """What a kubelet would change for good."""
-    names = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
-    folders = ("/var/lib/kubelet", "/etc/cdi", "/run/allotment", "/run/netns", "/run/containerd")
-    return {
-        **{name: _read(f"/proc/sys/{name}") for name in names},
-        **{folder: Path(folder).exists() for folder in folders},
-        "hosts": _read("/etc/hosts"),
-        "hostname": os.uname().nodename,
-    }
-
-
 def test_cluster_leaves_nothing_behind(
-    tmp_path: Path, testbed_machine: None, cluster: Cluster
+    tmp_path: Path,
+    cluster: Cluster,
+    machine_before: dict[str, object],
+    machine_state: Callable[[], dict[str, object]],
 ) -> None:
-    del testbed_machine, cluster  # the second one runs beside the first
-    before = machine_state()
+    del cluster  # the second one runs beside the first
     state = tmp_path / "own"
     with Cluster(state=state) as own:
         pods = Pods(own, "default")
@@ -195,10 +185,10 @@ def test_cluster_leaves_nothing_behind(
         assert len(inside) >= 10  # first, six servers, a shim, its two containers
         assert any("interface" in trace for trace in traces_of(link, state))
         assert any("/sys/fs/cgroup" in trace for trace in traces_of(link, state))
-        assert machine_state() == before
+        assert machine_state() == machine_before
     assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
     assert traces_of(link, state) == []
-    assert machine_state() == before
+    assert machine_state() == machine_before
     assert (
         sorted(path.name for path in state.iterdir() if path.name in {"etcd", "containerd"}) == []
     )

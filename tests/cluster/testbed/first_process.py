@@ -39,21 +39,22 @@ def lay_out(state: Path) -> None:
     mount("--make-rshared", "/")
     # As systemd mounts it. Everything of a node that does not outlast a boot is here.
     mount("-t", "tmpfs", "-o", "mode=755,nosuid,nodev", "tmpfs", "/run")
-    for folder in ("/etc", "/var/lib"):
+    for folder in ("/etc", "/var/lib", "/var/log"):
         layers = Path("/run/testbed") / folder.strip("/").replace("/", "-")
         (layers / "upper").mkdir(parents=True)
         (layers / "work").mkdir()
         options = f"lowerdir={folder},upperdir={layers}/upper,workdir={layers}/work"
         mount("-t", "overlay", "-o", options, "overlay", folder)
-    for folder in ("/etc/cdi", "/run/cdi", "/run/netns", "/var/lib/kubelet", "/etc/kubernetes"):
+    for folder in ("/etc/cdi", "/run/cdi", "/run/netns", "/etc/kubernetes"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     if not Path("/var/run").is_symlink():
         mount("--bind", "/run", "/var/run")
     # The kubelet's device plugin folder is compiled in, whatever its --root-dir. On the disk and
-    # not in a layer: the kubelet measures it, and it survives the sandbox.
-    kubelet = state / "kubelet"
-    kubelet.mkdir(exist_ok=True)
-    mount("--bind", str(kubelet), "/var/lib/kubelet")
+    # not in a layer: the kubelet measures it, and what containers said outlives the sandbox.
+    for name, path in (("kubelet", "/var/lib/kubelet"), ("pod-logs", "/var/log/pods")):
+        (state / name).mkdir(exist_ok=True)
+        Path(path).mkdir(exist_ok=True)
+        mount("--bind", str(state / name), path)
     for name, value in KERNEL_TUNABLES.items():
         if not Path("/proc/sys", name).exists():  # a kernel without key rings
             continue

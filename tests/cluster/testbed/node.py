@@ -175,6 +175,9 @@ disabled_plugins = [
   "io.containerd.nri.v1.nri",
 ]
 
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+
 [grpc]
   address = "{RUNTIME_SOCKET}"
 
@@ -218,6 +221,7 @@ def _kubelet_config(settings: NodeSettings, sandbox: Sandbox) -> dict[str, objec
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "enableControllerAttachDetach": False,
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "maxPods": settings.max_pods,
         # A disk that is nearly full is none of the tests' business.
         "evictionHard": {
