@@ -221,6 +221,7 @@ class Bookings:
     def __init__(self, folder: StateFolder) -> None:
         """Know nothing yet."""
         self._folder = folder
+        self._shares = str(folder.shares)
         self._known: dict[str, tuple[_Stamp, Found]] = {}
 
     def read(self) -> list[Found]:
@@ -251,11 +252,11 @@ class Bookings:
         return found
 
     def _look(self, name: str, before: tuple[_Stamp, Found] | None) -> Found | None:
-        directory = self._folder.share(ShareId(name))
-        stamp = _stamp(f"{directory}/{RECORD}")
+        stamp = _stamp(f"{self._shares}/{name}/{RECORD}")
         if before is not None and stamp == before[0]:
             self._known[name] = before
             return before[1]
+        directory = self._folder.share(ShareId(name))
         if stamp is not None:
             try:
                 found = Found(ShareId(name), directory, read_record(directory), None)

@@ -57,13 +57,17 @@ def driver_edits(
         )
     mounts = [
         {"hostPath": path, "containerPath": f"{folder}/{name}", "options": _READ_ONLY}
-        for name, path in _libraries(_loader_cache())
+        for name, path in _libraries(_loader_cache(root), root)
         for folder in _LIBRARY_FOLDERS_INSIDE
     ]
     smi = root / "usr/bin/nvidia-smi"
     if smi.exists():
         mounts.append(
-            {"hostPath": str(smi), "containerPath": "/usr/bin/nvidia-smi", "options": _READ_ONLY}
+            {
+                "hostPath": "/usr/bin/nvidia-smi",
+                "containerPath": "/usr/bin/nvidia-smi",
+                "options": _READ_ONLY,
+            }
         )
     return {"deviceNodes": [{"path": node} for node in nodes], "mounts": mounts}
 
@@ -85,19 +89,27 @@ def _minor(device: Device, root: Path) -> int:
     return device.index
 
 
-def _loader_cache() -> str:
+def _loader_cache(root: Path) -> str:
+    cache = [] if root == Path("/") else ["-C", str(root / "etc/ld.so.cache")]
     done = subprocess.run(
-        ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=10
+        ["/sbin/ldconfig", "-p", *cache], capture_output=True, text=True, check=False, timeout=10
     )
     return done.stdout
 
 
-def _libraries(listing: str) -> Iterator[tuple[str, str]]:
-    """Return name and file of the driver's 64-bit libraries in a listing of `ldconfig -p`."""
+def _libraries(listing: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Return name and file of the driver's 64-bit libraries in a listing of `ldconfig -p`.
+
+    Files are named as the machine's own root has them, whatever it is called here.
+    """
+    whole = root.resolve()
     for line in listing.splitlines():
         found = _DRIVER_LIBRARIES.match(line)
         if found and "64" in found["flags"]:
-            yield found["name"], str(Path(found["path"]).resolve())
+            real = (whole / found["path"].lstrip("/")).resolve()
+            # A link that is absolute leads out of another root, to the name that is meant.
+            inside = real.relative_to(whole) if real.is_relative_to(whole) else real
+            yield found["name"], f"/{inside}" if not inside.is_absolute() else str(inside)
 
 
 def _toolkit_edits(devices: Sequence[Device], folders: Iterable[Path]) -> Edits | None:

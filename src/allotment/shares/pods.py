@@ -114,27 +114,26 @@ class PodShares:
 
         Raises `BusyError` while a process is in it, `StateError` where it cannot be removed.
         """
-        with self._one_at_a_time:
-            found = read_share(self._folder.share(share))
-            if found is None:
+        found = read_share(self._folder.share(share))
+        if found is None:
+            cdi.remove_spec(self._spec_path(share))
+            return
+        # Without any lock: it takes a look at every process of the machine, starts must not wait
+        # for that, and the container of a share that is to end starts none.
+        users = lives.users_of(found)
+        if users:
+            some = ", ".join(map(str, sorted(users)[:8]))
+            raise BusyError(
+                f"share {found.name} is in use by"
+                f" {format_count(len(users), 'process', 'processes')} ({some})",
+                hint="it is removed when they have ended",
+            )
+        with self._one_at_a_time, self._folder.locked():
+            step("end.begun")
+            if found.share is None:
                 cdi.remove_spec(self._spec_path(share))
-                return
-            # Without the folder's lock: it takes a look at every process of the machine, and the
-            # container of a share that is to end starts none.
-            users = lives.users_of(found)
-            if users:
-                some = ", ".join(map(str, sorted(users)[:8]))
-                raise BusyError(
-                    f"share {found.name} is in use by"
-                    f" {format_count(len(users), 'process', 'processes')} ({some})",
-                    hint="it is removed when they have ended",
-                )
-            with self._folder.locked():
-                step("end.begun")
-                if found.share is None:
-                    cdi.remove_spec(self._spec_path(share))
-                lives.remove(self._folder, found)
-                self._bookings.get(share)
+            lives.remove(self._folder, found)
+            self._bookings.get(share)
 
     def owned(self) -> tuple[Share, ...]:
         """Return the shares of pods that are there, oldest first."""

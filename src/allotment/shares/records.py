@@ -34,7 +34,7 @@ def write_record(directory: Path, share: Share) -> None:
     draft = directory / f".{RECORD}-{os.getpid()}"
     try:
         try:
-            draft.write_text(json.dumps(_to_document(share), indent=1) + "\n", "utf-8")
+            draft.write_text(json.dumps(_to_document(share)) + "\n", "utf-8")
             draft.replace(path)
         except OSError:
             draft.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
 from allotment.model.shares import Share
 from allotment.shares import cdi, lives
-from allotment.shares.drivers import driver_edits
+from allotment.shares.drivers import _libraries, driver_edits
 from allotment.shares.folders import StateFolder
 
 Make = Callable[..., tuple[Share, Path]]
@@ -171,3 +171,19 @@ def test_the_toolkits_spec_is_taken_over(
     edits = driver_edits(devices[1:], root=machine_root, folders=[folder])
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia7"]
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+def test_libraries_are_named_as_the_machine_has_them(tmp_path: Path) -> None:
+    folder = tmp_path / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.580.95.05").write_text("")
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.580.95.05")
+    (folder / "libnvidia-ml.so.1").symlink_to("/usr/lib/nvidia/libnvidia-ml.so.580")
+    listing = "".join(
+        f"\t{name} (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/{name}\n"
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libz.so.1")
+    )
+    assert list(_libraries(listing, tmp_path)) == [
+        ("libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"),
+        ("libnvidia-ml.so.1", "/usr/lib/nvidia/libnvidia-ml.so.580"),
+    ]
