@@ -10,6 +10,7 @@ folder's lock meanwhile, so what `Bookings` returns is exact against every other
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
@@ -43,8 +44,7 @@ class Booking:
     """What more is booked for the viewer's own pod, for containers that are not in use with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """What one share has of one device."""
 
     fixed: int = 0
@@ -82,39 +82,44 @@ def booked(shares: Iterable[Found], *, seen_by: Owner | None = None) -> dict[str
     that are in use at once with it. Without it a pod's shares are booked as the most that is in use
     at once.
     """
-    known = list(shares)
-    parts: dict[str, dict[ShareId, _Part]] = {}
-    for found in known:
+    devices: dict[str, dict[PodUid | ShareId, list[tuple[Found, _Part]]]] = {}
+    for found in shares:
+        pod = found.owner.uid if found.owner else found.id
         for uuid, part in _parts(found).items():
-            parts.setdefault(uuid, {})[found.id] = part
-    pods: dict[PodUid | ShareId, list[Found]] = {}
-    for found in known:
-        pods.setdefault(found.owner.uid if found.owner else found.id, []).append(found)
-    totals: dict[str, Booking] = {}
-    for uuid, here in parts.items():
-        total = _Part()
-        reusable = 0
-        counted: list[Found] = []
-        for group in pods.values():
-            present = [each for each in group if each.id in here]
-            if present:
-                sets, those = _sets(present, seen_by)
-                most = _most(here, sets)
-                total = total.plus(most)
-                counted += those
-                if len(those) < len(present):
-                    booked_for_pod = _most(here, _sets(present, None)[0])
-                    reusable = max(0, booked_for_pod.memory - most.memory)
-        totals[uuid] = Booking(
-            memory=total.memory,
-            oversubscribed=total.oversubscribed,
-            guaranteed=total.guaranteed,
-            shares=len(counted),
-            mode=_mode_of(counted),
-            sharers=[each.name for each in counted],
-            reusable=reusable,
-        )
-    return totals
+            devices.setdefault(uuid, {}).setdefault(pod, []).append((found, part))
+    return {uuid: _booking(pods.values(), seen_by) for uuid, pods in devices.items()}
+
+
+def _booking(pods: Iterable[Sequence[tuple[Found, _Part]]], seen_by: Owner | None) -> Booking:
+    """Add up what the shares of one device have, pod by pod."""
+    total = _Part()
+    reusable = 0
+    counted: list[Found] = []
+    for pod in pods:
+        first, part = pod[0]
+        is_own = seen_by is not None and first.owner is not None and first.owner.uid == seen_by.uid
+        if len(pod) == 1 and not is_own:
+            total = total.plus(part)
+            counted.append(first)
+            continue
+        here = {found.id: part for found, part in pod}
+        group = [found for found, _ in pod]
+        sets, those = _sets(group, seen_by)
+        most = _most(here, sets)
+        total = total.plus(most)
+        counted += those
+        if len(those) < len(group):
+            booked_for_pod = _most(here, _sets(group, None)[0])
+            reusable = max(0, booked_for_pod.memory - most.memory)
+    return Booking(
+        memory=total.memory,
+        oversubscribed=total.oversubscribed,
+        guaranteed=total.guaranteed,
+        shares=len(counted),
+        mode=_mode_of(counted),
+        sharers=[each.name for each in counted],
+        reusable=reusable,
+    )
 
 
 def _sets(
