@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import wait_until
+from testbed.waiting import TestbedError, wait_until
 
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.serving import Duties
@@ -205,6 +205,13 @@ def uid(pods: Pods, name: str) -> str:
     return str(pods.get(name)["metadata"]["uid"])
 
 
+def end_program(pods: Pods, name: str) -> None:
+    """Ends a container's program; the kubelet starts it again."""
+    # `kill` may itself go with the container, before it has returned.
+    with contextlib.suppress(TestbedError):
+        pods.exec(name, ["kill", "1"])
+
+
 def test_every_container_is_known_by_its_ids(plugin: Plugin, pods: Pods) -> None:
     plugin.offer_and_wait(shares(20))
     names = [f"p{n}" for n in range(6)]
@@ -287,7 +294,7 @@ def test_a_new_kubelet_knows_what_is_offered_and_running_pods_stay(
     pods.create(pod("later", container(TELL, limits={SHARE: 1})))
     pods.wait_phase("later", "Succeeded")
     ids = held_of(cluster, SHARE)["stays/main"]
-    pods.exec("stays", ["kill", "1"])
+    end_program(pods, "stays")
     pods.wait_restarted("stays")
     assert (SHARE, ids) in plugin.tenancy.prepared[before:]
     assert pods.logs("stays").strip() == f"{uid(pods, 'stays')}/main"
@@ -301,7 +308,7 @@ def test_containers_restart_though_their_resource_is_offered_no_more(
     pods.wait_ready("holds")
     plugin.offer(gpus(1))
     plugin.wait_status(SHARE, 0, 0)
-    pods.exec("holds", ["kill", "1"])
+    end_program(pods, "holds")
     pods.wait_restarted("holds")
     assert held_of(cluster, SHARE).keys() == {"holds/main"}
 
@@ -312,7 +319,7 @@ def test_a_plugin_that_was_away_finds_its_containers_again(plugin: Plugin, pods:
     pods.wait_ready("holds")
     plugin.stop()
     plugin.wait_status(SHARE, 2, 0)
-    pods.exec("holds", ["kill", "1"])
+    end_program(pods, "holds")
     pods.create(pod("waits", container(TELL, limits={SHARE: 1})))
     time.sleep(1)
     plugin.start()
