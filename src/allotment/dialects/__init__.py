@@ -14,6 +14,7 @@ nvidia       `nvidia.com/gpu` and its kin
 registry     `asks_of`
 """
 
+from allotment.dialects.allotment import never_asked
 from allotment.dialects.registry import asks_of
 
-__all__ = ["asks_of"]
+__all__ = ["asks_of", "never_asked"]

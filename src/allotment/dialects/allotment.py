@@ -16,12 +16,13 @@ from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.protocol import refusal
 from allotment.dialects.wishes import Wishes
 from allotment.model.compute import WHOLE, Compute, revised
+from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
 from allotment.model.requests import Request
 
-__all__ = ["GPU", "GPU_COMPUTE", "GPU_MEMORY", "RESOURCES", "AllotmentDialect"]
+__all__ = ["GPU", "GPU_COMPUTE", "GPU_MEMORY", "RESOURCES", "AllotmentDialect", "never_asked"]
 
 GPU = "allotment.dev/gpu"
 GPU_MEMORY = "allotment.dev/gpu-memory"
@@ -69,6 +70,23 @@ class AllotmentDialect:
                 devices=wishes.placement.devices if wishes.placement else (),
             ),
         )
+
+
+def never_asked(pod: Pod) -> UsageError | None:
+    """Return what is wrong with a pod whose plugin is never asked, so that nobody refuses it.
+
+    The kubelet asks for `allotment.dev/gpu`, and for no quantity: a container with the latter alone
+    would start, without a GPU and without a word.
+    """
+    for container in pod.containers:
+        there = container.resources
+        amounts = (there.get(each, 0) for each in (GPU_MEMORY, GPU_COMPUTE))
+        if any(amount > 0 for amount in amounts) and not there.get(GPU):
+            try:
+                _check_amounts(pod, container)
+            except UsageError as error:
+                return error
+    return None
 
 
 def _check_amounts(pod: Pod, container: Container) -> None:

@@ -31,6 +31,7 @@ from allotment.agent.tenancy.orders import ShareOrder, again, order_for, share_o
 from allotment.agent.tenancy.reconciling import Due, Findings, Why, reconcile, served
 from allotment.agent.tenancy.stores import ShareStore
 from allotment.agent.tenancy.told import Told
+from allotment.dialects import never_asked
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.shares import Share, ShareId
@@ -307,6 +308,10 @@ class Tenants:
         await self._settle_all()
         for entry in findings.missing:
             await self._make_missing(entry)
+        for pod in self._pods.all():
+            wrong = None if pod.has_ended else never_asked(pod)
+            if wrong is not None:
+                self._told.never_asked(pod, wrong)
         self._told.keep({each.uid for each in self._pods.all()})
         self._asked = {key: when for key, when in self._asked.items() if self._is_repeated(*key)}
         return min(waits)

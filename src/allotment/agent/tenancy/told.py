@@ -25,7 +25,7 @@ class Told:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
-        self._last: dict[PodUid, dict[ShareId, str]] = {}
+        self._last: dict[PodUid, dict[ShareId | None, str]] = {}
         self._failure = ""
 
     def ready(self, share: Share) -> None:
@@ -43,6 +43,15 @@ class Told:
         """Containers do not get theirs, and wait."""
         self._reports.count("refusals", reason=type(error).__name__)
         self._warn(pod, tuple(claims), REFUSED, one_line(error))
+
+    def never_asked(self, pod: Pod, error: AllotError) -> None:
+        """A container asks for what the kubelet asks no plugin for: it starts, and has no GPU."""
+        text = f"it starts without a GPU: {one_line(error)}"
+        told = self._last.setdefault(pod.uid, {})
+        if told.get(None) != text:
+            told[None] = text
+            self._reports.count("refusals", reason=type(error).__name__)
+            self._reports.pod(pod, REFUSED, text, is_warning=True)
 
     def missing(self, pod: Pod, entry: CheckpointEntry, error: AllotError) -> None:
         """A container runs without a share, and none can be made for it."""
@@ -91,6 +100,7 @@ class Told:
         if all(told.get(each) == text for each in shares):
             return
         told.update(dict.fromkeys(shares, text))
-        names = ", ".join(each.container for each in claims)
-        word = "container" if len(claims) == 1 else "containers"
-        self._reports.pod(pod, reason, f"{word} {names}: {text}", is_warning=True)
+        if not text.startswith("pod "):  # else it names pod and container by itself
+            names = ", ".join(each.container for each in claims)
+            text = f"{'container' if len(claims) == 1 else 'containers'} {names}: {text}"
+        self._reports.pod(pod, reason, text, is_warning=True)

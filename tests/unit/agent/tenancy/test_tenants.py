@@ -279,8 +279,26 @@ def test_what_cannot_be_meant_is_told_with_the_next_step() -> None:
             assert "did you mean 30:80?" in await node.start(pod)
             ((_, reason, message),) = node.reports.events
             assert reason == "ShareRefused"
-            assert message.startswith("container main: pod team/pod-1, container 'main': ")
+            assert message.startswith("pod team/pod-1, container 'main': ")
             assert "hint: " in message
+
+    asyncio.run(story())
+
+
+def test_quantities_without_a_gpu_are_told_of_once() -> None:
+    """The kubelet asks no plugin for them, so that nothing refuses the pod."""
+
+    async def story() -> None:
+        async with scene() as node:
+            pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR, memory=4)])
+            node.kubelet.admit(pod, node.tenants)
+            node.hear()
+            for _ in range(2):
+                await node.tenants.look()
+            ((_, reason, message),) = node.reports.events
+            assert reason == "ShareRefused"
+            assert message.startswith("it starts without a GPU: pod team/pod-1, container 'main'")
+            assert "add `allotment.dev/gpu: 1` to its limits" in message
 
     asyncio.run(story())
 
