@@ -78,8 +78,11 @@ class Offering:
         return self._devices
 
     @property
-    def unhealthy(self) -> Mapping[str, str]:
-        """Why, for those that are not to be given to anybody, by UUID."""
+    def unusable(self) -> Mapping[str, str]:
+        """Why, by UUID, for those on which nothing new is to be placed at this moment.
+
+        One that has just missed an answer is among them, and is offered until health says more.
+        """
         silent = {
             each.uuid: each.message for each in self._gpus.current.problems if each.uuid is not None
         }
@@ -104,18 +107,17 @@ class Offering:
             await self._renew()
 
     async def _renew(self) -> None:
-        inventory = self._gpus.current
-        # A device with a problem is known by its last answer.
-        known = [*inventory.devices, *(each.device for each in inventory.problems if each.device)]
+        known = self._gpus.current.devices
         self._devices = {each.uuid: each for each in known}
+        unhealthy = self._health.unhealthy
         config = self._configuring.current
-        offer = Offer() if config is None else plan(known, self.unhealthy, config)
+        offer = Offer() if config is None else plan(known, unhealthy, config)
         state = condition(self._health.records, problem=self._gpus.problem)
         await self._node.set_condition(
             state.type, state.status, reason=state.reason, message=state.message
         )
         for uuid in self._devices:
-            self._reports.gauge("device_healthy", float(uuid not in self.unhealthy), device=uuid)
+            self._reports.gauge("device_healthy", float(uuid not in unhealthy), device=uuid)
         if config is None:
             return  # nothing has been said yet: what the node has stays as it is
         self._tell_problems(offer)

@@ -201,7 +201,7 @@ class _Agent:
             store=NodeShares(
                 self._shares,
                 devices=lambda: tuple(self._offering.devices.values()),
-                unhealthy=lambda: self._offering.unhealthy,
+                unhealthy=lambda: self._offering.unusable,
                 problems=lambda: tuple(
                     each for each in self._gpus.current.problems if each.device is None
                 ),
@@ -324,7 +324,7 @@ class _Agent:
         working = [
             device
             for uuid, device in self._offering.devices.items()
-            if uuid not in self._offering.unhealthy
+            if uuid not in self._offering.unusable
         ] or list(self._gpus.current.devices)
         if len(working) < 2:  # noqa: PLR2004 - a pair
             return
