@@ -63,12 +63,12 @@ class NodeShares:
         return self._shares.owned()
 
     def _passed_over(self, order: ShareOrder) -> Mapping[str, str]:
-        """Return the devices that are not to be chosen here; what was chosen elsewhere is followed.
+        """Return the devices of which no new part is given, whoever has chosen them.
 
-        The kubelet and schedulers know of health by themselves, and a container that restarts keeps
-        what it has.
+        A share that is there is found before devices are looked at, so that a container which
+        restarts keeps what it has. What another plugin gave is booked wherever it is.
         """
-        return {} if order.devices else self._unhealthy()
+        return {} if order.injection is Injection.NONE else self._unhealthy()
 
     def _sick(self, order: ShareOrder, devices: Sequence[Device]) -> tuple[Problem, ...]:
         sick = self._passed_over(order)

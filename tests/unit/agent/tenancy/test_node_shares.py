@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,12 @@ def test_an_unhealthy_gpu_takes_nothing_new_and_keeps_what_it_has(node: Node) ->
         assert await node.start(pod) == ""
         node.sick = {node.soft: "XID 79: it has fallen off the bus"}
         assert "XID 79" in await node.start(node.admit("2", part()))
+        chosen = PodTwin(PodUid("3"), [part()])
+        placement = {"version": 1, "containers": {"main": {"devices": [node.soft]}}}
+        chosen.annotations["allotment.dev/placement"] = json.dumps(placement)
+        node.kubelet.admit(chosen, node.tenants)
+        node.hear()
+        assert "XID 79" in await node.start(chosen)
         node.kubelet.finish(pod, pod.containers[0], for_good=False)
         assert await node.start(pod) == ""
 
