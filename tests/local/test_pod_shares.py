@@ -144,6 +144,13 @@ def shares(allot: Allot) -> dict[str, dict[str, Any]]:
     return {each["id"]: each for each in json.loads(done.stdout)["shares"]}
 
 
+def devices(allot: Allot) -> list[dict[str, Any]]:
+    done = allot("devices", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    listed: list[dict[str, Any]] = json.loads(done.stdout)["devices"]
+    return listed
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 25) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -219,6 +226,8 @@ def test_time_slices_share_all_there_is(allot: Allot, node: Node, start: Start) 
         report = burn(start, of_spec(share), "--memory", "9Gi")
         assert (report["device"]["uuid"], report["errors"]) == (first, [])
     assert {each["remark"] for each in shares(allot).values()} == {"time-sliced, nothing enforced"}
+    (device,) = [each for each in devices(allot) if each["uuid"] == first]
+    assert (device["memory_allotted_bytes"], len(device["shares"])) == (0, 2)
 
 
 def test_replicas_are_parts_that_are_enforced(node: Node, start: Start) -> None:

@@ -17,7 +17,7 @@ from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, NoDevicesError, StateError
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import Found
+from allotment.shares.lives import Booking, Found, booked
 from allotment.shares.sessions import inside_share
 from allotment.shares.views import Readings
 
@@ -122,19 +122,21 @@ def _rows(
 ) -> list[DeviceRow]:
     live = ask(machine)
     known = list(shares)
+    bookings = booked(known)
     rows = []
     for device in devices:
         here = [each for each in known if device.uuid in each.limits()]
+        booking = bookings.get(device.uuid) or Booking()
         answer = live.get(device.uuid)
         rows.append(
             DeviceRow(
                 device=device,
-                allotted=sum(each.booked_memory()[device.uuid] for each in here),
+                allotted=booking.memory,
                 shares=tuple(each.name for each in here),
                 reading=answer if isinstance(answer, Reading) else None,
                 problem=answer.message if isinstance(answer, Problem) else None,
                 machine=machine,
-                guaranteed=sum(each.guarantees().get(device.uuid, 0) for each in here),
+                guaranteed=booking.guaranteed,
             )
         )
     return rows

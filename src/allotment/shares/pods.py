@@ -85,6 +85,7 @@ class PodShares:
         # Threads queue here, and not at the folder's lock, which is polled.
         self._one_at_a_time = threading.Lock()
         self._copies: tuple[Path, Path | None] | None = None
+        self._copying = threading.Lock()
         self._driver: dict[tuple[object, ...], Mapping[str, Sequence[Any]]] = {}
 
     # ---- what the agent does -------------------------------------------------------------------
@@ -158,6 +159,7 @@ class PodShares:
         """
         with self._one_at_a_time:
             self._folder.prepare(mode=_PRIVATE)
+            self._copied()  # so that no answer has to wait for it
             with self._folder.locked():
                 lives.recover(self._folder)
                 cdi.sweep(self._folders.cdi, self._folder.shares)
@@ -168,12 +170,11 @@ class PodShares:
         """Return what is to be mounted into a container where there is no CDI.
 
         `devices` is how many the share will have. The files below the share's directory are there
-        when `prepare` has returned. A real driver's files are those of `driver_mounts`. Raises
-        `StateError`.
+        when `prepare` has returned. A real driver's files are those of `driver_mounts`. Waits for
+        no start that is under way. Raises `StateError`.
         """
-        with self._one_at_a_time:
-            self._check_ready(Injection.MOUNTS)
-            content = self._content(self._folder.share(share), mode)
+        self._check_ready(Injection.MOUNTS)
+        content = self._content(self._folder.share(share), mode)
         return cdi.mounts_of(content, devices=devices if ledger_mode(mode) else 0)
 
     def driver_mounts(self, devices: Sequence[Device]) -> tuple[cdi.HostMount, ...]:
@@ -291,10 +292,11 @@ class PodShares:
 
     def _copied(self) -> tuple[Path, Path | None]:
         """Return the copies of the native libraries that new shares get."""
-        if self._copies is None:
-            libraries = simulated_copy(self._folder) if self._machine else None
-            self._copies = shim_copy(self._folder), libraries
-        return self._copies
+        with self._copying:
+            if self._copies is None:
+                libraries = simulated_copy(self._folder) if self._machine else None
+                self._copies = shim_copy(self._folder), libraries
+            return self._copies
 
     def _check_ready(self, injection: Injection) -> None:
         self._folder.prepare(mode=_PRIVATE)
