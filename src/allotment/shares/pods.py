@@ -293,7 +293,8 @@ class PodShares:
     def _copied(self) -> tuple[Path, Path | None]:
         """Return the copies of the native libraries that new shares get."""
         with self._copying:
-            if self._copies is None:
+            # The folder may have been emptied under a running agent.
+            if self._copies is None or not self._copies[0].exists():
                 libraries = simulated_copy(self._folder) if self._machine else None
                 self._copies = shim_copy(self._folder), libraries
             return self._copies
