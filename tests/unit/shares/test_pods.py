@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,6 +297,17 @@ def test_only_candidates_serve(node: Node) -> None:
     assert share.devices[0].uuid == second
     with pytest.raises(DoesNotFitError, match=f"{first} .*not for mode soft, by the node's"):
         node.prepare(order(2, "13Gi", candidates=frozenset({second})))
+
+
+def test_many_may_start_at_once(node: Node) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        numbers = [*range(30), *range(30)]
+        made = list(threads.map(lambda number: node.prepare(order(number, "512Mi")), numbers))
+        assert made[:30] == made[30:]
+        for ended in threads.map(node.shares.end, [share.id for share in made[:10]]):
+            assert ended is None
+    assert {share.id for share in node.shares.owned()} == {share.id for share in made[10:30]}
+    node.check()
 
 
 # ---- modes ---------------------------------------------------------------------------------------
