@@ -5,6 +5,13 @@ folders      the state folder: its place, layout, version, lock
 records      share.json
 traces       processes.json: by what a share's processes are known
 lives        create, look, find, destroy, recover
+placing      what is ordered, and where it goes
+found        a share as it lies there
+bookings     what of each device is given out
+phases       which containers of a pod run at the same time
+guarantees   whose promise of compute is in force among them
+pods         the node agent's shares: prepare, end, tidy
+steps        where tests cut all that off
 resizing     another limit for a share that lives
 suspending   `allot suspend`: its programs stop, and its GPU memory is for others
 resuming     `allot resume`: both come back
