@@ -79,14 +79,19 @@ class KubeletTwin:
 
     async def stop(self) -> None:
         """Ends as a killed kubelet does: its socket stays."""
-        for endpoint in self.endpoints.values():
-            if endpoint.task is not None:
-                endpoint.task.cancel()
-                await asyncio.gather(endpoint.task, return_exceptions=True)
-            await endpoint.channel.close()
+        for name in list(self.endpoints):
+            await self.hang_up(name)
         self.endpoints.clear()
         if self._server is not None:
             await self._server.stop(None)
+
+    async def hang_up(self, resource: str) -> None:
+        """Listens to a plugin no more."""
+        endpoint = self.endpoints[resource]
+        if endpoint.task is not None:
+            endpoint.task.cancel()
+            await asyncio.gather(endpoint.task, return_exceptions=True)
+        await endpoint.channel.close()
 
     async def restart(self, *, wipes: bool = True) -> None:
         await self.stop()

@@ -224,7 +224,7 @@ def test_a_kubelet_that_hung_up_is_registered_with_again(world: World) -> None:
         async with world.serving(world.gpus(1)):
             kubelet = world.kubelet
             await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
-            await kubelet.endpoints[GPU].channel.close()
+            await kubelet.hang_up(GPU)
             await world.until(lambda: len(kubelet.registrations) == 2)
             await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
 
