@@ -10,6 +10,9 @@ orders       what is to be made for a container: `ShareOrder`
 claims       who holds these ids, which of them may be starting, what is to be done for it
 reconciling  which shares have served their time, which are missing
 tenants      `Tenants`: the device plugin's two questions, and the loop
+locks        one thing at a time for each pod
+told         events about shares, each told once
+node_shares  the node's state folder as such a store
 """
 
 from allotment.agent.tenancy.orders import ShareOrder
