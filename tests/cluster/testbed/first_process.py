@@ -37,8 +37,9 @@ def lay_out(state: Path) -> None:
     """Makes this mount namespace a node's."""
     # What containers mount shows on this node and goes no further: the namespace was made private.
     mount("--make-rshared", "/")
-    # As systemd mounts it. Everything of a node that does not outlast a boot is here.
-    mount("-t", "tmpfs", "-o", "mode=755,nosuid,nodev", "tmpfs", "/run")
+    # Everything of a node that does not outlast a boot is here. As Debian and Ubuntu mount it: what
+    # is to be run or mapped from it by a container has to be mounted there anew.
+    mount("-t", "tmpfs", "-o", "mode=755,nosuid,nodev,noexec", "tmpfs", "/run")
     for folder in ("/etc", "/var/lib", "/var/log"):
         layers = Path("/run/testbed") / folder.strip("/").replace("/", "-")
         (layers / "upper").mkdir(parents=True)
