@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compute bench found: one line of its table for each measure, beside the target."""
+"""What a bench found: one line of its table for each measure, beside the target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-_HEAD: Final = ("what", "without limits", "in shares", "worst", "target", "")
+HEAD: Final = ("what", "without limits", "in shares", "worst", "target", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,10 @@ class Findings:
         }
 
 
-def render_text(found: Findings) -> str:
+def render_text(found: Findings, *, head: Sequence[str] = HEAD) -> str:
     """Write the facts and the table for a terminal."""
-    cells = [_HEAD, *(_cells(finding) for finding in found.findings)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+    cells = [head, *(_cells(finding) for finding in found.findings)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     lines = [f"{name:<11}{value}" for name, value in found.facts.items()]
     lines.append("")
     lines += [
@@ -71,11 +71,11 @@ def render_text(found: Findings) -> str:
     return "\n".join(lines)
 
 
-def render_markdown(found: Findings, *, command: str) -> str:
+def render_markdown(found: Findings, *, command: str, head: Sequence[str] = HEAD) -> str:
     """Write the same for a page of the documentation, with the command that makes it."""
     lines = [f"Made by `{command}` on:", ""]
     lines += [f"- {name}: {value}" for name, value in found.facts.items()]
-    lines += ["", _line(_HEAD), _line(("---",) * len(_HEAD))]
+    lines += ["", _line(head), _line(("---",) * len(head))]
     lines += [_line(_cells(finding)) for finding in found.findings]
     lines += ["", "How each is measured:", ""]
     methods: dict[str, str] = {}
