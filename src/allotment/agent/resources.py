@@ -10,6 +10,7 @@ from allotment.agent.config.effective import Config
 from allotment.agent.config.names import GPU, matches_pattern
 from allotment.agent.config.rules import matches, rule_of, selected
 from allotment.agent.config.schema import DeviceRule, ReplicatedResource
+from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
@@ -36,12 +37,8 @@ _LONGEST_ID: Final = 63
 """Of a device plugin's ids, as NVIDIA's plugin keeps to it."""
 _WHOLE_COMPUTE: Final = 100
 
-GPU_SHARE = "allotment.dev/gpu"
+GPU_SHARE: Final = GPU
 """How many GPUs a container has a part of; the ids of this resource stand for no device."""
-GPU_MEMORY = "allotment.dev/gpu-memory"
-"""Bytes, of all these GPUs together: a quantity of the node's status."""
-GPU_COMPUTE = "allotment.dev/gpu-compute"
-"""Percent of a device, of all these GPUs together: likewise (100 for each GPU of the node)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,11 @@ from allotment.model.requests import Request
 __all__ = ["GPU", "GPU_COMPUTE", "GPU_MEMORY", "RESOURCES", "AllotmentDialect", "never_asked"]
 
 GPU = "allotment.dev/gpu"
+"""How many GPUs a container has a part of: what the kubelet asks a plugin for."""
 GPU_MEMORY = "allotment.dev/gpu-memory"
+"""Bytes, of all these GPUs together: a quantity of the node's status."""
 GPU_COMPUTE = "allotment.dev/gpu-compute"
+"""Percent of a device, of all these GPUs together: likewise (100 for each GPU of the node)."""
 RESOURCES = (GPU, GPU_MEMORY, GPU_COMPUTE)
 
 _ALL = MemoryAmount("100%", part=Fraction(1))

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent import resources
 from allotment.dialects import allotment, asks_of
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
@@ -42,11 +41,6 @@ def container(name: str = "train", /, **resources: int) -> Container:
 def ask(subject: Pod) -> ContainerAsk:
     (found,) = asks_of(subject, nvidia=NVIDIA)
     return found
-
-
-def test_names_are_those_that_the_node_offers() -> None:
-    offered = (resources.GPU_SHARE, resources.GPU_MEMORY, resources.GPU_COMPUTE)
-    assert offered == allotment.RESOURCES
 
 
 def test_one_gpu_with_memory_and_compute() -> None:
