@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -22,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from testbed.api import ApiError, Json
@@ -228,7 +230,7 @@ class NodeAgent:
 
     def log_tail(self) -> str:
         """The last of it, for errors."""
-        return tail(self.cluster.log("agent"))
+        return tail(self.cluster.log("agent"), lines=15)
 
     def http(self, path: str) -> str | None:
         """What it answers over HTTP; None: not, or with an error."""
@@ -245,12 +247,21 @@ class NodeAgent:
         total = 0.0
         for line in (self.http("/metrics") or "").splitlines():
             found = _METRIC.match(line)
-            if found is None or found["name"] != f"allotment_agent_{name}":
+            if found is None or found["name"].removesuffix("_total") != f"allotment_agent_{name}":
                 continue
             there = dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] or ""))
             if labels.items() <= there.items():
                 total += float(found["value"])
         return total
+
+    def wait_figure(self, name: str, least: float, *, timeout_s: float = 20, **labels: str) -> None:
+        """Waits until one of its figures has reached this much."""
+        wait_until(
+            lambda: self.figure(name, **labels) >= least,
+            f"{name}{labels} of {least:g}",
+            timeout_s=timeout_s,
+            explain=self.log_tail,
+        )
 
     # -- what it leaves on the node
 
@@ -326,12 +337,15 @@ class NodeAgent:
     def _differences(self) -> list[str]:
         """What of shares, specs and containers does not go together."""
         shares = self.shares()
-        having = {(each.owner.uid, each.owner.container): each for each in shares if each.owner}
+        having: dict[tuple[str, str], Share] = {}
+        for each in shares:
+            assert each.owner is not None
+            having[each.owner.uid, each.owner.container] = each
         found = [f"twice: {each.name}" for each in shares if each not in having.values()]
         pods = self.cluster.api.items(
             "/api/v1/pods", fieldSelector=f"spec.nodeName={self.cluster.node_name}"
         )
-        named = {(each.pod, each.container): each.share for each in self.entries()}
+        named = {(str(each.pod), each.container): each.share for each in self.entries()}
         running = set(_running(pods))
         for key in running:
             share = having.get(key)
@@ -368,6 +382,36 @@ class NodeAgent:
         """Breaks or mends GPUs of the node: `fault("--gpu", uuid, "--xid", "79")`."""
         self.allot("fault", "--simulated", self.simulated, *words)
 
+    def gpus(self) -> list[str]:
+        """The UUIDs of the node's GPUs, by index."""
+        said = self.allot("devices", "--simulated", self.simulated, "-o", "json")
+        return [str(each["uuid"]) for each in json.loads(said)["devices"]]
+
+    def kill_container(self, pods: Pods, name: str, container_name: str = "main") -> None:
+        """Kills a container's processes, as a crash."""
+        self.kill(container_id(pods.get(name), container_name))
+
+    @staticmethod
+    def kill(container: str) -> None:
+        """Likewise, by the runtime's id: for when there is no API server to ask."""
+        found = _processes(container.rpartition("/")[2])
+        if not found:
+            raise TestbedError(f"no process of container {container}")
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def processes(share: str) -> list[int]:
+        """The processes that have a share mounted, whichever container they are of."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                mounts = folder / "mountinfo"
+                if folder.name.isdigit() and f"/shares/{share}/id " in mounts.read_text("utf-8"):
+                    found.append(int(folder.name))
+        return found
+
     def node_events(self, reason: str) -> list[str]:
         """What was said about the node for this reason."""
         events = self.cluster.api.items(
@@ -389,6 +433,16 @@ class NodeAgent:
             timeout_s=timeout_s,
             explain=lambda: "\n".join([*self.node_events(reason), self.log_tail()]),
         )
+
+
+def _processes(container: str) -> list[int]:
+    """The processes of a container, by the name of its control group."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and container in (folder / "cgroup").read_text("ascii"):
+                found.append(int(folder.name))
+    return found
 
 
 def gpu_containers(found: Json) -> Iterator[str]:

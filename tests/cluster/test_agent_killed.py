@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent is killed between any two steps: whatever was half done is done by the next one.
+
+`ALLOTMENT_KILL_AT` names a step at which the agent kills itself (`allotment.shares.steps`). Each
+agent here dies at another one, of what pods are starting or ending at that moment; the last one
+lives, and finds what all of them left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from stories import GIB, SOFT, NodeAgent, burn, burnt, node_agent, part, undisturbed
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+from allotment.shares.steps import KILL_VARIABLE
+
+SLEEP = ["sleep", "1000"]
+
+STARTING = (
+    "tenancy.adopted",
+    "tenancy.claimed",
+    "tenancy.decided",
+    "prepare.begun",
+    "create.placed",
+    "create.drafted",
+    "create.enforced",
+    "create.filled",
+    "create.recorded",
+    "create.shown",
+    "prepare.made",
+    "publish.drafted",
+    "publish.shown",
+    "tenancy.prepared",
+)
+ENDING = (
+    "tenancy.ending",
+    "end.begun",
+    "remove.unpublished",
+    "remove.hidden",
+    "remove.freed",
+    "remove.cleared",
+    "tenancy.ended",
+)
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Two soft GPUs."""
+    with node_agent(cluster, SOFT) as agent:
+        yield agent
+
+
+def asking(name: str, number: int) -> Json:
+    """A pod with an amount of its own."""
+    limits = part(f"{number}Gi", compute=5)
+    return pod(name, container(SLEEP, image=BUSYBOX, limits=limits), restart="Always")
+
+
+def wait_started(pods: Pods, name: str, number: int) -> None:
+    """Waits until a pod runs; one that the kubelet did not take on is made anew.
+
+    The scheduler may send a pod just when its plugin has gone and the node's status does not say so
+    yet. The kubelet refuses it then, whoever's plugin that is, and whoever made the pod makes
+    another.
+    """
+    found = pods.wait_phase(name, "Running", "Failed", timeout_s=60)
+    if found["status"].get("reason") == "UnexpectedAdmissionError":
+        pods.delete(name)
+        pods.create(asking(name, number))
+    pods.wait_ready(name)
+
+
+def die(node: NodeAgent, point: str) -> None:
+    """Has the running agent's successor die at a step."""
+    node.end()
+    node.again(wait=False, environment={KILL_VARIABLE: point})
+
+
+def wait_death(node: NodeAgent, point: str, pods: Pods, *, timeout_s: float = 60) -> None:
+    process = node.process
+    assert process is not None
+    wait_until(
+        lambda: not process.is_running,
+        f"end at {point}",
+        timeout_s=timeout_s,
+        explain=lambda: "\n".join([*map(pods.explain, pods.names()), node.explain()]),
+    )
+    assert process.wait(1) == -9, node.log_tail()
+
+
+@pytest.mark.timeout(420)
+def test_killed_at_any_step_of_a_start(node: NodeAgent, pods: Pods) -> None:
+    pods.create(pod("bystander", container(SLEEP, image=BUSYBOX, limits=part("9Gi"))))
+    pods.wait_ready("bystander")
+    bystander = node.share(pods, "bystander")
+    names = {point: point.replace(".", "-") for point in STARTING}
+    with undisturbed(pods, "bystander"):
+        for number, (point, name) in enumerate(names.items(), start=1):
+            die(node, point)
+            pods.create(asking(name, number))
+            wait_death(node, point, pods)
+        node.again()
+        for number, name in enumerate(names.values(), start=1):
+            wait_started(pods, name, number)
+            share = node.share(pods, name)
+            assert [each.memory_bytes for each in share.devices] == [number * GIB]
+            assert share.devices[0].compute.guarantee == 500
+        assert node.share(pods, "bystander") == bystander
+        node.wait_exact()
+    # What they left half done stands in nobody's way.
+    pods.delete()
+    node.wait_empty()
+    pods.create(pod("after", container(burn("75Gi"), limits=part("76Gi"))))
+    pods.wait_phase("after", "Succeeded")
+    assert burnt(pods, "after").got_bytes == 75 * GIB
+
+
+@pytest.mark.timeout(420)
+def test_killed_at_any_step_of_an_end(node: NodeAgent, pods: Pods) -> None:
+    names = [point.replace(".", "-") for point in ENDING]
+    for name in ("bystander", *names):
+        pods.create(pod(name, container(SLEEP, image=BUSYBOX, limits=part("4Gi", compute=5))))
+    for name in names:
+        pods.wait_ready(name)
+    with undisturbed(pods, "bystander"):
+        for point, name in zip(ENDING, names, strict=True):
+            die(node, point)
+            pods.delete(name, wait=False)
+            wait_death(node, point, pods)
+        node.again()
+        wait_until(
+            lambda: [each.name.split("/")[1] for each in node.shares()] == ["bystander"],
+            "end of all other shares",
+            timeout_s=40,
+            explain=node.explain,
+        )
+        node.wait_exact()
+    pods.delete()
+    node.wait_empty()

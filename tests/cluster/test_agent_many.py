@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many pods: every identity right, and nothing left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from stories import MIB, SOFT, NodeAgent, burn_and_stay, burnt, node_agent, part
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+from allotment.ledger.leases import read_contract
+
+SLEEP = ["sleep", "1000"]
+FIFTY = 50
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Four soft GPUs: 64 slots."""
+    with node_agent(cluster, SOFT, simulated="a100-80gb:4") as agent:
+        yield agent
+
+
+def seats(node: NodeAgent) -> list[str]:
+    """The shares that have a seat on some GPU."""
+    folder = node.cluster.node.path("/run/allotment/devices")
+    contracts = [read_contract(each) for each in folder.glob("*/contract")]
+    return [seat.share_id for contract in contracts for seat in contract.seats]
+
+
+def create_all(pods: Pods, bodies: list[dict[str, object]]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(pods.create, bodies):
+            pass
+
+
+@pytest.mark.timeout(420)
+def test_fifty_at_once_have_each_their_own(node: NodeAgent, pods: Pods) -> None:
+    """Each has an amount that no other has, so that a mix-up shows inside."""
+    memory = {f"p{number:02}": (512 + number) * MIB for number in range(FIFTY)}
+    command = burn_and_stay("64Mi")
+    bodies = [
+        pod(name, container(command, limits=part(f"{size}"))) for name, size in memory.items()
+    ]
+    create_all(pods, bodies)
+    seen = {name: burnt(pods, name, timeout_s=240).total_bytes for name in memory}
+    assert seen == memory
+    node.wait_exact()
+    shares = {share.name.split("/")[1]: share for share in node.shares(pods.namespace)}
+    assert {name: share.devices[0].memory_bytes for name, share in shares.items()} == memory
+    assert sorted(seats(node)) == sorted(share.id for share in shares.values())
+    assert node.figure("refusals") == 0
+    pods.delete(timeout_s=120)
+    node.wait_empty()
+    assert seats(node) == []
+
+
+def test_nothing_grows_with_pods_that_come_and_go(node: NodeAgent, pods: Pods) -> None:
+    def cycle(count: int) -> None:
+        names = [f"c{number}" for number in range(count)]
+        body = container(SLEEP, image=BUSYBOX, limits=part("1Gi"))
+        create_all(pods, [pod(name, body) for name in names])
+        for name in names:
+            pods.wait_ready(name)
+        pods.delete()
+        node.wait_empty()
+
+    cycle(10)
+    before = held(node)
+    for _ in range(3):
+        cycle(10)
+    # A thread that is let go ends a moment later.
+    wait_until(
+        lambda: all(now <= then for now, then in zip(held(node), before, strict=True)),
+        "as few files and threads as before",
+        timeout_s=20,
+        explain=lambda: f"{before} before, {held(node)} after",
+    )
+    assert seats(node) == []
+
+
+def held(node: NodeAgent) -> tuple[int, int]:
+    """The agent's open files and its threads."""
+    assert node.process is not None
+    folder = Path("/proc", str(node.process.pid))
+    return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent takes the place of NVIDIA's device plugin: what runs goes on, and keeps its GPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from stories import NVIDIA, PLAIN, NodeAgent, undisturbed
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
+from allotment.agent.kubelet.services import (
+    ALLOCATE,
+    CHANNEL_OPTIONS,
+    LIST_AND_WATCH,
+    OPTIONS,
+    REGISTER,
+    handlers,
+)
+from allotment.agent.settings import PLUGIN_FOLDER
+
+SHOW = ["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; sleep 1000"]
+SOCKET = "nvidia-gpu.sock"
+
+
+class OthersPlugin:
+    """As much of NVIDIA's device plugin as a kubelet needs: answers by environment, no more."""
+
+    def __init__(self, folder: Path, ids: list[str]) -> None:
+        self._folder = folder
+        self._ids = ids
+        self._ended = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        answered: dict[Any, Any] = {
+            OPTIONS: lambda _, __: messages.DevicePluginOptions(),
+            LIST_AND_WATCH: self._list,
+            ALLOCATE: self._allocate,
+        }
+        self._server.add_generic_rpc_handlers(handlers(answered))
+        self._server.add_insecure_port(f"unix://{folder / SOCKET}")
+
+    def start(self) -> None:
+        self._server.start()
+        target = f"unix://{self._folder / 'kubelet.sock'}"
+        with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            request = messages.RegisterRequest(
+                version="v1beta1", endpoint=SOCKET, resource_name=NVIDIA
+            )
+            REGISTER.on(channel)(request, timeout=10)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._server.stop(1).wait()
+        (self._folder / SOCKET).unlink(missing_ok=True)
+
+    def _list(self, _: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: ANN401
+        devices = [messages.Device(ID=each, health="Healthy") for each in self._ids]
+        yield messages.ListAndWatchResponse(devices=devices)
+        while context.is_active() and not self._ended.wait(0.2):
+            pass
+
+    @staticmethod
+    def _allocate(request: messages.AllocateRequest, _: grpc.ServicerContext) -> Any:  # noqa: ANN401
+        answers = [
+            messages.ContainerAllocateResponse(
+                envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(each.devices_ids))}
+            )
+            for each in request.container_requests
+        ]
+        return messages.AllocateResponse(container_responses=answers)
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    made = NodeAgent(cluster)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def before(cluster: Cluster, node: NodeAgent) -> Iterator[OthersPlugin]:
+    """Another plugin, which offers this node's two GPUs by their UUIDs."""
+    made = OthersPlugin(cluster.node.path(PLUGIN_FOLDER), node.gpus())
+    made.start()
+    cluster.wait_allocatable(NVIDIA, 2)
+    yield made
+    made.stop()
+
+
+def test_pods_of_another_plugin_go_on_and_keep_their_gpu(
+    cluster: Cluster, node: NodeAgent, before: OthersPlugin, pods: Pods
+) -> None:
+    pods.create(pod("old", container(SHOW, image=BUSYBOX, limits={NVIDIA: 1}), restart="Always"))
+    pods.wait_ready("old")
+    theirs = pods.logs("old").strip()
+    assert theirs in node.gpus()
+    with undisturbed(pods, "old"):
+        before.stop()
+        cluster.wait_allocatable(NVIDIA, 0)
+        node.start(PLAIN)
+        cluster.wait_allocatable(NVIDIA, 2)
+        share = node.share(pods, "old")
+        assert [each.uuid for each in share.devices] == [theirs]
+        assert share.mode == "exclusive"
+        told = pods.wait_event("old", reason="ShareTakenOver")
+        assert theirs in told["message"]
+        # The GPU that is left goes to the next one, and no more than that.
+        for name in ("new", "late"):
+            pods.create(pod(name, container(SHOW, image=BUSYBOX, limits={NVIDIA: 1})))
+        wait_until(
+            lambda: (
+                [each.name.split("/")[1] for each in node.shares()]
+                in (["new", "old"], ["late", "old"])
+            ),
+            "share of one more",
+            timeout_s=30,
+            explain=node.explain,
+        )
+        (mine,) = (each for each in node.shares() if "/old/" not in each.name)
+        assert [each.uuid for each in mine.devices] != [theirs]
+    # A container of theirs that starts again does so as before: its answer is the kubelet's.
+    node.kill_container(pods, "old")
+    pods.wait_restarted("old")
+    assert pods.logs("old").strip() == theirs
+    pods.delete("old")
+    wait_until(
+        lambda: len(node.shares()) == 2 and not any("/old/" in each.name for each in node.shares()),
+        "both GPUs with new pods",
+        timeout_s=40,
+        explain=node.explain,
+    )
+    assert not node.figure("refusals")
