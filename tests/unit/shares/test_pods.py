@@ -16,7 +16,14 @@ import pytest
 from allotment.devices.simulated import machine_path, read_machine
 from allotment.ledger import read_contract
 from allotment.model.compute import Compute
-from allotment.model.errors import BusyError, DoesNotFitError, StateError, UsageError
+from allotment.model.devices import Device
+from allotment.model.errors import (
+    BusyError,
+    DoesNotFitError,
+    NoDevicesError,
+    StateError,
+    UsageError,
+)
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import (
@@ -483,6 +490,48 @@ def test_without_a_shim_there_is_little_to_mount(node: Node) -> None:
         "/run/allotment/simulated/devices",
     }
     assert not any(each.container_path.startswith("/etc") for each in mounts)
+
+
+# ---- real GPUs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(tmp_path: Path, native_dir: Path, devices: tuple[Device, ...]) -> PodShares:
+    """The shares of a node with a driver, as far as its files go."""
+    assert native_dir.is_dir()
+    root = tmp_path / "root"
+    (root / "dev").mkdir(parents=True)
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{each.index}" for each in devices)):
+        (root / "dev" / name).write_text("")
+    folders = NodeFolders(cdi=tmp_path / "cdi", driver_root=root)
+    return PodShares(StateFolder(tmp_path / "state"), folders=folders)
+
+
+@pytest.mark.parametrize("mode", [SOFT, EXCLUSIVE, TIMESLICE])
+def test_a_container_has_the_nodes_of_its_devices_alone(
+    real: PodShares, devices: tuple[Device, ...], tmp_path: Path, mode: str
+) -> None:
+    request = Request(parse_memory("1Gi")) if mode == SOFT else whole_devices(1, mode=mode)
+    share = real.prepare(order(request=request, devices=(devices[1].uuid,)), devices)
+    (spec,) = (tmp_path / "cdi").iterdir()
+    edits = json.loads(spec.read_text())["devices"][0]["containerEdits"]
+    nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1"]
+    assert [node["path"] for node in edits["deviceNodes"]] == nodes
+    targets = {mount["containerPath"] for mount in edits["mounts"]}
+    assert ("/etc/ld.so.preload" in targets) == (mode == SOFT)
+    assert not any("simulated" in target for target in targets)
+    assert real.device_nodes(devices) == (*nodes[:2], "/dev/nvidia0", "/dev/nvidia1")
+    assert not (tmp_path / "state" / "shares" / share.id / "devices").exists()
+
+
+def test_a_driver_that_lost_a_node_is_told_and_leaves_nothing(
+    real: PodShares, devices: tuple[Device, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "root/dev/nvidia1").unlink()
+    with pytest.raises(NoDevicesError, match="/dev/nvidia1"):
+        real.prepare(order(devices=(devices[1].uuid,)), devices)
+    assert list((tmp_path / "state/shares").iterdir()) == []
+    assert real.owned() == ()
 
 
 # ---- cut off -------------------------------------------------------------------------------------
