@@ -80,7 +80,8 @@ def _company(verdict: Verdict, request: Request) -> str:
     if len(state.sharers) > _NAMES:
         who = f"{', '.join(state.sharers[:_NAMES])} and {len(state.sharers) - _NAMES} more"
     if verdict.reason == TAKEN_WHOLE:
-        return f"need a part of it, have none: all of it is given to {who}"
+        part = "it alone" if request.mode == EXCLUSIVE else "a part of it"
+        return f"need {part}, have none: all of it is given to {who}"
     if verdict.reason == NOT_ALONE:
         return f"need it alone, have {format_count(state.shares, 'share')} there ({who})"
     return f"need mode {request.mode}, have shares of mode {state.mode} there ({who})"
