@@ -176,7 +176,7 @@ class Sandbox:
             if self._outer.stdout is not None:
                 self._outer.stdout.close()
         for process in self._processes:
-            process.wait(10)
+            process.wait(60)
         self._processes.clear()
         if self._link is not None:
             # The kernel takes an interface away some time after its namespace.
