@@ -207,8 +207,13 @@ def test_metadata_names_the_licence_and_carries_its_text(
 
 
 def test_wheel_has_no_dependency_beyond_the_agreed_ones(metadata: email.message.Message) -> None:
-    required = {re.split(r"[<>=!~;\s]", line)[0] for line in metadata.get_all("Requires-Dist", [])}
-    assert required == {"pyyaml", "click", "msgspec", "nvidia-ml-py", "rich"}
+    lines = metadata.get_all("Requires-Dist", [])
+    names = {line: re.split(r"[<>=!~;\s]", line)[0] for line in lines}
+    always = {name for line, name in names.items() if "extra ==" not in line}
+    assert always == {"pyyaml", "click", "msgspec", "nvidia-ml-py", "rich"}
+    extra = {name for line, name in names.items() if "extra == 'kubernetes'" in line}
+    assert extra == {"grpcio", "lightkube", "prometheus-client", "protobuf", "structlog"}
+    assert always | extra == set(names.values())
 
 
 def test_version_is_that_of_the_package(metadata: email.message.Message) -> None:

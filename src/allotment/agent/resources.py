@@ -10,7 +10,7 @@ from allotment.agent.config.effective import Config
 from allotment.agent.config.names import GPU, matches_pattern
 from allotment.agent.config.rules import matches, rule_of, selected
 from allotment.agent.config.schema import DeviceRule, ReplicatedResource
-from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
+from allotment.dialects import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
@@ -37,8 +37,10 @@ _LONGEST_ID: Final = 63
 """Of a device plugin's ids, as NVIDIA's plugin keeps to it."""
 _WHOLE_COMPUTE: Final = 100
 
-GPU_SHARE: Final = GPU
+GPU_SHARE: Final = allotment.GPU
 """How many GPUs a container has a part of; the ids of this resource stand for no device."""
+GPU_MEMORY: Final = allotment.GPU_MEMORY
+GPU_COMPUTE: Final = allotment.GPU_COMPUTE
 
 
 @dataclass(frozen=True, slots=True)

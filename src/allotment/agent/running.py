@@ -26,6 +26,7 @@ from allotment import __version__
 from allotment.agent.config.effective import Config
 from allotment.agent.configuring import Configuring
 from allotment.agent.device_plugin.answers import DriverNodes, answer
+from allotment.agent.device_plugin.nvidia_specs import NvidiaSpecs
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.device_plugin.serving import Duties
@@ -57,6 +58,7 @@ from allotment.model.errors import AllotError, NoDevicesError
 from allotment.model.pods import Owner
 from allotment.model.shares import Injection, ShareId
 from allotment.modes import ledger_mode
+from allotment.shares.drivers import driver_edits
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, PodShares
 
@@ -226,7 +228,10 @@ class _Agent:
             lambda offer: self._plugins.offer(offer.resources),
             lambda _: self._publisher.wake(),
             lambda _: self._offered.set(),
+            lambda _: self._described.set(),
         ]
+        self._nvidia_specs = NvidiaSpecs(settings.cdi_folder, driver_edits)
+        self._described = asyncio.Event()
         self._offered = asyncio.Event()
         self._beat = time.monotonic()
         self._is_serving = False
@@ -258,6 +263,7 @@ class _Agent:
                     self._follow_config,
                     self._insist_on_gpus,
                     self._set_slices,
+                    self._keep_nvidia_specs,
                     self._turn,
                     self._show_figures,
                     self._tidy,
@@ -369,6 +375,27 @@ class _Agent:
                 except AllotError as error:
                     self._reports.node("TimeSliceNotSet", error.message, is_warning=True)
                 done[uuid] = length
+
+    async def _keep_nvidia_specs(self) -> None:
+        """Describe NVIDIA's CDI names to the runtime, where the configuration answers by them."""
+        if self._machine is not None:
+            return  # there is no NVIDIA driver to describe
+        told: set[str] = set()
+        while True:
+            await self._described.wait()
+            self._described.clear()
+            config = self._configuring.current
+            if config is None:
+                continue
+            devices = tuple(self._offering.devices.values())
+            try:
+                problems = await asyncio.to_thread(self._nvidia_specs.keep, devices, config)
+            except AllotError as error:
+                problems = (error.message,)
+            for problem in problems:
+                if problem not in told:
+                    self._reports.node("CdiSpecNotWritten", problem, is_warning=True)
+            told = set(problems)
 
     async def _turn(self) -> None:
         while True:
