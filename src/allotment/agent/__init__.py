@@ -9,6 +9,8 @@ health/        which of them may be used
 resources      devices, health and configuration in, resources and quantities out
 offering       joins these, and tells everyone
 kubelet/       the kubelet's protocols and its checkpoint
+answering      how this node answers: CDI devices, or mounts
+upkeep         time slices, NVIDIA's CDI specs, order
 device_plugin/ the kubelet's side: registration, lists, preferred ids, answers
 tenancy/       who has what: from the kubelet's ids to the shares of a pod's containers
 labels/        the node's labels, as NVIDIA's GPU feature discovery has them

@@ -10,23 +10,20 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import structlog
 
 from allotment import __version__
+from allotment.agent.answering import Answering
 from allotment.agent.config.effective import Config
 from allotment.agent.configuring import Configuring
-from allotment.agent.device_plugin.answers import DriverNodes, answer
-from allotment.agent.device_plugin.nvidia_specs import NvidiaSpecs
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.device_plugin.serving import Duties
@@ -37,15 +34,14 @@ from allotment.agent.inventory import GpuWatch
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.labels.publishing import Inputs, Publisher
 from allotment.agent.offering import Offering
-from allotment.agent.protocols import Answer, DeviceNode, Mount
 from allotment.agent.reports import AgentReports
-from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, Resource
-from allotment.agent.settings import AgentSettings, CdiUse
+from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
+from allotment.agent.settings import AgentSettings
 from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.agent.tenancy.tenants import Tenants
+from allotment.agent.upkeep import Upkeep
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path
-from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.devices.topology import read_pair_scores
 from allotment.kube.clients import Api, connect
 from allotment.kube.configmaps import FollowedConfigMap
@@ -56,9 +52,6 @@ from allotment.metrics.agent import AgentMetrics
 from allotment.metrics.serving import Probes, Server
 from allotment.model.errors import AllotError, NoDevicesError
 from allotment.model.pods import Owner
-from allotment.model.shares import Injection, ShareId
-from allotment.modes import ledger_mode
-from allotment.shares.drivers import driver_edits
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, PodShares
 
@@ -67,8 +60,6 @@ __all__ = ["run"]
 _log = structlog.get_logger("allotment.agent")
 
 _PRIVATE: Final = 0o700
-_NODE_WAIT_S: Final = 10.0
-"""How long the API server may take to tell which runtime the node has."""
 _BEAT_S: Final = 1.0
 _HANGS_S: Final = 30.0
 """A loop that has not turned for so long is not coming back: the probe fails."""
@@ -76,13 +67,6 @@ _FIGURES_S: Final = 15.0
 _GOODBYE_S: Final = 2.0
 _LOCK: Final = "agent.lock"
 _WORKER: Final = "agent-worker"
-_TIDY_S: Final = 600.0
-
-# Runtimes that have CDI on without being told, by their first such version (major, minor):
-# containerd's documentation of `enable_cdi`, CRI-O's of `cdi_spec_dirs`.
-_CDI_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 0), "cri-o": (1, 28)}
-_RUNTIME: Final = re.compile(r"(?P<name>[a-z-]+)://v?(?P<major>\d+)\.(?P<minor>\d+)")
-_NVIDIA_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
 
 
 def run(settings: AgentSettings) -> None:
@@ -194,6 +178,22 @@ class _Agent:
             spec=spec,
             folders=NodeFolders(cdi=settings.cdi_folder),
         )
+        self._answering = Answering(
+            settings.cdi,
+            node=self._node,
+            configuring=self._configuring,
+            offering=self._offering,
+            shares=self._shares,
+            reports=self._reports,
+        )
+        self._upkeep = Upkeep(
+            machine=self._machine,
+            cdi_folder=settings.cdi_folder,
+            configuring=self._configuring,
+            offering=self._offering,
+            shares=self._shares,
+            reports=self._reports,
+        )
         checkpoint = KubeletCheckpoint(settings.checkpoint)
         self._tenants = Tenants(
             checkpoint=checkpoint,
@@ -207,9 +207,9 @@ class _Agent:
                 problems=lambda: tuple(
                     each for each in self._gpus.current.problems if each.device is None
                 ),
-                injection=self._injection,
+                injection=self._answering.injection,
             ),
-            respond=self._respond,
+            respond=self._answering.respond,
         )
         self._links: Links = {}
         self._plugins = DevicePlugins(
@@ -227,12 +227,7 @@ class _Agent:
         self._offering.followers += [
             lambda offer: self._plugins.offer(offer.resources),
             lambda _: self._publisher.wake(),
-            lambda _: self._offered.set(),
-            lambda _: self._described.set(),
         ]
-        self._nvidia_specs = NvidiaSpecs(settings.cdi_folder, driver_edits)
-        self._described = asyncio.Event()
-        self._offered = asyncio.Event()
         self._beat = time.monotonic()
         self._is_serving = False
         self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -262,11 +257,9 @@ class _Agent:
                     self._offering.run,
                     self._follow_config,
                     self._insist_on_gpus,
-                    self._set_slices,
-                    self._keep_nvidia_specs,
+                    self._upkeep.run,
                     self._turn,
                     self._show_figures,
-                    self._tidy,
                     self._serve,
                 ):
                     group.create_task(loop())
@@ -299,31 +292,13 @@ class _Agent:
     async def _serve(self) -> None:
         """Answer the kubelet, once it is known how."""
         await self._gpus.first_look()
-        await self._runtime_known()
+        await self._answering.settle()
         await self._read_links()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plugins.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
             self._is_serving = True
-
-    async def _runtime_known(self) -> None:
-        """Wait for the node's word on its runtime, where that decides what is answered."""
-        if self._settings.cdi is not CdiUse.AUTO:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_NODE_WAIT_S):
-                async for _ in self._node.changes():
-                    if self._node.current is not None:
-                        break
-        if not self._has_cdi():
-            self._reports.node(
-                "NoCdi",
-                f"{self._runtime()} has no CDI on by itself: containers get their shares by mounts,"
-                " and see the nodes of all GPUs in mode soft; with CDI on in the runtime, start the"
-                " agent with --cdi on",
-                is_warning=True,
-            )
 
     async def _read_links(self) -> None:
         """Read how the GPUs are linked, for aligned allocation; it goes without where it must."""
@@ -356,47 +331,6 @@ class _Agent:
                 )
             return
 
-    async def _set_slices(self) -> None:
-        """Give each GPU the time slice that its rule names."""
-        done: dict[str, str] = {}
-        while True:
-            await self._offered.wait()
-            self._offered.clear()
-            wanted = self._offering.current.time_slices
-            # A GPU whose rule names none any more goes back to the driver's own.
-            for uuid in [*wanted, *(each for each in done if each not in wanted)]:
-                length = wanted.get(uuid, TimeSlice.DEFAULT)
-                if done.get(uuid) == length or uuid not in self._offering.devices:
-                    continue
-                try:
-                    await asyncio.to_thread(
-                        set_time_slice, uuid, TimeSlice(length), machine=self._machine
-                    )
-                except AllotError as error:
-                    self._reports.node("TimeSliceNotSet", error.message, is_warning=True)
-                done[uuid] = length
-
-    async def _keep_nvidia_specs(self) -> None:
-        """Describe NVIDIA's CDI names to the runtime, where the configuration answers by them."""
-        if self._machine is not None:
-            return  # there is no NVIDIA driver to describe
-        told: set[str] = set()
-        while True:
-            await self._described.wait()
-            self._described.clear()
-            config = self._configuring.current
-            if config is None:
-                continue
-            devices = tuple(self._offering.devices.values())
-            try:
-                problems = await asyncio.to_thread(self._nvidia_specs.keep, devices, config)
-            except AllotError as error:
-                problems = (error.message,)
-            for problem in problems:
-                if problem not in told:
-                    self._reports.node("CdiSpecNotWritten", problem, is_warning=True)
-            told = set(problems)
-
     async def _turn(self) -> None:
         while True:
             self._beat = time.monotonic()
@@ -412,87 +346,7 @@ class _Agent:
                 self._reports.gauge("api_synced", float(part.problem is None), what=what)
             await asyncio.sleep(_FIGURES_S)
 
-    async def _tidy(self) -> None:
-        while True:
-            await asyncio.sleep(_TIDY_S)
-            try:
-                await asyncio.to_thread(self._shares.tidy)
-            except AllotError as error:
-                _log.warning("could not tidy", error=error.message)
-
     # ---- what its parts ask ----
-
-    def _respond(self, resource: Resource, ids: Sequence[str], share: ShareId) -> Answer:
-        config = self._configuring.current or Config()
-        has_cdi = self._has_cdi()
-        mounts: tuple[Mount, ...] = ()
-        nodes: tuple[DeviceNode, ...] = ()
-        if not has_cdi:
-            mounts, nodes = self._by_mounts(resource, ids, share)
-            self._reports.count("cdi_fallback", resource=resource.name)
-        return answer(
-            resource,
-            ids,
-            share=share,
-            config=config,
-            devices=self._offering.devices,
-            has_cdi=has_cdi,
-            mounts=mounts,
-            nodes=nodes,
-            driver=self._driver_nodes() if config.plugin.pass_device_specs else None,
-        )
-
-    def _by_mounts(
-        self, resource: Resource, ids: Sequence[str], share: ShareId
-    ) -> tuple[tuple[Mount, ...], tuple[DeviceNode, ...]]:
-        """Return what a container gets without CDI: files that will be there when it starts."""
-        device_of = {slot.id: slot.device for slot in resource.slots}
-        meant = {device_of.get(each) for each in ids}
-        modes = self._offering.current.modes
-        devices = [
-            device
-            for uuid, device in self._offering.devices.items()
-            if (uuid in meant if None not in meant else modes.get(uuid) == resource.mode)
-        ]
-        count = len(ids) if None in meant else len(meant)
-        mounts = [
-            *self._shares.mounts(share, mode=resource.mode, devices=count),
-            *self._shares.driver_mounts(devices),
-        ]
-        return (
-            tuple(Mount(each.host_path, each.container_path, each.is_read_only) for each in mounts),
-            tuple(DeviceNode(path, path) for path in self._shares.device_nodes(devices)),
-        )
-
-    def _driver_nodes(self) -> DriverNodes:
-        """Return the device nodes that are there."""
-        minors = {}
-        for uuid, device in self._offering.devices.items():
-            for path in self._shares.device_nodes([device]):
-                found = _NVIDIA_NODE.fullmatch(path)
-                if found:
-                    minors[uuid] = int(found[1])
-        present = tuple(path for path in DriverNodes().control if Path(path).exists())
-        return DriverNodes(control=present, minors=minors)
-
-    def _injection(self, mode: str) -> Injection:
-        config = self._configuring.current or Config()
-        if ledger_mode(mode) is None and config.plugin.device_list_strategies is not None:
-            return Injection.NONE
-        return Injection.CDI if self._has_cdi() else Injection.MOUNTS
-
-    def _has_cdi(self) -> bool:
-        if self._settings.cdi is not CdiUse.AUTO:
-            return self._settings.cdi is CdiUse.ON
-        found = _RUNTIME.match(self._runtime())
-        if found is None:
-            return True  # not heard of: all that are supported today have it
-        since = _CDI_SINCE.get(found["name"])
-        return since is None or (int(found["major"]), int(found["minor"])) >= since
-
-    def _runtime(self) -> str:
-        node = self._node.current
-        return node.container_runtime if node is not None else ""
 
     def _policy(self) -> str:
         config = self._configuring.current or Config()
