@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sick GPUs: what is offered, who is told, and that the others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from stories import (
+    GPU,
+    GPU_MEMORY,
+    NVIDIA,
+    PLAIN,
+    SOFT,
+    NodeAgent,
+    node_agent,
+    part,
+    undisturbed,
+)
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+SLEEP = ["sleep", "1000"]
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Two soft GPUs, which are well again afterwards."""
+    with node_agent(cluster, SOFT) as agent:
+        yield agent
+        agent.fault("--clear")
+
+
+def condition(node: NodeAgent) -> Json:
+    status = node.cluster.api.get(node.cluster.node_path)["status"]
+    return next((each for each in status["conditions"] if each["type"] == "GpuHealthy"), {})
+
+
+def test_xid_takes_a_gpu_out_and_it_comes_back(node: NodeAgent, pods: Pods) -> None:
+    cluster = node.cluster
+    pods.create(pod("here", container(SLEEP, image=BUSYBOX, limits=part("4Gi"))))
+    pods.wait_ready("here")
+    sick = node.share(pods, "here").devices[0].uuid
+    other = pod("there", container(SLEEP, image=BUSYBOX, limits=part("77Gi")))
+    pods.create(other)
+    pods.wait_ready("there")
+    memory = str(cluster.api.get(cluster.node_path)["status"]["capacity"][GPU_MEMORY])
+    half = f"{int(memory.removesuffix('Mi')) // 2}Mi"
+    with undisturbed(pods, "here", "there"):
+        node.fault("--gpu", sick, "--xid", "79")
+        cluster.wait_allocatable(GPU, 16, timeout_s=15)
+        cluster.wait_allocatable(GPU_MEMORY, half, timeout_s=15)
+        node.wait_node_event("GpuUnhealthy", sick, "79")
+        told = pods.wait_event("here", reason="GpuUnhealthy")
+        assert sick in told["message"]
+        assert [each["reason"] for each in pods.events("there")].count("GpuUnhealthy") == 0
+        wait_until(lambda: condition(node)["status"] == "False", "condition", timeout_s=10)
+        assert sick in condition(node)["message"]
+        # What comes now goes to the other.
+        pods.create(pod("next", container(SLEEP, image=BUSYBOX, limits=part("2Gi"))))
+        pods.wait_ready("next")
+        assert node.share(pods, "next").devices[0].uuid != sick
+        # Whoever resets it takes it off the bus for a moment. It passes its tests then.
+        node.fault("--gpu", sick, "--lost")
+        time.sleep(6)
+        node.fault("--gpu", sick, "--found")
+        cluster.wait_allocatable(GPU, 32, timeout_s=40)
+        cluster.wait_allocatable(GPU_MEMORY, memory, timeout_s=10)
+        pods.wait_event("here", reason="GpuRecovered")
+        wait_until(lambda: condition(node)["status"] == "True", "condition", timeout_s=10)
+    node.wait_exact()
+
+
+def test_lost_gpu_of_a_whole_node(cluster: Cluster, pods: Pods) -> None:
+    with node_agent(cluster, PLAIN) as node:
+        pods.create(pod("one", container(SLEEP, image=BUSYBOX, limits={NVIDIA: 1})))
+        pods.wait_ready("one")
+        lost = node.share(pods, "one").devices[0].uuid
+        node.fault("--gpu", lost, "--lost")
+        cluster.wait_allocatable(NVIDIA, 1, timeout_s=30)
+        pods.wait_event("one", reason="GpuUnhealthy", contains=lost)
+        node.fault("--gpu", lost, "--found")
+        cluster.wait_allocatable(NVIDIA, 2, timeout_s=60)
+        pods.wait_event("one", reason="GpuRecovered", contains=lost)
+        # What needs a reset does so for the next agent as well.
+        node.fault("--gpu", lost, "--xid", "79")
+        cluster.wait_allocatable(NVIDIA, 1, timeout_s=30)
+        node.end()
+        node.again()
+        cluster.wait_allocatable(NVIDIA, 1, timeout_s=30)
+        assert pods.restarts("one") == 0
+        node.fault("--clear")
+
+
+def test_one_gpu_of_16_that_hangs_stalls_nothing(cluster: Cluster, pods: Pods) -> None:
+    spec = "a100-80gb:16"
+    node = NodeAgent(cluster, simulated=spec)
+    try:
+        node.start(SOFT)
+        cluster.wait_allocatable(GPU, 256)
+        node.end()
+        hanging = node.gpus()[7]
+        node.fault("--gpu", hanging, "--hang", "60s")
+        started = time.monotonic()
+        node.again()
+        cluster.wait_allocatable(GPU, 240)
+        # Python's start and the kubelet's seconds are in it; the 60 s of the GPU are not.
+        assert time.monotonic() - started < 30
+        for number in range(4):
+            name = f"p{number}"
+            pods.create(pod(name, container(SLEEP, image=BUSYBOX, limits=part("4Gi"))))
+        for number in range(4):
+            pods.wait_ready(f"p{number}", timeout_s=20)
+            assert node.share(pods, f"p{number}").devices[0].uuid != hanging
+        node.wait_exact()
+        pods.delete()
+        # It does not wait for the GPU at its end either.
+        assert node.end() == 0
+    finally:
+        node.fault("--clear")
+        node.close()
