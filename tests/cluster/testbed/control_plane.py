@@ -135,6 +135,8 @@ def controller_manager(plan: Plan) -> Component:
             "--use-service-account-credentials=true",
             f"--service-account-private-key-file={plan.credentials.service_accounts}",
             f"--root-ca-file={plan.credentials.authority}",
+            # It makes this folder, by default in the machine's /usr/libexec.
+            f"--flex-volume-plugin-dir={plan.sandbox.state / 'volume-plugins'}",
             "--kube-api-qps=500",
             "--kube-api-burst=1000",
             *_serving(plan, "kube-controller-manager", kubeconfig),
