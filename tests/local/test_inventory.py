@@ -109,6 +109,29 @@ def test_of_16_gpus_one_hangs_and_the_others_are_there(machine: Callable[[str], 
     asyncio.run(script())
 
 
+def test_at_the_start_who_is_late_keeps_nobody_waiting_and_comes_after(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("a100-80gb:4")
+    uuids = uuids_of(path)
+    faults.set_fault(path, 2, hang_us=3_000_000)
+
+    async def script() -> None:
+        # Who is asked for the first time may take 30 s; the others are not to wait for that.
+        watch = GpuWatch(machine=path, patience_s=30, poll_s=0.1)
+        async with watching(watch):
+            before = time.monotonic()
+            inventory = await watch.first_look()
+            assert time.monotonic() - before < 15
+            assert [each.uuid for each in inventory.devices] == uuids[:2] + uuids[3:]
+            (problem,) = inventory.problems
+            assert (problem.index, problem.uuid) == (2, None)
+            faults.clear_faults(path)
+            await until(lambda: listed(watch) == uuids and not watch.current.problems)
+
+    asyncio.run(script())
+
+
 def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
     machine: Callable[[str], Path],
 ) -> None:

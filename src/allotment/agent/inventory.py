@@ -36,6 +36,9 @@ __all__ = ["Bells", "GpuWatch"]
 
 PATIENCE_S: Final = 1.5
 """How long a GPU may take to answer before it is called silent, and the others go on."""
+QUIET_S: Final = 0.5
+"""At the start, how long the others wait after the last answer for those that have said nothing:
+these are listed when they answer."""
 POLL_S: Final = 5.0
 LOOK_AGAIN_S: Final = 1.0
 """So long a GPU that reports something is not looked at again: some report without end."""
@@ -299,17 +302,23 @@ class GpuWatch:
     async def _poll(self) -> None:
         """Ask every GPU that is not still thinking, and give them time to answer."""
         asked = [gpu for gpu in self._gpus if self._ask(gpu)]
+        is_first = not self._looked.is_set()
+        quiet_s = min(QUIET_S, self._patience_s) if is_first else self._patience_s
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self._patience_s
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout_at(latest) as end:
                 while any(gpu.asked is not None and not gpu.asked.done() for gpu in asked):
                     self._heard_all.clear()
                     await self._heard_all.wait()
+                    if is_first:
+                        end.reschedule(min(latest, loop.time() + quiet_s))
         now = time.monotonic()
         for gpu in self._gpus:
             since = gpu.asker.asked_at
             for_s = 0.0 if since is None else now - since
             # Half: another look at it may have been asked for in the meantime.
-            if for_s >= self._patience_s / 2:
+            if for_s >= quiet_s / 2:
                 gpu.is_silent = True
                 if gpu.uuid is not None:
                     self._tell(Silent(uuid=gpu.uuid, for_s=for_s))
