@@ -77,6 +77,12 @@ def part(memory: str | None = None, *, gpus: int = 1, compute: int | None = None
     return limits
 
 
+def on(uuid: str, container_name: str = "main") -> dict[str, str]:
+    """What a scheduler writes to have a container on this GPU."""
+    placement = {"version": 1, "containers": {container_name: {"devices": [uuid]}}}
+    return {"allotment.dev/placement": json.dumps(placement)}
+
+
 def burn(memory: str, *flags: str, seconds: float = 0) -> list[str]:
     """A program that takes memory, holds it, and says in JSON what it got."""
     return ["allot", "burn", "--memory", memory, "--seconds", f"{seconds:g}", *flags, "-o", "json"]
@@ -141,6 +147,21 @@ def container_id(found: Json, container_name: str = "main") -> str:
         if status["name"] == container_name:
             return str(status["containerID"])
     raise TestbedError(f"no container {container_name}: {json.dumps(found['status'])}")
+
+
+def wait_taken_on(pods: Pods, body: Json, *, timeout_s: float = 90) -> None:
+    """Waits until a pod that was created runs; one that the kubelet refused is made anew.
+
+    The scheduler may send a pod just when its plugin has gone and the node's status does not say so
+    yet. The kubelet fails it then (UnexpectedAdmissionError), whoever's plugin that is, and whoever
+    made the pod makes another, as every controller does.
+    """
+    name = body["metadata"]["name"]
+    found = pods.wait_phase(name, "Running", "Failed", timeout_s=timeout_s)
+    if found["status"].get("reason") == "UnexpectedAdmissionError":
+        pods.delete(name)
+        pods.create(body)
+    pods.wait_ready(name, timeout_s=timeout_s)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from stories import (
     SOFT,
     NodeAgent,
     node_agent,
+    on,
     part,
     undisturbed,
 )
@@ -45,8 +46,9 @@ def test_xid_takes_a_gpu_out_and_it_comes_back(node: NodeAgent, pods: Pods) -> N
     pods.create(pod("here", container(SLEEP, image=BUSYBOX, limits=part("4Gi"))))
     pods.wait_ready("here")
     sick = node.share(pods, "here").devices[0].uuid
-    other = pod("there", container(SLEEP, image=BUSYBOX, limits=part("77Gi")))
-    pods.create(other)
+    (well,) = set(node.gpus()) - {sick}
+    other = container(SLEEP, image=BUSYBOX, limits=part("70Gi"))
+    pods.create(pod("there", other, annotations=on(well)))
     pods.wait_ready("there")
     memory = str(cluster.api.get(cluster.node_path)["status"]["capacity"][GPU_MEMORY])
     half = f"{int(memory.removesuffix('Mi')) // 2}Mi"
@@ -63,7 +65,7 @@ def test_xid_takes_a_gpu_out_and_it_comes_back(node: NodeAgent, pods: Pods) -> N
         # What comes now goes to the other.
         pods.create(pod("next", container(SLEEP, image=BUSYBOX, limits=part("2Gi"))))
         pods.wait_ready("next")
-        assert node.share(pods, "next").devices[0].uuid != sick
+        assert node.share(pods, "next").devices[0].uuid == well
         # Whoever resets it takes it off the bus for a moment. It passes its tests then.
         node.fault("--gpu", sick, "--lost")
         time.sleep(6)

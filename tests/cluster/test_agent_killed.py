@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from stories import GIB, SOFT, NodeAgent, burn, burnt, node_agent, part, undisturbed
+from stories import GIB, SOFT, NodeAgent, burn, burnt, node_agent, part, undisturbed, wait_taken_on
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
@@ -62,20 +62,6 @@ def asking(name: str, number: int) -> Json:
     return pod(name, container(SLEEP, image=BUSYBOX, limits=limits), restart="Always")
 
 
-def wait_started(pods: Pods, name: str, number: int) -> None:
-    """Waits until a pod runs; one that the kubelet did not take on is made anew.
-
-    The scheduler may send a pod just when its plugin has gone and the node's status does not say so
-    yet. The kubelet refuses it then, whoever's plugin that is, and whoever made the pod makes
-    another.
-    """
-    found = pods.wait_phase(name, "Running", "Failed", timeout_s=60)
-    if found["status"].get("reason") == "UnexpectedAdmissionError":
-        pods.delete(name)
-        pods.create(asking(name, number))
-    pods.wait_ready(name)
-
-
 def die(node: NodeAgent, point: str) -> None:
     """Has the running agent's successor die at a step."""
     node.end()
@@ -107,7 +93,7 @@ def test_killed_at_any_step_of_a_start(node: NodeAgent, pods: Pods) -> None:
             wait_death(node, point, pods)
         node.again()
         for number, name in enumerate(names.values(), start=1):
-            wait_started(pods, name, number)
+            wait_taken_on(pods, asking(name, number))
             share = node.share(pods, name)
             assert [each.memory_bytes for each in share.devices] == [number * GIB]
             assert share.devices[0].compute.guarantee == 500

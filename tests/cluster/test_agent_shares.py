@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +19,7 @@ from stories import (
     container_id,
     exit_code,
     node_agent,
+    on,
     part,
 )
 from testbed.api import Json
@@ -139,12 +139,6 @@ def test_init_container_has_its_own_amount_and_gives_it_back(node: NodeAgent, po
     pods.wait_phase("beside", "Succeeded", "Failed")
     assert burnt(pods, "beside").total_bytes == 45 * GIB
     node.wait_exact()
-
-
-def on(uuid: str, container_name: str = "main") -> dict[str, str]:
-    """What a scheduler writes to have a container on this GPU."""
-    placement = {"version": 1, "containers": {container_name: {"devices": [uuid]}}}
-    return {"allotment.dev/placement": json.dumps(placement)}
 
 
 def test_sidecar_keeps_its_share_beside_the_main_container(node: NodeAgent, pods: Pods) -> None:

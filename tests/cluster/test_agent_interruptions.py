@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubelet, API server and node go away and come back: who runs goes on, who starts gets its own.
+
+The API server's own record of requests (its audit log) is read here too: what the agent asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from stories import (
+    GIB,
+    SOFT,
+    NodeAgent,
+    burn_and_stay,
+    burnt,
+    container_id,
+    node_agent,
+    part,
+    undisturbed,
+    wait_taken_on,
+)
+from testbed.api import ApiError, Json
+from testbed.cluster import Cluster
+from testbed.images import BUSYBOX
+from testbed.pods import Pods, container, pod
+from testbed.waiting import TestbedError, wait_until
+
+SLEEP = ["sleep", "1000"]
+AWAY_S = 30.0
+"""Longer than any time-out of the agent's requests and of the kubelet's first retries."""
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[NodeAgent]:
+    """Two soft GPUs."""
+    with node_agent(cluster, SOFT) as agent:
+        yield agent
+
+
+def asking(number: int) -> Json:
+    """A pod that stays, with an amount of its own."""
+    body = container(SLEEP, image=BUSYBOX, limits=part(f"{number}Gi"))
+    return pod(f"p{number}", body, restart="Always")
+
+
+def check(node: NodeAgent, pods: Pods, *numbers: int) -> None:
+    """Each of these pods runs, with its own amount."""
+    for number in numbers:
+        wait_taken_on(pods, asking(number))
+        share = node.share(pods, f"p{number}")
+        assert [each.memory_bytes for each in share.devices] == [number * GIB]
+    node.wait_exact()
+
+
+# ---- the kubelet ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+def test_kubelet_restarts_while_pods_run_and_start(
+    node: NodeAgent, cluster: Cluster, pods: Pods, number: signal.Signals
+) -> None:
+    for each in (1, 2):
+        pods.create(asking(each))
+    check(node, pods, 1, 2)
+    with undisturbed(pods, "p1", "p2"):
+        before = node.share(pods, "p1")
+        for each in range(3, 9):
+            pods.create(asking(each))
+        # Some of them are bound, some admitted, some asked for, some started.
+        wait_until(
+            lambda: len(node.shares(pods.namespace)) >= 4, "shares", timeout_s=20, every_s=0.01
+        )
+        cluster.restart("kubelet", number)
+        check(node, pods, *range(1, 9))
+        assert node.share(pods, "p1") == before
+    # A container that starts again does so with what it has had.
+    node.kill_container(pods, "p1")
+    pods.wait_restarted("p1")
+    assert node.share(pods, "p1") == before
+    node.wait_exact()
+
+
+# ---- the agent -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+def test_agent_restarts_while_pods_run_start_and_end(
+    node: NodeAgent, pods: Pods, number: signal.Signals
+) -> None:
+    for each in (1, 2, 3):
+        pods.create(asking(each))
+    check(node, pods, 1, 2, 3)
+    before = node.share(pods, "p1")
+    with undisturbed(pods, "p1", "p2"):
+        for each in range(4, 8):
+            pods.create(asking(each))
+        node.end(number)
+        # What happens while there is none: a pod goes, one comes, a container crashes.
+        pods.delete("p3")
+        pods.create(asking(8))
+        node.again()
+        check(node, pods, 1, 2, *range(4, 9))
+        assert node.share(pods, "p1") == before
+        assert not [each for each in node.shares() if each.name.endswith("/p3/main")]
+
+
+def test_container_crashes_while_there_is_no_agent(node: NodeAgent, pods: Pods) -> None:
+    body = pod("a", container(burn_and_stay("512Mi"), limits=part("3Gi")), restart="Always")
+    pods.create(body)
+    assert burnt(pods, "a").total_bytes == 3 * GIB
+    before = node.share(pods, "a")
+    node.end(signal.SIGKILL)
+    node.kill_container(pods, "a")
+    wait_until(
+        lambda: "running" not in pods.get("a")["status"]["containerStatuses"][0]["state"],
+        "crash",
+        timeout_s=20,
+    )
+    node.again()
+    pods.wait_restarted("a")
+    assert burnt(pods, "a").total_bytes == 3 * GIB
+    assert node.share(pods, "a") == before
+    node.wait_exact()
+
+
+# ---- the API server ------------------------------------------------------------------------------
+
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "users": ["agent"]}, {"level": "None"}],
+}
+
+
+@contextlib.contextmanager
+def audited(cluster: Cluster) -> Iterator[None]:
+    """Starts the API server again so that it writes down what the agent asks for."""
+    policy, log = cluster.state / "audit.json", cluster.state / "audit.log"
+    policy.write_text(json.dumps(AUDIT), encoding="utf-8")
+    server = cluster.components["kube-apiserver"]
+    plain = server.command
+    server.command = (*plain, f"--audit-policy-file={policy}", f"--audit-log-path={log}")
+    try:
+        yield
+    finally:
+        server.command = plain
+
+
+def requests(cluster: Cluster) -> list[Json]:
+    """What the agent asked for, in order."""
+    lines = (cluster.state / "audit.log").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_api_server_is_away(node: NodeAgent, cluster: Cluster, pods: Pods) -> None:
+    """Who runs goes on, who crashes starts again, who was created just before starts."""
+    pods.create(pod("runs", container(SLEEP, image=BUSYBOX, limits=part("1Gi"))))
+    pods.create(
+        pod("crashes", container(burn_and_stay("512Mi"), limits=part("2Gi")), restart="Always")
+    )
+    pods.wait_ready("runs")
+    assert burnt(pods, "crashes").total_bytes == 2 * GIB
+    share, first = node.share(pods, "crashes"), container_id(pods.get("crashes"))
+    agent = node.process
+    assert agent is not None
+    with audited(cluster), undisturbed(pods, "runs"):
+        for each in (3, 4, 5):
+            pods.create(asking(each))
+        with cluster.without("kube-apiserver", signal.SIGKILL):
+            started = time.monotonic()
+            node.kill(first)
+            wait_until(
+                lambda: node.processes(share.id), "crashed container's next run", timeout_s=AWAY_S
+            )
+            time.sleep(max(0.0, AWAY_S - (time.monotonic() - started)))
+            assert agent.is_running
+            assert node.figure("api_synced") < 2
+            assert share.id in {each.id for each in node.shares()}
+        cluster.api.close()
+        cluster.wait_node_ready()
+        check(node, pods, 3, 4, 5)
+        pods.wait_ready("crashes")
+        assert pods.restarts("crashes") == 1
+        assert burnt(pods, "crashes").total_bytes == 2 * GIB
+        assert node.share(pods, "crashes") == share
+        wait_until(lambda: node.figure("api_synced") == 2, "word from the API", timeout_s=60)
+        # A new agent asks for everything anew: that is in the audit log, too.
+        node.end()
+        node.again()
+        node.wait_exact()
+    asked = requests(cluster)
+    assert {each["verb"] for each in asked} <= {"get", "list", "watch", "create", "patch"}
+    refused = [each for each in asked if each["responseStatus"]["code"] == 403]
+    assert refused == []
+    pods_asked = [each for each in asked if each["objectRef"]["resource"] == "pods"]
+    assert {each["verb"] for each in pods_asked} >= {"list", "watch"}
+    name = cluster.node_name
+    own = f"fieldSelector=spec.nodeName%3D{name}"
+    assert [uri for one in pods_asked if own not in (uri := one["requestURI"])] == []
+    own = f"fieldSelector=metadata.name%3D{name}"
+    nodes_asked = [each for each in asked if each["objectRef"]["resource"] == "nodes"]
+    assert {one["objectRef"].get("name", name) for one in nodes_asked} == {name}
+    assert all("name" in one["objectRef"] or own in one["requestURI"] for one in nodes_asked)
+    assert "forbidden" not in node.log
+
+
+# ---- the node ------------------------------------------------------------------------------------
+
+
+def test_node_reboots(own_cluster: Callable[..., Cluster]) -> None:
+    """All processes end at once, /run is empty: no share, no CDI spec, no library is there."""
+    own = own_cluster()
+    pods = Pods(own, "default")
+    with node_agent(own, SOFT) as node:
+        for number in (1, 2, 3):
+            own.api.post("/apis/apps/v1/namespaces/default/deployments", deployment(number))
+        before = {number: one_of(pods, number) for number in (1, 2, 3)}
+        for number, name in before.items():
+            assert burnt(pods, name).total_bytes == number * GIB
+        own.reboot_node()
+        assert node.shares() == []
+        node.again()
+        for number in (1, 2, 3):
+            # The same pod, or, where the kubelet had no agent to ask, a new one in its place.
+            name = wait_until(
+                lambda number=number: running_of(pods, number),  # type: ignore[misc]
+                f"pod of d{number}",
+                timeout_s=120,
+                explain=node.explain,
+            )
+            assert burnt(pods, name).total_bytes == number * GIB
+        node.wait_exact()
+        for number in (1, 2, 3):
+            own.api.delete(f"/apis/apps/v1/namespaces/default/deployments/d{number}")
+        pods.delete(timeout_s=60)
+        node.wait_empty()
+
+
+def deployment(number: int) -> Json:
+    labels = {"app": f"d{number}"}
+    main = container(burn_and_stay("512Mi"), limits=part(f"{number}Gi"))
+    template = pod("x", main, labels=labels, restart="Always")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"d{number}"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+        },
+    }
+
+
+def running_of(pods: Pods, number: int) -> str | None:
+    """A ready pod of a deployment; None: none is."""
+    with contextlib.suppress(ApiError, OSError, TestbedError):
+        for each in pods.cluster.api.items(
+            f"/api/v1/namespaces/{pods.namespace}/pods", labelSelector=f"app=d{number}"
+        ):
+            conditions = each["status"].get("conditions", ())
+            is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+            if is_ready and "deletionTimestamp" not in each["metadata"]:
+                return str(each["metadata"]["name"])
+    return None
+
+
+def one_of(pods: Pods, number: int) -> str:
+    return wait_until(lambda: running_of(pods, number), f"pod of d{number}", timeout_s=60)
