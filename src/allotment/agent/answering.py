@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import re
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -60,6 +61,7 @@ class Answering:
         self,
         cdi: CdiUse,
         *,
+        cdi_folder: Path,
         node: RuntimeSource,
         configuring: Configuring,
         offering: Offering,
@@ -71,24 +73,43 @@ class Answering:
         self._node = node
         self._configuring = configuring
         self._offering = offering
+        self._cdi_folder = cdi_folder
         self._shares = shares
         self._reports = reports
+        self.problem: str | None = None
+        """Why containers cannot get their shares the way that this node hands them in."""
 
     async def settle(self) -> None:
         """Wait for the node's word on its runtime, where that decides what is answered."""
-        if self._cdi is not CdiUse.AUTO:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_NODE_WAIT_S):
-                async for _ in self._node.changes():
-                    if self._node.current is not None:
-                        break
-        if not self._has_cdi():
+        if self._cdi is CdiUse.AUTO:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_NODE_WAIT_S):
+                    async for _ in self._node.changes():
+                        if self._node.current is not None:
+                            break
+        if self._has_cdi():
+            await self._try_folder()
+        elif self._cdi is CdiUse.AUTO:
             self._reports.node(
                 "NoCdi",
                 f"{self._runtime()} has no CDI on by itself: containers get their shares by mounts,"
                 " and see the nodes of all GPUs in mode soft; with CDI on in the runtime, start the"
                 " agent with --cdi on",
+                is_warning=True,
+            )
+
+    async def _try_folder(self) -> None:
+        """See whether CDI specs can be written: better before the first container than by it."""
+        try:
+            await asyncio.to_thread(_touch, self._cdi_folder)
+        except OSError as error:
+            self.problem = (
+                f"no CDI spec can be written into {self._cdi_folder}: {error.strerror or error}"
+            )
+            self._reports.node(
+                "CdiFolderNotWritable",
+                f"{self.problem}; mount it writable, name another by --cdi-dir (the runtime has to"
+                " read it), or start the agent with --cdi off",
                 is_warning=True,
             )
 
@@ -165,3 +186,9 @@ class Answering:
     def _runtime(self) -> str:
         node = self._node.current
         return node.container_runtime if node is not None else ""
+
+
+def _touch(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=".allotment-", dir=folder):
+        pass

@@ -100,6 +100,7 @@ class Configuring:
             source=f"ConfigMap {settings.config_map}" if settings.config_map else self._folder,
         )
         self._bells = Bells()
+        self._was_invalid = False
 
     @property
     def current(self) -> Config | None:
@@ -183,12 +184,18 @@ class Configuring:
         if outcome.config is not None:
             self._reports.count("config_loads", result="applied")
             _log.info("configuration in force", source=outcome.config.source)
+            if self._was_invalid:
+                self._was_invalid = False
+                self._reports.node(
+                    "ConfigApplied", f"{outcome.config.source} is in force", is_warning=False
+                )
             for note in outcome.config.notes:
                 _log.warning("configuration", note=note)
             self._keep()
             self._bells.ring()
         if outcome.problem is not None and outcome.is_new_problem:
             self._reports.count("config_loads", result="invalid")
+            self._was_invalid = True
             stays = (
                 "; what was in force stays so"
                 if self.current

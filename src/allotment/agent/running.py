@@ -19,10 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
+from prometheus_client import disable_created_metrics
 
 from allotment import __version__
 from allotment.agent.answering import Answering
 from allotment.agent.config.effective import Config
+from allotment.agent.config.overlay import overlay
 from allotment.agent.configuring import Configuring
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.preferred import Links
@@ -41,7 +43,7 @@ from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.agent.tenancy.tenants import Tenants
 from allotment.agent.upkeep import Upkeep
 from allotment.devices.facts import FactReader
-from allotment.devices.simulated import machine_path
+from allotment.devices.simulated import machine_path, parse_spec
 from allotment.devices.topology import read_pair_scores
 from allotment.kube.clients import Api, connect
 from allotment.kube.configmaps import FollowedConfigMap
@@ -49,8 +51,8 @@ from allotment.kube.events import Events
 from allotment.kube.nodes import OwnNode
 from allotment.kube.pods import NodePods
 from allotment.metrics.agent import AgentMetrics
-from allotment.metrics.serving import Probes, Server
-from allotment.model.errors import AllotError, NoDevicesError
+from allotment.metrics.serving import Probes, Server, parse_address
+from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, PodShares
@@ -71,11 +73,29 @@ _WORKER: Final = "agent-worker"
 
 def run(settings: AgentSettings) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises `AllotError` where it cannot start."""
+    _check(settings)
     _start_log(settings)
+    # When each series began: as many lines again, and of no use.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         asyncio.run(_main(settings))
     except* AllotError as group:
         raise _first(group) from None
+
+
+def _check(settings: AgentSettings) -> None:
+    """Refuse what can be seen to be wrong before anything is started. Raises `UsageError`."""
+    overlay(options=settings.options, environment=settings.environment)
+    if settings.simulated:
+        parse_spec(settings.simulated)
+    if settings.metrics_address is not None:
+        parse_address(settings.metrics_address)
+    if settings.config_file is not None and settings.config_map is not None:
+        raise UsageError(
+            f"the configuration is to be {settings.config_file} and the ConfigMap"
+            f" {settings.config_map}: only one of them can be",
+            hint="leave out --config-file (CONFIG_FILE) or --config-map (CONFIG_MAP)",
+        )
 
 
 def _first(group: BaseExceptionGroup[AllotError]) -> AllotError:
@@ -133,6 +153,7 @@ class _Agent:
     def __init__(self, settings: AgentSettings, api: Api) -> None:
         self._settings = settings
         folder = StateFolder.at(settings.state)
+        self._root = folder.root
         folder.prepare(mode=_PRIVATE)
         spec = settings.simulated
         self._machine = machine_path(folder.root, spec) if spec else None
@@ -180,6 +201,7 @@ class _Agent:
         )
         self._answering = Answering(
             settings.cdi,
+            cdi_folder=settings.cdi_folder,
             node=self._node,
             configuring=self._configuring,
             offering=self._offering,
@@ -237,7 +259,7 @@ class _Agent:
     async def run(self) -> None:
         """Run all loops until cancelled, or until one of them cannot go on."""
         settings = self._settings
-        _log.info("starting", version=__version__, node=settings.node, state=str(settings.state))
+        _log.info("starting", version=__version__, node=settings.node, state=str(self._root))
         server = None
         if settings.metrics_address is not None:
             probes = Probes(is_healthy=self._amiss, is_ready=self._not_ready)
@@ -256,6 +278,7 @@ class _Agent:
                     self._health.run,
                     self._offering.run,
                     self._follow_config,
+                    self._find_node,
                     self._insist_on_gpus,
                     self._upkeep.run,
                     self._turn,
@@ -320,6 +343,21 @@ class _Agent:
             )
             self._publisher.wake()
 
+    async def _find_node(self) -> None:
+        """Say so where there is no node of that name: nothing else would."""
+        has_told = False
+        async for _ in self._node.changes():
+            if self._is_nowhere() and not has_told:
+                _log.warning(
+                    "there is no node of that name",
+                    node=self._settings.node,
+                    hint="see `kubectl get nodes`, and name this one by --node-name (NODE_NAME)",
+                )
+            has_told = self._is_nowhere()
+
+    def _is_nowhere(self) -> bool:
+        return self._node.is_synced and self._node.current is None
+
     async def _insist_on_gpus(self) -> None:
         """End the agent where there are no GPUs at its start and `failOnInitError` is on."""
         await self._gpus.first_look()
@@ -376,6 +414,10 @@ class _Agent:
         found = []
         if not self._is_serving:
             found.append("starting")
+        if self._is_nowhere():
+            found.append(f"there is no node {self._settings.node!r}: see --node-name")
+        if self._answering.problem is not None:
+            found.append(self._answering.problem)
         if self._configuring.current is None:
             problem = self._configuring.problem
             found.append(f"no configuration: {problem.message if problem else 'none heard of yet'}")

@@ -40,7 +40,8 @@ _METRICS = "127.0.0.1:9446"
     metavar="[NAMESPACE/]NAME",
     envvar="CONFIG_MAP",
     help="Named configurations; the node's label nvidia.com/device-plugin.config chooses. Both are"
-    " watched.  [env: CONFIG_MAP]",
+    " watched. Without NAMESPACE: the pod's own (POD_NAMESPACE), else kube-system.  [env:"
+    " CONFIG_MAP]",
 )
 @click.option(
     "--default-config",
@@ -55,7 +56,7 @@ _METRICS = "127.0.0.1:9446"
     show_default=True,
     envvar="ALLOTMENT_CDI",
     help="Whether containers get their shares by CDI devices; auto: where the runtime has CDI on by"
-    " itself (containerd 2.0, CRI-O 1.28).",
+    " itself (containerd 2.0, CRI-O 1.28).  [env: ALLOTMENT_CDI]",
 )
 @click.option(
     "--cdi-dir",
@@ -72,7 +73,8 @@ _METRICS = "127.0.0.1:9446"
     default=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
     show_default=True,
     envvar="KUBELET_SOCKET",
-    help="Where the kubelet takes registrations; the plugins' sockets go beside it.",
+    help="Where the kubelet takes registrations; the plugins' sockets go beside it."
+    "  [env: KUBELET_SOCKET]",
 )
 @click.option(
     "--metrics-address",
@@ -80,7 +82,7 @@ _METRICS = "127.0.0.1:9446"
     default=_METRICS,
     show_default=True,
     envvar="METRICS_ADDRESS",
-    help="Serve /metrics, /healthz and /readyz there; `off`: not at all.",
+    help="Serve /metrics, /healthz and /readyz there; `off`: not at all.  [env: METRICS_ADDRESS]",
 )
 @click.option(
     "--log-format",

@@ -47,7 +47,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > _MAX_PORT:
         raise UsageError(
-            f"{text!r} is not an address to listen at", hint="write HOST:PORT or :PORT, like :9394"
+            f"{text!r} is not an address to listen at", hint="write HOST:PORT or :PORT, like :9446"
         )
     return host, int(port)
 
