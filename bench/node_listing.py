@@ -312,6 +312,7 @@ class _Changes:
 
     def __init__(self, ground: NodeGround) -> None:
         self._ground = ground
+        self._chance = random.Random(_SEED)  # noqa: S311 - nobody guesses
         self.booked: list[float] = []
         self.shown: list[float] = []
 
@@ -322,7 +323,8 @@ class _Changes:
             _watching(lambda: ground.registered(NVIDIA)) as booked,
             _watching(lambda: ground.allocatable(NVIDIA)) as shown,
         ):
-            time.sleep(0.3)
+            # The node's status is written in a rhythm; changes are not to follow it.
+            time.sleep(0.3 + self._chance.random())
             began = time.monotonic()
             change()
             both = "both accounts of a new configuration"
