@@ -112,6 +112,12 @@ def test_without_cdi_containers_get_their_share_by_mounts(
     own = own_cluster(settings=NodeSettings(has_cdi=False))
     pods = Pods(own, "default")
     with node_agent(own, SOFT, "--cdi", "off") as node:
+        # Mounts that the kubelet makes are as the file system below them.
+        own.node.run(["mount", "-o", "remount,noexec", "/run"])
+        pods.create(pod("early", container(["true"], image=BUSYBOX, limits=part("1Gi"))))
+        refused = pods.wait_event("early", reason="UnexpectedAdmissionError")
+        assert "/run/allotment is mounted noexec" in refused["message"]
+        own.node.run(["mount", "-o", "remount,exec", "/run"])
         limits = {"one": "1Gi", "two": "2Gi", "three": "3Gi"}
         for name, memory in limits.items():
             init = container(["true"], image=BUSYBOX, name="init", limits=part("9Gi"))

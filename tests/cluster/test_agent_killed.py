@@ -63,9 +63,15 @@ def asking(name: str, number: int) -> Json:
 
 
 def die(node: NodeAgent, point: str) -> None:
-    """Has the running agent's successor die at a step."""
+    """Has the running agent's successor die at a step; at once, or when something is asked of it."""
     node.end()
-    node.again(wait=False, environment={KILL_VARIABLE: point})
+    process = node.again(wait=False, environment={KILL_VARIABLE: point})
+    wait_until(
+        lambda: not process.is_running or node.http("/readyz") is not None,
+        "agent that is ready or dead",
+        timeout_s=60,
+        explain=node.log_tail,
+    )
 
 
 def wait_death(node: NodeAgent, point: str, pods: Pods, *, timeout_s: float = 60) -> None:
