@@ -2,8 +2,8 @@
 """Which shares have served their time, and which are missing. Pure.
 
 What may still be needed is never ended: a share goes when its pod is known to be gone or to have
-ended, or its container has finished for good. Whether any process is still in it is asked by
-whoever ends it. While the API server is away, nothing is known to be gone.
+ended, or its container has finished for good and is no init container. Whether any process is still
+in it is asked by whoever ends it. While the API server is away, nothing is known to be gone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
 from allotment.agent.tenancy.claims import superseded
 from allotment.agent.tenancy.orders import holds_gpus, share_of
-from allotment.model.pods import Pod, PodUid
+from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.shares import Share, ShareId
 
 __all__ = ["FINISHED_GRACE_S", "Due", "Findings", "Why", "reconcile", "served"]
@@ -96,9 +96,11 @@ def served(share: Share, pod: Pod | None, *, is_synced: bool) -> Why | None:
     if pod.has_ended:
         return Why.POD_ENDED
     container = pod.container(share.owner.container)
-    if container is not None and container.has_finished:
-        return Why.CONTAINER_FINISHED
-    return None
+    if container is None or not container.has_finished:
+        return None
+    # An init container runs again when its pod gets another sandbox, under the same name, and
+    # Kubernetes counts the greater of it and the others for as long as the pod is there.
+    return None if container.kind is ContainerKind.INIT else Why.CONTAINER_FINISHED
 
 
 def _replaced(

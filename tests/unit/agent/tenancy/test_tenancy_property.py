@@ -312,12 +312,15 @@ class Node(RuleBasedStateMachine):
         for _ in range(3):
             self.run(self.tenants.look())
         expected = set()
+        kept = set()
         for pod in self.kubelet.pods.values():
             for container in pod.containers:
                 if container.resource is None or pod.has_ended:
                     continue
                 entry = self.kubelet.entry(pod, container)
                 if container.state is State.FINISHED:
+                    if container.kind is ContainerKind.INIT:
+                        kept.add((pod.uid, container.name))
                     continue
                 # It may run with what it was given before the checkpoint was lost.
                 expected.add((pod.uid, container.name, container.share or entry.share))
@@ -326,7 +329,7 @@ class Node(RuleBasedStateMachine):
             for share in self.store.shares.values()
             if share.owner
         }
-        names = {(uid, container) for uid, container, _ in expected}
+        names = {(uid, container) for uid, container, _ in expected} | kept
         assert {(uid, container) for uid, container, _ in found} <= names, "something is left over"
         booked = {(uid, container) for uid, container, _ in found}
         for uid, name, share in expected:

@@ -365,12 +365,102 @@ def test_a_new_sandbox_starts_init_containers_again() -> None:
             node.hear()
             node.store.clock += 600
             await node.tenants.look()
-            assert set(node.store.shares) == {node.share_of(pod)}
+            # What an init container had stays its own for as long as the pod is there.
+            assert set(node.store.shares) == {node.share_of(pod, "init"), node.share_of(pod)}
             node.kubelet.new_sandbox(pod)
-            # The API server still has it as finished. The kubelet does not give up.
-            assert await node.start(pod, "init") == "unresolvable CDI devices"
+            # The API server still has it as finished.
             assert await node.start(pod, "init") == ""
             assert pod.containers[0].state is State.RUNNING
+
+    asyncio.run(story())
+
+
+def test_a_sidecar_restarts_on_a_full_node_whatever_its_init_container_had() -> None:
+    """It is asked for with the ids of an init container that has ended, and needs no room."""
+
+    async def story() -> None:
+        async with scene() as node:
+            pod = node.admit(
+                "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
+            )
+            await node.start(pod, "first")
+            node.kubelet.finish(pod, pod.containers[0], for_good=True)
+            node.hear()
+            assert await node.start(pod, "sc") == ""
+            assert await node.start(pod) == ""
+            node.hear()
+            node.store.clock += 20
+            await node.tenants.look()
+            assert node.share_of(pod, "first") not in node.store.shares
+            for number in range(2):
+                filler = node.admit(f"full-{number}", part(memory=ROOM - 2 * (1 - number)))
+                assert await node.start(filler) == ""
+            events = list(node.reports.events)
+            for _ in range(4):
+                node.kubelet.finish(pod, pod.containers[1], for_good=False)
+                node.hear()
+                assert await node.start(pod, "sc") == ""
+                node.hear()
+                node.store.clock += 15  # as in a crash loop
+            # Nobody hears of its starts, nor a new agent of anything.
+            for _ in range(4):
+                node.kubelet.finish(pod, pod.containers[1], for_good=False)
+                assert await node.start(pod, "sc") == ""
+            assert node.store.prepared.count(ShareId(str(node.share_of(pod, "first")))) > 1
+            node.start_agent(is_synced=False)
+            await node.tenants.adopt()
+            node.kubelet.finish(pod, pod.containers[1], for_good=False)
+            assert await node.start(pod, "sc") == ""
+            assert events
+
+    asyncio.run(story())
+
+
+def test_who_has_finished_is_not_prepared_anew_for_a_sidecar_that_crashes() -> None:
+    async def story() -> None:
+        async with scene() as node:
+            pod = node.admit(
+                "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
+            )
+            await node.start(pod, "first")
+            node.hear()
+            node.kubelet.finish(pod, pod.containers[0], for_good=True)
+            node.hear()
+            assert await node.start(pod, "sc") == ""
+            assert await node.start(pod) == ""
+            node.hear()
+            node.store.clock += 20
+            await node.tenants.look()
+            told = list(node.reports.events)
+            for _ in range(4):
+                node.kubelet.finish(pod, pod.containers[1], for_good=False)
+                node.hear()
+                assert await node.start(pod, "sc") == ""
+                node.hear()
+                node.store.clock += 15
+            assert node.share_of(pod, "first") not in node.store.shares
+            assert node.reports.events == told
+
+    asyncio.run(story())
+
+
+def test_no_room_for_what_comes_later_keeps_no_init_container_waiting() -> None:
+    async def story() -> None:
+        async with scene() as node:
+            for number in range(2):
+                await node.start(node.admit(f"full-{number}", part(memory=ROOM - 1)))
+            pod = node.admit("1", part("init", INIT, memory=1), part(memory=2))
+            for _ in range(2):  # it fails, and is started again
+                assert await node.start(pod, "init") == ""
+                node.kubelet.finish(pod, pod.containers[0], for_good=False)
+                node.hear()
+            assert await node.start(pod, "init") == ""
+            node.kubelet.finish(pod, pod.containers[0], for_good=True)
+            node.hear()
+            assert (await node.start(pod)).startswith("need 2 of each")
+            last = node.reports.events[-1]
+            assert last[1] == "ShareRefused"
+            assert last[2].startswith("container main: need 2")
 
     asyncio.run(story())
 
