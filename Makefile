@@ -14,11 +14,11 @@ pip := $(python) -m pip --disable-pip-version-check --quiet
 native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types native testbed cluster bench plot docs wheel clean
+.PHONY: help demo test unit lint format types native testbed cluster cluster-down bench plot docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: native ## two programs share a simulated GPU, before your eyes
 	@$(VENV)/bin/allot demo
@@ -48,10 +48,13 @@ native: $(VENV)/.installed ## the native libraries of this machine, as they ship
 
 # Once for each set of versions, 6 minutes on two cores; nothing where they could not run.
 testbed: $(VENV)/.installed ## the programs of the test cluster: Kubernetes, etcd, containerd
-	@PYTHONPATH=tests/cluster $(python) -m testbed build --if-usable
+	@PYTHONPATH=tests/cluster $(python) -m testbed build --if-usable >/dev/null
 
 cluster: native testbed ## a real Kubernetes with simulated GPUs on this machine, until Ctrl-C
 	@PYTHONPATH=tests/cluster $(python) -m testbed up $(CLUSTER_ARGS)
+
+cluster-down: $(VENV)/.installed ## ends it from elsewhere; removes what one leaves that was killed
+	@PYTHONPATH=tests/cluster $(python) -m testbed down $(CLUSTER_ARGS)
 
 bench: native ## what shares cost, and how well they hold, beside the bare simulated driver
 	$(python) bench/run.py
@@ -75,12 +78,14 @@ clean: ## everything that is made here
 # ---- set-up --------------------------------------------------------------------------------------
 
 $(VENV)/.made:
+	@echo "setting up $(VENV) ... (once, some minutes)"
 	@$(PYTHON) tools/make_venv.py $(VENV)
 	@$(pip) install --constraint constraints.txt pip
 	@touch $@
 
 # What `allot` needs to run, and what its build needs. `native` builds the libraries.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
+	@echo "setting up $(VENV) ... what allot needs"
 	@$(pip) install --constraint constraints.txt --group build
 	@ALLOTMENT_NATIVE=later \
 	  $(pip) install --constraint constraints.txt --no-build-isolation --editable ".[kubernetes]"
@@ -89,6 +94,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt hatch_build.py
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed pyproject.toml constraints.txt
+	@echo "setting up $(VENV) ... what its tests need"
 	@$(pip) install --constraint constraints.txt --group dev
 	@# For ptxas alone, which reads our PTX; the compilers it depends on would be 170 MB more.
 	@$(pip) install --constraint constraints.txt --no-deps nvidia-cuda-nvcc

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import ssl
 import threading
 from collections.abc import Mapping
@@ -132,20 +133,37 @@ class Api:
     def _send(
         self, method: str, target: str, content: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        kept = getattr(self._local, "connection", None)
+        kept = self._kept()
         connection = kept or self._connect()
+        is_sent = False
         try:
             connection.request(method, target, body=content, headers=dict(headers))
+            is_sent = True
             response = connection.getresponse()
             return response.status, response.read()
         except (http.client.HTTPException, OSError):
-            connection.close()
-            self._local.connection = None
+            self._drop(connection)
             # A kept connection may have ended with the API server that it led to. Once more on a
             # new one, except where the request may have been carried out.
-            if kept is None or method == "POST":
+            if kept is None or (is_sent and method == "POST"):
                 raise
         return self._send(method, target, content, headers)
+
+    def _kept(self) -> http.client.HTTPSConnection | None:
+        connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
+        if connection is None or connection.sock is None:
+            return connection
+        # Nobody has asked anything: there is nothing to read but the other side's goodbye.
+        poll = select.poll()
+        poll.register(connection.sock, select.POLLIN)
+        if not poll.poll(0):
+            return connection
+        self._drop(connection)
+        return None
+
+    def _drop(self, connection: http.client.HTTPSConnection) -> None:
+        connection.close()
+        self._local.connection = None
 
     def _connect(self) -> http.client.HTTPSConnection:
         connection = http.client.HTTPSConnection(

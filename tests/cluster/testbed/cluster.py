@@ -36,6 +36,19 @@ __all__ = ["Cluster", "NodeSettings"]
 # In order of dependence.
 _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 _NODE = ("containerd", "kubelet")
+_MANIFEST = ROOT / "deploy" / "manifests" / "agent.yaml"
+
+DESCRIPTION = "cluster.json"
+"""In the state folder of a cluster that `python -m testbed up` holds: what others need to know."""
+
+POD = "pod.yaml"
+"""There as well: a pod to try."""
+
+# All of a state folder but its logs. By name: it may be anybody's folder.
+_OF_ONE_RUN = (
+    *("etcd", "containerd", "kubelet", "credentials", "volume-plugins"),
+    *("kubelet.json", POD, DESCRIPTION),
+)
 
 
 class Cluster:
@@ -328,7 +341,17 @@ class Cluster:
         """
         from testbed import roles
 
-        roles.bind_agent(self.api, ROOT / "deploy" / "manifests" / "agent.yaml")
+        roles.bind_agent(self.api, _MANIFEST)
+
+    def apply_config(self) -> str:
+        """Makes the project's manifest's ConfigMap, after `allow_agent`; its NAMESPACE/NAME.
+
+        Raises:
+            TestbedError: the manifest has none.
+        """
+        from testbed import roles
+
+        return roles.apply_config(self.api, _MANIFEST)
 
     def start_agent(
         self,
@@ -416,20 +439,24 @@ class Cluster:
 
     @staticmethod
     def clean_up(state: Path) -> None:
-        """Removes what a cluster leaves whose holder was killed: all but its logs and keys.
+        """Removes what is left of a cluster, also of one whose holder was killed: all but its logs.
 
         Processes, mounts and interfaces go with the holder; the control groups of earlier
         sandboxes are removed by whoever comes next.
         """
         remove_stale_control_groups()
-        for folder in ("etcd", "containerd", "kubelet"):
-            shutil.rmtree(state / folder, ignore_errors=True)
+        for path in (state / name for name in _OF_ONE_RUN):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def describe(self) -> Json:
         """What `down` and people need to know of a running cluster."""
         return {
             "pid": os.getpid(),
             "first_process": self._sandbox.pid,
+            "interface": self._sandbox.link.name,
             "address": self.address,
             "kubeconfig": str(self.kubeconfig),
             "kubectl": str(self.kubectl),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's rights, as its manifest grants them, for an agent that runs outside of a pod."""
+"""The agent's rights and configurations, as in its manifest, for an agent outside of a pod."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def bind_agent(api: Api, manifest: Path) -> None:
     Raises:
         TestbedError: there is no such manifest, or no role in it.
     """
-    if not manifest.exists():
-        raise TestbedError(f"{manifest} is missing: it has the agent's roles")
-    documents = [each for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if each]
+    documents = _read(manifest)
     for document in _of_kind(documents, "Namespace"):
         api.apply(f"/api/v1/namespaces/{document['metadata']['name']}", document)
     roles = [*_of_kind(documents, "ClusterRole"), *_of_kind(documents, "Role")]
@@ -30,6 +28,26 @@ def bind_agent(api: Api, manifest: Path) -> None:
         raise TestbedError(f"{manifest} has no role")
     for role in roles:
         _bind(api, role)
+
+
+def apply_config(api: Api, manifest: Path) -> str:
+    """Applies the manifest's ConfigMap, after `bind_agent`; NAMESPACE/NAME for `--config-map`.
+
+    Raises:
+        TestbedError: there is no such manifest, or not one ConfigMap in it.
+    """
+    found = _of_kind(_read(manifest), "ConfigMap")
+    if len(found) != 1:
+        raise TestbedError(f"{manifest} has {len(found)} ConfigMaps; one is the agent's")
+    namespace, name = (str(found[0]["metadata"][key]) for key in ("namespace", "name"))
+    api.apply(f"/api/v1/namespaces/{namespace}/configmaps/{name}", found[0])
+    return f"{namespace}/{name}"
+
+
+def _read(manifest: Path) -> list[Json]:
+    if not manifest.exists():
+        raise TestbedError(f"{manifest} is missing: it has the agent's roles and configurations")
+    return [each for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if each]
 
 
 def _bind(api: Api, role: Json) -> None:
