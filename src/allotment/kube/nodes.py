@@ -284,17 +284,6 @@ class OwnNode:
         condition = Condition(status=status, reason=reason, message=message)
         self._want(replace(self._wanted, conditions={**self._wanted.conditions, kind: condition}))
 
-    async def settled(self, *, timeout_s: float) -> bool:
-        """Wait until the node says all that is wanted; tell whether it does."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                async for _ in self.changes():
-                    if self.is_settled:
-                        return True
-        except TimeoutError:
-            return False
-        return False
-
     def _want(self, wanted: Wanted) -> None:
         if wanted != self._wanted:
             self._wanted = wanted

@@ -26,6 +26,12 @@ __all__ = [
 
 _MIRROR = "kubernetes.io/config.mirror"
 _HASH = "kubernetes.io/config.hash"
+_OURS = "allotment.dev/"
+# How much of the agent's memory a pod has is not its author's to say: annotations have 256 KiB.
+_MAX_UID = 64
+_MAX_KEYS = 32  # more than there are that mean something: one that is not known is among them
+_MAX_TEXT = 64 << 10
+_TOO_LONG = f"(left out: a pod's annotations of {_OURS} may have {_MAX_TEXT} characters)"
 
 T = TypeVar("T")
 
@@ -44,6 +50,8 @@ class Metadata(_Narrow):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
+    next_page: str = msgspec.field(default="", name="continue")
+    """Of a list: what to ask for its next page by; empty: this is the last."""
 
 
 class ObjectList(_Narrow, Generic[T]):
@@ -135,11 +143,21 @@ def to_pod(item: PodObject) -> Pod:
         namespace=meta.namespace,
         name=meta.name,
         node=item.spec.node_name,
-        annotations=meta.annotations or {},
-        labels=meta.labels or {},
+        annotations=_annotations(meta.annotations or {}),
         containers=tuple(_containers(item)),
         has_ended=item.status.phase in {"Succeeded", "Failed"},
     )
+
+
+def _annotations(written: Mapping[str, str]) -> dict[str, str]:
+    """Keep what is said to us; in place of what is too long, a text that means nothing anywhere."""
+    ours = sorted((key, text) for key, text in written.items() if key.startswith(_OURS))
+    kept = {}
+    left = _MAX_TEXT
+    for key, text in ours[:_MAX_KEYS]:
+        kept[key] = text if len(text) <= left else _TOO_LONG
+        left -= len(kept[key])
+    return kept
 
 
 def _uid(meta: Metadata) -> PodUid:
@@ -149,9 +167,8 @@ def _uid(meta: Metadata) -> PodUid:
     the hash of the file (kubelet pkg/kubelet/config/common.go, types/pod_update.go).
     """
     annotations = meta.annotations or {}
-    if _MIRROR in annotations:
-        return PodUid(annotations.get(_HASH) or annotations[_MIRROR])
-    return PodUid(meta.uid)
+    of_file = annotations.get(_HASH) or annotations[_MIRROR] if _MIRROR in annotations else ""
+    return PodUid(of_file if 0 < len(of_file) <= _MAX_UID else meta.uid)
 
 
 def _containers(item: PodObject) -> Iterator[Container]:
@@ -173,6 +190,7 @@ def _container(
         resources=_resources((spec.resources and spec.resources.limits) or {}),
         has_finished=_has_finished(item, spec, kind, status),
         is_started=status is not None and _is_started(status),
+        restarts=status.restart_count if status else 0,
     )
 
 

@@ -9,11 +9,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
-import msgspec
-
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
-from allotment.kube.errors import KubeError, ObjectMissingError
+from allotment.kube.errors import KubeError
 from allotment.kube.objects import ObjectList, PodObject, to_pod
 from allotment.kube.watching import Following, Subject
 from allotment.model.pods import Pod, PodUid
@@ -29,8 +27,6 @@ class NodePods:
 
     def __init__(self, api: Api, *, node: str, backoff: Backoff | None = None) -> None:
         """Know nothing yet."""
-        self._api = api
-        self._node = node
         self._following: Following[PodObject, Pod] = Following(
             api,
             Subject(
@@ -102,20 +98,3 @@ class NodePods:
     def changes(self) -> AsyncIterator[None]:
         """Yield at once, and when pods came, changed or went; several changes at once."""
         return self._following.signal.changes()
-
-    async def get_now(self, namespace: str, name: str) -> Pod | None:
-        """Ask for one pod directly; None: there is none of that name on this node.
-
-        Raises `KubeError`.
-        """
-        try:
-            body = await self._api.get(
-                f"/api/v1/namespaces/{namespace}/pods/{name}", asked=f"get pod {namespace}/{name}"
-            )
-        except ObjectMissingError:
-            return None
-        try:
-            pod = to_pod(msgspec.json.decode(body, type=PodObject))
-        except msgspec.DecodeError as error:
-            raise KubeError(f"pod {namespace}/{name} is not understood: {error}") from error
-        return pod if pod.node == self._node else None

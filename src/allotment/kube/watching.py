@@ -27,6 +27,8 @@ __all__ = ["Following", "Subject"]
 _IDLE_S = 150.0
 """Without a line for so long, the connection counts as dead: the server sends a bookmark each
 minute (apiserver pkg/storage/cacher, bookmarkFrequency)."""
+_PAGE = 50
+"""As many objects are in memory as they were written, at most: up to 1.5 MiB each."""
 _STEADY_S = 5.0  # a watch that lived for so long has worked
 _RECHECK_S = 5.0  # nobody can make us list more often
 
@@ -132,14 +134,18 @@ class Following(Generic[ItemT, ValueT]):
         server answers from its cache. A list from the past could miss a pod that runs.
         """
         subject = self._subject
-        body = await self._api.get(
-            subject.path,
-            asked=f"list {subject.name}",
-            params={"fieldSelector": _selector(subject.fields)},
-        )
-        found = self._decoded(self._items, body)
+        values: dict[str, ValueT] = {}
+        params = {"fieldSelector": _selector(subject.fields), "limit": str(_PAGE)}
+        while True:
+            body = await self._api.get(subject.path, asked=f"list {subject.name}", params=params)
+            found = self._decoded(self._items, body)
+            values |= {each.metadata.uid: subject.convert(each) for each in found.items or ()}
+            # Every page is of the first one's version; one that is too late is refused as gone.
+            next_page = found.metadata.next_page
+            if not next_page or next_page == params.get("continue"):
+                break
+            params["continue"] = next_page
         self._listed_at = _now()
-        values = {each.metadata.uid: subject.convert(each) for each in found.items or ()}
         changed = values != self.values or not self.is_synced
         self.values = values
         self.is_synced = True

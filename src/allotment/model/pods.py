@@ -44,6 +44,8 @@ class Container:
     """It has ended and will not be started again."""
     is_started: bool = False
     """It runs, or has run."""
+    restarts: int = 0
+    """How often it was started again, as far as that has been told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Pod:
     name: str
     node: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
+    """Those of `allotment.dev/` alone."""
     containers: tuple[Container, ...] = ()
     """Init containers first, in the order of the specification."""
     has_ended: bool = False

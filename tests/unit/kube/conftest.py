@@ -110,10 +110,9 @@ def impatient() -> Callable[[], Backoff]:
 def listed() -> Callable[..., httpx2.Response]:
     """A list of objects, as of a version."""
 
-    def make(*items: object, version: str = "1") -> httpx2.Response:
-        return httpx2.Response(
-            200, json={"metadata": {"resourceVersion": version}, "items": list(items)}
-        )
+    def make(*items: object, version: str = "1", next_page: str = "") -> httpx2.Response:
+        metadata = {"resourceVersion": version, "continue": next_page}
+        return httpx2.Response(200, json={"metadata": metadata, "items": list(items)})
 
     return make
 

@@ -210,7 +210,7 @@ def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_
         await until(server.bodies)
         assert not node.is_settled
         watch.send({"type": "MODIFIED", "object": an_object("2", capacity=full, allocatable=full)})
-        assert await node.settled(timeout_s=10)
+        await until(lambda: node.is_settled)
         watch.send({"type": "DELETED", "object": an_object("3")})
         watch.send({"type": "ADDED", "object": an_object("4", uid="u2")})
         await until(lambda: len(server.bodies()) == 2)
@@ -343,7 +343,7 @@ def test_without_a_node_it_waits_for_one(
     async def test() -> None:
         await node.set_condition("GpuHealthy", "True", reason="AllHealthy", message="")
         await until(lambda: node.is_synced)
-        assert not await node.settled(timeout_s=0.01)
+        assert not node.is_settled
         assert not server.bodies()
         watch.send({"type": "ADDED", "object": an_object("4")})
         await until(server.bodies)

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.dialects.annotations import KEYS, wishes_of
 from allotment.kube.objects import PodObject, to_pod
+from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, Pod
 
 Maker = Callable[..., Any]
@@ -162,12 +164,60 @@ def test_resources_are_whole_numbers_and_those_of_extensions_alone(pod: Maker) -
         ({"kubernetes.io/config.hash": "abc"}, "uid-train"),
         ({"kubernetes.io/config.hash": "abc", "kubernetes.io/config.mirror": "abc"}, "abc"),
         ({"kubernetes.io/config.mirror": "abc"}, "abc"),
+        ({"kubernetes.io/config.mirror": "a" * 65}, "uid-train"),
+        ({"kubernetes.io/config.mirror": ""}, "uid-train"),
     ],
 )
 def test_a_static_pod_is_who_the_kubelet_takes_it_for(
     pod: Maker, annotations: dict[str, str] | None, uid: str
 ) -> None:
     assert read(pod(metadata={"annotations": annotations})).uid == uid
+
+
+def test_of_annotations_ours_alone_are_kept(pod: Maker) -> None:
+    written = {"allotment.dev/class": "latency", "team/notes": "x" * 200_000, "allotment.dev": "1"}
+    found = read(pod(metadata={"annotations": written, "labels": {"a": "b"}}))
+    assert found.annotations == {"allotment.dev/class": "latency"}
+
+
+LONG = 200 << 10  # of the 256 KiB that the API server lets a pod have
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_what_is_too_long_is_not_kept_and_means_nothing(pod: Maker, key: str) -> None:
+    limits = {"allotment.dev/gpu": "1"}
+    found = read(
+        pod(
+            metadata={"annotations": {key: "5" * LONG}},
+            spec={"containers": [{"name": "main", "resources": {"limits": limits}}]},
+        )
+    )
+    assert len(found.annotations[key]) < 100
+    with pytest.raises(UsageError) as caught:
+        wishes_of(found, {"main": KEYS})
+    assert key in caught.value.message
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(KEYS)) | st.integers(0, 99).map("allotment.dev/{}".format),
+        st.sampled_from([0, 1, 100, 40_000, 70_000]).map("x".__mul__),
+        max_size=60,
+    )
+)
+def test_no_pod_takes_more_of_the_agents_memory_than_another(written: dict[str, str]) -> None:
+    item = {
+        "metadata": {"name": "a", "uid": "u", "annotations": written},
+        "spec": {},
+    }
+    found = read(item).annotations
+    assert sum(map(len, found.values())) < 70_000
+    assert len(found) == min(len(written), 32)
+    assert found.keys() <= written.keys()
+    if sum(map(len, written.values())) <= 65536 and len(written) <= 32:
+        assert found == written
+    if not written.keys() <= KEYS:
+        assert len(written) <= 32 or not found.keys() <= KEYS  # so that it is refused all the same
 
 
 JSON = st.recursive(

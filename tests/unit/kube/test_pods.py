@@ -13,7 +13,6 @@ import pytest
 from allotment.kube import pods as pods_module
 from allotment.kube import watching
 from allotment.kube.backoff import Backoff
-from allotment.kube.errors import KubeError
 from allotment.kube.pods import NodePods
 from allotment.model.pods import PodUid
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 Maker = Callable[..., Any]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
+OURS = {"allotment.dev/class": "latency"}
 Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 
@@ -88,6 +88,42 @@ def test_a_watch_goes_on_where_the_last_one_ended(
     assert versions == ["7", "12", "30"]
     assert len(server.asked("lists")) == 1
     assert names(pods) == {"a"}
+
+
+def test_a_list_comes_in_pages_and_counts_when_it_is_whole(
+    pods: NodePods,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    refused: Maker,
+    pod: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.extend(
+        [
+            listed(pod("a"), version="7", next_page="p2"),
+            refused(410),  # it took too long: from the start
+            listed(pod("b"), version="8", next_page="p2"),
+            listed(pod("c"), version="8", next_page="p3"),
+            listed(pod("d"), version="8"),
+        ]
+    )
+    new_watch()
+
+    async def test() -> None:
+        async for _ in pods.changes():
+            assert not pods.all() or names(pods) == {"b", "c", "d"}
+            if pods.is_synced:
+                break
+        await until(lambda: server.asked("watches"))
+
+    run(pods.run(), test())
+    asked = [each.url.params.get("continue") for each in server.asked("lists")]
+    assert asked == [None, "p2", None, "p2", "p3"]
+    assert {each.url.params["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
+    assert {each.url.params["limit"] for each in server.asked("lists")} == {"50"}
+    assert server.asked("watches")[0].url.params["resourceVersion"] == "8"
 
 
 @pytest.mark.parametrize("is_inside", [True, False], ids=["in the stream", "as the answer"])
@@ -244,7 +280,7 @@ def test_changes_that_do_not_concern_us_wake_nobody(
             item = pod("a", version=version, status={"podIP": f"10.0.0.{version}"})
             watch.send(event("MODIFIED", item))
             await asyncio.sleep(0.005)  # so that each is heard by itself
-        watch.send(event("MODIFIED", pod("a", version="10", metadata={"annotations": {"x": "1"}})))
+        watch.send(event("MODIFIED", pod("a", version="10", metadata={"annotations": OURS})))
         await until(lambda: pods.all()[0].annotations)
         await until(lambda: woken == 2)
         counting.cancel()
@@ -299,24 +335,3 @@ def test_a_pod_that_has_a_uid_goes_before_one_that_only_says_so(
         assert found.name == "victim"
 
     run(pods.run(), test())
-
-
-@pytest.mark.parametrize(
-    ("node", "is_found"), [("n1", True), ("n2", False)], ids=["of this node", "of another"]
-)
-def test_one_pod_can_be_asked_for_directly(
-    pods: NodePods, server: Server, refused: Maker, pod: Maker, node: str, *, is_found: bool
-) -> None:
-    server.lists.extend(
-        [httpx2.Response(200, json=pod("a", spec={"nodeName": node})), refused(404), refused(500)]
-    )
-
-    async def test() -> None:
-        found = await pods.get_now("ml", "a")
-        assert (found is not None) == is_found
-        assert await pods.get_now("ml", "a") is None
-        with pytest.raises(KubeError):
-            await pods.get_now("ml", "a")
-
-    asyncio.run(test())
-    assert server.requests[0].url.path == "/api/v1/namespaces/ml/pods/a"
