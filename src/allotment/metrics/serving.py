@@ -2,16 +2,21 @@
 """`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and the kubelet's probes.
 
 In threads of its own: a probe has to be answered also, and above all, when the event loop hangs.
+Every pod of the cluster can come here: whoever dawdles is sent away, at once when others wait.
 """
 
+import contextlib
+import io
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -20,7 +25,10 @@ from allotment.model.errors import PrerequisiteError, UsageError
 
 __all__ = ["Probes", "Server", "parse_address"]
 
-_CLIENT_S = 10.0  # a client that says nothing for so long is sent away
+_WHOLE_S = 10.0  # for one request and its answer, whatever the client does
+_MOMENT_S = 0.2  # for the end of one who was sent away
+_MAX_CLIENTS = 16
+_MAX_HEAD = 16 << 10  # bytes of a request: it has no body
 _MAX_PORT = 65535
 
 Check = Callable[[], Sequence[str]]
@@ -104,14 +112,84 @@ class _Http(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._began: dict[socket.socket, float] = {}
+        """When each client that is served came, oldest first."""
+        self._lock = threading.Lock()
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - its types
+        """Serve in a thread; where there are too many, in place of who has been here longest."""
+        if not self._places.acquire(blocking=False):
+            self._send_away(came_before=time.monotonic(), most=1)
+            if not self._places.acquire(timeout=_MOMENT_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._began[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no thread to be had
+            self._leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - likewise
+        """Serve, and make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def service_actions(self) -> None:
+        """Twice a second: send those away whose time is up."""
+        self._send_away(came_before=time.monotonic() - _WHOLE_S)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - likewise
+        """Say nothing of clients that went: they would fill the log."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def _leave(self, request: socket.socket) -> None:
+        with self._lock:
+            self._began.pop(request, None)
+        self._places.release()
+
+    def _send_away(self, *, came_before: float, most: int = _MAX_CLIENTS) -> None:
+        with self._lock:
+            late = [each for each, began in self._began.items() if began < came_before][:most]
+            for each in late:
+                del self._began[each]
+                # Whoever reads from it or writes to it is woken by that. It may be closed already.
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+
+class _Head(io.RawIOBase):
+    """What a client sends, up to a limit; then it seems to have ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = _MAX_HEAD
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any that can be written to
+        count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._left -= count
+        return count
 
 
 def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _CLIENT_S
+        timeout = _WHOLE_S
         server_version = "allotment"
         sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self.rfile = io.BufferedReader(_Head(self.connection))
 
         def do_GET(self) -> None:  # its name
             path = self.path.partition("?")[0]

@@ -6,12 +6,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from allotment.metrics import serving
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.errors import PrerequisiteError, UsageError
+
+PLACES = 16
 
 
 def fetch(server: Server, path: str, **headers: str) -> tuple[int, str, str]:
@@ -62,6 +67,58 @@ def test_it_ends_and_gives_its_address_back_even_with_a_client_that_hangs(
         server.close()
     with Server(f"127.0.0.1:{port}", registry, Probes()) as again:
         assert fetch(again, "/healthz")[0] == 200
+
+
+def test_clients_that_dawdle_take_no_more_than_their_places(registry: CollectorRegistry) -> None:
+    before = threading.active_count()
+    with Server("127.0.0.1:0", registry, Probes()) as server, contextlib.ExitStack() as stack:
+        for _ in range(3 * PLACES):
+            client = socket.create_connection(("127.0.0.1", server.port))
+            stack.enter_context(client)
+            client.send(b"GET /metr")
+        for _ in range(5):
+            assert fetch(server, "/healthz")[0] == 200
+        assert threading.active_count() - before <= PLACES + 1
+
+
+@pytest.mark.parametrize("is_reading", [False, True], ids=["slow to ask", "slow to read"])
+def test_a_request_has_its_time_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry, *, is_reading: bool
+) -> None:
+    monkeypatch.setattr(serving, "_WHOLE_S", 0.4)
+    many = Counter("many", "Many.", ["x"], registry=registry)
+    for number in range(20_000 if is_reading else 0):
+        many.labels("x" * 100 + str(number))
+    with Server("127.0.0.1:0", registry, Probes()) as server:
+        before = threading.active_count()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.settimeout(0.1)
+            client.send(b"GET /metrics HTTP/1.0\r\n" + (b"\r\n" if is_reading else b""))
+            end = time.monotonic() + 15
+            is_served = True
+            while is_served and time.monotonic() < end:
+                if is_reading:
+                    time.sleep(0.1)
+                    is_served = threading.active_count() > before
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    client.send(b"A: b\r\n")  # never silent for long
+                    is_served = client.recv(1) != b""
+            assert not is_served
+
+
+def test_a_request_without_end_is_cut_off(registry: CollectorRegistry) -> None:
+    with (
+        Server("127.0.0.1:0", registry, Probes()) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+    ):
+        client.send(b"GET /healthz HTTP/1.0\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 32 << 20:
+                sent += client.send(b"A: " + b"b" * 60_000 + b"\r\n")
+        assert sent < 32 << 20
+        assert fetch(server, "/healthz")[0] == 200
 
 
 def test_an_address_that_is_taken_is_refused_with_it(registry: CollectorRegistry) -> None:
