@@ -12,7 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "agent_lock.h"
 #include "bus_guard.h"
 #include "lease.h"
 
@@ -64,6 +63,20 @@ static int create_file(const char *directory, const char *name, const part parts
   return -error;
 }
 
+static const struct {
+  uint64_t magic;
+  uint32_t version;
+} leases_head = {ALLOT_LEASES_MAGIC, ALLOT_LEASE_VERSION};
+static const allot_lease_state first_state = {.holder = -1, .next = -1};
+
+#define LEASES_SIZE sizeof(allot_leases_file)
+#define FIRST_STATE offsetof(allot_leases_file, states)
+#define LEASES_BEGUN (FIRST_STATE + sizeof(allot_lease_state))
+
+// What a file of leases begins with, apart from zeros.
+static const part fresh_leases[2] = {{0, &leases_head, sizeof leases_head},
+                                     {FIRST_STATE, &first_state, sizeof first_state}};
+
 int allot_contract_create(const char *directory, const char *uuid) {
   allot_contract contract = {.magic = ALLOT_CONTRACT_MAGIC,
                              .version = ALLOT_LEASE_VERSION,
@@ -76,22 +89,94 @@ int allot_contract_create(const char *directory, const char *uuid) {
       .terms = ALLOT_TERMS(0, ALLOT_WHOLE, 100, ALLOT_CLASS_BESTEFFORT, ALLOT_TERMS_TAKEN),
       .serial = 1};
   // First the leases: a contract that is there has them.
-  struct {
-    uint64_t magic;
-    uint32_t version;
-  } head = {ALLOT_LEASES_MAGIC, ALLOT_LEASE_VERSION};
-  const int32_t nobody[2] = {-1, -1};  // holder and next of the first state
-  const size_t first = offsetof(allot_leases_file, states);
-  const part of_leases[2] = {{0, &head, sizeof head},
-                             {first + offsetof(allot_lease_state, holder), nobody, sizeof nobody}};
   const part of_contract[2] = {{0, &contract, sizeof contract}, {0, "", 0}};
-  int error = create_file(directory, "leases", of_leases, first + sizeof(allot_lease_state),
-                          sizeof(allot_leases_file));
+  int error = create_file(directory, "leases", fresh_leases, LEASES_BEGUN, LEASES_SIZE);
   if (error != 0 && error != -EEXIST) return error;
   return create_file(directory, "contract", of_contract, sizeof contract, sizeof contract);
 }
 
+// ---- mending ----
+
+// Is this a device of ours, so that its `leases` are to be as we make them?
+static int check_contract(const char *directory) {
+  char path[4096];
+  int error = path_in(directory, "contract", path, sizeof path);
+  if (error != 0) return error;
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return -errno;
+  struct {
+    uint64_t magic;
+    uint32_t version;
+  } head = {0};
+  if (pread(descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) error = -EINVAL;
+  close(descriptor);
+  if (error == 0 && head.magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
+  return error == 0 && head.version != ALLOT_LEASE_VERSION ? -EPROTO : error;
+}
+
+typedef struct damage {
+  bool is_short, has_bad_head, has_bad_root;
+} damage;
+
+static int look_for_damage(int descriptor, damage *found) {
+  struct stat status;
+  if (fstat(descriptor, &status) != 0) return -errno;
+  if (!S_ISREG(status.st_mode)) return -EINVAL;
+  // Zero where it is shorter.
+  uint64_t words[offsetof(allot_leases_file, root) / sizeof(uint64_t) + 1] = {0};
+  if (pread(descriptor, words, sizeof words, 0) < 0) return -errno;
+  uint32_t version;
+  memcpy(&version, (const char *)words + offsetof(allot_leases_file, version), sizeof version);
+  uint64_t root = words[offsetof(allot_leases_file, root) / sizeof(uint64_t)];
+  *found = (damage){
+      .is_short = (uint64_t)status.st_size < LEASES_SIZE,
+      .has_bad_head = words[0] != ALLOT_LEASES_MAGIC || version != ALLOT_LEASE_VERSION,
+      .has_bad_root = ALLOT_ROOT_BUFFER(root) >= ALLOT_PLACES * 2,
+  };
+  return 0;
+}
+
+static bool is_damaged(const damage *found) {
+  return found->is_short || found->has_bad_head || found->has_bad_root;
+}
+
+// Never through a mapping: somebody may cut the file again. The mark comes last, so that nobody
+// opens it before all is there.
+static int restore(int descriptor, const damage *found) {
+  if (found->is_short) {
+    if (ftruncate(descriptor, (off_t)LEASES_SIZE) != 0) return -errno;
+    int error = posix_fallocate(descriptor, 0, (off_t)LEASES_BEGUN);
+    if (error != 0) return -error;
+  }
+  if (found->is_short || found->has_bad_root) {
+    const uint64_t none = 0;  // the first state is in force, and it says that nobody has a turn
+    const part root = {offsetof(allot_leases_file, root), &none, sizeof none};
+    if (!write_part(descriptor, &fresh_leases[1]) || !write_part(descriptor, &root)) return -EIO;
+  }
+  return write_part(descriptor, &fresh_leases[0]) ? 0 : -EIO;
+}
+
+int allot_leases_mend(const char *directory) {
+  char path[4096];
+  int error = check_contract(directory);
+  if (error == 0) error = path_in(directory, "leases", path, sizeof path);
+  if (error != 0) return error;
+  // Who may only read it can still tell that it is whole.
+  int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return -errno;
+  damage found = {0};
+  error = look_for_damage(descriptor, &found);
+  const bool was_damaged = error == 0 && is_damaged(&found);
+  if (was_damaged) error = restore(descriptor, &found);
+  close(descriptor);
+  return error != 0 ? error : was_damaged;
+}
+
 // ---- changes, one agent at a time ----
+//
+// The caller holds the state folder's lock. No lock on `contract` itself: a container has it open,
+// and could hold that while all starts of the machine wait.
 
 typedef struct opened {
   int descriptor;
@@ -106,7 +191,6 @@ static int open_contract(const char *directory, opened *file) {
   if (file->descriptor < 0) return -errno;
   struct stat status;
   void *mapped = MAP_FAILED;
-  lock_for_a_while(file->descriptor);
   if (fstat(file->descriptor, &status) != 0) {
     error = -errno;
   } else if ((uint64_t)status.st_size < sizeof(allot_contract)) {

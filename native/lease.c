@@ -243,6 +243,7 @@ static void keep_seat(allot_leases *leases, uint64_t now_ns) {
   if (leases->place < 0 || is_seated(leases)) return;
   allot_event moved = {
       .kind = ALLOT_EVENT_JOIN, .place = leases->place, .seat = leases->seat, .now_ns = now_ns};
+  store(&leases->file->heads[leases->place].pid, (int32_t)getpid());  // the file may be a fresh one
   outcome done = decide(leases, &moved, 1);
   tell(leases, &done);
 }

@@ -266,6 +266,15 @@ void allot_leases_read(const allot_leases *leases, allot_lease_state *state);
 // Makes both files in `directory`, which exists, under the names "contract" and "leases"; -EEXIST
 // if they are there.
 int allot_contract_create(const char *directory, const char *uuid);
+// Puts `leases` right where a program of a share cut it short, or wrote over its head: 1 if it had
+// to, 0 if not. It stays the same file, so who has it mapped goes on: their places are theirs
+// (locks are not in its bytes), nobody has a turn, all accounts are 0, and each process seats
+// itself anew with its next launch. -EINVAL and -EPROTO: `contract` is not of this version, nothing
+// was changed.
+int allot_leases_mend(const char *directory);
+//
+// The caller of what follows holds the state folder's lock.
+//
 // Takes a free seat: its number, -ENOSPC (all are taken), -ERANGE (guarantees would pass the
 // whole).
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,

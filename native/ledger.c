@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent_lock.h"
 #include "bus_guard.h"
 
 // The agent's own mark in `last`: no slot has this index, so there is nothing to help.
@@ -442,10 +441,10 @@ static int change_limit(void *argument) {
   return overtaken ? -EBUSY : 0;
 }
 
-// Two agents at once: the second waits for the first.
-static int change_limit_locked(allot_ledger *ledger, int descriptor, int device, uint64_t bytes,
-                               bool force, uint64_t *used) {
-  lock_for_a_while(descriptor);
+// The caller holds the state folder's lock, so that no other agent changes the policy meanwhile. No
+// lock on `policy` itself: a container has it open, and could hold that.
+static int change_limit_in(allot_ledger *ledger, int descriptor, int device, uint64_t bytes,
+                           bool force, uint64_t *used) {
   void *policy =
       mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (policy == MAP_FAILED) return -errno;
@@ -468,7 +467,7 @@ int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bo
   if (descriptor < 0) {
     result = descriptor;
   } else {
-    result = change_limit_locked(&ledger, descriptor, device, bytes, force, used);
+    result = change_limit_in(&ledger, descriptor, device, bytes, force, used);
     close(descriptor);
   }
   allot_ledger_close(&ledger);

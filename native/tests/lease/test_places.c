@@ -388,6 +388,81 @@ static void damaged_files_are_refused(void) {
   }
 }
 
+// ---- files that a program of a share damaged, and that were put right ----
+
+static void goes_on(allot_leases *first, allot_leases *second, uint64_t now) {
+  allot_lease lease;
+  allot_lease_want(first, now, &lease);
+  CHECK(lease.held && allot_lease_is_mine(first));
+  allot_lease_want(second, now + MS, &lease);
+  CHECK(!lease.held);
+  allot_lease_release(first, MS, 0, false, now + 2 * MS, &lease);
+  allot_lease_look(second, now + 2 * MS, &lease);
+  CHECK(lease.held);
+  allot_lease_release(second, MS, 0, false, now + 3 * MS, &lease);
+  CHECK(first->file->heads[first->place].pid == getpid());
+  check_state(first);
+}
+
+static void damaged_leases_are_put_right(void) {
+  static const off_t lengths[] = {0, 1, 100, 4096, 20480, 30000, sizeof(allot_leases_file) - 1};
+  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    make_device();
+    allot_leases first, second, newcomer;
+    int one = take_seat(ANYTHING_GOES), other = take_seat(ANYTHING_GOES);
+    join_seat(&first, one);
+    join_seat(&second, other);
+    CHECK(allot_leases_mend(device) == 0);
+    goes_on(&first, &second, monotonic_ns());
+
+    CHECK(truncate(leases_path, lengths[i]) == 0);
+    CHECK(try_to_open() == -EINVAL);
+    CHECK(allot_leases_mend(device) == 1, "%zu", i);
+    CHECK(allot_leases_mend(device) == 0 && try_to_open() == 0);
+    check_state(&first);
+    // Who was there goes on, and nobody gets a place that is somebody's.
+    goes_on(&first, &second, monotonic_ns());
+    join_seat(&newcomer, one);
+    CHECK(newcomer.place != first.place && newcomer.place != second.place);
+    goes_on(&newcomer, &second, monotonic_ns());
+    allot_leases_close(&newcomer);
+    allot_leases_close(&second);
+    allot_leases_close(&first);
+    remove_device();
+  }
+}
+
+static void damaged_heads_are_put_right(void) {
+  const uint64_t nonsense = UINT64_MAX;
+  const uint32_t newer = ALLOT_LEASE_VERSION + 1;
+  static const size_t places[] = {0, offsetof(allot_leases_file, version),
+                                  offsetof(allot_leases_file, root)};
+  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    make_device();
+    allot_leases first, second;
+    int one = take_seat(ANYTHING_GOES), other = take_seat(ANYTHING_GOES);
+    join_seat(&first, one);
+    join_seat(&second, other);
+    goes_on(&first, &second, monotonic_ns());
+    write_at(leases_path, places[i], &nonsense, sizeof newer);
+    CHECK(allot_leases_mend(device) == 1, "%zu", i);
+    CHECK(allot_leases_mend(device) == 0 && try_to_open() == 0);
+    goes_on(&first, &second, monotonic_ns());
+    allot_leases_close(&second);
+    allot_leases_close(&first);
+    remove_device();
+  }
+  // What is not ours is left alone.
+  make_device();
+  write_at(contract_path, offsetof(allot_contract, version), &newer, sizeof newer);
+  CHECK(truncate(leases_path, 0) == 0);
+  struct stat status;
+  CHECK(allot_leases_mend(device) == -EPROTO && stat(leases_path, &status) == 0);
+  CHECK(status.st_size == 0);
+  CHECK(unlink(contract_path) == 0 && allot_leases_mend(device) == -ENOENT);
+  remove_device();
+}
+
 int main(void) {
   turns_are_taken();
   ceilings_are_told();
@@ -400,6 +475,8 @@ int main(void) {
   suspended_shares_get_no_lease();
   guarantees_are_not_promised_twice();
   damaged_files_are_refused();
+  damaged_leases_are_put_right();
+  damaged_heads_are_put_right();
   puts("ok");
   return 0;
 }

@@ -228,25 +228,6 @@ static void an_overtaken_resize_is_taken_back(void) {
   remove_share();
 }
 
-static void a_second_agent_waits_for_the_first(void) {
-  make_share(1000);
-  int first = open_in(share, "policy", O_RDWR);
-  CHECK(flock(first, LOCK_EX) == 0);
-  pid_t second = fork();
-  if (second == 0) {
-    close(first);
-    uint64_t used;
-    _exit(allot_ledger_set_limit(share, 0, 400, false, &used) == 0 ? 0 : 1);
-  }
-  usleep(100000);
-  CHECK(waitpid(second, NULL, WNOHANG) == 0, "it did not wait");
-  CHECK(flock(first, LOCK_UN) == 0);
-  int status;
-  CHECK(waitpid(second, &status, 0) == second && status == 0);
-  close(first);
-  remove_share();
-}
-
 int main(void) {
   setvbuf(stdout, NULL, _IONBF, 0);  // children must not print it again
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
@@ -258,6 +239,5 @@ int main(void) {
   resize_at_every_step();
   resize_after_a_killed_resize();
   an_overtaken_resize_is_taken_back();
-  a_second_agent_waits_for_the_first();
   return 0;
 }

@@ -19,7 +19,7 @@ from allotment.ledger.leases import (
     read_contract,
     read_leases,
 )
-from allotment.ledger.operations import create, reap, set_limit
+from allotment.ledger.operations import create, cut_usage, reap, set_limit
 from allotment.ledger.snapshots import (
     DevicePolicy,
     DeviceUse,
@@ -41,6 +41,7 @@ __all__ = [
     "SeatAccount",
     "Terms",
     "create",
+    "cut_usage",
     "read",
     "read_contract",
     "read_leases",

@@ -18,9 +18,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from allotment.ledger import lease_layout as layout
+from allotment.ledger.lengths import cut_down
 from allotment.libraries import LEDGER, library_path
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import DoesNotFitError, LedgerError
+from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +40,7 @@ __all__ = [
     "create_device",
     "free",
     "is_governed",
+    "mend",
     "read_contract",
     "read_leases",
     "read_terms",
@@ -155,6 +158,7 @@ def _library() -> ctypes.CDLL:
     library.allot_contract_create.argtypes = [text, text]
     library.allot_contract_take.argtypes = [text, text, word, ctypes.POINTER(word)]
     library.allot_contract_change.argtypes = [text, number, word, word]
+    library.allot_leases_mend.argtypes = [text]
     library.allot_contract_free.argtypes = [text, number, word]
     return library
 
@@ -170,6 +174,23 @@ def create_device(directory: Path, uuid: str) -> None:
         directory,
         "make the contract",
     )
+
+
+def mend(directory: Path) -> str:
+    """Put `leases` right if a program of a share damaged it; return what was found, or nothing.
+
+    It stays the same file. Programs that met it while it was short are ended (SIGBUS); all others
+    go on, with accounts that begin anew where it was short.
+
+    Raises:
+        LedgerError: the contract is missing, damaged, or of another version; or the file cannot be
+            written.
+    """
+    code = int(_library().allot_leases_mend(os.fsencode(directory)))
+    _check(code, directory, "put right what its shares take turns by")
+    grown = cut_down(directory / LEASES, layout.LEASES_FILE_SIZE)
+    found = "cut short or written over" if code > 0 else ""
+    return f"longer by {format_bytes(grown)}" if grown else found
 
 
 def take(directory: Path, share_id: str, terms: Terms) -> Seat:

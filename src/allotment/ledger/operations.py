@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from allotment.ledger import layout
+from allotment.ledger.lengths import cut_down
 from allotment.ledger.snapshots import damaged
 from allotment.libraries import LEDGER, library_path
 from allotment.model.errors import LedgerError, LimitBelowUseError
@@ -129,10 +130,16 @@ def reap(directory: Path) -> int:
     return cleared
 
 
+def cut_usage(directory: Path) -> int:
+    """Take away what programs appended to `usage`; return how many bytes that were. Never fails."""
+    return cut_down(directory / "usage", layout.USAGE_SIZE)
+
+
 def set_limit(directory: Path, device: int, memory_limit: int, *, force: bool = False) -> int:
     """Change the limit (bytes) of device number `device` of the policy; return the bytes in use.
 
-    From the return on, no allocation succeeds under the old limit.
+    From the return on, no allocation succeeds under the old limit. The caller holds the state
+    folder's lock.
 
     Raises:
         LimitBelowUseError: more is in use and `force` is false; nothing was changed.

@@ -3,18 +3,21 @@
 
 protocol     what a mode can do, and what one with a ledger can do besides
 soft         a ledger that the shim keeps
+damages      what programs did to their files, for whoever is to tell it
 unenforced   exclusive and timeslice: a record, and no shim
 turns        the devices' folders: contracts and leases
 """
 
 from allotment.model.errors import UsageError
 from allotment.model.requests import SOFT
+from allotment.modes.damages import Damage, take_damages
 from allotment.modes.protocol import LedgerMode, Mode, Turns
 from allotment.modes.soft import SoftMode
 from allotment.modes.unenforced import ExclusiveMode, TimesliceMode
 
 __all__ = [
     "DEFAULT_MODE",
+    "Damage",
     "ExclusiveMode",
     "LedgerMode",
     "Mode",
@@ -24,6 +27,7 @@ __all__ = [
     "all_modes",
     "ledger_mode",
     "mode_named",
+    "take_damages",
 ]
 
 DEFAULT_MODE = SOFT

@@ -19,10 +19,12 @@ from allotment.ledger.leases import (
 )
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError
+from allotment.model.formats import format_bytes
 from allotment.model.placements import Placement
 from allotment.model.requests import SOFT
 from allotment.model.shares import ShareId
 from allotment.modes import turns
+from allotment.modes.damages import put_down
 from allotment.modes.protocol import Turns
 
 __all__ = ["SoftMode"]
@@ -72,6 +74,13 @@ class SoftMode:
 
         Who may not write the ledger (another user's) still reads it, dead processes' use included.
         """
+        grown = ledger.cut_usage(directory)
+        if grown:
+            put_down(
+                f"share {directory.name}: its programs made its file `usage` longer by"
+                f" {format_bytes(grown)}, which were taken from it again",
+                [directory.name],
+            )
         snapshot = ledger.read(directory)
         try:
             cleared = ledger.reap(directory)

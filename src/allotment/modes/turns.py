@@ -26,11 +26,13 @@ from allotment.ledger.leases import (
     create_device,
     damaged,
     free,
+    mend,
     read_contract,
     take,
 )
 from allotment.model.errors import LedgerError
 from allotment.model.shares import ShareId
+from allotment.modes.damages import put_down
 
 __all__ = ["leave", "link", "link_names", "sit", "sweep"]
 
@@ -46,14 +48,16 @@ def link_names(index: int) -> tuple[str, str]:
 def sit(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
     """Take a seat for a share, making the device's folder if it is the first.
 
-    One that it has already is of a try that was cut off: it is freed. Raises `DoesNotFitError`
-    (guarantees, seats) or `LedgerError`.
+    One that it has already is of a try that was cut off: it is freed. What programs of other
+    shares damaged is put right. Raises `DoesNotFitError` (guarantees, seats) or `LedgerError`.
     """
     folder = _device_folder(devices, uuid)
     with suppress(OSError):  # taking the seat says what is wrong
         if share.encode() in (folder / CONTRACT).read_bytes():
             _free_seats(folder, read_contract(folder / CONTRACT), share)
-    return take(folder, share, terms)
+    seat = take(folder, share, terms)
+    _mend(folder, beside=share)
+    return seat
 
 
 def link(devices: Path, uuid: str, directory: Path, index: int) -> None:
@@ -79,7 +83,8 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
     """Free the seats of shares that are not there any more, or have no part of that device.
 
     `shares` are those that are, with the UUIDs of their devices. A damaged folder that none of them
-    has a part of is removed, so that the next share makes it anew.
+    has a part of is removed, so that the next share makes it anew. What programs damaged of one
+    that is in use is put right.
     """
     used = {uuid for uuids in shares.values() for uuid in uuids}
     for path in _folders(devices):
@@ -97,6 +102,22 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
         for gone in {each.share_id for each in contract.seats} - there:
             with suppress(LedgerError):  # another user's: its owner sees to it
                 _free_seats(path, contract, gone)
+        with suppress(LedgerError):  # as above
+            _mend(path)
+
+
+def _mend(path: Path, *, beside: str = "") -> None:
+    """Put the leases of a device right, and say whose programs had them, but for a new share's."""
+    found = mend(path)
+    if not found:
+        return
+    had = {each.share_id for each in read_contract(path / CONTRACT).seats} - {beside}
+    put_down(
+        f"GPU {path.name}: the file by which its shares take turns was {found}, by a program of one"
+        f" of them ({', '.join(sorted(had)) or 'those that ended'}); it is put right",
+        had,
+        device=path.name,
+    )
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:

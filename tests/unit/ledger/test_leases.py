@@ -2,8 +2,10 @@
 """The turns of a device from the agent's side: seats, terms, and what is read of both files."""
 
 import fcntl
+import os
 import shutil
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from allotment.ledger.leases import Seat, SeatAccount, Terms
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import DoesNotFitError, LedgerError
 
+AT_ONCE_S = 0.4  # on a machine that has other work; a lock was waited for by half a second
 HALF = Terms(Compute(5000, 8000, is_governed=True))
 
 
@@ -116,8 +119,51 @@ def test_a_seat_that_changed_hands_is_not_its_old_owners(device: Path) -> None:
 def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> None:
     with (device / "contract").open("rb") as tenant:  # as a container has it: read-only
         fcntl.flock(tenant, fcntl.LOCK_EX)
-        seat = leases.take(device, "one", HALF)
+        begun = time.monotonic()
+        seat = leases.take(device, "one", Terms(Compute()))
+        leases.change(device, seat, HALF)
+        took = time.monotonic() - begun
+    assert took < AT_ONCE_S
     assert contract(device).terms_of(seat) == HALF
+
+
+@pytest.mark.parametrize("length", [0, 8, 4096, layout.LEASES_FILE_SIZE - 1])
+def test_leases_that_were_cut_short_are_put_right(device: Path, length: int) -> None:
+    seat = leases.take(device, "one", HALF)
+    before = (device / "leases").stat().st_ino
+    os.truncate(device / "leases", length)
+    assert "cut short" in leases.mend(device)
+    assert leases.mend(device) == ""
+    status = (device / "leases").stat()
+    assert (status.st_ino, status.st_size) == (before, layout.LEASES_FILE_SIZE)
+    assert leases.read_leases(device / "leases").accounts == {}
+    assert contract(device).terms_of(seat) == HALF
+
+
+@pytest.mark.parametrize("at", [0, layout.LEASES_FILE_VERSION_AT, layout.LEASES_FILE_ROOT_AT])
+def test_a_head_that_was_written_over_is_put_right(device: Path, at: int) -> None:
+    with (device / "leases").open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * 4)
+    assert "written over" in leases.mend(device)
+    assert leases.read_leases(device / "leases").epoch == 0
+
+
+def test_leases_that_were_made_longer_are_cut(device: Path) -> None:
+    with (device / "leases").open("r+b") as file:
+        file.seek(layout.LEASES_FILE_SIZE + (1 << 20))
+        file.write(b"x")
+    assert "longer by 1" in leases.mend(device)
+    assert (device / "leases").stat().st_size == layout.LEASES_FILE_SIZE
+    assert leases.mend(device) == ""
+
+
+def test_leases_of_a_damaged_contract_are_left_alone(device: Path) -> None:
+    (device / "contract").write_bytes(b"x" * 9000)
+    os.truncate(device / "leases", 0)
+    with pytest.raises(LedgerError):
+        leases.mend(device)
+    assert (device / "leases").stat().st_size == 0
 
 
 def test_seats_are_limited_and_that_is_said(device: Path) -> None:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from allotment import ledger
 from allotment.ledger import layout
 from allotment.model.errors import LedgerError, LimitBelowUseError
 
+AT_ONCE_S = 0.4  # on a machine that has other work; a lock was waited for by half a second
 GIB = 1 << 30
 POLICY = ledger.Policy(
     share_id="5f2a",
@@ -210,5 +214,50 @@ def test_the_layout_is_the_headers(root: Path, cc: list[str]) -> None:
 def test_a_tenant_that_holds_the_policys_lock_holds_up_nobody(share: Path) -> None:
     with (share / "policy").open("rb") as tenant:  # as a container has it: read-only
         fcntl.flock(tenant, fcntl.LOCK_EX)
+        begun = time.monotonic()
         assert ledger.set_limit(share, 0, 2 * GIB) == 0
+        took = time.monotonic() - begun
+    assert took < AT_ONCE_S
     assert ledger.read(share).policy.devices[0].memory_limit == 2 * GIB
+
+
+def test_what_a_program_appended_is_taken_away(share: Path) -> None:
+    path = share / "usage"
+    before = path.read_bytes()
+    assert ledger.cut_usage(share) == 0
+    with path.open("ab") as file:
+        file.write(b"x" * (1 << 20))
+    assert ledger.cut_usage(share) == 1 << 20
+    assert path.read_bytes() == before
+    os.truncate(path, 1 << 40)
+    assert ledger.cut_usage(share) == (1 << 40) - len(before)
+    assert path.read_bytes() == before
+
+
+def test_what_was_taken_behind_the_end_is_given_back(share: Path) -> None:
+    path = share / "usage"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        # FALLOC_FL_KEEP_SIZE, which Python has no name for.
+        libc = ctypes.CDLL(None, use_errno=True)
+        where = (ctypes.c_long(size), ctypes.c_long(32 << 20))
+        if libc.fallocate(file.fileno(), 1, *where) != 0:
+            pytest.skip(f"this file system cannot: {os.strerror(ctypes.get_errno())}")
+    assert path.stat().st_size == size
+    assert ledger.cut_usage(share) > 30 << 20
+    assert (path.stat().st_size, path.stat().st_blocks * 512 < 4 << 20) == (size, True)
+
+
+def test_a_file_that_is_too_short_is_not_made_longer(share: Path) -> None:
+    os.truncate(share / "usage", 4096)
+    assert ledger.cut_usage(share) == 0
+    assert (share / "usage").stat().st_size == 4096
+
+
+def test_only_a_file_is_cut(share: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * (2 << 20))
+    (share / "usage").unlink()
+    (share / "usage").symlink_to(other)
+    assert ledger.cut_usage(share) == 0
+    assert other.stat().st_size == 2 << 20

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mode `soft`: a ledger for each placement."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from allotment.ledger import read_contract
+from allotment.ledger.layout import USAGE_SIZE
+from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, LimitBelowUseError, UsageError
 from allotment.model.placements import Placed, Placement
@@ -20,6 +24,7 @@ from allotment.modes import (
     all_modes,
     ledger_mode,
     mode_named,
+    take_damages,
 )
 
 GI = 1 << 30
@@ -39,6 +44,14 @@ def directory(tmp_path: Path, native_dir: Path) -> Path:
     devices.mkdir()
     SoftMode().create(share, PLACEMENT, share=ShareId("ab12"), name="train", devices=devices)
     return share
+
+
+@pytest.fixture(autouse=True)
+def told() -> Iterator[None]:
+    """What other tests found."""
+    take_damages()
+    yield
+    take_damages()
 
 
 def test_the_mode_is_known_by_name() -> None:
@@ -119,3 +132,46 @@ def test_a_seat_on_a_device_that_the_share_has_not_is_swept(directory: Path) -> 
     for there, left in ((["GPU-0"], 1), ([], 1), (["GPU-1"], 0)):
         SoftMode().sweep({ShareId("ab12"): there}, devices=devices)
         assert len(read_contract(devices / "GPU-0" / "contract").seats) == left
+
+
+def test_leases_are_put_right_by_the_next_share(tmp_path: Path, directory: Path) -> None:
+    devices = directory.parent.parent / "devices"
+    os.truncate(directory / "leases-0", 0)
+    another = tmp_path / "another"
+    another.mkdir()
+    SoftMode().create(another, PLACEMENT, share=ShareId("cd34"), name="next", devices=devices)
+    assert (another / "leases-0").samefile(directory / "leases-0")
+    for share in (directory, another):
+        assert SoftMode().turns(share, SoftMode().reconcile(share))["GPU-0"].account.used_ns == 0
+    (damage,) = take_damages()
+    assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
+    assert "cut short" in damage.message
+    assert take_damages() == ()
+
+
+@pytest.mark.parametrize("length", [0, LEASES_FILE_SIZE + (1 << 20)])
+def test_leases_are_put_right_by_a_sweep(directory: Path, length: int) -> None:
+    devices = directory.parent.parent / "devices"
+    os.truncate(directory / "leases-0", length)
+    for _ in range(2):
+        SoftMode().sweep({ShareId("ab12"): ["GPU-0"]}, devices=devices)
+    assert (directory / "leases-0").stat().st_size == LEASES_FILE_SIZE
+    (damage,) = take_damages()
+    assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
+
+
+def test_usage_that_was_made_longer_is_cut_and_told(directory: Path) -> None:
+    os.truncate(directory / "usage", USAGE_SIZE + (3 << 30))
+    for _ in range(2):
+        SoftMode().reconcile(directory)
+    assert (directory / "usage").stat().st_size == USAGE_SIZE
+    (damage,) = take_damages()
+    assert (damage.shares, damage.device) == (("ab12",), "")
+    assert "3Gi" in damage.message
+
+
+def test_what_nobody_asks_for_is_forgotten(directory: Path) -> None:
+    for _ in range(300):
+        os.truncate(directory / "usage", USAGE_SIZE + 1)
+        SoftMode().reconcile(directory)
+    assert 0 < len(take_damages()) < 300
