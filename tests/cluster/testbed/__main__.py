@@ -43,11 +43,11 @@ spec:
     - name: main
       image: {image}
       imagePullPolicy: Never
-      command: [allot, burn, --memory, 19Gi, --seconds, "600"]
+      command: [allot, burn, --memory, {used}Mi, --seconds, "600"]
       resources:
         limits:
           allotment.dev/gpu: 1
-          allotment.dev/gpu-memory: 20Gi
+          allotment.dev/gpu-memory: {memory}Mi
           allotment.dev/gpu-compute: 25
 """
 
@@ -175,7 +175,7 @@ def _populate(cluster: Cluster, chosen: argparse.Namespace) -> HeldAgent | None:
         return None
     if chosen.no_agent:
         return None
-    (cluster.state / POD).write_text(_POD.format(image=TOOLS), encoding="utf-8")
+    (cluster.state / POD).write_text(_pod(chosen.simulated), encoding="utf-8")
     cluster.allow_agent()
     name = cluster.apply_config()
     if chosen.config:
@@ -188,6 +188,13 @@ def _populate(cluster: Cluster, chosen: argparse.Namespace) -> HeldAgent | None:
     agent = HeldAgent(cluster, [*flags, *chosen.agent_flag], simulated=chosen.simulated, say=_say)
     cluster.wait_agent(agent.start())
     return agent
+
+
+def _pod(simulated: str) -> str:
+    """A quarter of the first GPU, in whole GiB where it has some; what CUDA takes is left over."""
+    quarter = parse_spec(simulated).gpus[0].memory_bytes >> 22
+    memory = quarter // 1024 * 1024 or quarter
+    return _POD.format(image=TOOLS, memory=memory, used=memory * 3 // 4)
 
 
 def _say(text: str) -> None:
@@ -203,7 +210,8 @@ def _instructions(cluster: Cluster, chosen: argparse.Namespace) -> str:
         "kubectl describe nodes",
     ]
     if has_agent:
-        lines.append(f"kubectl apply -f {cluster.state / POD}    # a quarter of a GPU")
+        where = " where the configuration offers parts" if chosen.config else ""
+        lines.append(f"kubectl apply -f {cluster.state / POD}    # a quarter of a GPU{where}")
     if has_agent and not chosen.config:
         label = f"kubectl label node {cluster.node_name} nvidia.com/device-plugin.config=default"
         lines += [
