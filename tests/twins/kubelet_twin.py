@@ -205,6 +205,7 @@ class ContainerTwin:
     """Percent of each device."""
     state: State = State.WAITING
     has_run: bool = False
+    restarts: int = 0
     share: ShareId | None = None
     """What it runs with."""
 
@@ -241,6 +242,7 @@ class PodTwin:
                     each.limits(),
                     has_finished=each.state is State.FINISHED or self.has_ended,
                     is_started=each.has_run,
+                    restarts=each.restarts,
                 )
                 for each in self.containers
             ),
@@ -321,6 +323,7 @@ class KubeletTwin:
                     resource=container.resource,
                     ids=frozenset(ids),
                     share=share,
+                    injection=Injection.NONE if share is None else Injection.CDI,
                 )
             )
         return True
@@ -368,6 +371,7 @@ class KubeletTwin:
         return ""
 
     def _runs(self, pod: PodTwin, container: ContainerTwin, share: ShareId | None) -> None:
+        container.restarts += container.has_run
         container.state, container.has_run, container.share = State.RUNNING, True, share
         self.tell(pod)
 

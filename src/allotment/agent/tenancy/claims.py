@@ -5,21 +5,36 @@ The kubelet gives an id to one pod at a time, but to several of its containers: 
 container held goes on to those after it (pkg/kubelet/cm/devicemanager/manager.go, devicesToReuse,
 v1.36). So the pod is always certain, and the container is not: shares are made for all that it can
 be, each under the name that its own answer gave.
+
+Where that name is all that was handed in (CDI), a container whose share is not there cannot start
+by mistake. So one that is not to be had keeps no other from starting.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
 from allotment.agent.tenancy.orders import ShareOrder, again, order_for, share_of
-from allotment.model.errors import StateError
+from allotment.model.errors import AllotError, StateError
 from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.quantities import MAX_BYTES
-from allotment.model.shares import Share, ShareId
+from allotment.model.shares import Injection, Share, ShareId
 
-__all__ = ["Work", "claimants", "is_complete", "is_past_init", "superseded", "work_for"]
+__all__ = [
+    "Starts",
+    "Work",
+    "claimants",
+    "is_past_init",
+    "needs_pod",
+    "starts_of",
+    "superseded",
+    "work_for",
+]
+
+Starts = tuple[tuple[str, bool, int], ...]
+"""Of containers: whether they have ever run, and how often they were started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,13 @@ class Work:
     """Of these, the shares that are there and are only completed."""
     end: tuple[ShareId, ...] = ()
     """What an earlier answer to the same containers left."""
+    may_fail: frozenset[ShareId] = frozenset()
+    """Those without which others can start, since their own container cannot."""
+    instead: frozenset[ShareId] = frozenset()
+    """Those that may be starting in place of the likely one: they run before it, and are not known
+    to be over."""
+    failed: Mapping[ShareId, AllotError] = field(default_factory=dict)
+    """What of `may_fail` cannot even be tried."""
 
 
 def claimants(
@@ -57,9 +79,19 @@ def claimants(
     return found
 
 
-def is_complete(claims: Iterable[CheckpointEntry], shares: Mapping[ShareId, Share]) -> bool:
-    """Are all their shares there, so that nothing has to be known about the pod?"""
-    return all(share_of(each) in shares for each in claims)
+def needs_pod(claims: Iterable[CheckpointEntry], shares: Mapping[ShareId, Share]) -> bool:
+    """Does something have to be known about the pod, before any of them can start?"""
+    known = tuple(claims)
+    missing = [each for each in known if share_of(each) not in shares]
+    # What has ended is not made again for a restart of which the API server knows nothing.
+    is_any_there = len(missing) < len(known)
+    return bool(missing) and not (is_any_there and all(map(_may_fail, missing)))
+
+
+def starts_of(pod: Pod | None, claims: Iterable[CheckpointEntry]) -> Starts:
+    """Return what tells whether one of them has started since this was asked last."""
+    found = (pod.container(each.container) for each in claims) if pod else ()
+    return tuple((each.name, each.is_started, each.restarts) for each in found if each)
 
 
 def is_past_init(pod: Pod) -> bool:
@@ -77,17 +109,49 @@ def work_for(
 ) -> Work:
     """Say what is to be done for containers of which one is starting.
 
-    `pod` may be None only when all shares are there. `is_repeated`: the same ids were asked for a
-    moment ago, so that the first attempt may have been for the wrong one. Raises `AllotError`.
+    `pod` may be None where `needs_pod` says so. `is_repeated`: the same ids were asked for a moment
+    ago, and none has started since, so that the first attempt may have been for the wrong one.
+    Raises `AllotError` where nobody can start.
     """
-    chosen = _startable(pod, claims, is_repeated=is_repeated)
-    orders = [_order(pod, entry, offer, shares) for entry in chosen]
+    chosen = _startable(pod, claims, shares, is_repeated=is_repeated)
+    starting = chosen[-1]
+    orders: list[ShareOrder] = []
+    failed: dict[ShareId, AllotError] = {}
+    for entry in chosen:
+        try:
+            orders.append(_order(pod, entry, offer, shares))
+        except AllotError as error:
+            if not _may_fail(entry):
+                raise
+            failed[share_of(entry)] = error
+    made = {each.id for each in orders}
+    instead = _before(pod, starting, chosen)
+    if share_of(starting) in failed and not instead & made:
+        raise failed[share_of(starting)]
     return Work(
         make=tuple(sorted(orders, key=_size, reverse=True)),
-        starting=orders[-1].id,
-        keep=frozenset(each.id for each in orders if each.id in shares),
+        starting=share_of(starting),
+        keep=frozenset(made & set(shares)),
         end=superseded(claims, shares),
+        may_fail=frozenset(share_of(each) for each in chosen if _may_fail(each)),
+        instead=instead,
+        failed=failed,
     )
+
+
+def _may_fail(entry: CheckpointEntry) -> bool:
+    """Does its container wait for its share by itself, or need none of ours?"""
+    return entry.share is None or entry.injection is Injection.CDI
+
+
+def _before(
+    pod: Pod | None, starting: CheckpointEntry, chosen: tuple[CheckpointEntry, ...]
+) -> frozenset[ShareId]:
+    names = [each.name for each in pod.containers] if pod else []
+    if starting.container not in names:
+        return frozenset()
+    earlier = names[: names.index(starting.container)]
+    return frozenset(share_of(each) for each in chosen if each.container in earlier)
 
 
 def _size(order: ShareOrder) -> tuple[int, Fraction, int]:
@@ -137,15 +201,20 @@ def _order(
 
 
 def _startable(
-    pod: Pod | None, claims: tuple[CheckpointEntry, ...], *, is_repeated: bool
+    pod: Pod | None,
+    claims: tuple[CheckpointEntry, ...],
+    shares: Mapping[ShareId, Share],
+    *,
+    is_repeated: bool,
 ) -> tuple[CheckpointEntry, ...]:
     """Return who may be starting; last the one that most likely is.
 
-    Containers that have finished do not start again, unless the pod's sandbox is made anew: then
-    the kubelet repeats its question, and all are prepared.
+    Containers that have finished do not start again, unless the pod's sandbox is made anew. The API
+    server has them as finished until they run; but then none of the others runs, and the kubelet
+    repeats its question. So all are prepared where that comes again and none has started between.
     """
     if pod is None or len(claims) == 1:
-        return claims
+        return tuple(sorted(claims, key=lambda each: share_of(each) in shares))
     rank = {each.name: index for index, each in enumerate(pod.containers)}
     ordered = sorted(claims, key=lambda each: rank.get(each.container, len(rank)))
     open_ones = [each for each in ordered if not _has_finished(pod, each)]

@@ -133,6 +133,14 @@ def _is_missing(
     container = pod.container(entry.container)
     if container is None or container.has_finished:
         return False
+    whose = (entry.pod, entry.container, entry.resource)
+    if any(
+        (each.owner.uid, each.owner.container, each.owner.resource) == whose
+        for each in shares.values()
+        if each.owner
+    ):
+        # The kubelet has lost its checkpoint and given another answer; it runs with the former.
+        return False
     # What starts from now on is prepared when it starts. What another plugin gave never asks.
     if entry.share is None:
         return holds_gpus(entry, offer)

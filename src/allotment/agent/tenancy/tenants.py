@@ -20,10 +20,12 @@ from typing import TypeVar
 from allotment.agent.protocols import Answer, Checkpoint, CheckpointEntry, Pods, Reports
 from allotment.agent.resources import Offer, Resource
 from allotment.agent.tenancy.claims import (
+    Starts,
     Work,
     claimants,
-    is_complete,
     is_past_init,
+    needs_pod,
+    starts_of,
     work_for,
 )
 from allotment.agent.tenancy.locks import PodLocks
@@ -33,7 +35,7 @@ from allotment.agent.tenancy.stores import ShareStore
 from allotment.agent.tenancy.told import Told
 from allotment.dialects import never_asked
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
-from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import Share, ShareId
 from allotment.shares.steps import step
 
@@ -101,7 +103,7 @@ class Tenants:
         self._shares: dict[ShareId, Share] = {}
         self._changed: dict[ShareId, Share | None] = {}
         self._running: dict[tuple[str, frozenset[str]], asyncio.Task[None]] = {}
-        self._asked: dict[tuple[str, frozenset[str]], float] = {}
+        self._asked: dict[tuple[str, frozenset[str]], tuple[float, Starts]] = {}
         self._locks = PodLocks()
         self._unsettled: set[PodUid] = set()
         self._wake = asyncio.Event()
@@ -181,29 +183,53 @@ class Tenants:
                 for entry in claims:
                     await self._adopt(entry)
                 return
-            if pod is None and not is_complete(claims, self._shares):
+            if pod is None and needs_pod(claims, self._shares):
                 pod = await self._pods.wait_for(claims[0].pod, timeout_s=self._patience.pod)
+            starts = starts_of(pod, claims)
+            is_repeated = self._is_recent(resource, ids) and self._asked[resource, ids][1] == starts
+            waiting = claims
             try:
-                await self._make(pod, claims, is_repeated=self._is_repeated(resource, ids))
+                work = work_for(pod, claims, self._offer(), self._shares, is_repeated=is_repeated)
+                waiting = tuple(each for each in claims if share_of(each) == work.starting)
+                failed = await self._make(work)
             except AllotError as error:
-                self._told.refused(pod, claims, error)
+                self._told.refused(pod, waiting, error)
                 raise
-        self._asked[resource, ids] = self._clock()
+            if is_repeated:
+                # It may be one of these that is starting, and the runtime does not know its name.
+                for entry in claims:
+                    if share_of(entry) in failed:
+                        self._told.refused(pod, (entry,), failed[share_of(entry)])
+        self._asked[resource, ids] = (self._clock(), starts)
 
-    def _is_repeated(self, resource: str, ids: frozenset[str]) -> bool:
+    def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
-        return asked is not None and 0 <= self._clock() - asked < self._patience.repeat
+        return asked is not None and 0 <= self._clock() - asked[0] < self._patience.repeat
 
-    async def _make(
-        self, pod: Pod | None, claims: tuple[CheckpointEntry, ...], *, is_repeated: bool
-    ) -> None:
-        work = work_for(pod, claims, self._offer(), self._shares, is_repeated=is_repeated)
+    async def _make(self, work: Work) -> dict[ShareId, AllotError]:
+        """Make what has to be; return what could not be, and keeps nobody from starting."""
         for stale in work.end:
             # What is busy has to wait: its successor must not.
             with suppress(BusyError):
                 await self._end(stale, Why.SUPERSEDED)
-        made = [await self._carry_out(order, work) for order in work.make]
-        starting = next(each for each in made if each.id == work.starting)
+        made: list[Share] = []
+        failed = dict(work.failed)
+        for order in work.make:
+            try:
+                made.append(await self._carry_out(order, work))
+            except AllotError as error:
+                if order.id not in work.may_fail:
+                    raise
+                failed[order.id] = error
+        instead = [each for each in made if each.id in work.instead]
+        if work.starting in failed and not instead:
+            raise failed[work.starting]
+        await self._put_in_force(work, made, instead)
+        return failed
+
+    async def _put_in_force(self, work: Work, made: list[Share], instead: list[Share]) -> None:
+        likely = [each for each in made if each.id == work.starting] or instead
+        starting = likely[-1]
         if len(made) == 1 or starting.owner is None:
             return
         # Init containers and their successors have the same guarantee in turn: the last one that
@@ -214,17 +240,19 @@ class Tenants:
 
     async def _carry_out(self, order: ShareOrder, work: Work) -> Share:
         self._step("tenancy.decided")
-        share = await self._with_room(order)
+        # Who most likely does not start keeps nobody waiting.
+        waits = self._patience.room[: None if order.id == work.starting else 1]
+        share = await self._with_room(order, waits)
         self._step("tenancy.prepared")
         self._note(share.id, share)
         if order.id not in work.keep:
             self._told.ready(share)
         return share
 
-    async def _with_room(self, order: ShareOrder) -> Share:
+    async def _with_room(self, order: ShareOrder, waits: Sequence[float]) -> Share:
         """Make a share; where there is no room, once more when others' time turns out to be up."""
         refusal: DoesNotFitError | None = None
-        for wait in (None, *self._patience.room):
+        for wait in (None, *waits):
             if wait is not None:
                 await asyncio.sleep(wait)
                 if not await self._make_room():
@@ -313,7 +341,7 @@ class Tenants:
             if wrong is not None:
                 self._told.never_asked(pod, wrong)
         self._told.keep({each.uid for each in self._pods.all()})
-        self._asked = {key: when for key, when in self._asked.items() if self._is_repeated(*key)}
+        self._asked = {key: when for key, when in self._asked.items() if self._is_recent(*key)}
         return min(waits)
 
     def _findings(self, entries: Sequence[CheckpointEntry] | None) -> Findings:

@@ -10,7 +10,7 @@ from kubelet_twin import OFFER, UNIT
 
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
-from allotment.agent.tenancy.claims import claimants, is_complete, superseded, work_for
+from allotment.agent.tenancy.claims import claimants, needs_pod, superseded, work_for
 from allotment.agent.tenancy.orders import share_of
 from allotment.model.errors import StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
@@ -86,7 +86,8 @@ def test_of_several_pods_none_is_guessed() -> None:
 def test_the_pod_need_not_be_known_where_all_is_there() -> None:
     claims = (entry("main", "a"),)
     shares = {ShareId("a"): share("a", "main")}
-    assert is_complete(claims, shares)
+    assert not needs_pod(claims, shares)
+    assert needs_pod(claims, {})
     work = work_for(None, claims, OFFER, shares, is_repeated=False)
     assert [each.id for each in work.make] == ["a"]
     assert work.keep == {"a"}

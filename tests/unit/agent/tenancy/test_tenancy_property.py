@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -65,7 +65,17 @@ SOFT = st.builds(
 )
 NEEDS = SOFT | st.just((NVIDIA_GPU, 1, None)) | st.none()
 EARLY = st.tuples(st.sampled_from([ContainerKind.INIT, ContainerKind.SIDECAR]), NEEDS)
-PODS = st.tuples(st.lists(EARLY, max_size=2), st.lists(NEEDS, min_size=1, max_size=2))
+HANDED_ON = st.integers(2, ROOM).map(
+    lambda first: (
+        [
+            (ContainerKind.INIT, (GPU_SHARE, 1, first)),
+            (ContainerKind.SIDECAR, (GPU_SHARE, 1, 1)),
+        ],
+        [None],
+    )
+)
+"""A sidecar that has the ids of a greater init container."""
+PODS = HANDED_ON | st.tuples(st.lists(EARLY, max_size=2), st.lists(NEEDS, min_size=1, max_size=2))
 
 
 class Node(RuleBasedStateMachine):
@@ -299,9 +309,73 @@ class Node(RuleBasedStateMachine):
             self.pods.hear(pod.uid, pod.seen())
         said = ""
         for _ in range(3):
+            waits = container.state is State.WAITING and container.resource is not None
+            share = self.kubelet.entry(pod, container).share if waits else None
+            is_there = share in self.store.shares
             (outcome,) = self.run(self.kubelet.start(pod, container, self.tenants, self.resolves))
             said = str(outcome)
+            assert not (is_there and said), f"its share was there, and it was refused: {said}"
+        if said == "unresolvable CDI devices":
+            # There was room for all of its pod but for itself, and its owner is told so.
+            told = [each for each in self.reports.events if each[0] == f"pod-{pod.uid}"]
+            assert any(f"container {container.name}: need" in each[2] for each in told), told
+            return
         assert said == "" or said.startswith("need"), said
+
+    @precondition(lambda self: any(self.sidecars()))
+    @rule(
+        data=st.data(),
+        restarts=st.integers(1, 4),
+        is_heard=HEARD,
+        loses=st.booleans(),
+        fills=st.booleans(),
+    )
+    def sidecar_restarts_on_a_full_node(
+        self, data: st.DataObject, *, restarts: int, is_heard: bool, loses: bool, fills: bool
+    ) -> None:
+        """It was asked for with ids of a container that has ended, and its own share is there."""
+        self.kill_at = None
+        found = list(self.sidecars())
+        pod, container = found[data.draw(st.integers(0, len(found) - 1))]
+        if loses:
+            self.lose(pod)
+        if fills:
+            self.fill()
+        for _ in range(restarts):
+            self.kubelet.finish(pod, container, for_good=False)
+            self.maybe_hear(is_heard=is_heard)
+            is_there = self.kubelet.entry(pod, container).share in self.store.shares
+            (said,) = self.run(self.kubelet.start(pod, container, self.tenants, self.resolves))
+            assert not is_there or said == "", said
+            if container.state is not State.RUNNING:
+                break
+            self.maybe_hear(is_heard=is_heard)
+
+    def lose(self, pod: PodTwin) -> None:
+        """Somebody removes by hand what a pod's ended containers had."""
+        ended = {each.name for each in pod.containers if each.state is State.FINISHED}
+        for share in tuple(self.store.shares.values()):
+            if share.owner and share.owner.uid == pod.uid and share.owner.container in ended:
+                del self.store.shares[share.id]
+        self.run(self.tenants.adopt())
+
+    def sidecars(self) -> Iterator[tuple[PodTwin, ContainerTwin]]:
+        for pod, container in self.kubelet.running():
+            if container.kind is ContainerKind.SIDECAR:
+                yield pod, container
+
+    def fill(self) -> None:
+        """Let pods take all that is left of the node."""
+        for uuid in SOFT_DEVICES:
+            left = ROOM - self.store.booked(uuid)
+            if not left or self.is_away:
+                continue
+            filler = ContainerTwin("c0", ContainerKind.REGULAR, resource=GPU_SHARE, memory=left)
+            pod = PodTwin(PodUid(f"uid-{len(self.admitted)}"), [filler])
+            self.admitted.add(pod.uid)
+            if self.kubelet.admit(pod, self.tenants):
+                self.maybe_hear(is_heard=True)
+                self.run(self.kubelet.start(pod, filler, self.tenants, self.resolves))
 
     @rule()
     def it_is_quiet(self) -> None:
