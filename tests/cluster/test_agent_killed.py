@@ -63,7 +63,7 @@ def asking(name: str, number: int) -> Json:
 
 
 def die(node: NodeAgent, point: str) -> None:
-    """Has the running agent's successor die at a step; at once, or when something is asked of it."""
+    """Has the running agent's successor die at a step, at once or when something is asked of it."""
     node.end()
     process = node.again(wait=False, environment={KILL_VARIABLE: point})
     wait_until(
