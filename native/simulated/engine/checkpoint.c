@@ -92,8 +92,7 @@ static void settle(allot_handle *handle, int slot, unsigned state) {
 
 // ---- whom a number means -----------------------------------------------------------------------
 
-// The process as it knows itself: in another namespace it has another number.
-static int own_number(int pid) {
+int allot_number_inside(int pid) {
   char path[64], line[512];
   snprintf(path, sizeof path, "/proc/%d/status", pid);
   FILE *file = fopen(path, "re");
@@ -112,12 +111,16 @@ int allot_checkpoint_find(allot_handle *handle, int pid) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/stat", pid);
   uint64_t start_time = allot_start_time(path);
-  int number = own_number(pid);
+  snprintf(path, sizeof path, "/proc/%d/ns/pid", pid);
+  uint64_t namespace_id = allot_pid_namespace(path);
+  int number = allot_number_inside(pid);
   allot_machine_reap(handle);
   for (int slot = 0; slot < allot_machine_high(handle); slot++) {
     const allot_process *process = &handle->machine->processes[slot];
     if (!allot_machine_taken(handle, slot) || process->kind != ALLOT_PROCESS_COMPUTE) continue;
     if (allot_load(&process->pid) != number) continue;
+    uint64_t own = allot_load(&process->namespace_id);
+    if (namespace_id != 0 && own != 0 && own != namespace_id) continue;
     if (start_time == 0 || allot_load(&process->start_time) == start_time) return slot;
   }
   return -ESRCH;

@@ -55,6 +55,10 @@ int allot_machine_high(const allot_handle *handle);
 bool allot_machine_taken(const allot_handle *handle, int slot);
 // Does the slot's owner live, as far as its lock tells?
 bool allot_machine_lives(allot_handle *handle, int slot);
+// The pid namespace of a /proc/<pid>/ns/pid, 0 if it cannot be read.
+uint64_t allot_pid_namespace(const char *path);
+// The process as it knows itself, by NSpid: in another namespace it has another number.
+int allot_number_inside(int pid);
 // Field 22 of a /proc/<pid>/stat, 0 if it cannot be read.
 uint64_t allot_start_time(const char *path);
 

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
@@ -118,6 +119,11 @@ uint64_t allot_start_time(const char *path) {
   return start;
 }
 
+uint64_t allot_pid_namespace(const char *path) {
+  struct stat status;
+  return stat(path, &status) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
 static void describe_owner(allot_process *process) {
   char text[sizeof process->command];
   size_t length = read_start("/proc/self/cmdline", text, sizeof text - 1);
@@ -129,6 +135,7 @@ static void describe_owner(allot_process *process) {
   memcpy(process->command, text, length);
   process->start_time = allot_start_time("/proc/self/stat");
   process->attached_ns = allot_now_ns();
+  process->namespace_id = allot_pid_namespace("/proc/self/ns/pid");
   process->pid = (int32_t)getpid();
   for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
     process->gpus[gpu].busy_ns = 0;

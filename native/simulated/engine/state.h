@@ -132,14 +132,15 @@ enum {
 
 typedef struct allot_process {
   uint32_t state;
-  int32_t pid;           // getpid of the owner
-  uint64_t start_time;   // field 22 of /proc/<pid>/stat: clock ticks after boot
-  uint64_t attached_ns;  // CLOCK_MONOTONIC
-  uint64_t attaches;     // how often the slot was taken
-  uint32_t kind;         // ALLOT_PROCESS_COMPUTE or ALLOT_PROCESS_MONITOR
-  uint32_t gate;         // how many threads of the owner are changing its memory
-  uint64_t checkpoint;   // ALLOT_CHECKPOINT_* | slot + 1 of who is at work on it << 32
-  char command[96];      // start of /proc/<pid>/cmdline, blanks for NULs
+  int32_t pid;            // getpid of the owner
+  uint64_t start_time;    // field 22 of /proc/<pid>/stat: clock ticks after boot
+  uint64_t attached_ns;   // CLOCK_MONOTONIC
+  uint64_t attaches;      // how often the slot was taken
+  uint32_t kind;          // ALLOT_PROCESS_COMPUTE or ALLOT_PROCESS_MONITOR
+  uint32_t gate;          // how many threads of the owner are changing its memory
+  uint64_t checkpoint;    // ALLOT_CHECKPOINT_* | slot + 1 of who is at work on it << 32
+  char command[88];       // start of /proc/<pid>/cmdline, blanks for NULs
+  uint64_t namespace_id;  // whose number `pid` is: the inode of /proc/<pid>/ns/pid, 0: not known
   allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
 } allot_process;
 

@@ -43,6 +43,18 @@ nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length)
 // Microseconds since the epoch: the time stamp of samples and field values.
 unsigned long long nvml_time_us(void);
 
+// ---- numbers.c: a process has one number in each pid namespace that it is seen from ----
+
+typedef struct nvml_number {
+  int slot;
+  int32_t inside;  // the process's number as it knows it
+  uint64_t namespace_id, start_time;
+  unsigned int here;  // its number for the caller, 0: the caller cannot see it
+} nvml_number;
+
+// Fills in `here` of them all.
+void nvml_number_here(nvml_number *numbers, unsigned int count);
+
 // Starts a call on one device: `gpu` is it, and `sane` says that the other arguments are.
 #define NVML_ENTER(device, sane)                       \
   nvml_gpu gpu;                                        \

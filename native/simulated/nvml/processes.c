@@ -11,10 +11,12 @@ typedef struct user {
   unsigned long long used;
 } user;
 
-// The processes that have a context on the GPU, none of them dead. Returns how many.
+// The processes that have a context on the GPU, none of them dead, and each to be seen by the
+// caller. Returns how many.
 static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PROCESSES]) {
   allot_handle *engine = gpu->engine;
-  unsigned int count = 0;
+  nvml_number numbers[ALLOT_MACHINE_PROCESSES];
+  unsigned int found = 0, count = 0;
   allot_machine_reap(engine);
   for (int slot = 0; slot < allot_machine_high(engine); slot++) {
     const allot_process *process = &engine->machine->processes[slot];
@@ -22,9 +24,17 @@ static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PRO
     if (allot_load(&process->gpus[gpu->index].contexts) == 0) continue;
     // A checkpointed process has let go of the GPU.
     if (allot_checkpoint_state(engine, slot) == ALLOT_CHECKPOINT_SAVED) continue;
-    users[count++] = (user){.pid = (unsigned int)allot_load(&process->pid),
-                            .slot = slot,
-                            .used = allot_process_used(engine, slot, gpu->index)};
+    numbers[found++] = (nvml_number){.slot = slot,
+                                     .inside = allot_load(&process->pid),
+                                     .namespace_id = allot_load(&process->namespace_id),
+                                     .start_time = allot_load(&process->start_time)};
+  }
+  nvml_number_here(numbers, found);
+  for (unsigned int i = 0; i < found; i++) {
+    if (numbers[i].here == 0) continue;
+    int slot = numbers[i].slot;
+    users[count++] = (user){
+        .pid = numbers[i].here, .slot = slot, .used = allot_process_used(engine, slot, gpu->index)};
   }
   return count;
 }
