@@ -173,7 +173,7 @@ def test_a_soft_share_is_a_gpu_of_its_size(
     assert report["device"]["total_bytes"] == 2 * GI
     assert report["errors"][0]["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
     seen = shares(allot)[share.id]
-    assert (seen["name"], seen["state"]) == ("lab/pod-1/train", "pod")
+    assert (seen["name"], seen["state"]) == ("lab/pod-1/train", "waiting")
     assert (seen["enforced"], seen["remark"]) == (True, None)
     assert seen["owner"]["pod"] == "pod-1"
     assert 1.9 * GI < seen["devices"][0]["memory_peak_bytes"] <= 2 * GI
@@ -202,6 +202,8 @@ def test_an_exclusive_share_has_its_gpu_and_no_other(
     table = allot("ps").stdout
     (row,) = [line for line in table.splitlines() if line.startswith("lab/pod-1/train")]
     assert " exclusive " in row
+    assert " running " in row
+    assert " allotment burn " in row
     assert "outside" not in table
     assert allot("top", "--once").returncode == 0
     resized = allot("resize", share.id, "--memory", "1Gi")

@@ -7,6 +7,7 @@ processes in a file, as the real one keeps them in itself.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from allotment.devices.checkpoints import DriverRefusal, ProcessState
 from allotment.devices.simulated import SimulatedMachine, gpu_times
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, NotFoundError, PrerequisiteError
+from allotment.model.formats import format_bytes
 from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import find, look
+from allotment.shares.namespaces import can_unshare
 from allotment.shares.resuming import resume
 from allotment.shares.stopping import members
 from allotment.shares.suspending import suspend
@@ -198,6 +201,12 @@ def test_the_gpu_is_free_for_others_meanwhile(begin: Begin, allot: Allot) -> Non
     (share,) = json.loads(allot("ps", "-o", "json").stdout)["shares"]
     assert share["state"] == "suspended"
     assert share["suspended"]
+    (device,) = share["devices"]
+    assert device["memory_host_bytes"] == device["memory_used_bytes"] == before
+    assert done.stdout.endswith(f" stopped; {format_bytes(before)} moved from GPU to host\n")
+    heading, row = allot("ps").stdout.splitlines()[:2]
+    column = heading.index(" HOST") + 5
+    assert row[:column].endswith(f" {format_bytes(before)}")
     whole = allot(
         "run", *SPEC, "--memory", "75Gi", "--inject", "environment",
         "--", sys.executable, "-m", "allotment", "burn", "--memory", "70Gi", "--seconds", "0.2",
@@ -208,6 +217,34 @@ def test_the_gpu_is_free_for_others_meanwhile(begin: Begin, allot: Allot) -> Non
     assert used_bytes(allot) == before
     ran = {pid: gpu_ns(allot, pid) for pid in pids}
     wait_until(lambda: all(gpu_ns(allot, pid) > ran[pid] for pid in pids))
+
+
+@pytest.mark.skipif(not can_unshare(), reason="a pid namespace of its own needs CAP_SYS_ADMIN")
+def test_programs_in_a_pid_namespace_are_found_and_checkpointed(allot: Allot) -> None:
+    command = allot.command(
+        "run", *SPEC, "--name", "job", "--memory", "8Gi", "--",
+        "unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
+        sys.executable, HOLDER, "0", str(GI), "busy",
+    )  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=allot.environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        seen = json.loads(allot("ps", "-o", "json").stdout)
+        assert seen["outside"] == []
+        (share,) = seen["shares"]
+        (holder,) = share["processes"]
+        assert (holder["pid_inside"], holder["enforced"]) == (1, True)
+        assert str(HOLDER) in Path(f"/proc/{holder['pid']}/cmdline").read_text()
+        before = used_bytes(allot)
+        assert [each["memory_used_bytes"] for each in share["devices"]] == [before]
+        assert allot("suspend", "job").returncode == 0
+        assert used_bytes(allot) == 0
+        assert allot("resume", "job").returncode == 0
+        assert used_bytes(allot) == before
+        process.communicate()
+        assert process.returncode == 0
 
 
 def test_it_is_not_removed_under_its_programs(begin: Begin, allot: Allot) -> None:
@@ -387,7 +424,11 @@ def test_a_program_without_the_shim_is_checkpointed_too(allot: Allot, folder: St
         before = used_bytes(allot)
         assert before > GI
         done = allot("suspend", "job")
-        assert done.stdout == "job: suspended, 1 process stopped\n", done.stderr
+        told = re.fullmatch(
+            r"job: suspended, 1 process stopped; (.*) moved from GPU to host\n", done.stdout
+        )
+        assert told, done.stderr
+        assert told[1] == format_bytes(before)
         assert used_bytes(allot) == 0
         assert find(folder, "job").booked_memory().popitem()[1] == 0
         done = allot("resume", "job")

@@ -126,8 +126,11 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
         Column("SHARES", is_number=True, is_optional=True),
         Column("KIND"),
     )
+    known = list(rows)
+    # A process takes no room that the GPUs' own rows need not: no column is left out for it.
+    cells = max((len(row.device.name) for row in known), default=0)
     shown: list[tuple[str, ...]] = []
-    for row in rows:
+    for row in known:
         shown.append(
             (
                 str(row.device.index),
@@ -142,16 +145,18 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
                 "simulated" if row.device.simulated else "real",
             )
         )
-        shown += [_outside_row(each) for each in outside if each.uuid == row.device.uuid]
+        shown += [_outside_row(each, cells) for each in outside if each.uuid == row.device.uuid]
     print_table(columns, shown)
 
 
-def _outside_row(user: "OutsideView") -> tuple[str, ...]:
-    from allotment.cli.tables import OUTSIDE
+def _outside_row(user: "OutsideView", cells: int) -> tuple[str, ...]:
+    """Return the row of a process outside; its command has as many cells as the models' names."""
+    from allotment.cli.tables import OUTSIDE, shortened
     from allotment.model.formats import format_bytes
 
     used = "?" if user.used is None else format_bytes(user.used)
-    return ("", OUTSIDE, f"{user.pid} {user.command}"[:60], "", "", used, "", "", "", "")
+    who, command = f"{OUTSIDE} {user.pid}", shortened(user.command, cells)
+    return ("", who, command, "", "", used, "", "", "", "")
 
 
 def _percent(value: int | None) -> str:

@@ -30,15 +30,17 @@ def command(*, output: str, state: Path | None) -> None:
     """Show every share with its limits and its use of each GPU, and the processes that use it.
 
     A LIMIT like 12Gi+host is that of an oversubscribed share, and HOST is how much of what it uses
-    may lie on the host. COMPUTE is its guarantee and its ceiling in percent of the GPU, its class
-    where that is another than normal, and its weight where that is another than 100; it is `-`
-    where nobody takes turns. GPU TIME is what its kernels took so far: measured where some share of
-    the GPU asked for compute. `allot top` shows how much of the GPU that is at the moment.
+    may lie on the host: all of it while `allot suspend` has it off the GPU. COMPUTE is its
+    guarantee and its ceiling in percent of the GPU, its class where that is another than normal,
+    and its weight where that is another than 100; it is `-` where nobody takes turns. GPU TIME is
+    what its kernels took so far: measured where some share of the GPU asked for compute. `allot
+    top` shows how much of the GPU that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
     loader): its limit is not in force. It is `exclusive` or `timeslice` for a share of a mode that
     enforces nothing: it has its GPUs alone, or the driver slices their time. Processes that use a
-    GPU outside any share come last. A share that ended is removed; one of a pod goes with its pod.
+    GPU outside any share come last. A share that ended is removed; one of a pod goes with its pod,
+    and is `waiting` while no program is in it.
 
     \b
     Examples:
@@ -63,7 +65,7 @@ def command(*, output: str, state: Path | None) -> None:
 
 
 def _print(seen: "Overview") -> None:
-    from allotment.cli.tables import Column, print_table
+    from allotment.cli.tables import Column, has_host, print_table
 
     views = seen.shares
     if not views:
@@ -90,7 +92,7 @@ def _print(seen: "Overview") -> None:
     )
     rows = [row for each in views for row in _rows(each)]
     rows += [_outside_row(each) for each in seen.outside]
-    if not any(device.is_oversubscribed for each in views for device in each.devices):
+    if not any(has_host(device) for each in views for device in each.devices):
         host = [column.heading for column in columns].index(_HOST)
         columns = columns[:host] + columns[host + 1 :]
         rows = [row[:host] + row[host + 1 :] for row in rows]
@@ -104,13 +106,11 @@ def _print(seen: "Overview") -> None:
 
 def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
     """One row for each device of a share, then one for each process and device that it uses."""
-    from allotment.cli.tables import limit_of, short_uuid
+    from allotment.cli.tables import command_of, host_of, limit_of, short_uuid
     from allotment.model.formats import format_bytes
 
     share = view.share
-    command = " ".join(share.command) if share else f"({view.state})"
-    if share and share.owner:
-        command = f"({share.owner.resource})"
+    command = command_of(view)
     for index, device in enumerate(view.devices):
         yield (
             view.name if index == 0 else "",
@@ -118,7 +118,7 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
             short_uuid(device.uuid),
             limit_of(device),
             format_bytes(device.used),
-            format_bytes(device.host_bytes) if device.is_oversubscribed else "-",
+            host_of(device),
             format_bytes(device.peak),
             _compute(device.compute),
             _gpu_time(device.compute),

@@ -15,7 +15,15 @@ from rich.text import Text
 
 from allotment.cli.grids import Grid, GridColumn, Part, Pinned, lines_of, one_line
 from allotment.cli.machines import DeviceRow
-from allotment.cli.tables import OUTSIDE, described, limit_of, short_uuid
+from allotment.cli.tables import (
+    OUTSIDE,
+    command_of,
+    described,
+    has_host,
+    host_of,
+    limit_of,
+    short_uuid,
+)
 from allotment.model.formats import format_bytes, format_count, format_duration
 from allotment.shares.views import (
     ComputeView,
@@ -278,14 +286,14 @@ def _ordered(frame: Frame) -> list[ShareView]:
 
 
 def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bool) -> Grid:
-    has_host = any(device.is_oversubscribed for view in shown for device in view.devices)
+    has_column = any(has_host(device) for view in shown for device in view.devices)
     grid = Grid(
         (
             GridColumn("SHARE", most=_MOST_OF_A_NAME),
             GridColumn("GPU", rank=2),
             *([GridColumn("", rank=3)] if has_bars else []),
             GridColumn("USED OF LIMIT", is_number=True),
-            *([GridColumn("HOST", rank=5, is_number=True)] if has_host else []),
+            *([GridColumn("HOST", rank=5, is_number=True)] if has_column else []),
             GridColumn("PEAK", rank=4, is_number=True),
             GridColumn("REFUSED", rank=6, is_number=True),
             GridColumn("ENFORCED", rank=1),
@@ -295,11 +303,11 @@ def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bo
     for view in shown:
         for index, device in enumerate(view.devices):
             drawn = [bar(device.used, device.limit, _bar_width(width))] if has_bars else []
-            host = format_bytes(device.host_bytes) if device.is_oversubscribed else "-"
-            _add_device(grid, view, index, drawn, [host] if has_host else [])
+            host = host_of(device)
+            _add_device(grid, view, index, drawn, [host] if has_column else [])
         for process in view.processes:
             if plan.has_processes or not (process.is_enforced or view.remark):
-                cells = [""] if has_bars else [], [""] if has_host else []
+                cells = [""] if has_bars else [], [""] if has_column else []
                 _add_process(grid, view, process, *cells)
     return grid
 
@@ -309,10 +317,6 @@ def _add_device(
 ) -> None:
     """Add what a share has of one device; what it has once stands beside its first."""
     device, is_first = view.devices[index], index == 0
-    share = view.share
-    command = " ".join(share.command) if share else f"({view.state})"
-    if share and share.owner:
-        command = f"({share.owner.resource})"
     grid.add(
         Text(view.name if is_first else "", style="bold"),
         short_uuid(device.uuid),
@@ -322,7 +326,7 @@ def _add_device(
         format_bytes(device.peak),
         Text(str(device.refusals), style="yellow" if device.refusals else ""),
         _enforced(view.enforcement) if is_first else "",
-        one_line(command if is_first else ""),
+        one_line(command_of(view) if is_first else ""),
     )
 
 

@@ -2,10 +2,14 @@
 """`allot suspend`: stop a share's programs and free its GPU memory."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from allotment.cli.options import complete_share, state_option
+
+if TYPE_CHECKING:
+    from allotment.shares.folders import StateFolder
 
 
 @click.command(short_help="Stop a share's programs, and free its GPU memory.")
@@ -35,15 +39,19 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
       allot suspend train --timeout 120
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import readings
-    from allotment.model.formats import format_count
+    from allotment.model.formats import format_bytes, format_count
     from allotment.model.shares import SuspendedBy
     from allotment.shares.folders import StateFolder
     from allotment.shares.suspending import suspend
 
-    done = suspend(StateFolder.at(state), share, readings, patience_s=timeout)
+    folder = StateFolder.at(state)
+    before = _on_gpus(folder, share)
+    done = suspend(folder, share, readings, patience_s=timeout)
     text = f"{done.name}: suspended, {format_count(done.programs, 'process', 'processes')} stopped"
     if done.by is SuspendedBy.EVICTION:
         text += "; what can move is on the host, and its memory stays booked"
+    elif before > 0:
+        text += f"; {format_bytes(before)} moved from GPU to host"
     click.echo(text)
     if not done.programs:
         click.echo(
@@ -51,3 +59,17 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
             " it would not be stopped",
             err=True,
         )
+
+
+def _on_gpus(folder: "StateFolder", name: str) -> int:
+    """Return how many bytes a share has on its GPUs, its programs without the shim too."""
+    from allotment.cli.machines import readings
+    from allotment.model.errors import AllotError
+    from allotment.shares.lives import find
+    from allotment.shares.views import view
+
+    try:
+        (seen,) = view([find(folder, name)], readings)
+    except AllotError:  # suspending says what is the matter
+        return 0
+    return sum(device.used - device.host_bytes for device in seen.devices)

@@ -16,9 +16,20 @@ import click
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
-    from allotment.shares.views import DeviceView
+    from allotment.shares.views import DeviceView, ShareView
 
-__all__ = ["OUTSIDE", "Column", "described", "limit_of", "print_table", "short_uuid"]
+__all__ = [
+    "OUTSIDE",
+    "Column",
+    "command_of",
+    "described",
+    "has_host",
+    "host_of",
+    "limit_of",
+    "print_table",
+    "short_uuid",
+    "shortened",
+]
 
 OUTSIDE = "(outside any share)"
 """Stands where a share's name would."""
@@ -85,6 +96,35 @@ def limit_of(device: "DeviceView") -> str:
     return format_bytes(device.limit) + ("+host" if device.is_oversubscribed else "")
 
 
+def command_of(view: "ShareView") -> str:
+    """Return what runs in a share; `-` for a pod's in which nothing does, or nobody can tell."""
+    if view.share is None:
+        return f"({view.state})"
+    return view.command or ("-" if view.share.owner else "")
+
+
+def host_of(device: "DeviceView") -> str:
+    """Return what of a share's use may be on the host, or `-` where none can be."""
+    from allotment.model.formats import format_bytes
+
+    return format_bytes(device.host_bytes) if has_host(device) else "-"
+
+
+def has_host(device: "DeviceView") -> bool:
+    """Tell whether something of a share's memory may be on the host."""
+    return device.is_oversubscribed or device.host_bytes > 0
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many cells; what was cut off leaves `…`."""
+    shown = _printable(text)
+    if _cells(shown) <= most:
+        return shown
+    while shown and _cells(shown) >= most:
+        shown = shown[:-1]
+    return shown + "…"
+
+
 def _printable(cell: str) -> str:
     """Keep a command line's control characters from the terminal."""
     return "".join(each if each.isprintable() else " " for each in cell)
@@ -120,11 +160,7 @@ def _line(
         _padded(cell, width, is_number=column.is_number)
         for cell, column, width in zip(cells, columns, widths, strict=True)
     ).rstrip()
-    if limit is None or _cells(text) <= limit:
-        return text
-    while _cells(text) >= limit and text:
-        text = text[:-1]
-    return text + "…"
+    return text if limit is None else shortened(text, limit)
 
 
 def _padded(cell: str, width: int, *, is_number: bool) -> str:

@@ -17,7 +17,7 @@ from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.requests import EXCLUSIVE
-from allotment.model.shares import Injection, Share, ShareId
+from allotment.model.shares import Injection, Share, ShareId, SuspendedBy
 from allotment.modes import Turns, ledger_mode, mode_named
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, look, recover
@@ -47,15 +47,15 @@ class LiveState(StrEnum):
     """Why a share is there."""
 
     RUNNING = "running"
-    """Its `allot run` is."""
+    """Its `allot run` is; of a pod's, a program is in it."""
     LEFT = "left"
     """Its `allot run` has ended, or was killed, and processes are left in it."""
     SUSPENDED = "suspended"
     """Its programs are, until it is resumed."""
     KEPT = "kept"
     """It was made to stay until it is removed."""
-    POD = "pod"
-    """A container of a pod has it, or will."""
+    WAITING = "waiting"
+    """It is a pod's, and no program is in it: its container has not started, or has ended."""
     DAMAGED = "damaged"
     """A file of it cannot be read."""
 
@@ -148,7 +148,7 @@ class DeviceView:
     refusals: int
     is_oversubscribed: bool = False
     host_bytes: int = 0
-    """Of its use, how much may lie on the host."""
+    """Of its use, how much may lie on the host: all of it where the driver put it aside."""
     moved_bytes: int = 0
     compute: ComputeView | None = None
     """None: it takes no turns there, or nobody can tell."""
@@ -167,6 +167,13 @@ class ShareView:
     problem: AllotError | None
     remark: str = ""
     """Why nothing of it is enforced, where that is so by its mode or by how it was made."""
+    program: str = ""
+    """The command line of one of its processes, the first that uses a device if one does."""
+
+    @property
+    def command(self) -> str:
+        """What runs in it: as `allot run` was given it, or what is seen; empty if nothing is."""
+        return " ".join(self.share.command if self.share else ()) or self.program
 
     @property
     def is_enforced(self) -> bool:
@@ -318,7 +325,7 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
     return ShareView(
         id=found.id,
         name=found.name,
-        state=_state(found),
+        state=_state(found, is_used=bool(pids or processes)),
         share=found.share,
         devices=tuple(
             _with_driver(device, index, unenforced, pids, readings.get(device.uuid))
@@ -327,7 +334,14 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
+        program=_program(processes, members),
     )
+
+
+def _program(processes: Iterable[ProcessView], members: Iterable[int]) -> str:
+    """Return the command line of one of a share's processes, if one can be had."""
+    known = (process.command for process in processes)
+    return next((each for each in (*known, *map(command_of, sorted(members))) if each), "")
 
 
 def _remark(found: Found) -> str:
@@ -343,13 +357,15 @@ def _remark(found: Found) -> str:
     return ""
 
 
-def _state(found: Found) -> LiveState:
+def _state(found: Found, *, is_used: bool) -> LiveState:
     if found.problem or not found.share:
         return LiveState.DAMAGED
     if found.share.suspension is not None and found.share.suspension.is_complete:
         return LiveState.SUSPENDED
     if found.share.runner is None:
-        return LiveState.POD if found.share.owner else LiveState.KEPT
+        if found.share.owner is None:
+            return LiveState.KEPT
+        return LiveState.RUNNING if is_used else LiveState.WAITING
     return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
 
 
@@ -360,6 +376,10 @@ def _devices(found: Found) -> tuple[DeviceView, ...]:
             DeviceView(uuid, names.get(uuid, ""), limit, 0, 0, 0)
             for uuid, limit in found.limits().items()
         )
+    suspension = found.share.suspension if found.share else None
+    is_aside = bool(
+        suspension and suspension.is_complete and suspension.by is SuspendedBy.CHECKPOINT
+    )
     turns: Mapping[str, Turns] = {}
     mode = ledger_mode(found.mode)
     with suppress(LedgerError):  # then nothing is told of turns; memory's figures are
@@ -373,7 +393,7 @@ def _devices(found: Found) -> tuple[DeviceView, ...]:
             peak=use.peak,
             refusals=use.refusals,
             is_oversubscribed=policy.is_oversubscribed,
-            host_bytes=use.host_bytes,
+            host_bytes=use.used if is_aside else use.host_bytes,
             moved_bytes=use.moved_bytes,
             compute=_compute(found, policy.uuid, use, turns),
         )

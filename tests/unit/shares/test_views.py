@@ -3,14 +3,19 @@
 
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import parse_compute
-from allotment.model.shares import Runner, Share
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
+from allotment.shares.records import write_record
 from allotment.shares.views import (
     ComputeView,
     DeviceView,
@@ -134,6 +139,38 @@ def test_states(folder: StateFolder, make: Make, dead_runner: Runner, sleeper: S
         "broken": LiveState.DAMAGED,
     }
     member.communicate()
+
+
+def test_a_share_of_a_pod_tells_what_runs_in_it(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    owner = Owner(
+    uid=PodUid("1"), namespace="lab", pod="one", container="main", kind=ContainerKind.REGULAR,
+    resource="allotment.dev/gpu",
+)  # fmt: skip
+    _, directory = make(runner=None, owner=owner)
+    (share,) = view(current(folder), driver())
+    assert (share.state, share.command) == (LiveState.WAITING, "")
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver())
+    assert (share.state, share.command, share.processes) == (LiveState.RUNNING, "/bin/cat", ())
+    member.communicate()
+    (share,) = view(current(folder), driver())
+    assert share.state is LiveState.WAITING
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_what_the_driver_has_put_aside_is_on_the_host(
+    folder: StateFolder, make: Make, *, is_complete: bool
+) -> None:
+    share, directory = make(runner=None)
+    by = Suspension(1.0, SuspendedBy.CHECKPOINT, is_complete=is_complete)
+    write_record(directory, replace(share, suspension=by))
+    (found,) = current(folder)
+    assert found.ledger
+    ledger = replace(found.ledger, devices=(DeviceUse(used=3 * GI, peak=3 * GI, refusals=0),))
+    (seen,) = view([replace(found, ledger=ledger)], driver())
+    assert (seen.devices[0].used, seen.devices[0].host_bytes) == (3 * GI, 3 * GI * is_complete)
 
 
 def test_damage_is_not_called_enforced(folder: StateFolder, make: Make) -> None:
