@@ -86,7 +86,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def measure(chosen: argparse.Namespace) -> Findings:
     """Ask the questions in turn. One that fails takes its own lines away and no others."""
     before = Processors.now()
-    found: list[Finding] = []
+    found: dict[str, list[Finding]] = {name: [] for name in QUESTIONS}
     failures: dict[str, str] = {}
     with node_ground(is_quick=chosen.quick, is_verbose=chosen.verbose) as ground:
         for name in chosen.only:
@@ -94,7 +94,7 @@ def measure(chosen: argparse.Namespace) -> Findings:
             print(f"measuring: {name}", file=sys.stderr, flush=True)
             try:
                 for finding in QUESTIONS[name](ground):
-                    found.append(finding)
+                    found[name].append(finding)
                     ground.tell(
                         f"{finding.name}: {finding.seen}, {finding.reached:.3g} {finding.unit}"
                     )
@@ -106,7 +106,9 @@ def measure(chosen: argparse.Namespace) -> Findings:
         "cluster": f"Kubernetes {KUBERNETES}, one node, tests/cluster/testbed",
         "processors": Processors.now().tell_since(before),
     }
-    return Findings(facts=known, findings=found, failures=failures)
+    # In whatever order they were asked.
+    findings = [finding for name in QUESTIONS for finding in found[name]]
+    return Findings(facts=known, findings=findings, failures=failures)
 
 
 def main(words: list[str]) -> int:
