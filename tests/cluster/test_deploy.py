@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from stories import GIB, burn, burnt, part
+from stories import GIB, NVIDIA, NodeAgent, burn, burnt, part
 from testbed.api import Api as Admin
 from testbed.cluster import Cluster
 from testbed.images import TOOLS
@@ -115,12 +117,18 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     label = {"metadata": {"labels": {"nvidia.com/gpu.count": "2"}}}
     gone = {"metadata": {"labels": {"nvidia.com/gpu.count": None}}}
     note = {"metadata": {"annotations": {"allotment.dev/labels": "nvidia.com/gpu.count"}}}
-    amount = {"capacity": {"allotment.dev/gpu-compute": "100"}}
+    compute = {"allotment.dev/gpu-compute": "100"}
+    amount = {"capacity": compute, "allocatable": compute}
+    none = dict.fromkeys(compute)
+    healthy = {"type": "GpuHealthy", "status": "True", "reason": "AllHealthy", "message": ""}
+    unready = {"type": "Ready", "status": "False", "reason": "x", "message": ""}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "another", "uid": "1"}
     allowed = [
         (own, label),
         (own, note),
         (f"{own}/status", {"status": amount}),
-        (f"{own}/status", {"status": {"capacity": {"allotment.dev/gpu-compute": None}}}),
+        (f"{own}/status", {"status": {"conditions": [healthy]}}),
+        (f"{own}/status", {"status": {"capacity": none, "allocatable": none}}),
         (own, {"metadata": {"annotations": {"allotment.dev/labels": None}}}),
         (own, gone),
     ]
@@ -132,6 +140,33 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (own, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}, "labels of nvidia.com/"),
         (own, {"metadata": {"annotations": {"x": "y"}}}, "annotations of allotment.dev/"),
         (f"{own}/status", {"status": {"capacity": {"cpu": "1"}}}, "capacity of allotment.dev/"),
+        (f"{own}/status", {"status": {"capacity": {"cpu": None}}}, "capacity of allotment.dev/"),
+        (f"{own}/status", {"status": {"allocatable": {"cpu": "1"}}}, "allocatable of allotment."),
+        (f"{own}/status", {"status": {"allocatable": {"cpu": None}}}, "allocatable of allotment."),
+        (f"{own}/status", {"status": {"conditions": [unready]}}, "condition GpuHealthy alone"),
+        (
+            f"{own}/status",
+            {"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}},
+            "condition GpuHealthy alone",
+        ),
+        (
+            f"{own}/status",
+            {"status": {"addresses": [{"type": "InternalIP", "address": "198.51.100.1"}]}},
+            "capacity and the condition GpuHealthy alone",
+        ),
+        (
+            f"{own}/status",
+            {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}},
+            "capacity and the condition GpuHealthy alone",
+        ),
+        (
+            f"{own}/status",
+            {"status": {"nodeInfo": {"kernelVersion": "1"}}},
+            "capacity and the condition GpuHealthy alone",
+        ),
+        (f"{own}/status", {"status": {"images": None}}, "capacity and the condition"),
+        (own, {"metadata": {"finalizers": ["a.example/b"]}}, "finalizers and owners"),
+        (own, {"metadata": {"ownerReferences": [owner]}}, "finalizers and owners"),
         (f"{own}/status", label | {"metadata": {"labels": {"a": "b"}}}, "labels of nvidia.com/"),
     ]
 
@@ -188,6 +223,41 @@ def test_on_a_node_without_gpus_it_is_ready_and_offers_nothing(
     name = the_pod(cluster)["metadata"]["name"]
     agents = Pods(cluster, NAMESPACE)
     agents.wait_ready(name, timeout_s=30)
+    assert agents.restarts(name, "agent") == 0
+
+
+def test_a_gpu_whose_pod_is_gone_by_force_is_given_on_when_its_program_has_ended(
+    cluster: Cluster, pods: Pods, installed: Callable[..., None]
+) -> None:
+    """The API server forgets such a pod at once; what the kubelet does about it comes later."""
+    installed(simulated)
+    name = the_pod(cluster)["metadata"]["name"]
+    agents = Pods(cluster, NAMESPACE)
+    agents.wait_ready(name, timeout_s=60)
+    cluster.wait_allocatable(NVIDIA, 2, timeout_s=30)
+    say = "from allotment.shares.processes import unseen_processes as f; print(f())"
+    assert agents.exec(name, ["python3", "-c", say], container_name="agent").strip() == "None"
+    # It does not end when it is asked to.
+    stay = ["sh", "-c", "trap '' TERM; while true; do sleep 1; done"]
+    pods.create(pod("whole", container(stay, limits={NVIDIA: "1"})))
+    pods.wait_ready("whole", timeout_s=60)
+    node = NodeAgent(cluster)
+    share = node.share(pods, "whole")
+    kubelet = cluster.components["kubelet"].process
+    kubelet.send_signal(signal.SIGSTOP)
+    try:
+        path = f"/api/v1/namespaces/{pods.namespace}/pods/whole"
+        cluster.api.delete(path, gracePeriodSeconds="0", propagationPolicy="Background")
+        wait_until(lambda: cluster.api.find(path) is None, "end of the pod's object", timeout_s=20)
+        # The agent hears of it and looks for the program. It tries again after 5 s and later.
+        for _ in range(20):
+            assert [each.id for each in node.shares(pods.namespace)] == [share.id]
+            time.sleep(0.5)
+    finally:
+        kubelet.send_signal(signal.SIGCONT)
+    wait_until(
+        lambda: not node.shares(pods.namespace), "end of the share", timeout_s=60, every_s=0.5
+    )
     assert agents.restarts(name, "agent") == 0
 
 

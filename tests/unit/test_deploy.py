@@ -52,7 +52,7 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
             if rule["apiGroups"] == [""]
         }
 
-    read = ("get", "list", "watch")
+    read = ("list", "watch")
     assert rights("ClusterRole") == {
         *(("pods", verb, "") for verb in read),
         *(("nodes", verb, "") for verb in (*read, "patch")),
@@ -61,6 +61,21 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
         ("events", "patch", ""),
     }
     assert rights("Role") == {("configmaps", verb, "allotment-config") for verb in read}
+
+
+def test_it_is_root_with_the_capabilities_that_the_readme_explains(
+    root: Path, pod: Document, container: Document
+) -> None:
+    rights = container["securityContext"]
+    assert rights["capabilities"]["drop"] == ["ALL"]
+    text = (root / "deploy" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)
+    assert rights["capabilities"]["add"] == rows
+    assert "privileged" not in rights
+    # Who sees no other's processes takes shares in use for free ones.
+    assert "SYS_PTRACE" in rows
+    assert rights["appArmorProfile"] == {"type": "Unconfined"}
+    assert pod["spec"]["hostPID"] is True
 
 
 def test_names_are_the_same_everywhere(

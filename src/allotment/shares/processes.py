@@ -5,7 +5,8 @@ A process belongs to a share when its mount namespace is the share's (it has the
 mounted, or was recorded as such), when its environment names the share's directory, when it
 was recorded as a process of the share, or when it descends from one of those or from the share's
 runner: that adopts what the command leaves behind, as long as it lives. Processes that this user
-may not look into are passed over: they cannot be this user's share's.
+may not look into are passed over: they cannot be this user's share's. Who serves everybody's
+processes, as the node agent does, has to see all of them: `unseen_processes` tells.
 """
 
 import os
@@ -22,17 +23,23 @@ __all__ = [
     "children",
     "command_of",
     "is_alive",
+    "is_in_pod",
     "is_stopped",
     "named",
     "pid_inside",
     "start_time",
     "this_process",
+    "unseen_processes",
 ]
 
 _PROC = Path("/proc")
 _MOUNTED_SHARE = re.compile(
     r"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id) /run/allotment/share/(?:usage|id) "
 )
+# `pod` and a uid, with dashes or, by systemd, underscores (kubelet pkg/kubelet/cm); a static pod's
+# is a hash. Seen from within a control group namespace, a pod's other container is `/../ID`.
+_POD_GROUP = re.compile(r"[/-]pod[0-9a-f][0-9a-f_-]{31,35}(?![0-9a-f])|:/\.\./", re.MULTILINE)
+_UNSEEN = "a share would count as unused while a program runs in it"
 _SHARE_VARIABLE = b"ALLOTMENT_SHARE="
 
 
@@ -183,6 +190,54 @@ def census(
     return members
 
 
+def unseen_processes() -> str | None:
+    """Say which processes of pods may not be looked into, and why; None: all can be seen.
+
+    For an agent's start: a share whose processes it cannot see would count as unused, and what it
+    holds would be given to others while a program uses it. Processes that are in no pod do not
+    matter: a machine may keep some of its own from everybody.
+    """
+    if os.getpid() == 1:
+        return f"no process of the node but this one can be seen: the pod needs hostPID; {_UNSEEN}"
+    denied = []
+    for pid in _pids():
+        try:
+            _look_at(pid)
+        except PermissionError:
+            if is_in_pod(pid):
+                denied.append(pid)
+        except OSError:
+            continue  # gone
+    if not denied:
+        return None
+    some = ", ".join(map(str, sorted(denied)[:8]))
+    return (
+        f"{len(denied)} processes of pods cannot be looked into (PID {some}): it takes root with"
+        f" the capability SYS_PTRACE, and no AppArmor or SELinux profile; {_UNSEEN}"
+    )
+
+
+def is_in_pod(pid: int) -> bool:
+    """Tell whether a process is in a pod, going by what everybody may read: its control groups."""
+    try:
+        text = (_PROC / str(pid) / "cgroup").read_text("utf-8", errors="replace")
+    except OSError:
+        return False
+    return _POD_GROUP.search(text) is not None
+
+
+def _look_at(pid: int) -> tuple[int, str]:
+    """Return a process's mount namespace and root folder.
+
+    Raises `PermissionError` without the right to trace it (ptrace(2), PTRACE_MODE_READ_FSCREDS):
+    that of its user, with no more capabilities than the one who looks, or CAP_SYS_PTRACE. Raises
+    another `OSError` when it is gone.
+    """
+    # Read as a link, not followed: that is allowed wherever looking is.
+    namespace = int(os.readlink(f"/proc/{pid}/ns/mnt")[5:-1])  # noqa: PTH115 - `mnt:[1]`
+    return namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
+
+
 def _look_around() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
     """Return every process's parent and mount namespace, and the namespaces known by their mounts.
 
@@ -199,12 +254,10 @@ def _look_around() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
             continue
         parents[pid] = int(fields[1])
         try:
-            # Read as a link, not followed: that is allowed wherever looking is.
-            namespace = int(os.readlink(f"/proc/{pid}/ns/mnt")[5:-1])  # noqa: PTH115 - `mnt:[1]`
-            view = namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
+            view = _look_at(pid)
         except OSError:
             continue  # another user's, or gone
-        namespaces[pid] = namespace
+        namespace = namespaces[pid] = view[0]
         if namespace in by_namespace or view in looked:
             continue
         looked.add(view)

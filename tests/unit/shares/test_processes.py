@@ -2,12 +2,15 @@
 """Who lives, and who is in which share."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from allotment.model.shares import Share
 from allotment.shares import processes
@@ -95,3 +98,54 @@ def test_members_by_descent_whatever_their_environment(make: Make) -> None:
         assert grandchild in processes.census([(share, directory)])[share.id]
         os.kill(grandchild, signal.SIGKILL)
         runner.communicate()
+
+
+SAY_UNSEEN = """
+import sys
+from allotment.shares import processes
+processes.is_in_pod = lambda pid: pid == int(sys.argv[1])
+print(processes.unseen_processes() or "all")
+"""
+
+
+def test_who_may_not_look_into_processes_of_pods_is_told(sleeper: Sleeper) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("capabilities are root's to drop, by setpriv")
+    other = str(sleeper().pid)
+
+    def said(*flags: str) -> str:
+        command = [*flags, sys.executable, "-c", SAY_UNSEEN, other]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    # As a container gets them: root, with no capabilities but those that are named.
+    few = ("setpriv", "--inh-caps", "-all", "--bounding-set", "-all,+sys_admin")
+    assert "SYS_PTRACE" in said(*few)
+    assert f"(PID {other})" in said(*few)
+    assert said(*few[:-1], f"{few[-1]},+sys_ptrace") == "all"
+
+
+@pytest.mark.parametrize(
+    ("group", "is_pods"),
+    [
+        ("0::/kubepods/besteffort/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/8f0c", True),
+        (
+            "0::/kubepods.slice/kubepods-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-8.scope",
+            True,
+        ),
+        ("0::/../../pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/8f0c", True),
+        ("0::/../8f0c", True),
+        ("4:memory:/x/kubepods/podfe6bf2ce5ad1d2ea7e9e6a6e0d8a2cb8/8f0c", True),
+        ("0::/", False),
+        ("0::/system.slice/podman.service", False),
+        ("0::/user.slice/pods", False),
+    ],
+)
+def test_processes_of_pods_are_told_by_their_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, *, is_pods: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert processes.is_in_pod(7) is is_pods
+    assert not processes.is_in_pod(8)
