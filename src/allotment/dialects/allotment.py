@@ -8,10 +8,11 @@ sums over these GPUs, which the scheduler counts against what the node has in al
 is had of each GPU.
 """
 
+from collections.abc import Collection
 from fractions import Fraction
 from typing import Final
 
-from allotment.dialects.annotations import COMPUTE, KEYS
+from allotment.dialects.annotations import COMPUTE, KEYS, PREFIX
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.protocol import refusal
 from allotment.dialects.wishes import Wishes
@@ -75,11 +76,12 @@ class AllotmentDialect:
         )
 
 
-def never_asked(pod: Pod) -> UsageError | None:
+def never_asked(pod: Pod, *, nvidia: Collection[str] = ()) -> UsageError | None:
     """Return what is wrong with a pod whose plugin is never asked, so that nobody refuses it.
 
-    The kubelet asks for `allotment.dev/gpu`, and for no quantity: a container with the latter alone
-    would start, without a GPU and without a word.
+    The kubelet asks for `allotment.dev/gpu`, and for no quantity and no annotation: a container
+    with these alone would start, without a GPU and without a word. `nvidia` has the names of
+    NVIDIA's resources that the node offers.
     """
     for container in pod.containers:
         there = container.resources
@@ -89,7 +91,20 @@ def never_asked(pod: Pod) -> UsageError | None:
                 _check_amounts(pod, container)
             except UsageError as error:
                 return error
-    return None
+    written = sorted(each for each in pod.annotations if each.startswith(PREFIX))
+    if not written or any(_asks_for_gpu(each, nvidia) for each in pod.containers):
+        return None
+    problem = f"it has the annotation {', '.join(written)}, and no container asks for a GPU"
+    hint = f"add `{GPU}: 1` to the limits of a container, or remove the annotation"
+    return refusal(pod, None, problem, hint=hint)
+
+
+def _asks_for_gpu(container: Container, nvidia: Collection[str]) -> bool:
+    """Leave in doubt what is named like NVIDIA's: the node may have offered it a while ago."""
+    return any(
+        amount and (name == GPU or name in nvidia or name.startswith("nvidia.com/"))
+        for name, amount in container.resources.items()
+    )
 
 
 def _check_amounts(pod: Pod, container: Container) -> None:
@@ -100,7 +115,7 @@ def _check_amounts(pod: Pod, container: Container) -> None:
             continue
         if amount <= 0:
             problem = f"{name} is {amount}"
-            hint = f"leave {name} out, or ask for at least 1"
+            hint = f"leave {name} out, or ask for at least {_least(name, there.get(GPU, 1))}"
             raise refusal(pod, container.name, problem, hint=hint)
         if amount > MAX_BYTES:
             problem = f"{name} is {amount}, more than any node can have"
@@ -110,6 +125,11 @@ def _check_amounts(pod: Pod, container: Container) -> None:
         problem = f"it asks for {without} without {GPU}"
         hint = f"add `{GPU}: 1` to its limits: of how many GPUs it is"
         raise refusal(pod, container.name, problem, hint=hint)
+
+
+def _least(name: str, count: int) -> str:
+    """Return the least of a resource that is accepted, as people write it."""
+    return format_bytes(LEAST_BYTES * max(1, count)) if name == GPU_MEMORY else "1"
 
 
 def _memory(pod: Pod, container: Container, count: int) -> MemoryAmount:
@@ -162,7 +182,7 @@ def _contradiction(
         hint = f"add `{GPU_COMPUTE}: {format_percent(compute.guarantee * count)}` to its limits, or"
         hint += f" guarantee nothing: {COMPUTE}: 0:{format_percent(compute.ceiling)}"
     else:
-        problem += f"{format_percent(counted)}"
+        problem += f"is {format_percent(counted)}"
         hint = f"write the same in both, or the ceiling alone: :{format_percent(compute.ceiling)}"
     return refusal(pod, container.name, problem, hint=hint)
 

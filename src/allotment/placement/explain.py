@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words for a rejection: what was needed, and what each device has."""
 
+from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Rejection, Verdict
 from allotment.model.requests import EXCLUSIVE, TIMESLICE, Request
@@ -25,19 +26,33 @@ def explain(rejection: Rejection) -> str:
     request = rejection.request
     number = len(rejection.verdicts)
     there = format_count(number, "GPU fits", "GPUs fit")
-    lines = [f"no room for {_asked(request)}: {rejection.fitting} of {there}"]
+    lines = [f"no room for {_asked(rejection)}: {rejection.fitting} of {there}"]
     lines += [f"  {_line(verdict, request)}" for verdict in rejection.verdicts]
     return "\n".join(lines)
 
 
-def _asked(request: Request) -> str:
+def _asked(rejection: Rejection) -> str:
+    request = rejection.request
     if request.mode in {EXCLUSIVE, TIMESLICE}:
         kind = "whole" if request.mode == EXCLUSIVE else "time-sliced"
         return f"{request.count} {kind} GPUs" if request.count > 1 else f"a {kind} GPU"
-    part = f"{request.memory}"
+    part = _part(rejection)
     if request.compute.guarantee:
         part += f" and {format_percent(request.compute.guarantee)} % of compute"
     return f"{request.count} GPUs with {part} each" if request.count > 1 else f"a GPU with {part}"
+
+
+def _part(rejection: Rejection) -> str:
+    """Tell what is wanted of each one's memory; of a part also what it comes to, if one amount."""
+    memory = rejection.request.memory
+    if memory.part is None:
+        return f"{memory}"
+    if memory.part == 1:
+        return "all of its memory"
+    percent = format_percent(round(memory.part * WHOLE))
+    sizes = {memory.of(each.state.device.allottable_bytes) for each in rejection.verdicts}
+    come_to = f" ({format_bytes(sizes.pop())})" if len(sizes) == 1 else ""
+    return f"{percent} % of its memory{come_to}"
 
 
 def _line(verdict: Verdict, request: Request) -> str:

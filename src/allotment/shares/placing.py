@@ -55,6 +55,7 @@ def place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Bookin
     Raises `DoesNotFitError` with need and have of each device.
     """
     states = list(_states(order, devices, bookings))
+    _check_count(order, states)
     decision = _follow(order, states) if order.devices else choose(states, order.request)
     if isinstance(decision, Placement):
         for placed in decision.devices:
@@ -67,6 +68,24 @@ def place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Bookin
     ]
     message = "\n".join([explain(decision), *nameless])
     raise DoesNotFitError(message, hint=_hint(order, states, decision))
+
+
+def _check_count(order: Order, states: Sequence[DeviceState]) -> None:
+    """Refuse a container that asks for more devices than its node could ever give it.
+
+    One of a front door of this machine is told about each device.
+    """
+    wanted = order.request.count
+    able = [
+        each for each in states if order.candidates is None or each.device.uuid in order.candidates
+    ]
+    if order.owner is None or order.devices or wanted <= len(able):
+        return
+    of_mode = f" of mode {order.request.mode}" if len(able) < len(states) else ""
+    raise DoesNotFitError(
+        f"asks for parts of {format_count(wanted, 'GPU')}; this node has {len(able)}{of_mode}",
+        hint=f"ask for at most {len(able)}" if able else "choose a node that has such GPUs",
+    )
 
 
 def _states(

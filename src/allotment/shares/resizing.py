@@ -84,7 +84,7 @@ def resize(
         if share.owner is not None:
             raise UsageError(
                 f"share {share.name} is a pod's, and has what its pod asks for",
-                hint="change the pod's resources, where whoever schedules sees it",
+                hint="make the pod anew with other limits, where whoever schedules sees them",
             )
         if snapshot is None:
             raise StateError(f"{found.directory}: cannot be read")

@@ -151,7 +151,10 @@ def test_refused_with_pod_container_and_next_step(subject: Pod, said: str) -> No
 @pytest.mark.parametrize(
     ("annotations", "said"),
     [
-        ({"compute": "40"}, "guarantees 40 percent of each GPU, but allotment.dev/gpu-compute 30"),
+        (
+            {"compute": "40"},
+            "guarantees 40 percent of each GPU, but allotment.dev/gpu-compute is 30",
+        ),
         ({"compute": "0:80"}, "guarantees 0 percent"),
         ({"compute": ":20"}, "has a ceiling below"),
         ({"compute": "80:30"}, "did you mean 30:80?"),
@@ -187,6 +190,37 @@ def test_a_guarantee_that_nobody_counted_is_refused() -> None:
     with pytest.raises(UsageError, match="no scheduler would count it") as refused:
         asks_of(pod(container(gpu=2), annotations={"allotment.dev/compute": "30:80"}), nvidia=())
     assert "allotment.dev/gpu-compute: 60" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("subject", "least"),
+    [
+        (container(gpu=1, memory=0), "ask for at least 1Mi"),
+        (container(gpu=4, memory=0), "ask for at least 4Mi"),
+        (container(gpu=1, compute=0), "ask for at least 1"),
+        (container(gpu=-1), "ask for at least 1"),
+    ],
+)
+def test_the_least_that_is_accepted_is_named(subject: Container, least: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        asks_of(pod(subject), nvidia=NVIDIA)
+    assert str(refused.value.hint).endswith(least)
+
+
+def test_annotations_of_a_pod_without_gpus_are_told_of() -> None:
+    annotations = {"allotment.dev/compute": "30", "example.com/x": "y"}
+    wrong = allotment.never_asked(pod(container("web"), annotations=annotations))
+    assert wrong is not None
+    assert "pod team/train-0: it has the annotation allotment.dev/compute, and" in wrong.message
+    assert wrong.hint
+    for asking in (container(gpu=1), container(nvidia=1)):
+        subject = pod(container("web"), asking, annotations=annotations)
+        assert allotment.never_asked(subject) is None
+    renamed = Container("web", ContainerKind.REGULAR, {"example.com/gpu": 1})
+    assert allotment.never_asked(pod(renamed, annotations=annotations)) is not None
+    offered = {"example.com/gpu"}
+    assert allotment.never_asked(pod(renamed, annotations=annotations), nvidia=offered) is None
+    assert allotment.never_asked(pod(container("web"), annotations={"example.com/x": "y"})) is None
 
 
 def test_pods_without_gpus_may_write_what_they_like() -> None:

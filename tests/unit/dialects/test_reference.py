@@ -31,5 +31,5 @@ def test_every_resource_is_there(root: Path) -> None:
 
 
 def test_every_event_is_there(root: Path) -> None:
-    reasons = {told.READY, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
+    reasons = {told.READY, told.SMALL, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
     assert first_cells(section(root, "Events")) == reasons

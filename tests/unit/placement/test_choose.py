@@ -104,6 +104,12 @@ def test_a_rejection_has_need_and_have_per_gpu() -> None:
     ]
 
 
+def test_a_part_is_shown_with_what_it_comes_to() -> None:
+    for part, said in (("25%", "a GPU with 25 % of its memory (20Gi)"), ("100%", "a GPU with all")):
+        text = explain(rejected(choose(states(70, 78), request(part))))
+        assert text.startswith(f"no room for {said}")
+
+
 def test_numbers_that_round_to_the_same_are_shown_in_bytes() -> None:
     text = explain(rejected(choose([DeviceState(device(0), 1)], request("80Gi"))))
     assert f"need {80 * GI}B, have {80 * GI - 1}B" in text

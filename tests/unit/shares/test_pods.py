@@ -306,6 +306,24 @@ def test_only_candidates_serve(node: Node) -> None:
         node.prepare(order(2, "13Gi", candidates=frozenset({second})))
 
 
+def test_more_devices_than_there_are_is_said_so(node: Node) -> None:
+    asked = order()
+    with pytest.raises(DoesNotFitError) as refused:
+        node.prepare(replace(asked, request=replace(asked.request, count=9)))
+    number = len(node.devices)
+    assert refused.value.message == f"asks for parts of 9 GPUs; this node has {number}"
+    assert refused.value.hint == f"ask for at most {number}"
+    uuid = node.devices[0].uuid
+    with pytest.raises(DoesNotFitError, match="parts of 2 GPUs; this node has 1 of mode soft"):
+        node.prepare(
+            replace(
+                asked,
+                request=replace(asked.request, count=2),
+                candidates=frozenset({uuid}),
+            )
+        )
+
+
 def test_many_may_start_at_once(node: Node) -> None:
     with ThreadPoolExecutor(8) as threads:
         numbers = [*range(30), *range(30)]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_SHARE, Offer, Resource
 from allotment.dialects import asks_of
-from allotment.model.compute import Compute
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import StateError, UsageError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, format_percent
 from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import (
@@ -290,7 +290,18 @@ def describe(share: Share) -> str:
     for device in share.devices:
         text = f"{device.uuid} ({device.name})"
         if share.mode == SOFT:
-            compute = f" and {device.compute} % of compute" if device.compute.is_governed else ""
+            compute = f" and {_shown(device.compute)}" if device.compute.is_governed else ""
             text = f"{format_bytes(device.memory_bytes)}{compute} of {text}"
         parts.append(text)
     return f"share {share.id}: {'; '.join(parts)}, mode {share.mode}"
+
+
+def _shown(compute: Compute) -> str:
+    guarantee, ceiling = format_percent(compute.guarantee), format_percent(compute.ceiling)
+    if compute.guarantee == compute.ceiling:
+        return f"{guarantee} % of compute"
+    if compute.guarantee:
+        return f"{guarantee} to {ceiling} % of compute"
+    if compute.ceiling < WHOLE:
+        return f"up to {ceiling} % of compute"
+    return "the compute that others leave"

@@ -99,7 +99,7 @@ class Tenants:
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
-        self._told = Told(reports)
+        self._told = Told(reports, clock)
         self._shares: dict[ShareId, Share] = {}
         self._changed: dict[ShareId, Share | None] = {}
         self._running: dict[tuple[str, frozenset[str]], asyncio.Task[None]] = {}
@@ -336,8 +336,9 @@ class Tenants:
         await self._settle_all()
         for entry in findings.missing:
             await self._make_missing(entry)
+        names = {each.name for each in self._offer().resources}
         for pod in self._pods.all():
-            wrong = None if pod.has_ended else never_asked(pod)
+            wrong = None if pod.has_ended else never_asked(pod, nvidia=names)
             if wrong is not None:
                 self._told.never_asked(pod, wrong)
         self._told.keep({each.uid for each in self._pods.all()})

@@ -1,31 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the owners of shares are told, and how often: once for each thing, not at every retry."""
 
-from collections.abc import Collection, Iterable
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
 
 from allotment.agent.device_plugin.refusals import one_line
 from allotment.agent.protocols import CheckpointEntry, Reports
 from allotment.agent.tenancy.orders import describe, share_of
-from allotment.model.errors import AllotError
-from allotment.model.pods import Pod, PodUid
+from allotment.model.errors import AllotError, UsageError
+from allotment.model.formats import format_bytes
+from allotment.model.pods import Owner, Pod, PodUid
+from allotment.model.requests import SOFT
 from allotment.model.shares import Share, ShareId
 
-__all__ = ["MISSING", "READY", "REFUSED", "STATE", "TAKEN_OVER", "Told"]
+__all__ = ["MISSING", "READY", "REFUSED", "SMALL", "STATE", "TAKEN_OVER", "Told"]
 
 READY = "ShareReady"
+SMALL = "ShareSmall"
 REFUSED = "ShareRefused"
 MISSING = "ShareMissing"
 TAKEN_OVER = "ShareTakenOver"
 STATE = "ShareStateFailed"
 """Reasons of events, on pods; the last on the node."""
 
+_AGAIN_S = 600.0
+"""Before the same is told once more with other figures."""
+_SMALL_BYTES = 512 << 20
+"""A CUDA context alone takes 300 to 500 MiB of it."""
+_FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
 
 class Told:
     """Events about shares; remembers the last one of each."""
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(self, reports: Reports, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds."""
         self._reports = reports
-        self._last: dict[PodUid, dict[ShareId | None, str]] = {}
+        self._clock = clock
+        self._last: dict[PodUid, dict[ShareId | None, dict[str, tuple[str, float]]]] = {}
+        """Of each share, what was told last for each reason, and when."""
         self._failure = ""
 
     def ready(self, share: Share) -> None:
@@ -36,27 +50,34 @@ class Told:
             self._last.get(owner.uid, {}).pop(share.id, None)
             text = f"container {owner.container}: {describe(share)}"
             self._reports.pod(owner, READY, text, is_warning=False)
+            self._small(share, owner)
+
+    def _small(self, share: Share, owner: Owner) -> None:
+        least = min((each.memory_bytes for each in share.devices), default=_SMALL_BYTES)
+        if share.mode == SOFT and least < _SMALL_BYTES:
+            text = f"container {owner.container}: it has {format_bytes(least)} of a GPU, and CUDA"
+            text += " takes 300 to 500 MiB for itself in each process, so that programs may find no"
+            text += " memory when they start; hint: ask for at least 512Mi of each GPU"
+            self._reports.pod(owner, SMALL, text, is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError
     ) -> None:
         """Containers do not get theirs, and wait."""
         self._reports.count("refusals", reason=type(error).__name__)
-        self._warn(pod, tuple(claims), REFUSED, one_line(error))
+        self._warn(pod, tuple(claims), REFUSED, one_line(error), key=_key(error))
 
     def never_asked(self, pod: Pod, error: AllotError) -> None:
         """A container asks for what the kubelet asks no plugin for: it starts, and has no GPU."""
         text = f"it starts without a GPU: {one_line(error)}"
-        told = self._last.setdefault(pod.uid, {})
-        if told.get(None) != text:
-            told[None] = text
+        if self._is_new(pod.uid, None, text, text):
             self._reports.count("refusals", reason=type(error).__name__)
             self._reports.pod(pod, REFUSED, text, is_warning=True)
 
     def missing(self, pod: Pod, entry: CheckpointEntry, error: AllotError) -> None:
         """A container runs without a share, and none can be made for it."""
         text = f"it runs, and its share cannot be booked: {one_line(error)}"
-        self._warn(pod, (entry,), MISSING, text)
+        self._warn(pod, (entry,), MISSING, text, key=f"{MISSING} {_key(error)}")
 
     def adopted(self, share: Share, entry: CheckpointEntry) -> None:
         """A container that ran without a share has one."""
@@ -90,17 +111,39 @@ class Told:
         for uid in set(self._last) - set(pods):
             del self._last[uid]
 
+    def _is_new(self, uid: PodUid, share: ShareId | None, key: str, text: str) -> bool:
+        """Tell whether a text is to be told, and remember it if so."""
+        told = self._last.setdefault(uid, {}).setdefault(share, {})
+        now = self._clock()
+        last, when = told.get(key, ("", -_AGAIN_S))
+        if last == text or (last and abs(now - when) < _AGAIN_S):
+            return False
+        told[key] = (text, now)
+        return True
+
     def _warn(
-        self, pod: Pod | None, claims: tuple[CheckpointEntry, ...], reason: str, text: str
+        self,
+        pod: Pod | None,
+        claims: tuple[CheckpointEntry, ...],
+        reason: str,
+        text: str,
+        *,
+        key: str,
     ) -> None:
         if pod is None:
             return  # nobody can be told but the kubelet, which passes the error on
-        told = self._last.setdefault(pod.uid, {})
-        shares = [share_of(each) for each in claims]
-        if all(told.get(each) == text for each in shares):
+        # All are remembered, whichever of them is new.
+        new = [self._is_new(pod.uid, share_of(each), key, text) for each in claims]
+        if not any(new):
             return
-        told.update(dict.fromkeys(shares, text))
         if not text.startswith("pod "):  # else it names pod and container by itself
             names = ", ".join(each.container for each in claims)
             text = f"{'container' if len(claims) == 1 else 'containers'} {names}: {text}"
         self._reports.pod(pod, reason, text, is_warning=True)
+
+
+def _key(error: AllotError) -> str:
+    """Return what stays the same while figures change, but for those in the pod's own text."""
+    first = error.message.partition("\n")[0]
+    text = first if isinstance(error, UsageError) else _FIGURE.sub("#", first)
+    return f"{type(error).__name__} {text}"

@@ -216,4 +216,4 @@ def test_what_is_there_is_ordered_as_it_is() -> None:
     assert repeated.request.memory.size_bytes == 4 * GI
     assert repeated.request.compute.guarantee == 3000
     assert repeated.injection is Injection.MOUNTS
-    assert describe(share) == "share 1234: 4Gi and 30:100 % of compute of GPU-b (T4), mode soft"
+    assert describe(share) == "share 1234: 4Gi and 30 to 100 % of compute of GPU-b (T4), mode soft"

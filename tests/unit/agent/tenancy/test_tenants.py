@@ -28,6 +28,7 @@ from kubelet_twin import (
 from allotment.agent.protocols import SHARE_ANNOTATION, CheckpointEntry
 from allotment.agent.resources import GPU_SHARE
 from allotment.agent.tenancy import Patience, ShareOrder, Tenants
+from allotment.agent.tenancy.told import Told
 from allotment.model.errors import StateError
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import Injection, Share, ShareId
@@ -270,6 +271,58 @@ def test_a_refusal_is_told_once_and_its_end_too() -> None:
             # Nobody looked meanwhile: room is made when it is needed.
             assert await node.start(late) == ""
             assert node.reports.reasons("pod-late") == ["ShareRefused", "ShareReady"]
+
+    asyncio.run(story())
+
+
+def test_a_refusal_is_told_once_more_when_its_figures_have_changed_for_a_while() -> None:
+    async def story() -> None:
+        async with scene() as node:
+            late = node.admit("late", part(memory=ROOM))
+            for number in range(2):
+                await node.start(node.admit(f"there-{number}", part(memory=6)))
+            for number in range(3):
+                assert (await node.start(late)).startswith("need 10 of each")
+                await node.start(node.admit(f"other-{number}", part(memory=1)))
+            assert node.reports.reasons("pod-late") == ["ShareRefused"]
+            node.store.clock += 700
+            for number in range(2):
+                await node.start(late)
+                await node.start(node.admit(f"more-{number}", part(memory=1)))
+            assert node.reports.reasons("pod-late") == ["ShareRefused"] * 2
+
+    asyncio.run(story())
+
+
+def test_less_than_a_context_takes_is_warned_of() -> None:
+    async def story() -> None:
+        async with scene() as node:
+            pod = node.admit("1", part(memory=1))
+            await node.start(pod)
+            (share,) = node.store.shares.values()
+            reports = ReportsTwin()
+            told = Told(reports)
+            for mebibytes, said in ((256, ["ShareReady", "ShareSmall"]), (512, ["ShareReady"])):
+                reports.events.clear()
+                device = replace(share.devices[0], memory_bytes=mebibytes << 20)
+                told.ready(replace(share, devices=(device,)))
+                assert reports.reasons("pod-1") == said
+
+    asyncio.run(story())
+
+
+def test_annotations_without_a_gpu_are_told_of_once() -> None:
+    async def story() -> None:
+        async with scene() as node:
+            pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR)])
+            pod.annotations["allotment.dev/compute"] = "30"
+            node.kubelet.admit(pod, node.tenants)
+            node.hear()
+            for _ in range(2):
+                await node.tenants.look()
+            ((_, reason, message),) = node.reports.events
+            assert reason == "ShareRefused"
+            assert message.startswith("it starts without a GPU: pod team/pod-1: it has")
 
     asyncio.run(story())
 
