@@ -56,7 +56,7 @@ WRONG = {
     ),
     "compute-differs": Wrong(
         part("4Gi", compute=20),
-        ("'main'", "allotment.dev/compute (30:80) guarantees 30 percent", f"{GPU_COMPUTE} 20"),
+        ("'main'", "allotment.dev/compute (30:80) guarantees 30 percent", f"{GPU_COMPUTE} is 20"),
         {"allotment.dev/compute": "30:80"},
     ),
     "guarantee-that-nobody-counts": Wrong(
