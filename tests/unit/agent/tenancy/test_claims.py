@@ -10,7 +10,13 @@ from kubelet_twin import OFFER, UNIT
 
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_MEMORY, GPU_SHARE
-from allotment.agent.tenancy.claims import claimants, needs_pod, superseded, work_for
+from allotment.agent.tenancy.claims import (
+    claimants,
+    needs_pod,
+    starts_of,
+    superseded,
+    work_for,
+)
 from allotment.agent.tenancy.orders import share_of
 from allotment.model.errors import StateError
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
@@ -159,3 +165,32 @@ def test_what_another_plugin_gave_has_always_the_same_id() -> None:
     one, other = entry("main", None), entry("side", None)
     assert share_of(one) == share_of(replace(one)) != share_of(other)
     assert len(share_of(one)) == 12
+
+
+@pytest.mark.parametrize("injection", [Injection.CDI, Injection.MOUNTS, Injection.NONE, None])
+def test_only_who_cannot_start_by_mistake_may_be_left_without(injection: Injection | None) -> None:
+    """A sidecar restarts; the share of the init container before it is gone, the API is away."""
+    claims = (
+        entry("init", "i", injection=injection),
+        entry("side", "s", injection=Injection.CDI),
+    )
+    shares = {ShareId("s"): share("s", "side", kind=SIDECAR)}
+    if injection is not Injection.CDI:
+        assert needs_pod(claims, shares)
+        with pytest.raises(StateError, match="has not told of pod uid-1 yet"):
+            work_for(None, claims, OFFER, shares, is_repeated=False)
+        return
+    assert not needs_pod(claims, shares)
+    work = work_for(None, claims, OFFER, shares, is_repeated=False)
+    assert (work.starting, [each.id for each in work.make]) == ("s", ["s"])
+    assert set(work.failed) == {"i"}
+
+
+def test_a_later_start_is_no_repetition() -> None:
+    before = pod(container("init", INIT, is_started=True), container("side", SIDECAR))
+    claims = (entry("init", "i"), entry("side", "s"))
+    started = replace(
+        before, containers=(before.containers[0], replace(before.containers[1], restarts=1))
+    )
+    assert starts_of(before, claims) == starts_of(before, claims) != starts_of(started, claims)
+    assert starts_of(None, claims) == ()

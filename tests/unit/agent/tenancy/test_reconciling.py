@@ -146,3 +146,8 @@ def test_what_is_missing(entry: CheckpointEntry, pod: Pod | None, *, is_missing:
     assert found.missing == ((entry,) if is_missing else ())
     there = replace(SHARE, id=share_of(entry))
     assert look(there, pod=pod, entries=(entry,)).missing == ()
+
+
+def test_who_runs_with_what_an_earlier_answer_gave_is_not_missing() -> None:
+    newer = replace(ENTRY, share=ShareId("b"))
+    assert look(SHARE, entries=(newer,)).missing == ()
