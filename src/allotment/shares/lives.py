@@ -31,7 +31,7 @@ from allotment.shares.found import Found, read_share
 from allotment.shares.guarantees import settle
 from allotment.shares.placing import Order, place
 from allotment.shares.processes import census, is_alive, named
-from allotment.shares.records import write_record
+from allotment.shares.records import RECORD, write_record
 from allotment.shares.steps import step
 from allotment.shares.traces import read_traces, write_traces
 
@@ -214,7 +214,7 @@ def recover(folder: StateFolder) -> list[Found]:
     The caller holds the folder's lock: then whatever is half made or half removed is left over.
     """
     for path in folder.shares.iterdir():
-        if path.name.startswith((_DRAFT, _REMOVED)):
+        if path.name.startswith((_DRAFT, _REMOVED)) or _is_nobodys(path):
             shutil.rmtree(path, ignore_errors=True)
     shares = look(folder)
     there = {each.id: tuple(each.limits()) for each in shares}
@@ -235,6 +235,19 @@ def recover(folder: StateFolder) -> list[Found]:
         else:
             _remember(each.directory, members[each.id])
     return [each for each in shares if each.id not in ended]
+
+
+def _is_nobodys(path: Path) -> bool:
+    """Tell a folder of a container runtime's making: some make what they are to mount and miss.
+
+    It has directories where a share has files, and would be in the way of the share of that id.
+    """
+    return (
+        path.is_dir()
+        and not path.is_symlink()
+        and not (path / RECORD).exists()
+        and not (path / "policy").is_file()
+    )
 
 
 def _is_orphan(share: Share) -> bool:

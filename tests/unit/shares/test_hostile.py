@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant may do anything to the files that it can write; nobody outside is ended by that.
+"""A tenant may do anything to the files that it can write; that ends no agent, and none is held up.
+
+It may end the programs of shares on the same GPU (docs/designs/compute.md), and no more than these:
+what it damaged is put right.
 
 Each test runs in a process of its own, because a failure is the end of a process, by SIGBUS.
 """
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from allotment.ledger import operations, read, reap, set_limit
 from allotment.ledger.layout import USAGE_SIZE
+from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.errors import LedgerError
+from allotment.model.shares import Share
+from allotment.modes import take_damages
+from allotment.shares import lives
 from allotment.shares.folders import StateFolder
+
+Make = Callable[..., tuple[Share, Path]]
 
 # Truncates a file again and again, and makes it long again, while its parent works on it.
 HOSTILE = """
@@ -55,9 +68,7 @@ print("survived", flush=True)
 
 
 @pytest.mark.parametrize("file", ["usage", "leases-0"])
-def test_who_cuts_a_file_short_ends_nobody_else(
-    tmp_path: Path, native_dir: Path, file: str
-) -> None:
+def test_who_cuts_a_file_short_ends_no_agent(tmp_path: Path, native_dir: Path, file: str) -> None:
     assert native_dir.is_dir()
     with subprocess.Popen(
         [sys.executable, "-c", WORK, str(Path(__file__).parent), str(tmp_path)],
@@ -78,6 +89,61 @@ def test_who_cuts_a_file_short_ends_nobody_else(
     assert worker.returncode != -signal.SIGBUS
     assert worker.returncode == 0
     assert told == "survived\n"
+
+
+@pytest.mark.parametrize("length", [0, 20_000, LEASES_FILE_SIZE + (8 << 20)])
+def test_what_a_tenant_damaged_is_put_right_and_told(
+    folder: StateFolder, make: Make, length: int
+) -> None:
+    share, directory = make("1Gi")
+    take_damages()
+    os.truncate(directory / "leases-0", length)
+    os.truncate(directory / "usage", USAGE_SIZE + (8 << 20))
+    with folder.locked():
+        lives.recover(folder)
+    assert (directory / "leases-0").stat().st_size == LEASES_FILE_SIZE
+    assert (directory / "usage").stat().st_size == USAGE_SIZE
+    (found,) = lives.look(folder)
+    assert found.problem is None
+    told = take_damages()
+    assert [(each.shares, each.device) for each in told] == [
+        ((share.id,), ""),
+        ((share.id,), share.devices[0].uuid),
+    ]
+
+
+def test_a_share_starts_beside_a_tenant_that_holds_every_lock(
+    folder: StateFolder, make: Make
+) -> None:
+    _, directory = make("1Gi")
+    with contextlib.ExitStack() as tenant:
+        for path in directory.iterdir():
+            if path.name not in {"share.json", "traces.json"}:  # those it has
+                file = tenant.enter_context(path.open("rb"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+        begun = time.monotonic()
+        for _ in range(5):
+            share, _ = make("1Gi")
+            lives.destroy(folder, lives.find(folder, share.id), force=True)
+        took = time.monotonic() - begun
+    # Half a second for each of the two changes of the contract, where such a lock was waited for.
+    assert took < 4
+
+
+def test_a_folder_of_a_runtimes_making_is_removed(folder: StateFolder, make: Make) -> None:
+    share, directory = make("1Gi")
+    made = folder.shares / f"{9:012x}"
+    for name in ("policy", "usage", "leases-0"):
+        (made / name).mkdir(parents=True)
+    empty = folder.shares / f"{10:012x}"
+    empty.mkdir()
+    recorded = folder.shares / f"{11:012x}"
+    recorded.mkdir()
+    (recorded / "policy").write_bytes(b"x")
+    with folder.locked():
+        there = {each.id for each in lives.recover(folder)}
+    assert there == {share.id, recorded.name}
+    assert sorted(folder.shares.iterdir()) == sorted([directory, recorded])
 
 
 def test_a_file_that_is_short_is_an_error(node_share: Path) -> None:
