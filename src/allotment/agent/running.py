@@ -56,6 +56,7 @@ from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.processes import unseen_processes
 
 __all__ = ["run"]
 
@@ -252,6 +253,8 @@ class _Agent:
         ]
         self._beat = time.monotonic()
         self._is_serving = False
+        self._unseen: str | None = None
+        """Why this agent could not tell whether a share is still in use."""
         self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     # ---- what it does ----
@@ -266,6 +269,9 @@ class _Agent:
             server = Server(settings.metrics_address, self._metrics.registry, probes)
         try:
             await self._be_alone()
+            self._unseen = await asyncio.to_thread(unseen_processes)
+            if self._unseen is not None:
+                _log.warning("processes of containers are not seen", why=self._unseen)
             await asyncio.to_thread(self._shares.tidy)
             await self._tenants.adopt()
             async with asyncio.TaskGroup() as group:
@@ -416,8 +422,7 @@ class _Agent:
             found.append("starting")
         if self._is_nowhere():
             found.append(f"there is no node {self._settings.node!r}: see --node-name")
-        if self._answering.problem is not None:
-            found.append(self._answering.problem)
+        found += [each for each in (self._answering.problem, self._unseen) if each is not None]
         if self._configuring.current is None:
             problem = self._configuring.problem
             found.append(f"no configuration: {problem.message if problem else 'none heard of yet'}")
