@@ -14,6 +14,7 @@ from allotment.agent.protocols import Reports
 from allotment.agent.resources import Offer
 from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.model.errors import AllotError
+from allotment.modes import take_damages
 from allotment.shares.drivers import driver_edits
 from allotment.shares.pods import PodShares
 
@@ -21,7 +22,8 @@ __all__ = ["Upkeep"]
 
 _log = structlog.get_logger("allotment.agent")
 
-_TIDY_S: Final = 600.0
+_TIDY_S: Final = 60.0
+"""What a container did to the files that it shares with others lasts no longer than this."""
 
 
 class Upkeep:
@@ -107,3 +109,5 @@ class Upkeep:
                 await asyncio.to_thread(self._shares.tidy)
             except AllotError as error:
                 _log.warning("could not tidy", error=error.message)
+            for damage in take_damages():
+                self._reports.node("SharedFileMended", damage.message, is_warning=True)
