@@ -160,6 +160,15 @@ class HealthWatch:
         if event is not None:
             self._take(sighting.uuid, event)
 
+    def first_look_is_over(self) -> None:
+        """Take those that are remembered and have not answered by now for away.
+
+        An agent that starts while a GPU is gone sees it come back, and not go.
+        """
+        for uuid in list(self._records):
+            if uuid not in self._devices:
+                self._take(uuid, Absent())
+
     async def run(self) -> None:
         """Make the tests that are due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -313,6 +313,23 @@ def test_the_next_agent_keeps_it_out_until_a_reset(tmp_path: Path) -> None:
     play(script())
 
 
+def test_one_that_is_away_when_the_agent_starts_was_away(tmp_path: Path) -> None:
+    """A lost GPU waits for a reset. Being back after it was gone is one, whoever saw it go."""
+
+    async def script() -> None:
+        async with scene(memory=Memory(tmp_path)) as on:
+            on.gpus.sees(answered(), xid(79), Failed(uuid=ONE, message="lost", is_lost=True))
+        async with scene(memory=Memory(tmp_path)) as on:
+            on.gpus.sees(answered(OTHER))
+            on.health.first_look_is_over()
+            assert on.health.unhealthy == {}, "it is not here"
+            on.gpus.sees(answered())
+            assert set(on.health.unhealthy) == {ONE}
+            await on.until(lambda: on.health.unhealthy == {})
+
+    play(script())
+
+
 def test_a_folder_that_cannot_be_written_is_said_and_health_goes_on(tmp_path: Path) -> None:
     async def script() -> None:
         async with scene(memory=Memory(tmp_path / "none")) as on:
