@@ -101,7 +101,8 @@ class StoreTwin:
             owner=order.owner,
         )
         self.shares[order.id] = share
-        self.contents.setdefault(order.id, (order.owner, uuids))
+        before = self.contents.setdefault(order.id, (order.owner, uuids))
+        assert before == (order.owner, uuids), "a name has one content, for ever"
         return share
 
     def end(self, share: ShareId) -> None:
