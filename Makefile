@@ -56,9 +56,10 @@ cluster: native testbed ## a real Kubernetes with simulated GPUs on this machine
 cluster-down: $(VENV)/.installed ## ends it from elsewhere; removes what one leaves that was killed
 	@PYTHONPATH=tests/cluster $(python) -m testbed down $(CLUSTER_ARGS)
 
-bench: native ## what shares cost, and how well they hold, beside the bare simulated driver
+bench: native testbed ## what shares cost, and how well they hold; the node agent on a real kubelet
 	$(python) bench/run.py
 	$(python) bench/compute.py
+	$(python) bench/node_agent.py
 
 plot: native ## docs/images/compute.svg: guarantee, ceiling and borrowing over time
 	@$(pip) install --constraint constraints.txt --group bench

@@ -322,24 +322,28 @@ class _Agent:
         """Answer the kubelet, once it is known how."""
         await self._gpus.first_look()
         await self._answering.settle()
-        await self._read_links()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_links())
             group.create_task(self._plugins.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
             self._is_serving = True
 
-    async def _read_links(self) -> None:
-        """Read how the GPUs are linked, for aligned allocation; it goes without where it must."""
-        working = [
-            device
-            for uuid, device in self._offering.devices.items()
-            if uuid not in self._offering.unusable
-        ] or list(self._gpus.current.devices)
-        if len(working) < 2:  # noqa: PLR2004 - a pair
-            return
-        with contextlib.suppress(NoDevicesError):
-            self._links = await asyncio.to_thread(read_pair_scores, working, machine=self._machine)
+    async def _follow_links(self) -> None:
+        """Read how the GPUs are linked, for aligned allocation, again when there are others."""
+        read: frozenset[str] = frozenset()
+        async for inventory in self._gpus.changes():
+            working = [
+                each for each in inventory.devices if each.uuid not in self._offering.unusable
+            ]
+            found = frozenset(each.uuid for each in working)
+            if found <= read or len(found) < 2:  # noqa: PLR2004 - a pair
+                continue
+            read = found
+            with contextlib.suppress(NoDevicesError):  # it goes without where it must
+                self._links = await asyncio.to_thread(
+                    read_pair_scores, working, machine=self._machine
+                )
 
     async def _follow_config(self) -> None:
         async for config in self._configuring.changes():
