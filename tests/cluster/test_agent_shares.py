@@ -19,7 +19,6 @@ from stories import (
     container_id,
     exit_code,
     node_agent,
-    on,
     part,
 )
 from testbed.api import Json
@@ -118,7 +117,7 @@ def test_amounts_by_container(node: NodeAgent, pods: Pods) -> None:
 # ---- other kinds of containers -------------------------------------------------------------------
 
 
-def test_init_container_has_its_own_amount_and_gives_it_back(node: NodeAgent, pods: Pods) -> None:
+def test_init_container_has_its_own_amount_while_its_pod_lives(node: NodeAgent, pods: Pods) -> None:
     first = container(burn("1Gi"), name="first", limits=part("70Gi"))
     second = container(burn("1Gi"), name="second", limits=part("2Gi", compute=40))
     main = container(burn_and_stay("1Gi"), limits=part("30Gi"))
@@ -126,18 +125,14 @@ def test_init_container_has_its_own_amount_and_gives_it_back(node: NodeAgent, po
     assert burnt(pods, "starts", "first").total_bytes == 70 * GIB
     assert burnt(pods, "starts", "second").total_bytes == 2 * GIB
     assert burnt(pods, "starts").total_bytes == 30 * GIB
-    # In the end there is the main container's alone, and room for others beside it.
-    wait_until(
-        lambda: [each.name.rpartition("/")[2] for each in node.shares(pods.namespace)] == ["main"],
-        "end of the init containers' shares",
-        timeout_s=40,
-        explain=node.explain,
-    )
+    # Any of them may start again, and Kubernetes counts the greatest for as long as the pod is
+    # there: what is more than that goes to the other GPU.
+    names = {each.name.rpartition("/")[2] for each in node.shares(pods.namespace)}
+    assert names == {"first", "second", "main"}
     device = node.share(pods, "starts").devices[0].uuid
-    beside = pod("beside", container(burn("45Gi"), limits=part("45Gi")), annotations=on(device))
-    pods.create(beside)
-    pods.wait_phase("beside", "Succeeded", "Failed")
+    pods.create(pod("beside", container(burn_and_stay("45Gi"), limits=part("45Gi"))))
     assert burnt(pods, "beside").total_bytes == 45 * GIB
+    assert node.share(pods, "beside").devices[0].uuid != device
     node.wait_exact()
 
 
