@@ -73,6 +73,8 @@ def below_make(tmp_path: Path, testbed_machine: None) -> Iterator[Terminal]:
     makefile.write_text(f"cluster:\n\t@PYTHONPATH={Path(__file__).parent} {command}\n")
     pid, file = pty.fork()
     if pid == 0:
+        # Whoever runs the tests in the background hands down that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(ROOT)
         os.execvp("make", ["make", "-f", str(makefile)])
     terminal = Terminal(pid, file)

@@ -79,14 +79,15 @@ class Bells:
 class _Gpu:
     """One of NVML's numbers, while NVML is initialised."""
 
-    __slots__ = ("asked", "asked_at", "asker", "failure", "index", "is_silent", "uuid")
+    __slots__ = ("asked", "asker", "failure", "index", "is_silent", "looked_again_at", "uuid")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.asker = Asker(f"nvml-{index}")
         self.asked: Future[Look | Failure] | None = None
         """The question that it was asked last."""
-        self.asked_at = float("-inf")
+        self.looked_again_at = float("-inf")
+        """When it was asked for a report's sake last."""
         self.uuid: str | None = None
         self.failure: Failure | None = None
         self.is_silent = False
@@ -336,7 +337,7 @@ class GpuWatch:
         asked = gpu.asker.ask(lambda: session.look(index))
         if asked is None:
             return False
-        gpu.asked, gpu.asked_at = asked, time.monotonic()
+        gpu.asked = asked
         asked.add_done_callback(lambda done: self._call(self._heard, gpu, done))
         return True
 
@@ -394,7 +395,9 @@ class GpuWatch:
         self._tell(event)
         now = time.monotonic()
         for gpu in self._gpus:
-            if gpu.uuid == event.uuid and now - gpu.asked_at >= LOOK_AGAIN_S:
+            # Not by when it was asked at all: between two rounds it may have been lost and found.
+            if gpu.uuid == event.uuid and now - gpu.looked_again_at >= LOOK_AGAIN_S:
+                gpu.looked_again_at = now
                 self._ask(gpu)
 
     def _tell(self, sighting: Sighting) -> None:
