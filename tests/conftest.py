@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("default"), max_examples=40)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Whoever starts the tests in the background (`&` in a script, nohup) hands down that these signals
+# are ignored, and programs under test would not be ended by them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(ignored, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
