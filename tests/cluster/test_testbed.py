@@ -133,7 +133,7 @@ def test_api_server_away(cluster: Cluster, api: Api) -> None:
 def test_reboot_starts_pods_again(cluster: Cluster, pods: Pods) -> None:
     pods.create(pod("comes-back", SLEEPER, restart="Always"))
     pods.wait_ready("comes-back")
-    cluster.node.run(["sh", "-c", "mkdir /run/allotment && touch /run/allotment/of-this-boot"])
+    cluster.node.run(["sh", "-c", "mkdir -p /run/allotment && touch /run/allotment/of-this-boot"])
     cluster.reboot_node()
     assert not cluster.node.path("/run/allotment").exists()
     pods.wait_restarted("comes-back")
