@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -63,6 +64,17 @@ class Terminal:
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.status
 
+    def abandon(self) -> None:
+        """Ends what a test has left running, whatever it does with Ctrl-C, in bounded time."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                os.killpg(os.tcgetpgrp(self.file), number)
+            latest = time.monotonic() + 30
+            while time.monotonic() < latest:
+                if select.select([self.file], [], [], 1)[0] and not self.read():
+                    os.waitpid(self.pid, 0)
+                    return
+
 
 @pytest.fixture
 def below_make(tmp_path: Path, testbed_machine: None) -> Iterator[Terminal]:
@@ -80,7 +92,7 @@ def below_make(tmp_path: Path, testbed_machine: None) -> Iterator[Terminal]:
     terminal = Terminal(pid, file)
     yield terminal
     if terminal.status is None:
-        terminal.end()
+        terminal.abandon()
     os.close(file)
 
 
