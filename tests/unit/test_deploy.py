@@ -13,7 +13,7 @@ import yaml
 import allotment
 from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
-from allotment.agent.settings import KUBELET_SOCKET, POD_RESOURCES_SOCKET
+from allotment.agent.settings import KUBELET_SOCKET
 from allotment.cli.agent import command
 
 Document = dict[str, Any]
@@ -125,7 +125,6 @@ def test_what_it_reads_and_writes_is_mounted(pod: Document, container: Document)
     assert hosts.items() <= inside.items()  # the same paths: the runtime reads the host's
     assert {
         str(KUBELET_SOCKET.parent),
-        str(POD_RESOURCES_SOCKET.parent),
         "/var/run/cdi",
         "/run/allotment",
     } <= set(hosts.values())

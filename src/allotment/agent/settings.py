@@ -57,7 +57,6 @@ class AgentSettings:
     cdi: CdiUse = CdiUse.AUTO
     cdi_folder: Path = Path("/var/run/cdi")
     kubelet_socket: Path = KUBELET_SOCKET
-    pod_resources_socket: Path = POD_RESOURCES_SOCKET
     config_file: Path | None = None
     config_map: ConfigMapName | None = None
     default_config: str | None = None
