@@ -147,8 +147,11 @@ def test_a_process_id_that_was_given_again_is_not_the_runner(
         assert lives.recover(folder) == []
 
 
-def test_the_end_waits_for_who_is_left(folder: StateFolder, make: Make, sleeper: Sleeper) -> None:
-    share, directory = make()
+def test_the_end_waits_for_who_is_left(
+    folder: StateFolder, make: Make, dead_runner: Runner, sleeper: Sleeper
+) -> None:
+    # Not this process: what other tests leave running for a moment would be the share's too.
+    share, directory = make(runner=dead_runner)
     process = sleeper(ALLOTMENT_SHARE=str(directory))
     assert not lives.end(folder, share)
     process.communicate()
