@@ -7,11 +7,73 @@ from fractions import Fraction
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.quantities import MemoryAmount
 
-__all__ = ["EXCLUSIVE", "SOFT", "TIMESLICE", "Request", "replicas_of", "whole_devices"]
+__all__ = [
+    "EXCLUSIVE",
+    "SOFT",
+    "TIMESLICE",
+    "Constraints",
+    "DeviceWeights",
+    "ModelRule",
+    "Preferences",
+    "Request",
+    "replicas_of",
+    "whole_devices",
+]
 
 SOFT = "soft"
 EXCLUSIVE = "exclusive"
 TIMESLICE = "timeslice"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule:
+    """A model as somebody names it. Case does not matter; a space, `-` and `_` are the same."""
+
+    text: str
+    is_exact: bool = False
+    """It is the whole name of the model; else some part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Which devices may serve a request at all, and which of them together."""
+
+    models: tuple[ModelRule, ...] = ()
+    """One of these; empty: any."""
+    not_models: tuple[ModelRule, ...] = ()
+    uuids: tuple[str, ...] = ()
+    """One of these, whole; empty: any."""
+    not_uuids: tuple[str, ...] = ()
+    affinity: str = ""
+    """On devices that a share with this tag is on; where there are none, on idle ones."""
+    anti_affinity: str = ""
+    """On no device that a share with this tag is on."""
+    exclusion: str | None = None
+    """On no device that a share with another exclusion tag is on; none at all counts as a tag."""
+    is_alone: bool = False
+    """On devices without any other share now. Others may come later, unlike with `exclusive`."""
+    same_numa: bool = False
+    """All its devices on one NUMA node."""
+    needs_nvlink: bool = False
+    """Each of its devices linked to each other one by NVLink."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """What counts how much when devices of one node are compared. At least one is above 0."""
+
+    shares: int = 1
+    compute: int = 1
+    memory: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """Which of the places that fit is taken: names of policies in a chain; empty: the default."""
+
+    node_policies: tuple[str, ...] = ()
+    device_policies: tuple[str, ...] = ()
+    weights: DeviceWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +89,8 @@ class Request:
     """Its memory may live on the host: the device may be promised to more than it holds."""
     mode: str = SOFT
     """How it is to be enforced. The shares of a device at one time are all of one mode."""
+    constraints: Constraints = field(default=Constraints())
+    preferences: Preferences = field(default=Preferences())
 
     def times(self, number: int) -> "Request":
         """Return the request for so many parts of one device: amounts and guarantee together."""

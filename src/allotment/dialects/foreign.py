@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other systems' dialects are: pods in, the same pods in Allotment's own dialect out.
+
+A foreign dialect says what a pod means, once, when the pod is created: a `Translation`. It is written
+into the pod as `allotment.dev/...` resources and annotations, and nothing after that, neither the
+scheduler nor the node's agent, has to know the dialect. What the author wrote stays on the pod, but
+for a resource of which another device plugin would give devices. Whose dialect it was stays too:
+its own tools read annotations that say what a pod was given, and `receipt` writes these at binding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from allotment.model.clusters import PodBooking
+from allotment.model.pods import ContainerKind
+from allotment.model.requests import Request
+
+__all__ = [
+    "DIALECT",
+    "ForeignContainer",
+    "ForeignDialect",
+    "ForeignPod",
+    "NodeView",
+    "Translated",
+    "Translation",
+]
+
+DIALECT = "allotment.dev/dialect"
+"""The annotation that names the dialect which a pod was translated from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignContainer:
+    """A container as its author wrote it; quantities are texts."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.REGULAR
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables with a value in place."""
+    is_privileged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignPod:
+    """A pod as its author wrote it."""
+
+    namespace: str
+    name: str
+    """May be the beginning of one: the API server has not made it up yet."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    containers: tuple[ForeignContainer, ...] = ()
+    """Init containers first."""
+    scheduler: str = ""
+    node: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Name it as people do."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translated:
+    """One container's request, and what of its resources has to go."""
+
+    container: str
+    request: Request
+    removes: tuple[str, ...] = ()
+    """Resources for which the kubelet would ask another device plugin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """What a pod means."""
+
+    dialect: str
+    """The short name of the dialect, as configuration and metrics have it: `hami`."""
+    containers: tuple[Translated, ...]
+    passed_over: tuple[str, ...] = ()
+    """What was written and is not honoured, each with the reason: told in an event, refused where
+    somebody would get less isolation than was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What a receipt may have to say about devices, by UUID."""
+
+    indexes: Mapping[str, int]
+    models: Mapping[str, str]
+    memory_bytes: Mapping[str, int]
+
+
+class ForeignDialect(Protocol):
+    """One existing system's way of writing a request. It has no state but its settings."""
+
+    @property
+    def name(self) -> str:
+        """Its short name: `hami`."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Whose it is, for messages: `HAMi's`."""
+        ...
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Return what of the pod is this dialect's: resources, annotations, labels; or nothing."""
+        ...
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Say what the pod means. Raises `UsageError`: what is wrong, where, and the next step."""
+        ...
+
+    def receipt(
+        self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
+    ) -> Mapping[str, str]:
+        """Return the annotations in which this system says what a pod was given. Unix seconds."""
+        ...
+
+    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+        """Read what a running pod was given by that system itself; None: nothing was.
+
+        `uid`, CPU and memory are the caller's to fill in. Raises `UsageError` if it cannot be read.
+        """
+        ...
