@@ -2,10 +2,11 @@
 """What other systems' dialects are: pods in, the same pods in Allotment's own dialect out.
 
 A foreign dialect says what a pod means, once, when the pod is created: a `Translation`. It is
-written into the pod as `allotment.dev/...` resources and annotations; nothing after that, neither the
-scheduler nor the node's agent, has to know the dialect. What the author wrote stays on the pod, but
-for a resource of which another device plugin would give devices. Whose dialect it was stays too:
-its own tools read annotations that say what a pod was given, and `receipt` writes these at binding.
+written into the pod as `allotment.dev/...` resources and annotations; nothing after that, neither
+the scheduler nor the node's agent, has to know the dialect. What the author wrote stays on the pod,
+but for a resource of which another device plugin would give devices. Whose dialect it was stays
+too: its own tools read annotations that say what a pod was given, and `receipt` writes these at
+binding.
 """
 
 from collections.abc import Mapping
