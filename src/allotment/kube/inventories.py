@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allotment.dev/devices`: what a node's agent tells schedulers about its devices. Pure.
+
+    {"version": 1, "host": BYTES, "devices": [{"uuid": "GPU-...", "model": "NVIDIA H100 80GB HBM3",
+      "memory": BYTES, "index": 0, "numa": 0, "problem": "...",
+      "taken": {"memory": BYTES, "guarantee": 3000, "shares": 1, "mode": "soft"}}, ...],
+     "links": [[0, 1, 60], ...]}
+
+What is as usual is left out. `guarantee` is in basis points of a device's time; a link names two
+devices by their place in the list. Fields that are not known are passed over: a newer agent may
+write more, and `version` goes up when their meaning changes.
+
+Only the node's agent writes it (RBAC and an admission policy see to that). It is read as if anybody
+could: everything has a bound, and what is wrong is one node's trouble and no other's.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, NoReturn
+
+import msgspec
+from msgspec import Meta
+
+from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.model.compute import WHOLE
+from allotment.model.errors import UsageError
+from allotment.model.quantities import MAX_BYTES
+from allotment.model.requests import SOFT
+
+__all__ = ["CORDONS", "DEVICES", "VERSION", "cordoned", "decode", "encode"]
+
+DEVICES: Final = "allotment.dev/devices"
+"""On the node. Absent: no device of it is shared by `allotment.dev/gpu`, or it has no agent."""
+VERSION: Final = 1
+CORDONS: Final = ("allotment.dev/device-cordon", "hami.io/device-cordon")
+"""On the node, by whoever looks after it: UUIDs, by commas, of devices that take nothing new."""
+
+MOST_CHARACTERS: Final = 128 << 10
+"""All annotations of an object have 256 KiB."""
+MOST_DEVICES: Final = 256
+MOST_LINKED: Final = 64
+"""With more devices than these, links are left out: they are as many as there are pairs."""
+LONGEST_PROBLEM: Final = 200
+_LONGEST_UUID: Final = 128
+_LONGEST_NAME: Final = 256
+_MOST_SHARES: Final = 1 << 20
+_MOST_POINTS: Final = 1 << 20
+_LARGEST_INDEX: Final = 1 << 16
+
+_UuidText = Annotated[str, Meta(min_length=1, max_length=_LONGEST_UUID)]
+_Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
+_Word = Annotated[str, Meta(min_length=1, max_length=64)]
+_Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+_Points = Annotated[int, Meta(ge=0, le=_MOST_POINTS)]
+_Shares = Annotated[int, Meta(ge=0, le=_MOST_SHARES)]
+_Place = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
+_USUAL_MODES: Final = (SOFT,)
+_USUAL_SHARES: Final = 63
+
+
+class _Taken(msgspec.Struct, frozen=True, omit_defaults=True):
+    memory: _Bytes = 0
+    # More than all of a device can have been promised before it was given back.
+    guarantee: Annotated[int, Meta(ge=0, le=_MOST_SHARES * WHOLE)] = 0
+    shares: _Shares = 0
+    mode: Annotated[str, Meta(max_length=64)] = ""
+
+
+class _Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    uuid: _UuidText
+    model: _Name
+    memory: _Bytes
+    index: Annotated[int, Meta(ge=0, le=_LARGEST_INDEX)] = 0
+    numa: Annotated[int, Meta(ge=0, le=_LARGEST_INDEX)] | None = None
+    modes: Annotated[tuple[_Word, ...], Meta(max_length=16)] | None = None
+    """None: as most have them."""
+    shares: _Shares = _USUAL_SHARES
+    guarantee: Annotated[int, Meta(ge=0, le=WHOLE)] = WHOLE
+    problem: Annotated[str, Meta(max_length=1024)] = ""
+    taken: _Taken | None = None
+
+
+class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
+    # No default, so that it is always written.
+    version: int
+    devices: Annotated[tuple[_Device, ...], Meta(max_length=MOST_DEVICES)] = ()
+    host: _Bytes = 0
+    links: Annotated[
+        tuple[tuple[_Place, _Place, _Points], ...],
+        Meta(max_length=MOST_LINKED * (MOST_LINKED - 1) // 2),
+    ] = ()
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(_Inventory)
+_version: Final = msgspec.json.Decoder(_Version)
+
+
+def encode(inventory: NodeInventory) -> str:
+    """Write the annotation. The same devices always give the same text.
+
+    Left out, rather than to write what would not be read: text of problems and names beyond their
+    bounds, links of more than 64 devices. Raises `ValueError` for more than an annotation can hold.
+    """
+    devices = sorted(inventory.devices, key=_by_place)
+    if len(devices) > MOST_DEVICES:
+        raise ValueError(f"{len(devices)} devices, more than {MOST_DEVICES}")
+    places = {each.uuid: place for place, each in enumerate(devices)}
+    links = (
+        sorted(
+            (places[one], places[other], min(points, _MOST_POINTS))
+            for (one, other), points in inventory.links.items()
+            if points > 0 and one < other and one in places and other in places
+        )
+        if len(devices) <= MOST_LINKED
+        else ()
+    )
+    document = _Inventory(
+        version=VERSION,
+        devices=tuple(map(_written, devices)),
+        host=inventory.host_budget_bytes,
+        links=tuple(links),
+    )
+    text = _encoder.encode(document).decode()
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{len(text)} characters, more than {MOST_CHARACTERS}")
+    return text
+
+
+def decode(name: str, text: str, *, cpu_milli: int = 0, memory_bytes: int = 0) -> NodeInventory:
+    """Read a node's annotation; CPU and memory are what the node's object says is allocatable.
+
+    Raises `UsageError` that names the node.
+    """
+    if len(text) > MOST_CHARACTERS:
+        _refuse(name, f"it has {len(text)} characters, more than {MOST_CHARACTERS}")
+    try:
+        document = _decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        # Of another version, what is amiss is that; and nothing else may have its old shape.
+        _check_version(name, text)
+        _refuse(name, str(error), error)
+    if document.version != VERSION:
+        _check_version(name, text)
+    uuids = [each.uuid for each in document.devices]
+    if len(set(uuids)) != len(uuids):
+        twice = next(each for each in uuids if uuids.count(each) > 1)
+        _refuse(name, f"it has {twice[:64]!r} twice")
+    links: dict[tuple[str, str], int] = {}
+    for one, other, points in document.links:
+        if one == other or max(one, other) >= len(uuids):
+            _refuse(name, f"it links devices {one} and {other}, and has {len(uuids)}")
+        first, second = sorted((uuids[one], uuids[other]))
+        links[first, second] = points
+    return NodeInventory(
+        name=name,
+        devices=tuple(map(_read, document.devices)),
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        host_budget_bytes=document.host,
+        links=links,
+    )
+
+
+def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
+    """Return the UUIDs of a node's devices that somebody has told to take nothing new."""
+    return frozenset(
+        uuid
+        for key in CORDONS
+        for part in annotations.get(key, "").split(",")
+        if (uuid := part.strip())
+    )
+
+
+def _by_place(device: NodeDevice) -> tuple[int, str]:
+    return (device.index, device.uuid)
+
+
+def _written(device: NodeDevice) -> _Device:
+    taken = device.taken
+    return _Device(
+        uuid=device.uuid,
+        model=device.model[:_LONGEST_NAME],
+        memory=device.memory_bytes,
+        index=device.index,
+        numa=device.numa_node,
+        modes=None if device.modes == _USUAL_MODES else device.modes,
+        shares=device.max_shares,
+        guarantee=device.guarantee,
+        problem=_shortened(device.problem),
+        taken=None
+        if taken == Taken()
+        else _Taken(taken.memory, taken.guarantee, taken.shares, taken.mode),
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 3]}..."
+
+
+def _read(device: _Device) -> NodeDevice:
+    taken = device.taken or _Taken()
+    return NodeDevice(
+        uuid=device.uuid,
+        model=device.model,
+        memory_bytes=device.memory,
+        index=device.index,
+        numa_node=device.numa,
+        modes=_USUAL_MODES if device.modes is None else device.modes,
+        max_shares=device.shares,
+        problem=device.problem,
+        taken=Taken(taken.memory, taken.guarantee, taken.shares, taken.mode),
+        guarantee=device.guarantee,
+    )
+
+
+def _check_version(name: str, text: str) -> None:
+    try:
+        version = _version.decode(text).version
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return
+    if version != VERSION:
+        raise UsageError(
+            f"node {name}: the annotation {DEVICES} is of version {version}, and {VERSION} is what"
+            " can be read",
+            hint="run agents and scheduler of one version: upgrade whichever is older",
+        )
+
+
+def _refuse(name: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise UsageError(
+        f"node {name}: the annotation {DEVICES} is no inventory: {problem}",
+        hint="the node's agent writes it: see that it runs there, and its log; what others wrote"
+        " there it replaces",
+    ) from cause

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent writes about a node's devices is what schedulers read, and nothing breaks them."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode, encode
+from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.model.compute import WHOLE
+from allotment.model.errors import UsageError
+from allotment.model.quantities import MAX_BYTES
+
+Document = dict[str, Any]
+
+amounts = st.integers(0, MAX_BYTES)
+words = st.text(max_size=40)
+takens = st.builds(
+    Taken,
+    memory=amounts,
+    guarantee=st.integers(0, 2 * WHOLE),
+    shares=st.integers(0, 100),
+    mode=st.sampled_from(["", "soft", "exclusive"]),
+)
+uuids = st.lists(st.text(min_size=1, max_size=40), unique=True, max_size=8)
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> NodeInventory:
+    """An inventory as an agent may make it, its devices in their order."""
+    names = draw(uuids)
+    devices = tuple(
+        NodeDevice(
+            uuid=uuid,
+            model=draw(words),
+            memory_bytes=draw(amounts),
+            index=index,
+            numa_node=draw(st.none() | st.integers(0, 8)),
+            modes=draw(st.sampled_from([("soft",), ("soft", "exclusive"), ()])),
+            max_shares=draw(st.integers(0, 128)),
+            problem=draw(words),
+            taken=draw(st.just(Taken()) | takens),
+            guarantee=draw(st.just(WHOLE) | st.integers(0, WHOLE)),
+        )
+        for index, uuid in enumerate(names)
+    )
+    pairs = [(one, other) for one in names for other in names if one < other]
+    scored = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return NodeInventory(
+        name="n1",
+        devices=devices,
+        cpu_milli=draw(st.integers(0, 1 << 20)),
+        memory_bytes=draw(amounts),
+        host_budget_bytes=draw(amounts),
+        links={pair: draw(st.integers(1, 1800)) for pair in scored},
+    )
+
+
+def read(text: str) -> NodeInventory:
+    return decode("n1", text)
+
+
+@given(inventories())
+def test_what_is_written_is_what_is_read(inventory: NodeInventory) -> None:
+    text = encode(inventory)
+    again = decode("n1", text, cpu_milli=inventory.cpu_milli, memory_bytes=inventory.memory_bytes)
+    assert again == inventory
+    assert encode(again) == text
+
+
+@given(inventories(), st.randoms())
+def test_the_order_in_which_devices_are_found_makes_no_difference(
+    inventory: NodeInventory, random: Random
+) -> None:
+    shuffled = list(inventory.devices)
+    random.shuffle(shuffled)
+    other = NodeInventory(
+        name="n1",
+        devices=tuple(shuffled),
+        host_budget_bytes=inventory.host_budget_bytes,
+        links=dict(reversed(inventory.links.items())),
+    )
+    assert encode(other) == encode(inventory)
+
+
+def test_it_reads_well() -> None:
+    inventory = NodeInventory(
+        name="n1",
+        devices=(
+            NodeDevice(uuid="GPU-a", model="NVIDIA H100", memory_bytes=80 << 30, numa_node=0),
+            NodeDevice(
+                uuid="GPU-b",
+                model="NVIDIA H100",
+                memory_bytes=80 << 30,
+                index=1,
+                problem="lost",
+                taken=Taken(memory=4 << 30, guarantee=3000, shares=1, mode="soft"),
+            ),
+        ),
+        host_budget_bytes=1 << 30,
+        links={("GPU-a", "GPU-b"): 160},
+    )
+    assert encode(inventory) == (
+        '{"version":1,"devices":['
+        '{"uuid":"GPU-a","model":"NVIDIA H100","memory":85899345920,"numa":0},'
+        '{"uuid":"GPU-b","model":"NVIDIA H100","memory":85899345920,"index":1,"problem":"lost",'
+        '"taken":{"memory":4294967296,"guarantee":3000,"shares":1,"mode":"soft"}}],'
+        '"host":1073741824,"links":[[0,1,160]]}'
+    )
+
+
+def test_what_a_newer_agent_adds_is_passed_over() -> None:
+    text = (
+        '{"version":1,"colour":"red","devices":[{"uuid":"a","model":"m","memory":1,"age":3,'
+        '"taken":{"memory":1,"joy":2}}]}'
+    )
+    assert read(text).devices == (
+        NodeDevice(uuid="a", model="m", memory_bytes=1, taken=Taken(memory=1)),
+    )
+
+
+def test_a_long_problem_is_shortened() -> None:
+    device = NodeDevice(uuid="a", model="m", memory_bytes=1, problem="x" * 1000)
+    shown = read(encode(NodeInventory(name="n1", devices=(device,)))).devices[0].problem
+    assert shown == "x" * 197 + "..."
+
+
+def test_links_of_very_many_devices_are_left_out() -> None:
+    devices = tuple(
+        NodeDevice(uuid=f"GPU-{number:03}", model="m", memory_bytes=1, index=number)
+        for number in range(200)
+    )
+    links = {
+        (one.uuid, other.uuid): 10 for one in devices for other in devices if one.uuid < other.uuid
+    }
+    inventory = NodeInventory(name="n1", devices=devices, links=links)
+    again = read(encode(inventory))
+    assert again.devices == devices
+    assert again.links == {}
+
+
+@pytest.mark.parametrize("count", [257, 5000])
+def test_more_devices_than_any_node_has_are_not_written(count: int) -> None:
+    devices = tuple(NodeDevice(uuid=str(each), model="", memory_bytes=0) for each in range(count))
+    with pytest.raises(ValueError, match="more than 256"):
+        encode(NodeInventory(name="n1", devices=devices))
+
+
+# ---- what others may write -----------------------------------------------------------------------
+
+GOOD: Document = {
+    "version": 1,
+    "devices": [
+        {"uuid": "GPU-a", "model": "m", "memory": 1},
+        {"uuid": "GPU-b", "model": "m", "memory": 1},
+    ],
+}
+
+
+def changed(**changes: object) -> str:
+    return json.dumps({**GOOD, **changes})
+
+
+def with_device(**changes: object) -> str:
+    return changed(devices=[{"uuid": "GPU-a", "model": "m", "memory": 1, **changes}])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "truncated"),
+        ("null", "Expected `object`"),
+        ("[" * 100_000, "is no inventory"),
+        ('{"version": 1', "truncated"),
+        ('{"devices": []}', "`version`"),
+        (changed(version=2), "of version 2"),
+        ('{"version": 7, "devices": "all"}', "of version 7"),
+        ('{"version": "1"}', "`$.version`"),
+        (changed(devices=[{"uuid": "a", "model": "m"}]), "`memory`"),
+        (with_device(memory=-1), "`$.devices[0].memory`"),
+        (with_device(memory=1 << 63), "memory"),
+        (with_device(memory=1.5), "memory"),
+        (with_device(memory=True), "memory"),
+        (with_device(uuid=""), "`$.devices[0].uuid`"),
+        (with_device(uuid="x" * 129), "`$.devices[0].uuid`"),
+        (with_device(model="x" * 257), "`$.devices[0].model`"),
+        (with_device(problem="x" * 1025), "`$.devices[0].problem`"),
+        (with_device(guarantee=WHOLE + 1), "`$.devices[0].guarantee`"),
+        (with_device(taken={"memory": -1}), "`$.devices[0].taken.memory`"),
+        (with_device(modes=["x"] * 17), "`$.devices[0].modes`"),
+        (changed(devices=[GOOD["devices"][0]] * 2), "'GPU-a' twice"),
+        (changed(devices=[{"uuid": str(n), "model": "", "memory": 0} for n in range(257)]), "256"),
+        (changed(links=[[0, 2, 10]]), "devices 0 and 2, and has 2"),
+        (changed(links=[[1, 1, 10]]), "devices 1 and 1"),
+        (changed(links=[[0, 1]]), "`$.links[0]`"),
+        (changed(links=[[0, 1, -5]]), "`$.links[0]"),
+        (changed(devices=[], padding="x" * (1 << 18)), "more than 131072"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_node_and_the_place(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        decode("gpu-7", text)
+    assert "node gpu-7" in error.value.message
+    assert DEVICES in error.value.message
+    assert says in error.value.message
+    assert error.value.hint
+
+
+@given(st.text() | st.binary().map(lambda each: each.decode("utf-8", "surrogateescape")))
+def test_no_text_does_any_harm(text: str) -> None:
+    try:
+        read(text)
+    except UsageError as error:
+        assert "node n1" in error.message  # noqa: PT017 - most texts are refused, not all
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+fields = st.sampled_from(
+    ["version", "devices", "host", "links", "uuid", "model", "memory", "taken", "modes", "numa"]
+)
+
+
+@given(st.dictionaries(fields, json_values), st.dictionaries(fields, json_values))
+def test_nothing_in_a_field_does_any_harm(top: Document, inner: Document) -> None:
+    document: Document = {**GOOD, **top}
+    if isinstance(document["devices"], list) and document["devices"]:
+        document["devices"] = [{**GOOD["devices"][0], **inner}]
+    try:
+        found = read(json.dumps(document))
+    except UsageError:
+        return
+    assert encode(found)
+    for device in found.devices:
+        assert 0 <= device.memory_bytes <= MAX_BYTES
+        assert 0 <= device.guarantee <= WHOLE
+
+
+@pytest.mark.parametrize(
+    ("annotations", "uuids"),
+    [
+        ({}, set()),
+        ({CORDONS[0]: ""}, set()),
+        ({CORDONS[0]: "GPU-a, GPU-b ,,"}, {"GPU-a", "GPU-b"}),
+        ({CORDONS[0]: "GPU-a", CORDONS[1]: "GPU-c"}, {"GPU-a", "GPU-c"}),
+        ({"else": "GPU-a"}, set()),
+    ],
+)
+def test_cordons_are_read_by_either_name(annotations: dict[str, str], uuids: set[str]) -> None:
+    assert cordoned(annotations) == uuids
