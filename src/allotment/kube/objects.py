@@ -76,6 +76,7 @@ class ResourceRequirements(_Narrow):
     """`resources` of a container; of what is not CPU or memory, requests equal limits."""
 
     limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
 
 
 class ContainerSpec(_Narrow):
@@ -95,6 +96,11 @@ class PodSpec(_Narrow):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
     restart_policy: str = "Always"
+    resources: ResourceRequirements | None = None
+    """Of the pod as a whole: in place of its containers' sum, where they are given."""
+    overhead: dict[str, str] | None = None
+    priority: int | None = None
+    scheduler_name: str = ""
 
 
 class Terminated(_Narrow):
@@ -117,6 +123,9 @@ class ContainerStatus(_Narrow):
     state: ContainerState | None = None
     last_state: ContainerState | None = None
     restart_count: int = 0
+    resources: ResourceRequirements | None = None
+    """In force: differs from what is asked for while a container is being resized."""
+    allocated_resources: dict[str, str] | None = None
 
 
 class PodStatus(_Narrow):

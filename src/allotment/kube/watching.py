@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following a list of objects: what client-go calls a reflector, for the few that a node is about.
+"""Following a list of objects: what client-go calls a reflector, for a few objects or for all.
 
 A list, then a watch from there on. The watch is renewed from where it ended; a new list is made
 only when the server has forgotten that far back, and then what differs counts as changed. While the
@@ -66,15 +66,26 @@ class Subject(Generic[ItemT, ValueT]):
     item: type[ItemT]
     items: type[ObjectList[ItemT]]
     convert: Callable[[ItemT], ValueT]
+    page: int = _PAGE
+    """As many objects are listed at once."""
 
 
 class Following(Generic[ItemT, ValueT]):
     """The objects of a subject, by uid, as far as they have been heard of."""
 
     def __init__(
-        self, api: Api, subject: Subject[ItemT, ValueT], *, backoff: Backoff | None = None
+        self,
+        api: Api,
+        subject: Subject[ItemT, ValueT],
+        *,
+        backoff: Backoff | None = None,
+        on_change: Callable[[str, ValueT | None], None] | None = None,
     ) -> None:
-        """Know nothing yet; `run` has to be running."""
+        """Know nothing yet; `run` has to be running.
+
+        `on_change` is called for each object that came, changed or went (None), by its uid: for
+        whoever keeps more than is here, and cannot look at everything each time.
+        """
         self._api = api
         self._subject = subject
         self._backoff = backoff or Backoff()
@@ -82,6 +93,7 @@ class Following(Generic[ItemT, ValueT]):
         self._item = msgspec.json.Decoder(subject.item)
         self._event = msgspec.json.Decoder(WatchEvent)
         self._version: str | None = None
+        self._on_change = on_change
         self._watching: asyncio.Timeout | None = None
         self._hurry = asyncio.Event()
         self._listed_at = float("-inf")
@@ -110,6 +122,11 @@ class Following(Generic[ItemT, ValueT]):
                 self._backoff.reset()
             await self._pause()
 
+    @property
+    def version(self) -> str:
+        """As of which version everything has been heard; empty: nothing has."""
+        return self._version or ""
+
     def recheck(self) -> None:
         """List again, or ask again at once where it is waiting to: something seems to be missing.
 
@@ -135,7 +152,7 @@ class Following(Generic[ItemT, ValueT]):
         """
         subject = self._subject
         values: dict[str, ValueT] = {}
-        params = {"fieldSelector": _selector(subject.fields), "limit": str(_PAGE)}
+        params = {**_selected(subject.fields), "limit": str(subject.page)}
         while True:
             body = await self._api.get(subject.path, asked=f"list {subject.name}", params=params)
             found = self._decoded(self._items, body)
@@ -147,7 +164,8 @@ class Following(Generic[ItemT, ValueT]):
             params["continue"] = next_page
         self._listed_at = _now()
         changed = values != self.values or not self.is_synced
-        self.values = values
+        before, self.values = self.values, values
+        self._tell_differences(before)
         self.is_synced = True
         self._heard()
         if changed:
@@ -163,7 +181,7 @@ class Following(Generic[ItemT, ValueT]):
             params={
                 "watch": "true",
                 "allowWatchBookmarks": "true",
-                "fieldSelector": _selector(self._subject.fields),
+                **_selected(self._subject.fields),
                 "resourceVersion": version,
                 "timeoutSeconds": str(int(lasting_s)),
             },
@@ -193,16 +211,31 @@ class Following(Generic[ItemT, ValueT]):
         item = self._decoded(self._item, event.object)
         uid = item.metadata.uid
         before = self.values.get(uid)
+        value: ValueT | None
         if event.type == "DELETED":
             self.values.pop(uid, None)
+            value = None
             changed = before is not None
         else:
             value = self._subject.convert(item)
-            self.values[uid] = value
             changed = value != before
+            if changed:
+                self.values[uid] = value
         self._version = item.metadata.resource_version
         if changed:
+            if self._on_change is not None:
+                self._on_change(uid, value)
             self.signal.notify()
+
+    def _tell_differences(self, before: Mapping[str, ValueT]) -> None:
+        """Tell what another list has changed: first what went, which makes room."""
+        if self._on_change is None:
+            return
+        for uid in before.keys() - self.values.keys():
+            self._on_change(uid, None)
+        for uid, value in self.values.items():
+            if before.get(uid) != value:
+                self._on_change(uid, value)
 
     def _decoded(
         self, decoder: "msgspec.json.Decoder[DecodedT]", data: bytes | msgspec.Raw
@@ -232,8 +265,10 @@ class Following(Generic[ItemT, ValueT]):
         self.problem = problem
 
 
-def _selector(fields: Mapping[str, str]) -> str:
-    return ",".join(f"{field}={value}" for field, value in fields.items())
+def _selected(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameter that selects; without fields none: everything."""
+    text = ",".join(f"{field}={value}" for field, value in fields.items())
+    return {"fieldSelector": text} if text else {}
 
 
 def _now() -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "parse_bytes",
     "parse_duration_ns",
     "parse_memory",
+    "parse_rounded_up",
     "parse_whole",
 ]
 
@@ -145,6 +146,25 @@ def parse_whole(text: str) -> int:
     Raises `QuantityError` for a part (`500m`), a negative amount and more than 2**63 - 1, as the
     API server does for resources of its extensions.
     """
+    amount = _quantity(text)
+    if amount.denominator != 1:
+        raise _refuse(text, "it is not a whole number", _WHOLE_HINT)
+    return int(amount)
+
+
+def parse_rounded_up(text: str, *, parts: int = 1) -> int:
+    """Parse any Kubernetes quantity into `parts` of one, rounded up as Kubernetes rounds.
+
+    CPU with `parts=1000` is in thousandths of a core: `Quantity.MilliValue`. Raises
+    `QuantityError` for a negative amount and for more than 2**63 - 1.
+    """
+    amount = _quantity(text) * parts
+    if amount > MAX_BYTES:
+        raise _refuse(text, "it is more than 2**63 - 1", _WHOLE_HINT)
+    return -int(-amount // 1)
+
+
+def _quantity(text: str) -> Fraction:
     if len(text) > _MAX_TEXT:
         raise _refuse(f"{text[:20]}...", "it is too long", _WHOLE_HINT)
     if text.startswith("-"):
@@ -159,9 +179,7 @@ def parse_whole(text: str) -> int:
     amount = Fraction(match["number"].removesuffix(".")) * factor
     if amount > MAX_BYTES:
         raise _refuse(text, "it is more than 2**63 - 1", _WHOLE_HINT)
-    if amount.denominator != 1:
-        raise _refuse(text, "it is not a whole number", _WHOLE_HINT)
-    return int(amount)
+    return amount
 
 
 def parse_duration_ns(text: str) -> int:
