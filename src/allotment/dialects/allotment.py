@@ -9,21 +9,40 @@ is had of each GPU.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from allotment.dialects.annotations import COMPUTE, KEYS, PREFIX
+from allotment.dialects.annotations import (
+    AFFINITY,
+    ANTI_AFFINITY,
+    COMPUTE,
+    EXCLUSION,
+    KEYS,
+    MEMORY,
+    PREFIX,
+    TOPOLOGY,
+)
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.protocol import refusal
-from allotment.dialects.wishes import Wishes
+from allotment.dialects.values import NVLINK
+from allotment.dialects.wishes import PlacementWish, Wishes
 from allotment.model.compute import WHOLE, Compute, revised
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
-from allotment.model.requests import Request
+from allotment.model.requests import SOFT, Request
 
-__all__ = ["GPU", "GPU_COMPUTE", "GPU_MEMORY", "RESOURCES", "AllotmentDialect", "never_asked"]
+__all__ = [
+    "GPU",
+    "GPU_COMPUTE",
+    "GPU_MEMORY",
+    "RESOURCES",
+    "AllotmentDialect",
+    "never_asked",
+    "request_of",
+]
 
 GPU = "allotment.dev/gpu"
 """How many GPUs a container has a part of: what the kubelet asks a plugin for."""
@@ -35,7 +54,6 @@ RESOURCES = (GPU, GPU_MEMORY, GPU_COMPUTE)
 
 _ALL = MemoryAmount("100%", part=Fraction(1))
 _PERCENT = WHOLE // 100
-_MODE = "soft"
 
 
 class AllotmentDialect:
@@ -54,26 +72,37 @@ class AllotmentDialect:
 
     def asks(self, pod: Pod, container: Container, wishes: Wishes) -> tuple[ContainerAsk, ...]:
         """One ask: all quantities are about the same GPUs."""
-        _check_amounts(pod, container)
-        count = container.resources[GPU]
-        request = Request(
-            _memory(pod, container, count),
-            count=count,
-            compute=_compute(pod, container, count, wishes),
-            may_oversubscribe=bool(wishes.may_oversubscribe),
-        )
-        _check_placement(pod, container, request, wishes)
+        request = request_of(pod, container, wishes)
+        if wishes.placement is None:
+            _check_node_can_choose(pod, container, request)
+        else:
+            request = _placed(pod, container, request, wishes.placement)
         return (
             ContainerAsk(
                 container=container.name,
                 kind=container.kind,
                 resource=GPU,
-                count=count,
+                count=request.count,
                 request=request,
-                mode=wishes.mode or _MODE,
+                mode=request.mode,
                 devices=wishes.placement.devices if wishes.placement else (),
             ),
         )
+
+
+def request_of(pod: Pod, container: Container, wishes: Wishes) -> Request:
+    """Say what a container asks for, wherever it is to be placed. Raises `UsageError`."""
+    _check_amounts(pod, container)
+    count = container.resources[GPU]
+    return Request(
+        _memory(pod, container, count, wishes),
+        count=count,
+        compute=_compute(pod, container, count, wishes),
+        may_oversubscribe=bool(wishes.may_oversubscribe),
+        mode=wishes.mode or SOFT,
+        constraints=wishes.constraints,
+        preferences=wishes.preferences,
+    )
 
 
 def never_asked(pod: Pod, *, nvidia: Collection[str] = ()) -> UsageError | None:
@@ -132,10 +161,13 @@ def _least(name: str, count: int) -> str:
     return format_bytes(LEAST_BYTES * max(1, count)) if name == GPU_MEMORY else "1"
 
 
-def _memory(pod: Pod, container: Container, count: int) -> MemoryAmount:
+def _memory(pod: Pod, container: Container, count: int, wishes: Wishes) -> MemoryAmount:
     total = container.resources.get(GPU_MEMORY)
     if total is None:
-        return _ALL
+        return wishes.memory or _ALL
+    if wishes.memory is not None:
+        problem = f"it asks for {GPU_MEMORY}, and {MEMORY} ({wishes.memory}) says a part of each"
+        raise refusal(pod, container.name, f"{problem} GPU", hint="keep one of them")
     each = total // count
     if each < LEAST_BYTES:
         problem = f"{GPU_MEMORY} is {total} bytes"
@@ -166,7 +198,8 @@ def _compute(pod: Pod, container: Container, count: int, wishes: Wishes) -> Comp
             hint = f"raise the ceiling to {format_percent(counted)} at least"
             raise refusal(pod, container.name, f"{problem} of each GPU", hint=hint)
         compute = Compute(counted, compute.ceiling)
-    elif compute.guarantee != (counted or 0):
+    elif -(-compute.guarantee * count // _PERCENT) != (total or 0):
+        # The quantity is whole percent, rounded up; the annotation says hundredths where need be.
         raise _contradiction(pod, container, wish.text, compute=compute, counted=counted)
     return revised(Compute(), compute=compute, weight=wishes.weight, kind=wishes.kind)
 
@@ -179,7 +212,8 @@ def _contradiction(
     if counted is None:
         problem += "is not asked for, so that no scheduler would count it"
         count = container.resources[GPU]
-        hint = f"add `{GPU_COMPUTE}: {format_percent(compute.guarantee * count)}` to its limits, or"
+        whole = -(-compute.guarantee * count // _PERCENT)
+        hint = f"add `{GPU_COMPUTE}: {whole}` to its limits, or"
         hint += f" guarantee nothing: {COMPUTE}: 0:{format_percent(compute.ceiling)}"
     else:
         problem += f"is {format_percent(counted)}"
@@ -187,10 +221,28 @@ def _contradiction(
     return refusal(pod, container.name, problem, hint=hint)
 
 
-def _check_placement(pod: Pod, container: Container, request: Request, wishes: Wishes) -> None:
-    placed = wishes.placement
-    if placed is None:
-        return
+def _check_node_can_choose(pod: Pod, container: Container, request: Request) -> None:
+    """Refuse what a node does not see to by itself, where no scheduler has chosen the devices.
+
+    A share's tags are in the scheduler's book alone, and so is which devices NVLink joins.
+    """
+    its = request.constraints
+    beyond = {
+        AFFINITY: bool(its.affinity),
+        ANTI_AFFINITY: bool(its.anti_affinity),
+        EXCLUSION: bool(its.exclusion),
+        f"{TOPOLOGY} ({NVLINK})": request.count > 1 and its.needs_nvlink,
+    }
+    written = [key for key, is_there in beyond.items() if is_there]
+    if written:
+        problem = f"{' and '.join(written)} can be seen to by Allotment's scheduler alone, and it"
+        hint = "let it be scheduled by a kube-scheduler that asks `allot scheduler`, or remove"
+        problem += f" has not placed the pod: there is no {PLACEMENT}"
+        raise refusal(pod, container.name, problem, hint=f"{hint} {' and '.join(written)}")
+
+
+def _placed(pod: Pod, container: Container, request: Request, placed: PlacementWish) -> Request:
+    """Check a placement against what is asked for; take from it how much a part is, in bytes."""
     hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
     if len(set(placed.devices)) != len(placed.devices):
         problem = f"{PLACEMENT} names a device twice: {', '.join(placed.devices)}"
@@ -199,6 +251,12 @@ def _check_placement(pod: Pod, container: Container, request: Request, wishes: W
         problem = f"{PLACEMENT} has {len(placed.devices)} devices, {GPU} is {request.count}"
         raise refusal(pod, container.name, problem, hint=hint)
     need = request.memory.size_bytes
-    if placed.memory_bytes is not None and need is not None and placed.memory_bytes != need:
+    if placed.memory_bytes is None:
+        return request
+    if need is None:
+        size = placed.memory_bytes
+        return replace(request, memory=MemoryAmount(format_bytes(size), size_bytes=size))
+    if placed.memory_bytes != need:
         problem = f"{PLACEMENT} has {placed.memory_bytes} bytes of each device, {GPU_MEMORY} comes"
         raise refusal(pod, container.name, f"{problem} to {need}", hint=hint)
+    return request

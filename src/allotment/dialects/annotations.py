@@ -2,27 +2,58 @@
 """`allotment.dev/...` annotations of a pod: what they say about each of its containers.
 
 A value is for every container of the pod that it can mean something to (`30:80`), or is given by
-container (`train=30:80,side=10`). What would have no effect is refused: somebody expects one.
+container (`train=30:80,side=10`). Where a value is a list itself, containers are separated by
+semicolons (`train=A100,V100;side=T4`). What would have no effect is refused: somebody expects one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from allotment.dialects.foreign import DIALECT
 from allotment.dialects.placements import PLACEMENT, placements_of
 from allotment.dialects.protocol import meant, refusal, shown
+from allotment.dialects.values import (
+    DEVICE_POLICIES,
+    NODE_POLICIES,
+    NUMA,
+    NVLINK,
+    TOPOLOGIES,
+    is_weights,
+    parse_items,
+    parse_part,
+    parse_rules,
+    parse_tag,
+    parse_weights,
+    parse_words,
+)
 from allotment.dialects.wishes import ComputeWish, Wishes
 from allotment.model.compute import ComputeClass, parse_compute, parse_weight
-from allotment.model.errors import QuantityError
+from allotment.model.errors import UsageError
 from allotment.model.pods import Pod
 
 __all__ = [
+    "AFFINITY",
+    "ALONE",
+    "ANTI_AFFINITY",
     "CLASS",
     "COMPUTE",
+    "EXCLUSION",
+    "GPU_POLICY",
+    "GPU_WEIGHTS",
     "KEYS",
+    "LISTS",
+    "MEMORY",
     "MODE",
+    "MODELS",
     "MODES",
+    "NODE_POLICY",
+    "NOT_MODELS",
+    "NOT_UUIDS",
     "OVERSUBSCRIBE",
     "PREFIX",
+    "TOPOLOGY",
+    "UUIDS",
     "WEIGHT",
     "wishes_of",
 ]
@@ -33,21 +64,43 @@ CLASS = f"{PREFIX}class"
 WEIGHT = f"{PREFIX}weight"
 MODE = f"{PREFIX}mode"
 OVERSUBSCRIBE = f"{PREFIX}oversubscribe"
-KEYS = frozenset({COMPUTE, CLASS, WEIGHT, MODE, OVERSUBSCRIBE, PLACEMENT})
-"""Every annotation of a pod that means anything."""
+MEMORY = f"{PREFIX}memory"
+"""A part of each GPU's memory, where `allotment.dev/gpu-memory` does not say bytes."""
+MODELS = f"{PREFIX}models"
+NOT_MODELS = f"{PREFIX}not-models"
+UUIDS = f"{PREFIX}uuids"
+NOT_UUIDS = f"{PREFIX}not-uuids"
+AFFINITY = f"{PREFIX}affinity"
+ANTI_AFFINITY = f"{PREFIX}anti-affinity"
+EXCLUSION = f"{PREFIX}exclusion"
+ALONE = f"{PREFIX}alone"
+TOPOLOGY = f"{PREFIX}topology"
+NODE_POLICY = f"{PREFIX}node-policy"
+GPU_POLICY = f"{PREFIX}gpu-policy"
+GPU_WEIGHTS = f"{PREFIX}gpu-weights"
+
+LISTS = frozenset(
+    {MODELS, NOT_MODELS, UUIDS, NOT_UUIDS, TOPOLOGY, NODE_POLICY, GPU_POLICY, GPU_WEIGHTS}
+)
+"""Those whose value may have commas in it."""
 
 MODES = ("exclusive", "timeslice", "mps", "mig", "soft", "passthrough")
 """The words for modes. Whether a device is in that mode is not a question of words."""
 
 _BOOLEANS = {"true": True, "false": False}
 _BY_CONTAINER = "write one value for all (`30:80`), or one for each by name (`train=30:80,side=10`)"
+_LIST_BY_CONTAINER = (
+    "write one list for all (`A100,V100`), or one for each by name (`train=A100,V100;side=T4`)"
+)
 
 
-def wishes_of(pod: Pod, takers: Mapping[str, frozenset[str]]) -> dict[str, Wishes]:
+def wishes_of(
+    pod: Pod, takers: Mapping[str, frozenset[str]], *, has_placement: bool = True
+) -> dict[str, Wishes]:
     """Read a pod's annotations. Raises `UsageError`.
 
     `takers` has the containers that ask for GPUs, each with the annotations that can mean something
-    to it; the result has the same containers.
+    to it; the result has the same containers. Without `has_placement` a placement is not looked at.
     """
     for key in pod.annotations:
         if key.startswith(PREFIX) and key not in KEYS:
@@ -55,12 +108,13 @@ def wishes_of(pod: Pod, takers: Mapping[str, frozenset[str]]) -> dict[str, Wishe
             known = ", ".join(sorted(KEYS))
             raise refusal(pod, None, problem, hint=f"correct or remove it; there are: {known}")
     wishes = dict.fromkeys(takers, Wishes())
-    for key in sorted(KEYS - {PLACEMENT}):
+    for key in sorted(_READERS):
         for name, text in _by_container(pod, key, takers).items():
             wishes[name] = _with(pod, name, wishes[name], key, text)
-    placed = placements_of(pod, {name: PLACEMENT in takes for name, takes in takers.items()})
-    for name, placement in placed.items():
-        wishes[name] = replace(wishes[name], placement=placement)
+    if has_placement:
+        can_take = {name: PLACEMENT in takes for name, takes in takers.items()}
+        for name, placement in placements_of(pod, can_take).items():
+            wishes[name] = replace(wishes[name], placement=placement)
     return wishes
 
 
@@ -70,17 +124,18 @@ def _by_container(pod: Pod, key: str, takers: Mapping[str, frozenset[str]]) -> d
     if text is None:
         return {}
     able = [name for name, takes in takers.items() if key in takes]
-    if "=" not in text:
+    if "=" not in text or (key == GPU_WEIGHTS and is_weights(text)):
         if not able:
             problem = f"the annotation {key} has no effect: no container asks for what it is about"
             raise refusal(pod, None, problem, hint=_effect_hint(key))
         return dict.fromkeys(able, text)
     values: dict[str, str] = {}
-    for part in text.split(","):
+    separator, hint = (";", _LIST_BY_CONTAINER) if key in LISTS else (",", _BY_CONTAINER)
+    for part in text.split(separator):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
             problem = f"the annotation {key} has {shown(part.strip())} without a container's name"
-            raise refusal(pod, None, problem, hint=_BY_CONTAINER)
+            raise refusal(pod, None, problem, hint=hint)
         _check_container(pod, key, name, takers)
         if name in values:
             problem = f"the annotation {key} names this container twice"
@@ -108,26 +163,79 @@ def _effect_hint(key: str) -> str:
 
 def _with(pod: Pod, name: str, wishes: Wishes, key: str, text: str) -> Wishes:
     """Add what one annotation says."""
-    value = text.strip()
     try:
-        if key == COMPUTE:
-            return replace(wishes, compute=ComputeWish(value, parse_compute(value)))
-        if key == WEIGHT:
-            return replace(wishes, weight=parse_weight(value))
-    except QuantityError as error:
+        return _READERS[key](wishes, text.strip())
+    except _WordError as error:
+        problem = f"the annotation {key} is {error.message}"
+        raise refusal(pod, name, problem, hint=error.hint or "") from error
+    except UsageError as error:
         problem = f"the annotation {key}: {error.message}"
         raise refusal(pod, name, problem, hint=error.hint or _BY_CONTAINER) from error
-    if key == CLASS:
-        word = _word(pod, name, key, value, tuple(map(str, ComputeClass)))
-        return replace(wishes, kind=ComputeClass(word))
-    if key == MODE:
-        return replace(wishes, mode=_word(pod, name, key, value, MODES))
-    word = _word(pod, name, key, value, tuple(_BOOLEANS))
-    return replace(wishes, may_oversubscribe=_BOOLEANS[word])
 
 
-def _word(pod: Pod, name: str, key: str, value: str, known: tuple[str, ...]) -> str:
+class _WordError(UsageError):
+    """A value is none of the words that there are."""
+
+
+def _word(value: str, known: Mapping[str, object]) -> str:
     if value in known:
         return value
-    problem = f"the annotation {key} is {shown(value)}{meant(value.lower(), known)}"
-    raise refusal(pod, name, problem, hint=f"write one of: {', '.join(known)}")
+    problem = f"{shown(value)}{meant(value.lower(), known)}"
+    raise _WordError(problem, hint=f"write one of: {', '.join(known)}")
+
+
+def _constrained(field: str, parse: Callable[[str], object]) -> Callable[[Wishes, str], Wishes]:
+    def read(wishes: Wishes, text: str) -> Wishes:
+        value: Any = parse(text)
+        return replace(wishes, constraints=replace(wishes.constraints, **{field: value}))
+
+    return read
+
+
+def _preferring(field: str, parse: Callable[[str], object]) -> Callable[[Wishes, str], Wishes]:
+    def read(wishes: Wishes, text: str) -> Wishes:
+        value: Any = parse(text)
+        return replace(wishes, preferences=replace(wishes.preferences, **{field: value}))
+
+    return read
+
+
+def _tag(text: str) -> str:
+    tag = parse_tag(text)
+    if not tag:
+        raise UsageError("it is empty", hint="write the tag that other shares have, or remove it")
+    return tag
+
+
+def _topology(wishes: Wishes, text: str) -> Wishes:
+    words = parse_words(text, TOPOLOGIES)
+    constraints = replace(wishes.constraints, same_numa=NUMA in words, needs_nvlink=NVLINK in words)
+    return replace(wishes, constraints=constraints)
+
+
+_CLASSES = {str(each): each for each in ComputeClass}
+_READERS: Mapping[str, Callable[[Wishes, str], Wishes]] = {
+    COMPUTE: lambda wishes, text: replace(wishes, compute=ComputeWish(text, parse_compute(text))),
+    WEIGHT: lambda wishes, text: replace(wishes, weight=parse_weight(text)),
+    CLASS: lambda wishes, text: replace(wishes, kind=_CLASSES[_word(text, _CLASSES)]),
+    MODE: lambda wishes, text: replace(wishes, mode=_word(text, dict.fromkeys(MODES))),
+    OVERSUBSCRIBE: lambda wishes, text: replace(
+        wishes, may_oversubscribe=_BOOLEANS[_word(text, _BOOLEANS)]
+    ),
+    MEMORY: lambda wishes, text: replace(wishes, memory=parse_part(text)),
+    MODELS: _constrained("models", parse_rules),
+    NOT_MODELS: _constrained("not_models", parse_rules),
+    UUIDS: _constrained("uuids", parse_items),
+    NOT_UUIDS: _constrained("not_uuids", parse_items),
+    AFFINITY: _constrained("affinity", _tag),
+    ANTI_AFFINITY: _constrained("anti_affinity", _tag),
+    EXCLUSION: _constrained("exclusion", parse_tag),
+    ALONE: _constrained("is_alone", lambda text: _BOOLEANS[_word(text, _BOOLEANS)]),
+    TOPOLOGY: _topology,
+    NODE_POLICY: _preferring("node_policies", lambda text: parse_words(text, NODE_POLICIES)),
+    GPU_POLICY: _preferring("device_policies", lambda text: parse_words(text, DEVICE_POLICIES)),
+    GPU_WEIGHTS: _preferring("weights", parse_weights),
+}
+
+KEYS = frozenset({*_READERS, PLACEMENT, DIALECT})
+"""Every annotation of a pod that means anything."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Protocol
 
+from allotment.dialects.foreign import ForeignPod
 from allotment.dialects.wishes import Wishes
 from allotment.model.errors import UsageError
 from allotment.model.pods import Container, ContainerAsk, Pod
@@ -39,7 +40,7 @@ class Dialect(Protocol):
         ...
 
 
-def refusal(pod: Pod, container: str | None, problem: str, *, hint: str) -> UsageError:
+def refusal(pod: Pod | ForeignPod, container: str | None, problem: str, *, hint: str) -> UsageError:
     """Return the error for a pod, or a container of it, that asks for what cannot be meant."""
     where = f"pod {pod}" if container is None else f"pod {pod}, container {container!r}"
     return UsageError(f"{where}: {problem}", hint=hint)

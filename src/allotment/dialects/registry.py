@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dialect there is, and the one function that reads a pod by all of them."""
+"""The dialects that a node and a scheduler read, and the functions that read a pod by them.
+
+Other systems' dialects are not among them: their pods are translated when they are created.
+"""
 
 from collections.abc import Collection
 
-from allotment.dialects.allotment import RESOURCES, AllotmentDialect
+from allotment.dialects.allotment import RESOURCES, AllotmentDialect, request_of
 from allotment.dialects.annotations import wishes_of
 from allotment.dialects.nvidia import NvidiaDialect
 from allotment.dialects.protocol import Dialect, refusal
+from allotment.model.clusters import WantedContainer
 from allotment.model.pods import Container, ContainerAsk, Pod
 
-__all__ = ["asks_of", "dialects"]
+__all__ = ["asks_of", "dialects", "wanted"]
 
 
 def dialects(*, nvidia: Collection[str]) -> tuple[Dialect, ...]:
@@ -36,6 +40,29 @@ def asks_of(pod: Pod, *, nvidia: Collection[str]) -> tuple[ContainerAsk, ...]:
         ask
         for name, (container, dialect) in speakers.items()
         for ask in dialect.asks(pod, container, wishes[name])
+    )
+
+
+def wanted(pod: Pod) -> tuple[WantedContainer, ...]:
+    """Say what a scheduler has to place of a pod, in the order of its containers; empty: nothing.
+
+    That is what is asked for by Allotment's own resources; the kubelet chooses devices of others.
+    A placement that is there already is not looked at. Raises `UsageError`.
+    """
+    dialect = AllotmentDialect()
+    asking = [(place, each) for place, each in enumerate(pod.containers) if dialect.resources(each)]
+    if not asking:
+        return ()
+    takers = {each.name: dialect.takes for _, each in asking}
+    wishes = wishes_of(pod, takers, has_placement=False)
+    return tuple(
+        WantedContainer(
+            name=each.name,
+            request=request_of(pod, each, wishes[each.name]),
+            kind=each.kind,
+            place=place,
+        )
+        for place, each in asking
     )
 
 

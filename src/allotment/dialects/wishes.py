@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the annotations of a pod say about one of its containers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allotment.model.compute import Compute, ComputeClass
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import Constraints, Preferences
 
 __all__ = ["ComputeWish", "PlacementWish", "Wishes"]
 
@@ -40,3 +42,7 @@ class Wishes:
     mode: str | None = None
     may_oversubscribe: bool | None = None
     placement: PlacementWish | None = None
+    memory: MemoryAmount | None = None
+    """A part of each device."""
+    constraints: Constraints = field(default=Constraints())
+    preferences: Preferences = field(default=Preferences())

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's resources, seen from outside a node: what of them stays, and what is translated.
+
+By default all of it stays: the kubelet of a node that offers the resource gives it, and what is had
+of a GPU is that node's configuration's to say (`allotment.dialects.nvidia`). A cluster without such
+a plugin may have whole GPUs and replicas translated into shares.
+(k8s-device-plugin v0.20, README; MIG names as its `mixed` strategy makes them.)
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final, Literal
+
+import msgspec
+
+from allotment.dialects.foreign import (
+    ForeignContainer,
+    ForeignPod,
+    NodeView,
+    Translated,
+    Translation,
+)
+from allotment.dialects.protocol import refusal
+from allotment.dialects.quantities import amount_of, keys_of
+from allotment.model.clusters import PodBooking
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import EXCLUSIVE, Request, replicas_of, whole_devices
+
+__all__ = ["KEYS", "NvidiaForeign", "NvidiaSettings"]
+
+GPU: Final = "nvidia.com/gpu"
+SHARED: Final = "nvidia.com/gpu.shared"
+MIG: Final = "nvidia.com/mig-*"
+KEYS = (GPU, SHARED, MIG)
+"""What this dialect reads, as its table in the documentation has it."""
+
+_MIG = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9]+g\.[0-9]+gb(?:\.[a-z0-9.]+)?)", re.ASCII)
+_MOST = 1024  # GPUs of one container: more than any node has
+
+
+class NvidiaSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """What is to be done with NVIDIA's resources."""
+
+    whole: Literal["left", "exclusive", "soft"] = "left"
+    """`nvidia.com/gpu`: left to the kubelet; or a GPU alone, in mode `exclusive` or as a share of
+    all its memory."""
+    replicas: int | None = None
+    """`nvidia.com/gpu.shared`: of how many parts of a GPU it is one; None: left to the kubelet."""
+    offered: frozenset[str] | None = None
+    """Which MIG resources the cluster's nodes offer; None: not known, so that all are left."""
+
+
+class NvidiaForeign:
+    """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.5gb` and its kin."""
+
+    name: Final = "nvidia"
+    title: Final = "NVIDIA's"
+
+    def __init__(self, settings: NvidiaSettings | None = None) -> None:
+        """Take the settings; by default everything is left to the kubelet."""
+        self._settings = settings or NvidiaSettings()
+        if self._settings.replicas is not None and self._settings.replicas < 1:
+            raise ValueError(self._settings.replicas)
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Return NVIDIA's resources of all containers."""
+        found = (each for container in pod.containers for each in _names(container))
+        return tuple(dict.fromkeys(found))
+
+    def stays(self, pod: ForeignPod) -> bool:
+        """Is there nothing to translate?"""
+        return not any(self._is_translated(each) for each in self.recognises(pod))
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Translate what the settings say; a container that has none of it is not in the result."""
+        found = []
+        for container in pod.containers:
+            amounts = {name: amount_of(pod, container, name) for name in _names(container)}
+            asked = {name: amount for name, amount in amounts.items() if amount}
+            for name in asked:
+                self._check_mig(pod, container, name)
+            ours = [name for name in asked if self._is_translated(name)]
+            if len(asked) > 1 and ours:
+                problem = f"it asks for {' and '.join(asked)}, and {ours[0]} is a part of GPUs here"
+                hint = "ask for one of them: a container has its part of GPUs by one resource"
+                raise refusal(pod, container.name, problem, hint=hint)
+            for name in ours:
+                request = self._request(pod, container, name, asked[name])
+                found.append(Translated(container=container.name, request=request, removes=(name,)))
+        return Translation(dialect=self.name, containers=tuple(found))
+
+    def receipt(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        booking: PodBooking,  # noqa: ARG002
+        node: NodeView,  # noqa: ARG002
+        *,
+        now: float,  # noqa: ARG002
+    ) -> Mapping[str, str]:
+        """NVIDIA's plugin writes nothing on pods."""
+        return {}
+
+    def take_over(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        node: NodeView,  # noqa: ARG002
+    ) -> PodBooking | None:
+        """Nothing on a pod says what it has: the node's agent reads that from the kubelet."""
+        return None
+
+    def _is_translated(self, name: str) -> bool:
+        if name == GPU:
+            return self._settings.whole != "left"
+        return name == SHARED and self._settings.replicas is not None
+
+    def _check_mig(self, pod: ForeignPod, container: ForeignContainer, name: str) -> None:
+        match, offered = _MIG.fullmatch(name), self._settings.offered
+        if match is None or offered is None or name in offered:
+            return
+        problem = f"it asks for {name}, and no node of this cluster offers MIG devices of profile"
+        there = ", ".join(sorted(offered)) or "none"
+        hint = f"ask for a part of a GPU, or for one of the MIG resources that there are: {there}"
+        raise refusal(pod, container.name, f"{problem} {match['profile']}", hint=hint)
+
+    def _request(
+        self, pod: ForeignPod, container: ForeignContainer, name: str, count: int
+    ) -> Request:
+        if count > _MOST:
+            problem = f"{name} is {count}, more than any node has"
+            raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
+        replicas = self._settings.replicas
+        if name == SHARED and replicas is not None:
+            return replicas_of(replicas, count=count)
+        if self._settings.whole == "exclusive":
+            return whole_devices(count, mode=EXCLUSIVE)
+        return Request(MemoryAmount("100%", part=Fraction(1)), count=count)
+
+
+def _names(container: ForeignContainer) -> tuple[str, ...]:
+    fixed = keys_of(container, (GPU, SHARED))
+    mig = {each for each in (*container.limits, *container.requests) if _MIG.fullmatch(each)}
+    return (*fixed, *sorted(mig))
