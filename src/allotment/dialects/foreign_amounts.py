@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several foreign dialects read and write alike: amounts, whole cards, receipts by index.
+
+Each of these systems has units of its own; what they come to is said here once. Kubernetes rounds
+nothing: an amount that is no whole number is refused, with the container and the name that has it.
+A guarantee is counted in whole percent of a GPU by `allotment.dev/gpu-compute`, so that finer ones
+are rounded up: nobody gets less than was asked for.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final
+
+from allotment.dialects.foreign import ForeignContainer, ForeignPod, NodeView
+from allotment.dialects.protocol import refusal, shown
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
+from allotment.model.errors import QuantityError
+from allotment.model.formats import format_bytes
+from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount, parse_whole
+from allotment.model.requests import Request
+
+__all__ = [
+    "GIB",
+    "MAX_DEVICES",
+    "MIB",
+    "PERCENT",
+    "amount_of",
+    "booked",
+    "bytes_of",
+    "compute_of",
+    "decimal_of",
+    "index_list",
+    "is_asked",
+    "number_of",
+    "regular_containers",
+    "units_of",
+    "uuids_by_index",
+    "whole_cards",
+]
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+PERCENT: Final = WHOLE // 100
+"""Basis points in one percent of a GPU."""
+MAX_DEVICES: Final = 1024
+"""More GPUs than any node has: what asks for more was meant otherwise."""
+
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DECIMAL = re.compile(r"(?=[.0-9]*[0-9])[0-9]{0,12}(?:\.[0-9]{0,18})?", re.ASCII)
+
+
+def amount_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
+    """Return how much of a resource a container asks for; 0: nothing. Raises `UsageError`."""
+    text = container.limits.get(name, container.requests.get(name))
+    if text is None:
+        return 0
+    try:
+        amount = parse_whole(text.strip())
+    except QuantityError as error:
+        problem = f"{name}: {error.message}"
+        hint = error.hint or "write a whole number"
+        raise refusal(pod, container.name, problem, hint=hint) from error
+    if amount and name not in container.limits:
+        problem = f"{name} is in its requests and not in its limits"
+        hint = f"write {name} into the limits: Kubernetes takes such a resource there alone"
+        raise refusal(pod, container.name, problem, hint=hint)
+    return amount
+
+
+def is_asked(pod: ForeignPod, name: str) -> bool:
+    """Ask if any container has the resource. What cannot be read is taken for it, and refused."""
+    return any(
+        text is not None and text.strip() != "0"
+        for each in pod.containers
+        for text in (each.limits.get(name, each.requests.get(name)),)
+    )
+
+
+def bytes_of(
+    pod: ForeignPod, container: str, name: str, units: int, *, unit: int = 1
+) -> MemoryAmount:
+    """Return so many units of memory, of each GPU. Raises `UsageError`: too little, too much."""
+    size = units * unit
+    if size > MAX_BYTES:
+        problem = f"{name} is {units} times {format_bytes(unit)}, more than any GPU has"
+        hint = f"{name} is a number of {format_bytes(unit)}, without a unit: write 4, not 4Gi"
+        if unit == 1:
+            hint = f"{name} is a number of bytes: write 4294967296 for 4Gi"
+        raise refusal(pod, container, problem, hint=hint)
+    if size < LEAST_BYTES:
+        problem = f"{name} comes to {format_bytes(size)} of each GPU, less than 1Mi"
+        raise refusal(pod, container, problem, hint="ask for at least 1Mi of each GPU")
+    return MemoryAmount(format_bytes(size) if size % MIB == 0 else str(size), size_bytes=size)
+
+
+def number_of(pod: ForeignPod, container: str | None, name: str, text: str) -> int:
+    """Parse a whole number in an annotation, a label or a variable. Raises `UsageError`."""
+    body = text.strip()
+    if _NUMBER.fullmatch(body):
+        return int(body)
+    problem = f"{name} is {shown(text)}, which is not a whole number"
+    raise refusal(pod, container, problem, hint=f"write {name} in digits alone, like 2")
+
+
+def decimal_of(pod: ForeignPod, container: str | None, name: str, text: str) -> Fraction:
+    """Parse a decimal number (`0.5`, `.5`, `2`, `2.0`), exactly. Raises `UsageError`."""
+    body = text.strip()
+    if _DECIMAL.fullmatch(body):
+        return Fraction(body.removesuffix(".") if not body.startswith(".") else f"0{body}")
+    problem = f"{name} is {shown(text)}, which is not a decimal number"
+    raise refusal(pod, container, problem, hint=f"write {name} like 0.5")
+
+
+def compute_of(
+    guarantee: Fraction | int,
+    ceiling: Fraction | int,
+    *,
+    weight: int = DEFAULT_WEIGHT,
+    kind: ComputeClass = ComputeClass.NORMAL,
+) -> Compute:
+    """Return the compute for parts of a GPU in [0, 1]: the guarantee in whole percent, rounded up.
+
+    The ceiling is rounded up to a hundredth of a percent, and is never below the guarantee.
+    """
+    percent = -(-Fraction(guarantee) * 100 // 1)
+    low = min(WHOLE, int(percent) * PERCENT)
+    high = min(WHOLE, int(-(-Fraction(ceiling) * WHOLE // 1)))
+    return Compute(low, max(low, high), weight=weight, kind=kind, is_governed=True)
+
+
+def whole_cards(count: int) -> Request:
+    """Return the request for whole GPUs: all their memory, and all their time guaranteed."""
+    everything = MemoryAmount("100%", part=Fraction(1))
+    return Request(everything, count=count, compute=Compute(WHOLE, WHOLE, is_governed=True))
+
+
+# ---- receipts and take-over ----------------------------------------------------------------------
+
+
+def regular_containers(pod: ForeignPod) -> list[ForeignContainer]:
+    """Return a pod's `spec.containers`: by their places these systems count."""
+    return [each for each in pod.containers if each.kind == ContainerKind.REGULAR]
+
+
+def units_of(size: int, unit: int) -> int:
+    """Return how many units hold so many bytes."""
+    return -(-size // unit)
+
+
+def index_list(devices: Sequence[PlacedDevice], node: NodeView) -> str:
+    """Write devices as `0,1`; empty if one of them is not known to the node."""
+    if not all(each.uuid in node.indexes for each in devices):
+        return ""
+    return ",".join(str(node.indexes[each.uuid]) for each in devices)
+
+
+def uuids_by_index(pod: ForeignPod, name: str, text: str, *, node: NodeView) -> list[str]:
+    """Read `0,1` as UUIDs of the node's GPUs. Raises `UsageError`."""
+    uuids = {index: uuid for uuid, index in node.indexes.items()}
+    found: list[str] = []
+    for part in text.split(","):
+        index = number_of(pod, None, f"the annotation {name}", part)
+        if index not in uuids:
+            problem = f"the annotation {name} names GPU {index}, which the node has not"
+            there = ", ".join(map(str, sorted(uuids))) or "none"
+            raise refusal(pod, None, problem, hint=f"the node has the GPUs: {there}")
+        if uuids[index] in found:
+            problem = f"the annotation {name} names GPU {index} twice"
+            raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
+        found.append(uuids[index])
+    return found
+
+
+def booked(pod: ForeignPod, parts: Mapping[str, Sequence[PlacedDevice]]) -> PodBooking | None:
+    """Return the booking of what containers have, by their names; None: no container has any."""
+    containers = tuple(
+        PlacedContainer(
+            name=container.name,
+            devices=tuple(parts[container.name]),
+            kind=container.kind,
+            place=place,
+        )
+        for place, container in enumerate(pod.containers)
+        if parts.get(container.name)
+    )
+    return PodBooking(uid=PodUid(""), node=pod.node, containers=containers) if containers else None

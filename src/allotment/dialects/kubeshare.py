@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KubeShare's dialects: annotations of a SharePod (1.0), labels of a pod (2.0).
+
+    annotations: {kubeshare/gpu_request: "0.5", kubeshare/gpu_limit: "1.0",
+                  kubeshare/gpu_mem: "1073741824"}
+    labels: {sharedgpu/gpu_request: "0.5", sharedgpu/gpu_limit: "1.0"}
+
+A request is guaranteed, a limit is the ceiling, both in GPUs; memory is in bytes. All are of the
+pod, and each container of it is inside that one share; here a share belongs to one container,
+which is the first that is no init container. (KubeShare `README.md` of both; `pkg/scheduler/pod.go`
+of 2.0.)
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from hashlib import sha256
+from string import ascii_lowercase
+from typing import Final
+
+from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
+from allotment.dialects.foreign_amounts import (
+    MAX_DEVICES,
+    booked,
+    bytes_of,
+    compute_of,
+    decimal_of,
+    number_of,
+    regular_containers,
+    whole_cards,
+)
+from allotment.dialects.protocol import refusal, shown
+from allotment.dialects.values import part_amount
+from allotment.model.clusters import PlacedDevice, PodBooking
+from allotment.model.compute import WHOLE
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import Constraints, ModelRule, Preferences, Request
+
+__all__ = ["KubeShare2Dialect", "KubeShareDialect", "gpu_id"]
+
+_ZERO = re.compile(r"\s*0+(?:\.0*)?\s*|\s*\.0+\s*", re.ASCII)
+_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+_RESTART: Final = "restart the pod, so that it is placed anew"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What both versions say, in GPUs."""
+
+    request: Fraction
+    limit: Fraction
+    memory: int | None
+    """Bytes; None: it does not say."""
+
+
+class KubeShareDialect:
+    """KubeShare 1.0: annotations, as of a SharePod."""
+
+    name: Final = "kubeshare"
+    title: Final = "KubeShare's"
+    REQUEST: Final = "kubeshare/gpu_request"
+    LIMIT: Final = "kubeshare/gpu_limit"
+    MEMORY: Final = "kubeshare/gpu_mem"
+    GPU_ID: Final = "kubeshare/GPUID"
+    AFFINITY: Final = "kubeshare/sched_affinity"
+    ANTI_AFFINITY: Final = "kubeshare/sched_anti-affinity"
+    EXCLUSION: Final = "kubeshare/sched_exclusion"
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Return the annotations by which it is recognised."""
+        return (self.REQUEST, self.LIMIT, self.MEMORY)
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Take a pod with nothing but zeros for one without a GPU, as KubeShare does."""
+        return _recognised(pod.annotations, self.annotations)
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Make the pod's share that of its first container. Raises `UsageError`."""
+        missing = [each for each in self.annotations if each not in pod.annotations]
+        if missing:
+            problem = f"it has {', '.join(self.recognises(pod))} without {' and '.join(missing)}"
+            raise refusal(pod, None, problem, hint="write all three, or none of them")
+        asked = self._asked(pod)
+        constraints, passed_over = self._constraints(pod)
+        container = _taker(pod, self.REQUEST)
+        if asked.limit > 1:
+            problem = f"the annotation {self.LIMIT} is {shown(pod.annotations[self.LIMIT])}"
+            hint = "write at most 1.0: parts of one GPU are all that this version knows"
+            raise refusal(pod, None, problem, hint=hint)
+        memory = bytes_of(pod, container, f"the annotation {self.MEMORY}", asked.memory or 0)
+        compute = compute_of(asked.request, asked.limit)
+        request = Request(memory, compute=compute, constraints=constraints)
+        return Translation(
+            dialect=self.name,
+            containers=(Translated(container=container, request=request),),
+            passed_over=(*passed_over, *_rounded(asked), *_beside(pod, container)),
+        )
+
+    def _asked(self, pod: ForeignPod) -> _Asked:
+        request, limit, memory = (f"the annotation {each}" for each in self.annotations)
+        return _checked(
+            pod,
+            _Asked(
+                decimal_of(pod, None, request, pod.annotations.get(self.REQUEST, "")),
+                decimal_of(pod, None, limit, pod.annotations.get(self.LIMIT, "")),
+                number_of(pod, None, memory, pod.annotations.get(self.MEMORY, "")),
+            ),
+            names=(request, limit),
+        )
+
+    def _constraints(self, pod: ForeignPod) -> tuple[Constraints, list[str]]:
+        """Read the tags. A GPUID is one more: pods of one GPUID are together, on a GPU of theirs.
+
+        KubeShare does not ask its scheduler about a pod that has one, so that it goes before
+        `sched_affinity`.
+        """
+        tags = {
+            each: pod.annotations.get(each, "").strip()
+            for each in (self.GPU_ID, self.AFFINITY, self.ANTI_AFFINITY, self.EXCLUSION)
+        }
+        passed_over: list[str] = []
+        affinity = tags[self.AFFINITY]
+        if tags[self.GPU_ID]:
+            if pod.node:
+                problem = f"it has {self.GPU_ID} and a node's name, so that no scheduler is asked"
+                problem += " which GPU that is"
+                hint = "select the node by `nodeSelector: {kubernetes.io/hostname: ...}` instead"
+                raise refusal(pod, None, problem, hint=hint)
+            if affinity:
+                text = f"{self.AFFINITY}: {self.GPU_ID} says already which GPU, as with KubeShare"
+                passed_over.append(text)
+            affinity = f"GPUID {tags[self.GPU_ID]}"
+        constraints = Constraints(
+            affinity=affinity,
+            anti_affinity=tags[self.ANTI_AFFINITY],
+            exclusion=tags[self.EXCLUSION] or None,
+        )
+        return constraints, passed_over
+
+    def receipt(
+        self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
+    ) -> Mapping[str, str]:
+        """Write a GPUID where there is none: pods with equal ones on a node share a GPU."""
+        del node, now
+        devices = [part.uuid for each in booking.containers for part in each.devices]
+        if not devices or self.GPU_ID in pod.annotations:
+            return {}
+        return {self.GPU_ID: gpu_id(devices[0])}
+
+    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+        """Read what KubeShare's device manager gave each container: the GPU is in a variable."""
+        if DIALECT in pod.annotations or not self.recognises(pod):
+            return None
+        containers = regular_containers(pod)
+        text = containers[0].environment.get(_VISIBLE, "").strip() if containers else ""
+        if not text:
+            return None
+        if text not in node.memory_bytes:
+            problem = f"the variable {_VISIBLE} is {shown(text)}, which is no GPU of the node"
+            raise refusal(pod, containers[0].name, problem, hint=_RESTART)
+        asked = self._asked(pod)
+        memory = asked.memory or node.memory_bytes[text]
+        part = PlacedDevice(text, memory, compute_of(asked.request, asked.limit).guarantee)
+        return booked(pod, {containers[0].name: [part]})
+
+
+class KubeShare2Dialect:
+    """KubeShare 2.0: labels."""
+
+    name: Final = "kubeshare-2"
+    title: Final = "KubeShare 2.0's"
+    REQUEST: Final = "sharedgpu/gpu_request"
+    LIMIT: Final = "sharedgpu/gpu_limit"
+    MEMORY: Final = "sharedgpu/gpu_mem"
+    MODEL: Final = "sharedgpu/gpu_model"
+    PRIORITY: Final = "sharedgpu/priority"
+    GROUP: Final = (
+        "sharedgpu/group_name",
+        "sharedgpu/pod_group_name",
+        "sharedgpu/group_headcount",
+        "sharedgpu/group_threshold",
+    )
+    UUID: Final = "sharedgpu/gpu_uuid"
+    """An annotation, as the model and the memory are at the same time; these are what was given."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels by which it is recognised."""
+        return (self.REQUEST, self.LIMIT, self.MEMORY)
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Take a pod with nothing but zeros for one without a GPU, as KubeShare does."""
+        return _recognised(pod.labels, self.labels)
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Make the pod's share, or its whole GPUs, those of its first container.
+
+        Raises `UsageError`.
+        """
+        asked = self._asked(pod)
+        container = _taker(pod, self.LIMIT)
+        request = self._request(pod, container, asked)
+        model = pod.labels.get(self.MODEL, "").strip()
+        constraints = Constraints(models=(ModelRule(model, is_exact=True),) if model else ())
+        priority = self._priority(pod)
+        is_near = priority > 0 and request.count > 1
+        preferences = Preferences(device_policies=("topology",) if is_near else ())
+        request = Request(
+            request.memory,
+            count=request.count,
+            compute=request.compute,
+            constraints=constraints,
+            preferences=preferences,
+        )
+        passed_over: list[str] = []
+        if self.PRIORITY in pod.labels:
+            text = f"{self.PRIORITY}: the pod's own priorityClassName says who goes first"
+            passed_over.append(text)
+        group = [each for each in self.GROUP if each in pod.labels]
+        if group:
+            text = f"{', '.join(group)}: pods of a group are placed one by one, not all or none"
+            passed_over.append(text)
+        return Translation(
+            dialect=self.name,
+            containers=(Translated(container=container, request=request),),
+            passed_over=(*passed_over, *_rounded(asked), *_beside(pod, container)),
+        )
+
+    def _asked(self, pod: ForeignPod) -> _Asked:
+        if self.LIMIT not in pod.labels:
+            problem = f"it has {', '.join(self.recognises(pod))} without {self.LIMIT}"
+            hint = f"add the label {self.LIMIT}, at least as much as {self.REQUEST}"
+            raise refusal(pod, None, problem, hint=hint)
+        request, limit, memory = (f"the label {each}" for each in self.labels)
+        size = pod.labels.get(self.MEMORY)
+        return _checked(
+            pod,
+            _Asked(
+                decimal_of(pod, None, request, pod.labels.get(self.REQUEST, "0")),
+                decimal_of(pod, None, limit, pod.labels[self.LIMIT]),
+                number_of(pod, None, memory, size) or None if size is not None else None,
+            ),
+            names=(request, limit),
+        )
+
+    def _request(self, pod: ForeignPod, container: str, asked: _Asked) -> Request:
+        if asked.limit > 1:
+            count = int(asked.limit)
+            if asked.limit != asked.request or asked.limit.denominator != 1:
+                problem = f"{self.LIMIT} is {shown(pod.labels[self.LIMIT])}, and {self.REQUEST} is "
+                problem += shown(pod.labels.get(self.REQUEST, "0"))
+                hint = "above one GPU both are the same whole number"
+                raise refusal(pod, None, problem, hint=hint)
+            if count > MAX_DEVICES:
+                problem = f"the label {self.LIMIT} is {count} GPUs of one node"
+                raise refusal(pod, None, problem, hint="ask for as many as a node has")
+            return whole_cards(count)
+        memory: MemoryAmount
+        if asked.memory is not None:
+            memory = bytes_of(pod, container, f"the label {self.MEMORY}", asked.memory)
+        elif asked.request:
+            memory = part_amount(asked.request)
+        else:
+            problem = f"it has neither {self.MEMORY} nor a {self.REQUEST} above 0"
+            hint = f"add the label {self.MEMORY}, in bytes: a part has a limit of memory"
+            raise refusal(pod, None, problem, hint=hint)
+        return Request(memory, compute=compute_of(asked.request, asked.limit))
+
+    def _priority(self, pod: ForeignPod) -> int:
+        text = pod.labels.get(self.PRIORITY, "").strip() or "0"
+        if text == "-1":
+            return 0
+        priority = number_of(pod, None, f"the label {self.PRIORITY}", text)
+        if priority > 100:  # noqa: PLR2004 - KubeShare's own bound
+            problem = f"the label {self.PRIORITY} is {priority}"
+            raise refusal(pod, None, problem, hint="write 0 to 100")
+        return priority
+
+    def receipt(
+        self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
+    ) -> Mapping[str, str]:
+        """Write GPU, model and memory. There are no cells and no ports."""
+        del pod, now
+        devices = [part for each in booking.containers for part in each.devices]
+        if not devices:
+            return {}
+        models = {node.models.get(part.uuid, "") for part in devices} - {""}
+        written = {
+            self.UUID: ",".join(part.uuid for part in devices),
+            self.MEMORY: str(sum(part.memory for part in devices)),
+        }
+        if len(models) == 1:
+            written[self.MODEL] = models.pop().replace(" ", "-")
+        return written
+
+    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+        """Read the annotations that KubeShare's scheduler wrote."""
+        if DIALECT in pod.annotations or self.UUID not in pod.annotations:
+            return None
+        asked = self._asked(pod)
+        container = _taker(pod, self.LIMIT)
+        parts: list[PlacedDevice] = []
+        for text in pod.annotations[self.UUID].strip(", ").split(","):
+            uuid = text.strip()
+            if uuid not in node.memory_bytes:
+                problem = f"the annotation {self.UUID} has {shown(uuid)}, no GPU of the node"
+                raise refusal(pod, None, problem, hint=_RESTART)
+            if asked.limit > 1:
+                parts.append(PlacedDevice(uuid, node.memory_bytes[uuid], WHOLE))
+                continue
+            size = number_of(
+                pod, None, f"the annotation {self.MEMORY}", pod.annotations.get(self.MEMORY, "0")
+            )
+            compute = compute_of(asked.request, asked.limit)
+            parts.append(PlacedDevice(uuid, size or node.memory_bytes[uuid], compute.guarantee))
+        return booked(pod, {container: parts})
+
+
+def gpu_id(uuid: str) -> str:
+    """Return a GPUID for a GPU: five letters, always the same ones."""
+    number = int.from_bytes(sha256(uuid.encode("utf-8", "replace")).digest())
+    letters = []
+    for _ in range(5):
+        number, letter = divmod(number, len(ascii_lowercase))
+        letters.append(ascii_lowercase[letter])
+    return "".join(letters)
+
+
+def _recognised(there: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+    found = tuple(each for each in names if each in there)
+    return () if all(_ZERO.fullmatch(there[each]) for each in found) else found
+
+
+def _checked(pod: ForeignPod, asked: _Asked, *, names: tuple[str, str]) -> _Asked:
+    request, limit = names
+    if not asked.limit:
+        problem = f"{limit} is 0: nothing would ever run"
+        raise refusal(pod, None, problem, hint="write at least as much as the request, like 1.0")
+    if asked.request > asked.limit:
+        problem = f"{request} is more than {limit}"
+        raise refusal(pod, None, problem, hint="raise the limit, or lower the request")
+    return asked
+
+
+def _taker(pod: ForeignPod, name: str) -> str:
+    """Return the container that has the pod's share."""
+    containers = regular_containers(pod)
+    if not containers:
+        problem = f"it has {name} and no container"
+        raise refusal(pod, None, problem, hint="add a container")
+    return containers[0].name
+
+
+def _beside(pod: ForeignPod, name: str) -> tuple[str, ...]:
+    others = [repr(each.name) for each in pod.containers if each.name != name]
+    if not others:
+        return ()
+    text = f"one GPU for all containers: container {name!r} has it, {', '.join(others)} none"
+    return (text,)
+
+
+def _rounded(asked: _Asked) -> tuple[str, ...]:
+    if asked.limit > 1 or (asked.request * 100).denominator == 1:
+        return ()
+    percent = -(-asked.request * 100 // 1)
+    return (f"a request finer than a hundredth of a GPU: {percent} percent are guaranteed",)
