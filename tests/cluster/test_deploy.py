@@ -116,7 +116,9 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     )
     label = {"metadata": {"labels": {"nvidia.com/gpu.count": "2"}}}
     gone = {"metadata": {"labels": {"nvidia.com/gpu.count": None}}}
-    note = {"metadata": {"annotations": {"allotment.dev/labels": "nvidia.com/gpu.count"}}}
+    notes = {"allotment.dev/labels": "nvidia.com/gpu.count", "allotment.dev/devices": "{}"}
+    note = {"metadata": {"annotations": notes}}
+    cordon = {"metadata": {"annotations": {"allotment.dev/device-cordon": ""}}}
     compute = {"allotment.dev/gpu-compute": "100"}
     amount = {"capacity": compute, "allocatable": compute}
     none = dict.fromkeys(compute)
@@ -129,7 +131,7 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (f"{own}/status", {"status": amount}),
         (f"{own}/status", {"status": {"conditions": [healthy]}}),
         (f"{own}/status", {"status": {"capacity": none, "allocatable": none}}),
-        (own, {"metadata": {"annotations": {"allotment.dev/labels": None}}}),
+        (own, {"metadata": {"annotations": dict.fromkeys(notes)}}),
         (own, gone),
     ]
     forbidden = [
@@ -138,7 +140,8 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (own, {"spec": {"unschedulable": True}}, "may not change a node's spec"),
         (own, {"metadata": {"labels": {"zone": "x"}}}, "labels of nvidia.com/"),
         (own, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}, "labels of nvidia.com/"),
-        (own, {"metadata": {"annotations": {"x": "y"}}}, "annotations of allotment.dev/"),
+        (own, {"metadata": {"annotations": {"x": "y"}}}, "allotment.dev/labels alone"),
+        (own, cordon, "allotment.dev/labels alone"),
         (f"{own}/status", {"status": {"capacity": {"cpu": "1"}}}, "capacity of allotment.dev/"),
         (f"{own}/status", {"status": {"capacity": {"cpu": None}}}, "capacity of allotment.dev/"),
         (f"{own}/status", {"status": {"allocatable": {"cpu": "1"}}}, "allocatable of allotment."),

@@ -88,6 +88,17 @@ class Offer:
         """Return the resource of that name."""
         return next((each for each in self.resources if each.name == name), None)
 
+    @property
+    def parted(self) -> tuple[str, ...]:
+        """UUIDs of the devices that `GPU_SHARE` is of, in parts of any size.
+
+        Soft ones without slots of their own: replicas of NVIDIA's resources are the kubelet's.
+        """
+        own = {slot.device for resource in self.resources for slot in resource.slots}
+        return tuple(
+            sorted(uuid for uuid, mode in self.modes.items() if mode == SOFT and uuid not in own)
+        )
+
 
 def plan(devices: Sequence[Device], unhealthy: Mapping[str, str], config: Config) -> Offer:
     """Decide what a node with these devices offers; `unhealthy` is why, by UUID.

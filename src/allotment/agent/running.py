@@ -22,6 +22,7 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
+from allotment.agent.announcing import Announcing
 from allotment.agent.answering import Answering
 from allotment.agent.config.effective import Config
 from allotment.agent.config.overlay import overlay
@@ -217,6 +218,15 @@ class _Agent:
             shares=self._shares,
             reports=self._reports,
         )
+        self._links: Links = {}
+        self._announcing = Announcing(
+            folder,
+            offering=self._offering,
+            node=self._node,
+            pods=self._pods,
+            links=lambda: self._links,
+            reports=self._reports,
+        )
         checkpoint = KubeletCheckpoint(settings.checkpoint)
         self._tenants = Tenants(
             checkpoint=checkpoint,
@@ -231,10 +241,10 @@ class _Agent:
                     each for each in self._gpus.current.problems if each.device is None
                 ),
                 injection=self._answering.injection,
+                cordoned=lambda: self._announcing.cordoned,
             ),
             respond=self._answering.respond,
         )
-        self._links: Links = {}
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,
             duties=Duties(
@@ -287,6 +297,7 @@ class _Agent:
                     self._find_node,
                     self._insist_on_gpus,
                     self._upkeep.run,
+                    self._announcing.run,
                     self._turn,
                     self._show_figures,
                     self._serve,
@@ -344,6 +355,7 @@ class _Agent:
                 self._links = await asyncio.to_thread(
                     read_pair_scores, working, machine=self._machine
                 )
+                self._announcing.wake()
 
     async def _follow_config(self) -> None:
         async for config in self._configuring.changes():

@@ -90,6 +90,8 @@ class Wanted:
     labels: Mapping[str, str] | None = None
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     """By type."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    """By key; None: there is to be none of that key. Others are not touched."""
 
 
 def format_quantity(amount: int) -> str:
@@ -101,26 +103,32 @@ def format_quantity(amount: int) -> str:
 
 
 def plan_metadata(node: Node, wanted: Wanted) -> dict[str, object] | None:
-    """Return the merge patch that the node's labels need; None: they are as they should be.
+    """Return the merge patch that labels and annotations need; None: they are as they should be.
 
     Labels that are not ours, by the annotation that remembers them, are never removed.
     """
-    if wanted.labels is None:
-        return None
-    ours = {key for key in node.annotations.get(LABELS_ANNOTATION, "").split(",") if key}
-    labels: dict[str, str | None] = {
-        key: value for key, value in wanted.labels.items() if node.labels.get(key) != value
+    annotations = {
+        key: value
+        for key, value in wanted.annotations.items()
+        if node.annotations.get(key) != value
     }
-    labels |= {key: None for key in ours - wanted.labels.keys() if key in node.labels}
+    if wanted.labels is None:
+        return {"metadata": {"annotations": annotations}} if annotations else None
+    labels = _plan_labels(node, wanted.labels)
     remembered = ",".join(sorted(wanted.labels)) or None
-    annotations = (
-        {LABELS_ANNOTATION: remembered}
-        if node.annotations.get(LABELS_ANNOTATION) != remembered
-        else {}
-    )
+    if node.annotations.get(LABELS_ANNOTATION) != remembered:
+        annotations[LABELS_ANNOTATION] = remembered
     if not labels and not annotations:
         return None
     return {"metadata": {"labels": labels, "annotations": annotations}}
+
+
+def _plan_labels(node: Node, wanted: Mapping[str, str]) -> dict[str, str | None]:
+    ours = {key for key in node.annotations.get(LABELS_ANNOTATION, "").split(",") if key}
+    labels: dict[str, str | None] = {
+        key: value for key, value in wanted.items() if node.labels.get(key) != value
+    }
+    return labels | {key: None for key in ours - wanted.keys() if key in node.labels}
 
 
 def plan_status(
@@ -249,6 +257,13 @@ class OwnNode:
         """
         self._want(replace(self._wanted, quantities=dict(quantities)))
 
+    def set_annotation(self, key: str, text: str | None) -> None:
+        """Have this annotation on the node; None: have none of that key.
+
+        Returns at once; written as soon as the API server is there, and again when it is undone.
+        """
+        self._want(replace(self._wanted, annotations={**self._wanted.annotations, key: text}))
+
     async def set_labels(
         self, labels: Mapping[str, str], *, owned_prefixes: Sequence[str] = ()
     ) -> None:
@@ -267,7 +282,7 @@ class OwnNode:
         try:
             async with asyncio.timeout(_LABELS_S):
                 async for _ in self.changes():
-                    if self.current is not None and self._plans()[0] is None:
+                    if self._has_labels(labels):
                         return
                     if self.problem is not None:
                         raise self.problem
@@ -283,6 +298,11 @@ class OwnNode:
         """Have this condition on the node. Returns at once, likewise."""
         condition = Condition(status=status, reason=reason, message=message)
         self._want(replace(self._wanted, conditions={**self._wanted.conditions, kind: condition}))
+
+    def _has_labels(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether these are there, whatever else is still to be written."""
+        node = self.current
+        return node is not None and plan_metadata(node, Wanted(labels=labels)) is None
 
     def _want(self, wanted: Wanted) -> None:
         if wanted != self._wanted:

@@ -24,7 +24,7 @@ from allotment.shares.found import Found, read_share
 from allotment.shares.phases import Member, beside, overlap, phases
 from allotment.shares.records import RECORD, read_record
 
-__all__ = ["Booking", "Bookings", "allotted", "booked", "states_of"]
+__all__ = ["Booking", "Bookings", "allotted", "booked", "default_host_budget", "states_of"]
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ def states_of(
     """
     known = [(device, bookings.get(device.uuid) or Booking()) for device in devices]
     left = budget_left(
-        _default_budget(device for device, _ in known) if host_budget is None else host_budget,
+        default_host_budget(device for device, _ in known) if host_budget is None else host_budget,
         (
             Promised(device.allottable_bytes, one.memory - one.oversubscribed, one.oversubscribed)
             for device, one in known
@@ -202,7 +202,8 @@ def states_of(
     ]
 
 
-def _default_budget(devices: Iterable[Device]) -> int:
+def default_host_budget(devices: Iterable[Device]) -> int:
+    """Return how much host memory may stand for these devices' memory on this machine, in bytes."""
     known = list(devices)
     return default_budget(
         host_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

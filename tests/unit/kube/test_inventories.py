@@ -84,7 +84,7 @@ def test_the_order_in_which_devices_are_found_makes_no_difference(
         name="n1",
         devices=tuple(shuffled),
         host_budget_bytes=inventory.host_budget_bytes,
-        links=dict(reversed(inventory.links.items())),
+        links=dict(reversed(list(inventory.links.items()))),
     )
     assert encode(other) == encode(inventory)
 

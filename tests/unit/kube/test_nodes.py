@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.errors import KubeError
+from allotment.kube.inventories import DEVICES
 from allotment.kube.nodes import (
     LABELS_ANNOTATION,
     Condition,
@@ -54,14 +55,17 @@ wants = st.builds(
         st.just("GpuHealthy"),
         st.builds(Condition, status=st.sampled_from(["True", "False"]), reason=values),
     ),
+    annotations=st.dictionaries(st.just(DEVICES), st.none() | values),
 )
 nodes = st.builds(
     Node,
     name=st.just("n1"),
     uid=st.just("u"),
     labels=labels,
-    annotations=st.dictionaries(
-        st.just(LABELS_ANNOTATION), st.lists(keys, unique=True).map(",".join)
+    annotations=st.builds(
+        lambda ours, others: {**ours, **others},
+        st.dictionaries(st.just(LABELS_ANNOTATION), st.lists(keys, unique=True).map(",".join)),
+        st.dictionaries(st.sampled_from([DEVICES, "team"]), values),
     ),
     capacity=st.dictionaries(
         st.sampled_from(["cpu", "allotment.dev/gpu", MEMORY, COMPUTE]),
@@ -112,6 +116,11 @@ def test_what_is_written_is_all_that_is_needed_and_touches_nobody_elses(
             assert node.labels.get(key) == after.labels.get(key)
     for name in ("cpu", "allotment.dev/gpu"):
         assert node.capacity.get(name) == after.capacity.get(name)
+    assert node.annotations.get("team") == after.annotations.get("team")
+    if DEVICES in wanted.annotations:
+        assert after.annotations.get(DEVICES) == wanted.annotations[DEVICES]
+    else:
+        assert after.annotations.get(DEVICES) == node.annotations.get(DEVICES)
     if wanted.labels is not None:
         assert wanted.labels.items() <= after.labels.items()
         assert set(filter(None, after.annotations.get(LABELS_ANNOTATION, "").split(","))) == set(
@@ -301,6 +310,43 @@ def test_labels_are_there_when_the_call_returns(
             }
         }
     ]
+
+
+def test_an_annotation_is_put_right_when_others_edit_it_and_removed_when_it_has_to_be(
+    node: OwnNode,
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    server.lists.append(listed(an_object(annotations={"team": "a"})))
+    server.writes.append(httpx2.Response(200, json={}))
+    watch = new_watch()
+
+    def say(version: str, text: str | None) -> None:
+        ours = {} if text is None else {DEVICES: text}
+        written = an_object(version, annotations={"team": "a", **ours})
+        watch.send({"type": "MODIFIED", "object": written})
+
+    async def test() -> None:
+        node.set_annotation(DEVICES, "right")
+        await until(lambda: len(server.bodies()) == 1)
+        say("2", "right")
+        await until(lambda: node.is_settled)
+        say("3", "forged")
+        await until(lambda: len(server.bodies()) == 2)
+        say("4", "right")
+        await until(lambda: node.is_settled)
+        node.set_annotation(DEVICES, None)
+        await until(lambda: len(server.bodies()) == 3)
+        say("5", None)
+        await until(lambda: node.is_settled)
+
+    run(node.run(), test())
+    assert {each.url.path for each in server.asked("writes")} == {"/api/v1/nodes/n1"}
+    texts = [each["metadata"]["annotations"] for each in server.bodies()]
+    assert texts == [{DEVICES: "right"}, {DEVICES: "right"}, {DEVICES: None}]
 
 
 def test_a_refused_write_is_told_and_tried_again(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's state folder as a `ShareStore`: `shares.pods` with what is in force on the node."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from allotment.agent.tenancy.orders import ShareOrder
 from allotment.devices.sources import Problem
@@ -10,7 +10,9 @@ from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.placing import Order
 from allotment.shares.pods import PodShares
 
-__all__ = ["NodeShares"]
+__all__ = ["CORDONED", "NodeShares"]
+
+CORDONED = "cordoned: it takes nothing new"
 
 
 class NodeShares:
@@ -24,18 +26,21 @@ class NodeShares:
         unhealthy: Callable[[], Mapping[str, str]],
         problems: Callable[[], Sequence[Problem]],
         injection: Callable[[str], Injection],
+        cordoned: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Take the folder and what is asked at each order; the callables are called in threads.
 
         `unhealthy` says why, by UUID: no part of such a device is given. `problems` are GPUs that
         do not answer. `injection` is how a share of a mode is handed in where its answer is not
-        known.
+        known. `cordoned` are UUIDs of devices on which nothing is placed that a scheduler has not
+        placed there already.
         """
         self._shares = shares
         self._devices = devices
         self._unhealthy = unhealthy
         self._problems = problems
         self._injection = injection
+        self._cordoned = cordoned
 
     def prepare(self, order: ShareOrder) -> Share:
         """Make a share, or find it made. Raises `AllotError`."""
@@ -68,7 +73,12 @@ class NodeShares:
         A share that is there is found before devices are looked at, so that a container which
         restarts keeps what it has. What another plugin gave is booked wherever it is.
         """
-        return {} if order.injection is Injection.NONE else self._unhealthy()
+        if order.injection is Injection.NONE:
+            return {}
+        unhealthy = self._unhealthy()
+        if order.devices:
+            return unhealthy
+        return {**dict.fromkeys(self._cordoned(), CORDONED), **unhealthy}
 
     def _sick(self, order: ShareOrder, devices: Sequence[Device]) -> tuple[Problem, ...]:
         sick = self._passed_over(order)

@@ -198,11 +198,17 @@ def _of_parts(
             hint="remove the annotation, so that the node chooses; it has:"
             f" {', '.join(sorted(offer.modes)) or 'no GPU'}",
         )
-    other = [each for each in ask.devices if offer.modes[each] != resource.mode]
-    if other:
+    parted = offer.parted
+    other = next((each for each in ask.devices if each not in parted), None)
+    if other is not None:
+        mode = offer.modes[other]
+        why = (
+            f"whose mode is {mode!r} and not {resource.mode!r}"
+            if mode != resource.mode
+            else f"which is not given as {resource.name} but in replicas"
+        )
         raise UsageError(
-            f"pod {pod}, container {ask.container!r}: allotment.dev/placement names {other[0]},"
-            f" whose mode is {offer.modes[other[0]]!r} and not {resource.mode!r}",
+            f"pod {pod}, container {ask.container!r}: allotment.dev/placement names {other}, {why}",
             hint="remove the annotation, so that the node chooses",
         )
     return ShareOrder(
@@ -210,7 +216,7 @@ def _of_parts(
         owner=_owner(pod, entry),
         request=replace(request, mode=resource.mode),
         devices=ask.devices,
-        candidates=_of_mode(offer, resource.mode),
+        candidates=parted,
         injection=entry.injection,
     )
 
@@ -273,10 +279,6 @@ def _check_wish(pod: Pod, ask: ContainerAsk, mode: str) -> None:
             f" {ask.resource} of this node is {mode!r}",
             hint="remove the annotation allotment.dev/mode, or choose a node that has such GPUs",
         )
-
-
-def _of_mode(offer: Offer, mode: str) -> tuple[str, ...]:
-    return tuple(sorted(uuid for uuid, its in offer.modes.items() if its == mode))
 
 
 def holds_gpus(entry: CheckpointEntry, offer: Offer) -> bool:

@@ -56,6 +56,7 @@ class Node:
         self.folder = StateFolder(root / "state")
         self.cdi = root / "cdi"
         self.sick: dict[str, str] = {}
+        self.cordoned: set[str] = set()
         self.kubelet = KubeletTwin(self.offer)
         self.pods = PodsTwin()
         self.pods.is_synced = True
@@ -76,6 +77,7 @@ class Node:
                 unhealthy=lambda: self.sick,
                 problems=tuple,
                 injection=lambda _: Injection.CDI,
+                cordoned=lambda: self.cordoned,
             ),
             respond=respond,
             patience=HASTE,
@@ -159,6 +161,26 @@ def test_a_whole_gpu_and_parts_do_not_meet(node: Node) -> None:
         assert [await node.start(pod) for pod in pods] == ["", ""]
         devices = {share.mode: share.devices[0].uuid for share in node.tenants.shares}
         assert devices == {mode: uuid for uuid, mode in node.offer.modes.items()}
+
+    tell(node, story)
+
+
+def test_a_cordoned_gpu_takes_nothing_but_what_a_scheduler_has_placed_there(node: Node) -> None:
+    async def story() -> None:
+        before, placed, after = (node.admit(name, part()) for name in ("1", "2", "3"))
+        assert await node.start(before) == ""
+        node.cordoned.add(node.soft)
+        said = await node.start(after)
+        assert "cordoned" in said
+        assert node.soft in said
+        chosen = {"version": 1, "containers": {"main": {"devices": [node.soft]}}}
+        placed.annotations["allotment.dev/placement"] = json.dumps(chosen)
+        node.pods.hear(placed.uid, placed.seen())
+        assert await node.start(placed) == ""
+        # What is there goes on, also when it starts again.
+        assert await node.start(before) == ""
+        node.cordoned.clear()
+        assert await node.start(after) == ""
 
     tell(node, story)
 

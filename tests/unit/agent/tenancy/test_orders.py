@@ -199,6 +199,15 @@ def test_enforced_replicas_of_a_device_come_to_no_more_than_it(
     assert len(found.devices) == len(ids)
 
 
+def test_soft_gpus_that_are_given_in_replicas_are_no_place_for_parts() -> None:
+    replicas = replicated("nvidia.com/part", "soft", "GPU-b")
+    offer = replace(OFFER, resources=(*OFFER.resources, replicas))
+    assert order({GPU_SHARE: 1}, "share::0", offer=offer).candidates == ("GPU-a",)
+    written = {"allotment.dev/placement": PLACED % "GPU-b"}
+    with pytest.raises(UsageError, match=r"GPU-b, which is not given as allotment.dev/gpu"):
+        order({GPU_SHARE: 1}, "share::0", offer=offer, annotations=written)
+
+
 def test_what_is_there_is_ordered_as_it_is() -> None:
     found = order({GPU_SHARE: 1, GPU_MEMORY: 4 * GI}, "share::3")
     share = Share(

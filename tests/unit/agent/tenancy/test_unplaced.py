@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler counts by its placements and what the node tells it come to what is booked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.agent.tenancy.unplaced import unplaced
+from allotment.dialects.placements import PLACEMENT
+from allotment.model.clusters import Taken
+from allotment.model.compute import Compute
+from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.shares.bookings import booked
+from allotment.shares.found import Found
+
+GI = 1 << 30
+NODE = "n1"
+
+
+def found(
+    number: int,
+    *uuids: str,
+    pod: str | None = None,
+    memory: int = 4 * GI,
+    guarantee: int = 3000,
+    container: str = "main",
+    kind: ContainerKind = ContainerKind.REGULAR,
+) -> Found:
+    owner = None
+    if pod is not None:
+        owner = Owner(
+            uid=PodUid(pod),
+            namespace="ml",
+            pod=pod,
+            container=container,
+            kind=kind,
+            resource="allotment.dev/gpu",
+            place=number,
+        )
+    share = Share(
+        id=ShareId(f"{number:012x}"),
+        name=str(owner or number),
+        created=float(number),
+        mode="soft",
+        devices=tuple(
+            ShareDevice(uuid, "T4", memory, compute=Compute(guarantee, is_governed=True))
+            for uuid in uuids
+        ),
+        injection=Injection.CDI,
+        owner=owner,
+    )
+    return Found(share.id, Path("/nowhere"), share, None)
+
+
+def placed(
+    uid: str,
+    *uuids: str,
+    memory: int | None = 4 * GI,
+    containers: tuple[str, ...] = ("main",),
+    has_ended: bool = False,
+    **changes: object,
+) -> Pod:
+    one: dict[str, object] = {"devices": list(uuids)}
+    if memory is not None:
+        one["memory"] = memory
+    document = {
+        "version": 1,
+        "pod": uid,
+        "node": NODE,
+        "containers": dict.fromkeys(containers, one),
+        **changes,
+    }
+    return Pod(
+        uid=PodUid(uid),
+        namespace="ml",
+        name=uid,
+        node=NODE,
+        annotations={PLACEMENT: json.dumps({k: v for k, v in document.items() if v is not None})},
+        has_ended=has_ended,
+    )
+
+
+def told(shares: list[Found], *pods: Pod) -> dict[str, Taken]:
+    return dict(unplaced(shares, {each.uid: each for each in pods}.get))
+
+
+ONE = {"GPU-a": Taken(4 * GI, 3000, 1, "soft")}
+
+
+def test_what_nobody_placed_is_taken() -> None:
+    alone = Pod(uid=PodUid("p"), namespace="ml", name="p", node=NODE)
+    assert told([found(1, "GPU-a")]) == ONE
+    assert told([found(1, "GPU-a", pod="p")], alone) == ONE
+
+
+def test_what_a_scheduler_placed_is_not() -> None:
+    assert told([found(1, "GPU-a", pod="p")], placed("p", "GPU-a")) == {}
+    assert told([found(1, "GPU-a", pod="p")], placed("p", "GPU-a", memory=None)) == {}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(placed("p", "GPU-a", pod=None), id="of no pod"),
+        pytest.param(placed("p", "GPU-a", pod="q"), id="of another pod"),
+        pytest.param(placed("p", "GPU-a", node=None), id="of no node"),
+        pytest.param(placed("p", "GPU-a", node="n2"), id="of another node"),
+        pytest.param(placed("p", "GPU-a", version=2), id="of another version"),
+        pytest.param(placed("p", "GPU-a", containers=("side",)), id="of another container"),
+        pytest.param(placed("p", "GPU-b"), id="of another device"),
+        pytest.param(placed("p", "GPU-a", has_ended=True), id="of a pod that has ended"),
+        pytest.param(placed("q", "GPU-a"), id="the pod is gone"),
+        pytest.param(
+            replace(placed("p", "GPU-a"), annotations={PLACEMENT: "{"}), id="cannot be read"
+        ),
+    ],
+)
+def test_what_no_scheduler_can_have_counted_is_taken(pod: Pod) -> None:
+    assert told([found(1, "GPU-a", pod="p")], pod) == ONE
+
+
+def test_what_a_share_was_made_larger_by_is_taken() -> None:
+    grown = found(1, "GPU-a", "GPU-b", pod="p", memory=5 * GI)
+    assert told([grown], placed("p", "GPU-a", "GPU-b")) == {
+        uuid: Taken(GI, 0, 1, "soft") for uuid in ("GPU-a", "GPU-b")
+    }
+
+
+def test_a_pods_containers_count_as_kubernetes_counts_them() -> None:
+    shares = [
+        found(0, "GPU-a", pod="p", memory=7 * GI, container="i", kind=ContainerKind.INIT),
+        found(1, "GPU-a", pod="p", memory=2 * GI),
+        found(2, "GPU-a", pod="p", memory=3 * GI, container="side"),
+    ]
+    assert told(shares)["GPU-a"].memory == 7 * GI
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "placed", "alone", "gone"]),
+            st.sampled_from([("GPU-a",), ("GPU-b",), ("GPU-a", "GPU-b")]),
+            st.integers(1, 8),
+        ),
+        max_size=6,
+    )
+)
+def test_placements_and_what_is_told_come_to_what_is_booked(
+    drawn: list[tuple[str | None, tuple[str, ...], int]],
+) -> None:
+    shares, pods = [], []
+    counted: dict[str, int] = {}
+    for number, (whose, uuids, size) in enumerate(drawn):
+        uid = None if whose is None else f"{whose}-{number}"
+        shares.append(found(number, *uuids, pod=uid, memory=size * GI))
+        if whose == "placed":
+            pods.append(placed(str(uid), *uuids, memory=size * GI))
+            for uuid in uuids:
+                counted[uuid] = counted.get(uuid, 0) + size * GI
+        elif whose == "alone":
+            pods.append(Pod(uid=PodUid(str(uid)), namespace="ml", name=str(uid), node=NODE))
+    for uuid, taken in told(shares, *pods).items():
+        counted[uuid] = counted.get(uuid, 0) + taken.memory
+    assert counted == {uuid: booking.memory for uuid, booking in booked(shares).items()}

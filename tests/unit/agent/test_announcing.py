@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotation says what there is, follows what happens, and is gone where nothing is shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from kubelet_twin import PodsTwin, ReportsTwin
+
+from allotment.agent.announcing import Announcing, announced
+from allotment.agent.config.overlay import load
+from allotment.agent.resources import Offer, plan
+from allotment.devices.simulated import machine_path, read_machine
+from allotment.kube.inventories import CORDONS, DEVICES, decode
+from allotment.kube.nodes import Node
+from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.model.devices import Device
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Injection
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
+
+GI = 1 << 30
+SOFT = "allotment: {devices: [{mode: soft}]}"
+MIXED = "allotment: {devices: [{match: {index: [0]}, mode: soft}]}"
+
+
+def gpu(index: int, *, memory_gi: int = 80) -> Device:
+    return Device(
+        uuid=f"GPU-{index}",
+        name="NVIDIA A100-SXM4-80GB",
+        index=index,
+        memory_bytes=memory_gi * GI,
+        sm_count=108,
+        compute_capability=(8, 0),
+        numa_node=index % 2,
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        simulated=True,
+        mig=False,
+        reserved_bytes=GI,
+    )
+
+
+GPUS = {f"GPU-{index}": gpu(index) for index in range(3)}
+
+
+def offered(text: str, devices: Mapping[str, Device] = GPUS) -> Offer:
+    return plan(tuple(devices.values()), {}, load(text, source="f"))
+
+
+def test_all_that_a_scheduler_needs_is_told() -> None:
+    inventory = announced(
+        offered(SOFT),
+        GPUS,
+        {"GPU-1": "XID 79"},
+        taken={"GPU-0": Taken(GI, 1000, 1, "soft"), "GPU-9": Taken(GI, 0, 1, "soft")},
+        links={frozenset(("GPU-0", "GPU-2")): 160, frozenset(("GPU-0", "GPU-9")): 60},
+    )
+    assert inventory == NodeInventory(
+        name="",
+        devices=tuple(
+            NodeDevice(
+                uuid=f"GPU-{index}",
+                model="NVIDIA A100-SXM4-80GB",
+                memory_bytes=79 * GI,
+                index=index,
+                numa_node=index % 2,
+                problem="XID 79" if index == 1 else "",
+                taken=Taken(GI, 1000, 1, "soft") if index == 0 else Taken(),
+            )
+            for index in range(3)
+        ),
+        host_budget_bytes=240 * GI,
+        links={("GPU-0", "GPU-2"): 160},
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("", []),
+        (MIXED, ["GPU-0"]),
+        # Replicas are the kubelet's to give, whoever enforces them.
+        (SOFT + "\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", []),
+    ],
+)
+def test_only_what_is_given_in_parts_is_told(config: str, told: list[str]) -> None:
+    inventory = announced(offered(config), GPUS, {}, taken={}, links={})
+    assert [each.uuid for each in inventory.devices] == told if inventory else not told
+
+
+# ---- as things happen ----------------------------------------------------------------------------
+
+
+class NodeTwin:
+    """This node's object."""
+
+    def __init__(self) -> None:
+        self.current: Node | None = Node(name="n1", uid="u")
+        self.written: list[str | None] = []
+        self._changed = asyncio.Event()
+
+    def say(self, annotations: Mapping[str, str]) -> None:
+        self.current = Node(name="n1", uid="u", annotations=annotations)
+        self._changed.set()
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            yield
+            await self._changed.wait()
+            self._changed.clear()
+
+    def set_annotation(self, key: str, text: str | None) -> None:
+        assert key == DEVICES
+        self.written.append(text)
+
+    @property
+    def told(self) -> NodeInventory | None:
+        text = self.written[-1] if self.written else None
+        return None if text is None else decode("n1", text)
+
+
+@dataclass
+class OfferingTwin:
+    """What the node offers."""
+
+    current: Offer = field(default_factory=Offer)
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    followers: list[Callable[[Offer], None]] = field(default_factory=list)
+
+    def renew(self, offer: Offer) -> None:
+        self.current = offer
+        for follower in self.followers:
+            follower(offer)
+
+
+class World:
+    """A node whose GPUs are two simulated T4."""
+
+    def __init__(self, root: Path) -> None:
+        self.machine = machine_path(root, "t4:2")
+        self.devices = read_machine(self.machine).devices
+        self.folder = StateFolder(root / "state")
+        self.folder.prepare()
+        self.node = NodeTwin()
+        self.offering = OfferingTwin(devices={each.uuid: each for each in self.devices})
+        self.pods = PodsTwin()
+        self.reports = ReportsTwin()
+        self.announcing = Announcing(
+            self.folder,
+            offering=self.offering,
+            node=self.node,
+            pods=self.pods,
+            links=dict,
+            reports=self.reports,
+        )
+
+    def offer(self, text: str) -> None:
+        self.offering.renew(plan(self.devices, self.offering.unusable, load(text, source="f")))
+
+    def problems(self) -> list[str]:
+        told = self.node.told
+        return [each.problem for each in told.devices] if told else []
+
+    def taken(self) -> list[int]:
+        told = self.node.told
+        return [each.taken.memory for each in told.devices] if told else []
+
+    def run(self, test: Awaitable[None]) -> None:
+        async def main() -> None:
+            beside = asyncio.ensure_future(self.announcing.run())
+            try:
+                async with asyncio.timeout(30):
+                    await test
+            finally:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+
+        asyncio.run(main())
+
+
+@pytest.fixture
+def world(tmp_path: Path, native_dir: Path) -> World:
+    assert native_dir.is_dir()
+    return World(tmp_path)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+def test_nothing_is_told_before_it_is_known(world: World) -> None:
+    async def test() -> None:
+        world.announcing.wake()
+        await asyncio.sleep(0.4)
+        world.offer(SOFT)
+        await asyncio.sleep(0.4)
+        # What pods have placements would not be known, and all shares would count twice.
+        assert world.node.written == []
+        world.pods.is_synced = True
+        world.announcing.wake()
+        await until(lambda: world.taken() == [0, 0])
+
+    world.run(test())
+
+
+def test_a_share_of_the_machine_is_taken_until_it_ends(world: World) -> None:
+    order = lives.Order(
+        request=Request(parse_memory("3Gi")), injection=Injection.NONE, machine=world.machine
+    )
+
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.taken() == [0, 0])
+        share, directory = await asyncio.to_thread(lives.create, world.folder, order, world.devices)
+        await until(lambda: sorted(world.taken()) == [0, 3 * GI])
+        found = lives.find(world.folder, share.id)
+        assert found.directory == directory
+        await asyncio.to_thread(lives.destroy, world.folder, found, force=True)
+        await until(lambda: world.taken() == [0, 0])
+
+    world.run(test())
+
+
+def test_sick_and_cordoned_devices_say_so_and_get_well(world: World) -> None:
+    first, second = (each.uuid for each in world.devices)
+
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.problems() == ["", ""])
+        world.offering.unusable = {first: "XID 79"}
+        world.offer(SOFT)
+        await until(lambda: world.problems() == ["XID 79", ""])
+        world.node.say({CORDONS[0]: f"{first},{second}"})
+        # What is worse is said.
+        await until(lambda: world.problems() == ["XID 79", "cordoned: it takes nothing new"])
+        assert world.announcing.cordoned == {first, second}
+        world.offering.unusable = {}
+        world.node.say({})
+        await until(lambda: world.problems() == ["", ""])
+
+    world.run(test())
+
+
+def test_it_is_removed_where_nothing_is_shared_any_more(world: World) -> None:
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.node.told)
+        world.offer("")
+        await until(lambda: world.node.written[-1] is None)
+
+    world.run(test())
+
+
+def test_a_burst_is_one_write(world: World) -> None:
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.node.told)
+        before = len(world.node.written)
+        for _ in range(100):
+            world.announcing.wake()
+            await asyncio.sleep(0.002)
+        assert len(world.node.written) <= before + 1
+
+    world.run(test())
