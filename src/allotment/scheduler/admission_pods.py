@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that is about to be created: what its author wrote, and how a change of it is written.
+
+The dialects read `ForeignPod`, Allotment's own reads `Pod`; both are made here of the same bytes.
+The pod has no uid yet, and of its name it may have the beginning alone. Nothing of the pod is kept
+that is not looked at, and the document itself is never written anew: a change is a list of steps,
+so that whatever this version does not know of stays as it is.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from allotment.dialects.annotations import PREFIX
+from allotment.dialects.foreign import ForeignContainer, ForeignPod
+from allotment.dialects.native import Changes
+from allotment.model.errors import QuantityError, UsageError
+from allotment.model.pods import Container, ContainerKind, Pod, PodUid
+from allotment.model.quantities import parse_whole
+from allotment.scheduler.admission import Step, merged, pointer
+
+__all__ = ["Draft", "PodChange", "pod_of", "read_pod"]
+
+
+class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
+    """A part of a pod. Go leaves empty lists and maps out, or writes null."""
+
+
+class _Meta(_Narrow):
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Variable(_Narrow):
+    name: str = ""
+    value: str | None = None
+
+
+class _Security(_Narrow):
+    privileged: bool | None = None
+
+
+class _Resources(_Narrow):
+    # A quantity may be written as a number: `nvidia.com/gpu: 1`.
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class _Container(_Narrow):
+    name: str = ""
+    resources: _Resources | None = None
+    env: list[_Variable] | None = None
+    security_context: _Security | None = None
+    restart_policy: str | None = None
+
+
+class _Spec(_Narrow):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    node_name: str = ""
+    scheduler_name: str = ""
+    node_selector: dict[str, str] | None = None
+
+
+class _Document(_Narrow):
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """A container's place in the document, and which maps are there."""
+
+    path: tuple[str | int, ...]
+    has_resources: bool
+    has_limits: bool
+    has_requests: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A pod as it came, with what is needed to write a change of it."""
+
+    pod: ForeignPod
+    has_annotations: bool
+    _places: Mapping[str, _Where] = field(default_factory=dict)
+
+    def steps(self, change: "PodChange") -> Iterator[Step]:
+        """Yield the steps that make the change."""
+        yield from merged(
+            ("metadata", "annotations"), change.changes.annotations, is_there=self.has_annotations
+        )
+        for key in sorted(change.dropped_annotations):
+            if key in self.pod.annotations:
+                yield Step("remove", pointer("metadata", "annotations", key))
+        for container in self.pod.containers:
+            wanted = change.changes.limits.get(container.name)
+            if wanted:
+                yield from self._resources(container, wanted)
+        if change.scheduler:
+            yield Step("add", pointer("spec", "schedulerName"), change.scheduler)
+
+    def _resources(
+        self, container: ForeignContainer, wanted: Mapping[str, str | None]
+    ) -> Iterator[Step]:
+        """Of extended resources requests equal limits; they are written into both."""
+        where = self._places[container.name]
+        path = (*where.path, "resources")
+        if not where.has_resources:
+            yield Step("add", pointer(*path), {})
+        there = {"limits": (where.has_limits, container.limits)}
+        there["requests"] = (where.has_requests, container.requests)
+        set_values = {name: text for name, text in wanted.items() if text is not None}
+        for part, (is_there, values) in there.items():
+            for name, text in wanted.items():
+                if text is None and name in values:
+                    yield Step("remove", pointer(*path, part, name))
+            yield from merged((*path, part), set_values, is_there=is_there)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodChange:
+    """What is to be different of a pod."""
+
+    changes: Changes = field(default=Changes())
+    dropped_annotations: frozenset[str] = frozenset()
+    scheduler: str = ""
+    """Its `schedulerName`; empty: as it is."""
+
+
+def read_pod(raw: bytes | msgspec.Raw, *, namespace: str) -> Draft:
+    """Read a pod of a review. Raises `UsageError`: it cannot be one."""
+    try:
+        document = _DOCUMENT.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise UsageError(
+            f"the object in the review is no pod: {error}",
+            hint="the webhook's rules should name the resource `pods` of `v1`, and nothing else",
+        ) from error
+    meta, spec = document.metadata, document.spec
+    containers = []
+    places: dict[str, _Where] = {}
+    for part, listed in (
+        ("initContainers", spec.init_containers),
+        ("containers", spec.containers),
+    ):
+        for place, each in enumerate(listed or ()):
+            if each.name in places:
+                # The API server refuses it as well, but only after the webhooks.
+                raise UsageError(
+                    f"pod {namespace}/{meta.name or meta.generate_name}: two containers are named"
+                    f" {each.name!r}",
+                    hint="give each its own name",
+                )
+            containers.append(_container(each, is_init=part == "initContainers"))
+            places[each.name] = _where(each, ("spec", part, place))
+    pod = ForeignPod(
+        namespace=namespace or meta.namespace,
+        name=meta.name or meta.generate_name,
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        containers=tuple(containers),
+        scheduler=spec.scheduler_name,
+        node=spec.node_name,
+        node_selector=spec.node_selector or {},
+    )
+    return Draft(pod, meta.annotations is not None, places)
+
+
+def pod_of(pod: ForeignPod) -> Pod:
+    """Return a pod in the words that the node's agent reads: whole amounts of extended resources.
+
+    It has no uid yet. What is no amount is left out, as on the node.
+    """
+    return Pod(
+        uid=PodUid(""),
+        namespace=pod.namespace,
+        name=pod.name,
+        node=pod.node,
+        annotations={key: text for key, text in pod.annotations.items() if key.startswith(PREFIX)},
+        containers=tuple(
+            Container(each.name, each.kind, dict(_whole(each.limits))) for each in pod.containers
+        ),
+    )
+
+
+def _where(item: _Container, path: tuple[str | int, ...]) -> _Where:
+    resources = item.resources
+    return _Where(
+        path,
+        has_resources=resources is not None,
+        has_limits=resources is not None and resources.limits is not None,
+        has_requests=resources is not None and resources.requests is not None,
+    )
+
+
+def _container(item: _Container, *, is_init: bool) -> ForeignContainer:
+    kind = ContainerKind.REGULAR
+    if is_init:
+        kind = ContainerKind.SIDECAR if item.restart_policy == "Always" else ContainerKind.INIT
+    resources = item.resources or _Resources()
+    security = item.security_context
+    return ForeignContainer(
+        name=item.name,
+        kind=kind,
+        limits=_texts(resources.limits),
+        requests=_texts(resources.requests),
+        environment={each.name: each.value for each in item.env or () if each.value is not None},
+        is_privileged=security is not None and bool(security.privileged),
+    )
+
+
+def _texts(values: Mapping[str, str | int | float] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (values or {}).items()}
+
+
+def _whole(limits: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    for name, text in limits.items():
+        domain, slash, _ = name.partition("/")
+        if slash and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io"):
+            with suppress(QuantityError):
+                yield name, parse_whole(text)
