@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "env": "Print what lets a shell's programs use simulated GPUs.",
     "fault": "Break a simulated GPU on purpose, or mend it.",
     "agent": "Share this node's GPUs among pods: the Kubernetes device plugin.",
+    "simulate": "Replay a trace or a live cluster: what would a policy make of it?",
     "burn": "Use a GPU, and report what happened.",
     "demo": "Two programs share a GPU, before your eyes.",
     "doctor": "Name what this machine lacks, and the fix.",

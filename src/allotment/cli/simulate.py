@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot simulate`: what a policy would make of a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from allotment.cli.options import output_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from allotment.simulate.running import Results, Task
+    from allotment.simulate.scenes import Scene
+    from allotment.simulate.traces import Trace
+
+_POLICY: Final = "fragmentation"
+_SEEDS: Final = "42"
+_TUNE: Final = 1.3
+_MOST_SEEDS: Final = 1000
+_INTERRUPTED: Final = 130
+_MOST_SEED: Final = 2**32
+
+
+class SeedsType(click.ParamType[Any]):
+    """Seeds on the command line: `42`, `42-51`, `1,5,7-9`."""
+
+    name = "seeds"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> list[int]:
+        """Parse a text; what is parsed already passes through."""
+        if isinstance(value, list):
+            return value
+        seeds: dict[int, None] = {}
+        for part in str(value).split(","):
+            first, dash, last = (each.strip() for each in part.partition("-"))
+            if not _is_seed(first) or (dash and not _is_seed(last)):
+                self.fail(f"{part.strip()!r} is no seed: write 42, 42-51 or 1,5,7-9", param, ctx)
+            begin, end = int(first), int(last or first)
+            if end < begin:
+                self.fail(f"{part.strip()!r} ends before it begins", param, ctx)
+            if end - begin + len(seeds) >= _MOST_SEEDS:
+                self.fail(f"these are more than {_MOST_SEEDS} seeds", param, ctx)
+            seeds |= dict.fromkeys(range(begin, end + 1))
+        return list(seeds)
+
+
+def _is_seed(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_SEED  # noqa: PLR2004
+
+
+@click.command(short_help="Replay a trace or a live cluster: what would a policy make of it?")
+@click.option(
+    "--nodes",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The trace's nodes, a CSV file: sn,cpu_milli,memory_mib,gpu,model.",
+)
+@click.option(
+    "--pods",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Its pods: name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,"
+    "deletion_time,scheduled_time; all after gpu_milli may be missing.",
+)
+@click.option(
+    "--generate",
+    is_flag=True,
+    help="Make up a trace instead, like that of a real cluster of 1,213 nodes and 6,212 GPUs. With"
+    " --nodes and --pods it is written there, and not replayed.",
+)
+@click.option(
+    "--scale",
+    metavar="X",
+    type=click.FloatRange(0.001, 100),
+    default=1.0,
+    show_default=True,
+    help="Of --generate: so many times the nodes and pods.",
+)
+@click.option(
+    "--constrained",
+    metavar="PERCENT",
+    type=click.FloatRange(0, 100),
+    default=10.0,
+    show_default=True,
+    help="Of --generate: how many of the pods with GPUs take certain models alone.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    metavar="P[,P...]",
+    default=_POLICY,
+    show_default=True,
+    help="Policies to replay with; `all`: each that there is.",
+)
+@click.option(
+    "--seeds",
+    metavar="N[-N][,...]",
+    type=SeedsType(),
+    default=_SEEDS,
+    show_default=True,
+    help="A replay of each policy for each seed: 42-51 are ten.",
+)
+@click.option(
+    "--tune",
+    metavar="RATIO",
+    type=click.FloatRange(0, 100),
+    help="How much the pods that are drawn ask for in all, over all GPUs; 0: each pod of the trace"
+    f" comes once.  [default: {_TUNE}; with --departures 0]",
+)
+@click.option(
+    "--departures",
+    is_flag=True,
+    help="Pods come in the order of their times, wait where there is no room, and leave when they"
+    " have run for as long as they did.",
+)
+@click.option(
+    "--gpu-memory",
+    is_flag=True,
+    help="GPU memory counts as well: column gpu_memory_mib of both files (of each GPU), made up"
+    " where it is missing. Else each pod takes the part of the memory that it takes of the time.",
+)
+@click.option(
+    "--mix",
+    type=click.Choice(["published", "learnt", "known"]),
+    default="published",
+    show_default=True,
+    help="Whether policies learn from the pods that come which come how often, or know it"
+    " beforehand; published: fgd knows it, all others learn.",
+)
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Replays at once, each in a process of its own. Times of decisions are best taken with 1.",
+)
+@output_option("table", "json")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    nodes: Path | None,
+    pods: Path | None,
+    generate: bool,
+    scale: float,
+    constrained: float,
+    policies: str,
+    seeds: list[int],
+    tune: float | None,
+    departures: bool,
+    gpu_memory: bool,
+    mix: str,
+    jobs: int,
+    output: str,
+) -> None:
+    """Replay pods through the scheduler's policies, and say how full the cluster gets.
+
+    Pods are drawn from the trace with the seed, with repetition, until they ask for --tune times
+    what there is, and come in random order; none leaves, and one that fits nowhere is gone.
+    ALLOCATED is what of all GPUs is given when 95, 100 and 130 % of them have been asked for,
+    FRAGMENTED what of them is free and cannot be used by the pods that come, as a mean over their
+    mix. DECISION is the time that it takes to choose for one pod.
+
+    With --departures pods leave: ALLOCATED is a mean over time, LATE that of its second half. Times
+    are the trace's; with --tune pods are drawn and come at random moments in the trace's order, so
+    that they ask for so much on average at a time.
+
+    The columns are those of the traces `openb` (Alibaba's clusterdata, cluster-trace-gpu-v2023).
+    The same options give the same result each time. Ctrl-C ends it with what is done until then.
+
+    \b
+    Examples:
+      allot simulate --generate
+      allot simulate --generate --scale 0.1 --nodes nodes.csv --pods pods.csv
+      allot simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd --seeds 42-51
+      allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1 -o json
+    """  # noqa: D301 - click's mark
+    # One thread adds up numbers in one order: results do not depend on the machine. Set before
+    # numpy is there; the processes of --jobs have it too.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _check_options(ctx, nodes=nodes, pods=pods, generate=generate)
+    try:
+        from allotment.simulate.scenes import TraceScene, check_policies
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    names = _policies(policies)
+    check_policies(names)
+    trace = _trace(nodes, pods, generate=generate, seed=seeds[0], scale=scale, part=constrained)
+    if generate and nodes is not None and pods is not None:
+        _write(trace, nodes, pods)
+        return
+    if tune is None and not departures:
+        tune = _TUNE
+    scene = TraceScene(
+        trace=_with_memory(trace, counts=gpu_memory),
+        tune=tune or None,
+        has_departures=departures,
+        is_mix_known={"known": True, "learnt": False}.get(mix),
+    )
+    settings = {
+        "nodes": str(nodes) if nodes and not generate else None,
+        "pods": str(pods) if pods and not generate else None,
+        "generated": {"seed": seeds[0], "scale": scale, "constrained_percent": constrained}
+        if generate
+        else None,
+        "tune": tune or None,
+        "departures": departures,
+        "gpu_memory": gpu_memory,
+        "mix": mix,
+    }
+    results = _run(scene, [(name, seed) for name in names for seed in seeds], jobs)
+    _print(results, settings, output)
+    if results.was_interrupted:
+        ctx.exit(_INTERRUPTED)
+
+
+def _check_options(
+    ctx: click.Context, *, nodes: Path | None, pods: Path | None, generate: bool
+) -> None:
+    if (nodes is None) != (pods is None):
+        there, missing = ("--nodes", "--pods") if pods is None else ("--pods", "--nodes")
+        raise click.UsageError(f"{there} is given without {missing}", ctx)
+    if nodes is None and not generate:
+        raise click.UsageError("give --nodes and --pods, or --generate", ctx)
+    for name in ("scale", "constrained"):
+        source = ctx.get_parameter_source(name)
+        if not generate and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} is of --generate, which is not given", ctx)
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    from allotment.model.errors import PrerequisiteError
+
+    if (error.name or "").startswith("allotment"):
+        raise error
+    return PrerequisiteError(
+        f"`allot simulate` needs {error.name}, which is not installed",
+        hint="install what it needs besides: pip install 'allotment[simulate]'",
+    )
+
+
+def _policies(text: str) -> list[str]:
+    from allotment.placement.policies import POLICIES
+
+    if text.strip() == "all":
+        return sorted(POLICIES)
+    # Each once, in the order given.
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _trace(
+    nodes: Path | None, pods: Path | None, *, generate: bool, seed: int, scale: float, part: float
+) -> Trace:
+    if generate or nodes is None or pods is None:
+        from allotment.simulate.generating import generate as make_up
+
+        return make_up(seed=seed, scale=scale, constrained=part / 100)
+    from allotment.simulate.csv_files import read_nodes, read_pods
+    from allotment.simulate.traces import Trace
+
+    return Trace(read_nodes(nodes), read_pods(pods))
+
+
+def _with_memory(trace: Trace, *, counts: bool) -> Trace:
+    from allotment.simulate.needs import with_gpu_memory, without_gpu_memory
+
+    return with_gpu_memory(trace) if counts else without_gpu_memory(trace)
+
+
+def _write(trace: Trace, nodes: Path, pods: Path) -> None:
+    """Write a trace, and over nothing that is there."""
+    from allotment.model.errors import UsageError
+    from allotment.simulate.csv_files import nodes_text, pods_text
+
+    there = [path for path in (nodes, pods) if path.exists()]
+    if there:
+        raise UsageError(
+            f"{there[0]} is there already", hint="name files that are not, or remove it"
+        )
+    for path, text in ((nodes, nodes_text(trace.nodes)), (pods, pods_text(trace.pods))):
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", hint="name a file in a folder of yours"
+            ) from error
+    click.echo(f"{nodes}: {len(trace.nodes)} nodes; {pods}: {len(trace.pods)} pods", err=True)
+
+
+def _run(scene: Scene, pairs: Sequence[tuple[str, int]], jobs: int) -> Results:
+    from allotment.simulate.running import Task, run_tasks
+
+    tasks = [Task(policy, seed) for policy, seed in pairs]
+    with _progress(tasks) as tell:
+        return run_tasks(scene, tasks, jobs=jobs, progress=tell)
+
+
+@contextmanager
+def _progress(tasks: Sequence[Task]) -> Iterator[Callable[[float], None]]:
+    """Show how much is done, where somebody looks on."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "") in {"", "dumb", "unknown"}:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        plural = "s" if len(tasks) > 1 else ""
+        shown = bar.add_task(f"{len(tasks)} replay{plural}", total=1.0)
+        yield lambda part: bar.update(shown, completed=part)
+
+
+def _print(results: Results, settings: dict[str, Any], output: str) -> None:
+    from allotment.simulate.outcomes import document_of, summaries_of
+
+    if results.was_interrupted:
+        click.echo(f"interrupted: {len(results.outcomes)} replays are done", err=True)
+    summaries = summaries_of(results.outcomes)
+    if output == "json":
+        from allotment.cli.documents import print_document
+
+        runs = [document_of(outcome) for outcome in results.outcomes]
+        document = {
+            "settings": settings,
+            "interrupted": results.was_interrupted,
+            "runs": runs,
+            "summary": summaries,
+        }
+        print_document(document, "json")
+    elif summaries:
+        _print_table(summaries, has_departures=bool(settings["departures"]))
+
+
+def _print_table(summaries: Sequence[dict[str, Any]], *, has_departures: bool) -> None:
+    from allotment.cli.tables import Column, print_table
+
+    columns = _DEPARTURE_COLUMNS if has_departures else _ARRIVAL_COLUMNS
+    rows = [
+        [str(each["policy"]), str(len(each["seeds"])), *(read(each) for _, read in columns)]
+        for each in summaries
+    ]
+    headings = ("SEEDS", *(heading for heading, _ in columns))
+    print_table([Column("POLICY"), *(Column(each, is_number=True) for each in headings)], rows)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}%"
+
+
+def _decision(each: dict[str, Any]) -> str:
+    times = each["decision_ms"]
+    return f"{times['p50']:.2f} / {times['p99']:.2f} ms"
+
+
+_Cell = tuple[str, "Callable[[dict[str, Any]], str]"]
+
+_ARRIVAL_COLUMNS: Final[Sequence[_Cell]] = (
+    ("ALLOCATED @95", lambda each: _percent(each["allocated_pct"]["95"])),
+    ("@100", lambda each: _percent(each["allocated_pct"]["100"])),
+    ("@130", lambda each: _percent(each["allocated_pct"]["130"])),
+    ("FRAGMENTED @100", lambda each: _percent(each["fragmented_pct"]["100"])),
+    ("PODS", lambda each: f"{each['pods']:.0f}"),
+    ("PLACED", lambda each: f"{each['placed']:.0f}"),
+    ("DECISION p50 / p99", _decision),
+)
+_DEPARTURE_COLUMNS: Final[Sequence[_Cell]] = (
+    ("ASKED", lambda each: _percent(each["asked_pct"])),
+    ("ALLOCATED", lambda each: _percent(each["allocated_pct"]["mean"])),
+    ("LATE", lambda each: _percent(each["allocated_pct"]["late"])),
+    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["mean"])),
+    ("PODS", lambda each: f"{each['pods']:.0f}"),
+    ("WAITED", lambda each: f"{each['waited']:.0f}"),
+    ("STILL", lambda each: f"{each['still_waiting']:.0f}"),
+    ("IMPOSSIBLE", lambda each: f"{each['impossible']:.0f}"),
+    ("WAIT p50 / p99", lambda each: f"{each['wait_s']['p50']:.0f} / {each['wait_s']['p99']:.0f} s"),
+    ("DECISION p50 / p99", _decision),
+)
