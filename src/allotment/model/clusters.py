@@ -145,3 +145,7 @@ class NodeRejection:
     reason: str
     text: str
     """Need and have, in words that people read in events: no full stop."""
+    stem: str = ""
+    """The text with `{have}` in place of an amount, by which nodes that fail alike are known."""
+    have: int = 0
+    """That amount: bytes, basis points, thousandths of a core, or a count, as `reason` says."""

@@ -7,7 +7,10 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
 from allotment.model.requests import Request
 
-__all__ = ["DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
+__all__ = ["MAX_SHARES", "DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
+
+MAX_SHARES = 63
+"""Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,23 @@ class DeviceState:
     reusable_bytes: int = 0
     """Of what is left, what is booked for who asks already: for an ended container of its pod."""
 
+    most_shares: int = MAX_SHARES
+    seats_kept: int = 0
+    """Seats of containers of the asker's own pod that are not in use with it: no company for it."""
+    guaranteeable: int = WHOLE
+    """Basis points of its time that can be guaranteed, in all."""
+    modes: frozenset[str] | None = None
+    """Those that it serves; None: whoever asks has seen to that."""
+    affinities: frozenset[str] = frozenset()
+    """Tags of its shares, as far as they are known."""
+    anti_affinities: frozenset[str] = frozenset()
+    exclusions: frozenset[str] = frozenset()
+    """Exclusion tags of its shares, as far as they are known; empty text: a share without one."""
+
     @property
     def free_guarantee(self) -> int:
         """What is left of its time to guarantee, in basis points; never negative."""
-        return max(0, WHOLE - self.guaranteed)
+        return max(0, self.guaranteeable - self.guaranteed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,8 @@ class Rejection:
 
     request: Request
     verdicts: tuple[Verdict, ...]
+    together: str = ""
+    """What devices that fit one by one are not together, like `on one NUMA node`."""
 
     @property
     def fitting(self) -> int:

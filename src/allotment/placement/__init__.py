@@ -3,6 +3,9 @@
 
 No I/O, no clock, no randomness: the same states and the same request give the same decision. The
 caller holds whatever lock keeps the states true until the decision is written down.
+
+What is here needs nothing but the standard library, for one machine. A cluster, which needs numpy,
+is in `allotment.placement.cluster`.
 """
 
 from allotment.placement.choose import choose, follow

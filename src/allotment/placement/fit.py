@@ -2,9 +2,12 @@
 """Whether one device can serve its part of a request."""
 
 from dataclasses import replace
+from functools import cache
 
-from allotment.model.placements import DeviceState, Verdict
+from allotment.model.placements import MAX_SHARES, DeviceState, Verdict
+from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, SOFT, Request
+from allotment.placement.constraints import keeps_company, unsuited
 from allotment.placement.host_memory import host_part, room, room_fixed
 from allotment.placement.select import is_selected
 
@@ -12,6 +15,7 @@ __all__ = [
     "MAX_SHARES",
     "NOT_ALONE",
     "NOT_SELECTED",
+    "NOT_SERVED",
     "NO_SEAT",
     "OTHER_MODE",
     "TAKEN_WHOLE",
@@ -20,10 +24,12 @@ __all__ = [
     "TOO_LITTLE_MEMORY",
     "judge",
     "memory_room",
+    "open_modes",
     "overflow",
 ]
 
 NOT_SELECTED = "not selected by --gpu"
+NOT_SERVED = "not for this mode, by the node's configuration"
 TOO_LITTLE_MEMORY = "too little memory left"
 TOO_LITTLE_HOST_MEMORY = "too little host memory left"
 TOO_LITTLE_COMPUTE = "too little compute left"
@@ -31,9 +37,6 @@ NO_SEAT = "as many shares as a device can have"
 NOT_ALONE = "other shares are on it"
 TAKEN_WHOLE = "another share has all of it"
 OTHER_MODE = "its shares are of another mode"
-
-MAX_SHARES = 63
-"""Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
 
 def judge(state: DeviceState, request: Request) -> Verdict:
@@ -45,35 +48,44 @@ def judge(state: DeviceState, request: Request) -> Verdict:
         need_guarantee=request.compute.guarantee,
         have_guarantee=state.free_guarantee,
     )
-    return replace(verdict, reason=_reason(verdict, request))
+    reason = _reason(verdict, request)
+    return replace(verdict, reason=reason) if reason else verdict
 
 
 def _reason(verdict: Verdict, request: Request) -> str:
     state = verdict.state
-    if not is_selected(state.device, request):
+    if request.selectors and not is_selected(state.device, request):
         return NOT_SELECTED
-    if state.problem:
-        return state.problem
-    return _company(state, request) or _room(verdict, request)
+    return (
+        unsuited(state.device, request.constraints)
+        or state.problem
+        or _company(state, request)
+        or _room(verdict, request)
+    )
 
 
 def _company(state: DeviceState, request: Request) -> str:
     """Say why the request cannot be on a device with those that are there, however much is left."""
+    if state.modes is not None and request.mode not in state.modes:
+        return NOT_SERVED
     if not state.shares:
         return ""
     if state.mode == EXCLUSIVE:
         return TAKEN_WHOLE
-    if request.mode == EXCLUSIVE:
+    if request.mode == EXCLUSIVE or request.constraints.is_alone:
         return NOT_ALONE
-    return OTHER_MODE if state.mode and state.mode != request.mode else ""
+    if state.mode and state.mode != request.mode:
+        return OTHER_MODE
+    return keeps_company(state, request.constraints)
 
 
 def _room(verdict: Verdict, request: Request) -> str:
+    state = verdict.state
     if verdict.need_bytes > verdict.have_bytes:
         return TOO_LITTLE_MEMORY
     if verdict.need_guarantee > verdict.have_guarantee:
         return TOO_LITTLE_COMPUTE
-    if verdict.state.shares >= MAX_SHARES and request.mode == SOFT:
+    if request.mode == SOFT and _is_crowded(state):
         return NO_SEAT
     return ""
 
@@ -92,3 +104,26 @@ def overflow(state: DeviceState, more_bytes: int) -> int:
     """Return how much more host memory is promised when one more share has so many bytes."""
     capacity, allotted = state.device.allottable_bytes, state.allotted_bytes
     return host_part(capacity, allotted, more_bytes) - host_part(capacity, allotted, 0)
+
+
+def open_modes(state: DeviceState) -> frozenset[str]:
+    """Return the modes of which a device takes one more share, by who is on it, if that is small.
+
+    A share without tags and without any other wish.
+    """
+    if state.problem:
+        return frozenset()
+    return frozenset(
+        mode
+        for mode in state.modes or ()
+        if not _company(state, _plain(mode)) and not (mode == SOFT and _is_crowded(state))
+    )
+
+
+def _is_crowded(state: DeviceState) -> bool:
+    return state.shares + state.seats_kept >= state.most_shares
+
+
+@cache
+def _plain(mode: str) -> Request:
+    return Request(MemoryAmount("0", size_bytes=0), mode=mode)

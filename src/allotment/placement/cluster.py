@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster: nodes, what pods have on them, and where one more pod goes.
+
+One object, changed by single events (a node came or changed, a pod was booked or released) that may
+come in any order: what is booked on a node or device of which nothing is known is remembered until
+it comes, and what is known at the end does not depend on the order. Everything else only reads.
+
+Two things know what is free: `Node`, exactly, and `Arrays`, for all nodes at once, written from it.
+`rank` asks the arrays wherever they know all that a pod asks for, and else lets them leave out
+nodes and say which ones to look at first; `place` always asks the node. Both give the same answers
+(a property test holds them to it).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
+from allotment.model.pods import PodUid
+from allotment.model.requests import Request
+from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind, LinkArray
+from allotment.placement.constraints import link_score
+from allotment.placement.kinds import Kinds, is_plain, largest
+from allotment.placement.nodes import Node
+from allotment.placement.ordering import DeviceChain
+from allotment.placement.policies import POLICIES, Policy, make
+from allotment.placement.refusals import unknown_node
+
+__all__ = ["Cluster", "ModelTotals", "Ranking", "Refusals"]
+
+
+class Refusals(Mapping[str, NodeRejection]):
+    """Why nodes do not do, by name: worked out when it is asked for."""
+
+    def __init__(self, names: Iterable[str], why: Callable[[str], NodeRejection]) -> None:
+        self._names = dict.fromkeys(names)
+        self._known: dict[str, NodeRejection] = {}
+        self._why = why
+
+    def __getitem__(self, name: str) -> NodeRejection:
+        """Return why this node does not do."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = self._why(name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
+
+    def reasons(self) -> Counter[str]:
+        """Return how many nodes do not do for each reason."""
+        return Counter(each.reason for each in self.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Which nodes do for a pod."""
+
+    best: list[str]
+    """Those that do, the best first; as many as were asked for."""
+    refused: Refusals
+    """Those that do not, as far as they were looked at; true until the cluster changes."""
+
+
+@dataclass(slots=True)
+class ModelTotals:
+    """The devices of one model. Bytes; basis points of their time."""
+
+    devices: int = 0
+    memory: int = 0
+    memory_allocated: int = 0
+    memory_fragmented: int = 0
+    """Left on devices that are given away in part, or that take no share: no whole one is there."""
+    guarantee: int = 0
+    guarantee_allocated: int = 0
+    guarantee_fragmented: int = 0
+
+
+class Cluster:
+    """All nodes with devices, and what is booked on them.
+
+    Not for several threads at a time. Raises `UsageError` for a policy that is not there.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_policies: Sequence[str] = ("fragmentation",),
+        device_policies: Sequence[str] = ("fragmentation",),
+    ) -> None:
+        self.arrays = Arrays()
+        self._policies: dict[str, Policy] = {}
+        self._node_policies = tuple(node_policies)
+        self._device_policies = tuple(device_policies)
+        for name in (*node_policies, *device_policies):
+            self._policy(name)
+        self._kinds = Kinds(self.arrays)
+        self._nodes: dict[str, Node] = {}
+        self._homes: dict[PodUid, str] = {}
+        self._homeless: dict[str, dict[PodUid, PodBooking]] = {}
+        """Of nodes that are not there."""
+        self._tagged: dict[str, Counter[str]] = {}
+        """By affinity tag, how many containers with it are on each node."""
+
+    # ---- events ----------------------------------------------------------------------------------
+
+    def put(self, node: NodeInventory) -> None:
+        """Take a node that is new, or is now like this; what is booked on it stays booked."""
+        known = self._nodes.get(node.name)
+        if known is None:
+            known = self._nodes[node.name] = Node(node)
+            for booking in self._homeless.pop(node.name, {}).values():
+                known.book(booking)
+        elif known.inventory == node:
+            return
+        else:
+            known.put(node)
+        self.arrays.put(
+            node.name,
+            [known.room(column) for column in range(len(node.devices))],
+            cpu_free=known.cpu_free,
+            memory_free=known.memory_free,
+            links=_links(node),
+        )
+
+    def drop(self, name: str) -> None:
+        """Forget a node; what is booked there is remembered, should it come back."""
+        node = self._nodes.pop(name, None)
+        if node is None:
+            return
+        if node.bookings:
+            self._homeless[name] = dict(node.bookings)
+        self.arrays.drop(name)
+
+    def book(self, booking: PodBooking) -> None:
+        """Book a pod, in place of what it had before."""
+        self.release(booking.uid)
+        self._homes[booking.uid] = booking.node
+        self._tag(booking, 1)
+        node = self._nodes.get(booking.node)
+        if node is None:
+            self._homeless.setdefault(booking.node, {})[booking.uid] = booking
+        else:
+            self._write(node, node.book(booking))
+
+    def release(self, uid: PodUid) -> None:
+        """Forget a pod; one that is not booked is let be."""
+        home = self._homes.pop(uid, None)
+        if home is None:
+            return
+        node = self._nodes.get(home)
+        if node is None:
+            there = self._homeless[home]
+            self._tag(there.pop(uid), -1)
+            if not there:
+                del self._homeless[home]
+            return
+        self._tag(node.bookings[uid], -1)
+        self._write(node, node.release(uid))
+
+    def arrived(self, need: PodNeed) -> None:
+        """Tell policies that learn who comes of one more pod, once for each."""
+        kind = self._kinds.of(need)
+        for policy in self._policies.values():
+            policy.arrived(kind)
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    def rank(
+        self, need: PodNeed, names: Collection[str] | None = None, *, most: int | None = None
+    ) -> Ranking:
+        """Return the nodes where a pod can be, best first, at most so many; and who refuses it.
+
+        `names`: of these nodes alone.
+        """
+        rows, unknown = self._rows(names)
+        kind = self._kinds.of(need)
+        costs = self._costs(need, kind, rows)
+        # The arrays do not know that a pod's own booking is not in its way.
+        plain = is_plain(need) and need.uid not in self._homes
+        fits = np.isfinite(costs[0]) if plain else self._may_fit(need, rows)
+        order = self._in_order(rows, costs, fits)
+        refused = [self.arrays.names[row] for row in rows[~fits]]
+        if plain:
+            best, others = self._checked(need, order, kind, most=most)
+        else:
+            best, others = self._searched(need, order, most=most)
+        return Ranking(best, Refusals([*refused, *others, *unknown], self._why(need)))
+
+    def place(
+        self, need: PodNeed, node: str, *, without: Collection[PodUid] = ()
+    ) -> PodBooking | NodeRejection:
+        """Decide on which of a node's devices a pod goes, or say why on none.
+
+        `without`: as if these pods were gone. What the pod itself has already is not in its way.
+        """
+        there = self._nodes.get(node)
+        if there is None:
+            return unknown_node(node)
+        is_as_arrays = need.uid not in there.bookings and not any(
+            uid in there.bookings for uid in without
+        )
+        chains = [
+            self._chain(need, wanted.request, node, is_as_arrays=is_as_arrays)
+            for wanted in need.containers
+        ]
+        return there.place(need, chains, without=without)
+
+    def explain(
+        self, need: PodNeed, names: Collection[str] | None = None
+    ) -> list[NodeRejection | PodBooking]:
+        """Return for each node where on it the pod would go, or why nowhere, by name."""
+        return [self.place(need, name) for name in sorted(self._nodes if names is None else names)]
+
+    def totals(self) -> dict[str, ModelTotals]:
+        """Return what there is of each model, and what of it is given away."""
+        totals: dict[str, ModelTotals] = {}
+        for node in self._nodes.values():
+            for column, device in enumerate(node.inventory.devices):
+                total = totals.setdefault(device.model, ModelTotals())
+                state = node.view.state(column)
+                memory = min(state.allotted_bytes, device.memory_bytes)
+                guaranteed = min(state.guaranteed, device.guarantee)
+                total.devices += 1
+                total.memory += device.memory_bytes
+                total.memory_allocated += memory
+                total.guarantee += device.guarantee
+                total.guarantee_allocated += guaranteed
+                if state.shares or state.problem:
+                    total.memory_fragmented += device.memory_bytes - memory
+                    total.guarantee_fragmented += device.guarantee - guaranteed
+        return totals
+
+    def booking(self, uid: PodUid) -> PodBooking | None:
+        """Return what a pod has; None: nothing."""
+        home = self._homes.get(uid)
+        if home is None:
+            return None
+        node = self._nodes.get(home)
+        return node.bookings[uid] if node else self._homeless[home][uid]
+
+    def node(self, name: str) -> NodeInventory | None:
+        """Return a node as it was put; None: it is not there."""
+        there = self._nodes.get(name)
+        return there.inventory if there else None
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless all sums are right and the arrays say the same."""
+        for name, node in self._nodes.items():
+            node.check_invariants()
+            row = self.arrays.row[name]
+            for column in range(len(node.devices)):
+                room = node.room(column)
+                written = (self.arrays.free[row, column], self.arrays.free_memory[row, column])
+                if written != (max(0, room.free), max(0, room.free_memory)):
+                    raise AssertionError(name, column, written, room)
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _policy(self, name: str) -> Policy:
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies[name] = make(name if name in POLICIES else "binpack")
+        return policy
+
+    def _tag(self, booking: PodBooking, number: int) -> None:
+        for container in booking.containers:
+            if container.affinity:
+                counts = self._tagged.setdefault(container.affinity, Counter())
+                counts[booking.node] += number
+                if not counts[booking.node]:
+                    del counts[booking.node]
+                    if not counts:
+                        del self._tagged[container.affinity]
+
+    def _write(self, node: Node, columns: Collection[int]) -> None:
+        row = self.arrays.row[node.inventory.name]
+        if columns and node.view.may_overflow:
+            # Host memory is one budget for all of them.
+            columns = range(len(node.devices))
+        for column in columns:
+            self.arrays.set_device(row, column, node.room(column))
+        self.arrays.set_host(row, cpu_free=node.cpu_free, memory_free=node.memory_free)
+
+    def _rows(self, names: Collection[str] | None) -> tuple[IntArray, list[str]]:
+        """Return the rows of these nodes, and the names that are not known."""
+        if names is None:
+            return np.array(sorted(self.arrays.row.values()), dtype=np.int64), []
+        row = self.arrays.row
+        rows = [row[name] for name in names if name in row]
+        return np.array(rows, dtype=np.int64), [name for name in names if name not in row]
+
+    def _costs(self, need: PodNeed, kind: Kind, rows: IntArray) -> list[FloatArray]:
+        wanted = largest(need)
+        chosen = wanted.request.preferences.node_policies if wanted else ()
+        return [
+            self._policy(name).costs(self.arrays, kind)[rows]
+            for name in chosen or self._node_policies
+        ]
+
+    def _may_fit(self, need: PodNeed, rows: IntArray) -> BoolArray:
+        """Say which nodes a search may find room on: what it finds nothing on may be among them."""
+        arrays = self.arrays
+        fits: BoolArray = (arrays.cpu_free[rows] >= need.cpu_milli) & (
+            arrays.memory_free[rows] >= need.memory_bytes
+        )
+        for wanted in need.containers:
+            request = wanted.request
+            kind = self._kinds.of_request(need, request)
+            able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
+            if not request.may_oversubscribe:
+                able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
+            fits &= able.sum(axis=1) >= request.count
+        home = arrays.row.get(self._homes.get(need.uid, ""))
+        return fits if home is None else fits | (rows == home)
+
+    def _in_order(self, rows: IntArray, costs: Sequence[FloatArray], fits: BoolArray) -> IntArray:
+        """Return the rows that fit, the cheapest first; ties by name."""
+        some = rows[fits]
+        keys = [self.arrays.order[some], *(each[fits] for each in reversed(costs))]
+        ordered: IntArray = some[np.lexsort(keys)]
+        return ordered
+
+    def _checked(
+        self, need: PodNeed, order: IntArray, kind: Kind, *, most: int | None
+    ) -> tuple[list[str], list[str]]:
+        """Return the names of rows that fit as the arrays say, and of those where they err."""
+        found: list[str] = []
+        others: list[str] = []
+        for row in order:
+            if most is not None and len(found) >= most:
+                break
+            name = self.arrays.names[row]
+            # Nor that devices of one request share what there is of the host's memory.
+            is_doubtful = kind.count > 1 and self._nodes[name].view.may_overflow
+            if is_doubtful and isinstance(self.place(need, name), NodeRejection):
+                others.append(name)
+            else:
+                found.append(name)
+        return found, others
+
+    def _searched(
+        self, need: PodNeed, order: IntArray, *, most: int | None
+    ) -> tuple[list[str], list[str]]:
+        """Look at the nodes in this order until there are enough that do."""
+        names = [self.arrays.names[row] for row in order]
+        wanted = largest(need)
+        tag = wanted.request.constraints.affinity if wanted else ""
+        there = self._tagged.get(tag, Counter[str]())
+        if there:
+            names.sort(key=lambda name: name not in there)
+        found: list[tuple[int, str]] = []
+        others: list[str] = []
+        for name in names:
+            if most is not None and len(found) >= most:
+                break
+            decision = self.place(need, name)
+            if isinstance(decision, NodeRejection):
+                others.append(name)
+            else:
+                found.append((0, name))
+        return [name for _, name in found], others
+
+    def _chain(
+        self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool
+    ) -> DeviceChain:
+        wishes = request.preferences
+        policies = wishes.device_policies or self._device_policies
+        ranks: dict[str, Mapping[str, int]] = {}
+        if is_as_arrays:
+            kind = self._kinds.of_request(need, request)
+            row = self.arrays.row[node]
+            devices = self._nodes[node].devices
+            for name in policies:
+                if name in _BY_THEMSELVES and (wishes.weights or len(policies) > 1):
+                    continue
+                order = self._policy(name).device_order(self.arrays, kind, row)
+                ranks[name] = {devices[column].uuid: at for at, column in enumerate(order)}
+        return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
+
+    def _why(self, need: PodNeed) -> Callable[[str], NodeRejection]:
+        def why(name: str) -> NodeRejection:
+            decision = self.place(need, name)
+            if isinstance(decision, NodeRejection):
+                return decision
+            raise LookupError(name)  # the cluster has changed since
+
+        return why
+
+
+_BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})
+"""Policies for devices that `ordering` knows without the arrays."""
+
+
+def _links(node: NodeInventory) -> LinkArray | None:
+    if not node.links:
+        return None
+    uuids = [each.uuid for each in node.devices]
+    return np.array(
+        [
+            [0 if one == other else link_score(node.links, one, other) for other in uuids]
+            for one in uuids
+        ],
+        dtype=np.float32,
+    )
