@@ -3,8 +3,6 @@
 
 Each of these systems has units of its own; what they come to is said here once. Kubernetes rounds
 nothing: an amount that is no whole number is refused, with the container and the name that has it.
-A guarantee is counted in whole percent of a GPU by `allotment.dev/gpu-compute`, so that finer ones
-are rounded up: nobody gets less than was asked for.
 """
 
 import re
@@ -14,26 +12,25 @@ from typing import Final
 
 from allotment.dialects.foreign import ForeignContainer, ForeignPod, NodeView
 from allotment.dialects.protocol import refusal, shown
+from allotment.dialects.quantities import MIB, amount_of, bytes_of
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
-from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount, parse_whole
+from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 from allotment.model.requests import Request
 
 __all__ = [
     "GIB",
     "MAX_DEVICES",
-    "MIB",
     "PERCENT",
-    "amount_of",
+    "asked_of",
     "booked",
-    "bytes_of",
     "compute_of",
     "decimal_of",
     "index_list",
     "is_asked",
+    "memory_of",
     "number_of",
     "regular_containers",
     "units_of",
@@ -41,7 +38,6 @@ __all__ = [
     "whole_cards",
 ]
 
-MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PERCENT: Final = WHOLE // 100
 """Basis points in one percent of a GPU."""
@@ -52,22 +48,9 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"(?=[.0-9]*[0-9])[0-9]{0,12}(?:\.[0-9]{0,18})?", re.ASCII)
 
 
-def amount_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
+def asked_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
     """Return how much of a resource a container asks for; 0: nothing. Raises `UsageError`."""
-    text = container.limits.get(name, container.requests.get(name))
-    if text is None:
-        return 0
-    try:
-        amount = parse_whole(text.strip())
-    except QuantityError as error:
-        problem = f"{name}: {error.message}"
-        hint = error.hint or "write a whole number"
-        raise refusal(pod, container.name, problem, hint=hint) from error
-    if amount and name not in container.limits:
-        problem = f"{name} is in its requests and not in its limits"
-        hint = f"write {name} into the limits: Kubernetes takes such a resource there alone"
-        raise refusal(pod, container.name, problem, hint=hint)
-    return amount
+    return amount_of(pod, container, name) or 0
 
 
 def is_asked(pod: ForeignPod, name: str) -> bool:
@@ -79,17 +62,11 @@ def is_asked(pod: ForeignPod, name: str) -> bool:
     )
 
 
-def bytes_of(
+def memory_of(
     pod: ForeignPod, container: str, name: str, units: int, *, unit: int = 1
 ) -> MemoryAmount:
     """Return so many units of memory, of each GPU. Raises `UsageError`: too little, too much."""
-    size = units * unit
-    if size > MAX_BYTES:
-        problem = f"{name} is {units} times {format_bytes(unit)}, more than any GPU has"
-        hint = f"{name} is a number of {format_bytes(unit)}, without a unit: write 4, not 4Gi"
-        if unit == 1:
-            hint = f"{name} is a number of bytes: write 4294967296 for 4Gi"
-        raise refusal(pod, container, problem, hint=hint)
+    size = bytes_of(pod, container, name, units, unit=unit)
     if size < LEAST_BYTES:
         problem = f"{name} comes to {format_bytes(size)} of each GPU, less than 1Mi"
         raise refusal(pod, container, problem, hint="ask for at least 1Mi of each GPU")
@@ -121,14 +98,9 @@ def compute_of(
     weight: int = DEFAULT_WEIGHT,
     kind: ComputeClass = ComputeClass.NORMAL,
 ) -> Compute:
-    """Return the compute for parts of a GPU in [0, 1]: the guarantee in whole percent, rounded up.
-
-    The ceiling is rounded up to a hundredth of a percent, and is never below the guarantee.
-    """
-    percent = -(-Fraction(guarantee) * 100 // 1)
-    low = min(WHOLE, int(percent) * PERCENT)
-    high = min(WHOLE, int(-(-Fraction(ceiling) * WHOLE // 1)))
-    return Compute(low, max(low, high), weight=weight, kind=kind, is_governed=True)
+    """Return the compute for parts of a GPU in [0, 1], rounded up to hundredths of a percent."""
+    low, high = (min(WHOLE, int(-(-Fraction(each) * WHOLE // 1))) for each in (guarantee, ceiling))
+    return Compute(low, high, weight=weight, kind=kind, is_governed=True)
 
 
 def whole_cards(count: int) -> Request:

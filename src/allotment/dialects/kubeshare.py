@@ -23,9 +23,9 @@ from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     booked,
-    bytes_of,
     compute_of,
     decimal_of,
+    memory_of,
     number_of,
     regular_containers,
     whole_cards,
@@ -89,13 +89,13 @@ class KubeShareDialect:
             problem = f"the annotation {self.LIMIT} is {shown(pod.annotations[self.LIMIT])}"
             hint = "write at most 1.0: parts of one GPU are all that this version knows"
             raise refusal(pod, None, problem, hint=hint)
-        memory = bytes_of(pod, container, f"the annotation {self.MEMORY}", asked.memory or 0)
+        memory = memory_of(pod, container, f"the annotation {self.MEMORY}", asked.memory or 0)
         compute = compute_of(asked.request, asked.limit)
         request = Request(memory, compute=compute, constraints=constraints)
         return Translation(
             dialect=self.name,
             containers=(Translated(container=container, request=request),),
-            passed_over=(*passed_over, *_rounded(asked), *_beside(pod, container)),
+            passed_over=(*passed_over, *_beside(pod, container)),
         )
 
     def _asked(self, pod: ForeignPod) -> _Asked:
@@ -225,7 +225,7 @@ class KubeShare2Dialect:
         return Translation(
             dialect=self.name,
             containers=(Translated(container=container, request=request),),
-            passed_over=(*passed_over, *_rounded(asked), *_beside(pod, container)),
+            passed_over=(*passed_over, *_beside(pod, container)),
         )
 
     def _asked(self, pod: ForeignPod) -> _Asked:
@@ -259,7 +259,7 @@ class KubeShare2Dialect:
             return whole_cards(count)
         memory: MemoryAmount
         if asked.memory is not None:
-            memory = bytes_of(pod, container, f"the label {self.MEMORY}", asked.memory)
+            memory = memory_of(pod, container, f"the label {self.MEMORY}", asked.memory)
         elif asked.request:
             memory = part_amount(asked.request)
         else:
@@ -359,10 +359,3 @@ def _beside(pod: ForeignPod, name: str) -> tuple[str, ...]:
         return ()
     text = f"one GPU for all containers: container {name!r} has it, {', '.join(others)} none"
     return (text,)
-
-
-def _rounded(asked: _Asked) -> tuple[str, ...]:
-    if asked.limit > 1 or (asked.request * 100).denominator == 1:
-        return ()
-    percent = -(-asked.request * 100 // 1)
-    return (f"a request finer than a hundredth of a GPU: {percent} percent are guaranteed",)
