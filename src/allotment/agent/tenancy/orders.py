@@ -20,6 +20,7 @@ from allotment.model.requests import (
     EXCLUSIVE,
     SOFT,
     TIMESLICE,
+    Constraints,
     Request,
     replicas_of,
     whole_devices,
@@ -211,6 +212,10 @@ def _of_parts(
             f"pod {pod}, container {ask.container!r}: allotment.dev/placement names {other}, {why}",
             hint="remove the annotation, so that the node chooses",
         )
+    if ask.devices:
+        # Whoever chose them has seen to these, with what was there then: one that was to be alone
+        # has company when the node starts again.
+        request = replace(request, constraints=Constraints())
     return ShareOrder(
         id=share_of(entry),
         owner=_owner(pod, entry),

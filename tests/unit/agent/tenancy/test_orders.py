@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -17,6 +18,7 @@ from allotment.agent.tenancy.orders import ShareOrder, again, describe, order_fo
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, StateError, UsageError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
+from allotment.model.requests import Constraints
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 
 GI = 1 << 30
@@ -197,6 +199,41 @@ def test_enforced_replicas_of_a_device_come_to_no_more_than_it(
     assert whole.memory.of(GI) <= GI
     assert whole.compute.guarantee <= 10_000
     assert len(found.devices) == len(ids)
+
+
+def bound(uuid: str, **more: object) -> dict[str, str]:
+    """What a scheduler writes in its binding."""
+    chosen = {"version": 1, "pod": "uid-1", "containers": {"main": {"devices": [uuid], **more}}}
+    return {"allotment.dev/placement": json.dumps(chosen)}
+
+
+def test_a_part_of_a_device_is_as_large_as_the_scheduler_has_counted_it() -> None:
+    half = {"allotment.dev/memory": "50%"}
+    limits = {GPU_SHARE: 1}
+    found = order(limits, "share::0", annotations=half | bound("GPU-b", memory=7 * GI))
+    assert found.devices == ("GPU-b",)
+    assert found.request.memory.size_bytes == 7 * GI
+    whole = order(limits, "share::0", annotations=bound("GPU-b", memory=9 * GI))
+    assert whole.request.memory.size_bytes == 9 * GI
+    # One that says nothing of it leaves it to the node.
+    silent = order(limits, "share::0", annotations=half | bound("GPU-b"))
+    assert silent.request.memory.part == Fraction(1, 2)
+
+
+def test_amounts_that_are_asked_for_in_bytes_are_not_a_schedulers_to_change() -> None:
+    limits = {GPU_SHARE: 1, GPU_MEMORY: 4 * GI}
+    assert order(limits, "share::0", annotations=bound("GPU-b", memory=4 * GI)).devices
+    with pytest.raises(UsageError, match=r"has 5368709120 bytes of each device"):
+        order(limits, "share::0", annotations=bound("GPU-b", memory=5 * GI))
+
+
+def test_what_a_scheduler_has_seen_to_is_not_asked_again() -> None:
+    wanted = {"allotment.dev/alone": "true", "allotment.dev/models": "a100"}
+    limits = {GPU_SHARE: 1, GPU_MEMORY: 4 * GI}
+    found = order(limits, "share::0", annotations=wanted | bound("GPU-b"))
+    assert found.request.constraints == Constraints()
+    models = order(limits, "share::0", annotations={"allotment.dev/models": "a100"})
+    assert [each.text for each in models.request.constraints.models] == ["a100"]
 
 
 def test_soft_gpus_that_are_given_in_replicas_are_no_place_for_parts() -> None:
