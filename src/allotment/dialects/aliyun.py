@@ -28,19 +28,19 @@ from allotment.dialects.foreign import (
 from allotment.dialects.foreign_amounts import (
     GIB,
     MAX_DEVICES,
+    MIB,
     PERCENT,
-    asked_of,
+    amount_of,
     booked,
+    bytes_of,
     compute_of,
     is_asked,
-    memory_of,
     number_of,
     regular_containers,
     units_of,
     uuids_by_index,
 )
 from allotment.dialects.protocol import meant, refusal, shown
-from allotment.dialects.quantities import MIB
 from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
 from allotment.model.errors import UsageError
@@ -141,13 +141,13 @@ class AliyunDialect:
         constraints, preferences = self._wishes(pod)
         containers: list[Translated] = []
         for container in pod.containers:
-            memory = asked_of(pod, container, self.settings.memory)
-            compute = asked_of(pod, container, self.settings.compute)
+            memory = amount_of(pod, container, self.settings.memory)
+            compute = amount_of(pod, container, self.settings.compute)
             self._check(pod, container, memory, compute=compute, count=count)
             if not memory:
                 continue
             request = Request(
-                memory_of(
+                bytes_of(
                     pod,
                     container.name,
                     self.settings.memory,
@@ -184,7 +184,7 @@ class AliyunDialect:
         self, pod: ForeignPod, container: ForeignContainer, memory: int, *, compute: int, count: int
     ) -> None:
         names = self.settings
-        if asked_of(pod, container, _TFLOPS):
+        if amount_of(pod, container, _TFLOPS):
             problem = f"{_TFLOPS} is asked for, and how many a GPU has is not known here"
             hint = f"ask by percent of a GPU: {names.compute}"
             raise refusal(pod, container.name, problem, hint=hint)
@@ -287,7 +287,8 @@ class AliyunDialect:
             problem = f"the annotation {IDX} is {shown(text)}, and this form has one GPU for a pod"
             raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
         units = {
-            each.name: asked_of(pod, each, self.settings.memory) for each in regular_containers(pod)
+            each.name: amount_of(pod, each, self.settings.memory)
+            for each in regular_containers(pod)
         }
         if not any(units.values()):
             total = number_of(pod, None, f"the annotation {POD}", pod.annotations.get(POD, ""))

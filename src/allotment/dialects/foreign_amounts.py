@@ -12,25 +12,26 @@ from typing import Final
 
 from allotment.dialects.foreign import ForeignContainer, ForeignPod, NodeView
 from allotment.dialects.protocol import refusal, shown
-from allotment.dialects.quantities import MIB, amount_of, bytes_of
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
+from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.quantities import LEAST_BYTES, MemoryAmount
+from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
 __all__ = [
     "GIB",
     "MAX_DEVICES",
+    "MIB",
     "PERCENT",
-    "asked_of",
+    "amount_of",
     "booked",
+    "bytes_of",
     "compute_of",
     "decimal_of",
     "index_list",
     "is_asked",
-    "memory_of",
     "number_of",
     "regular_containers",
     "units_of",
@@ -38,6 +39,7 @@ __all__ = [
     "whole_cards",
 ]
 
+MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PERCENT: Final = WHOLE // 100
 """Basis points in one percent of a GPU."""
@@ -48,9 +50,23 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"(?=[.0-9]*[0-9])[0-9]{0,12}(?:\.[0-9]{0,18})?", re.ASCII)
 
 
-def asked_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
-    """Return how much of a resource a container asks for; 0: nothing. Raises `UsageError`."""
-    return amount_of(pod, container, name) or 0
+def amount_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
+    """Return how much of a resource a container asks for, in limits or requests; 0: nothing.
+
+    Raises `UsageError`: it is no whole number, or the two differ, which Kubernetes refuses too.
+    """
+    texts = [each[name] for each in (container.limits, container.requests) if name in each]
+    amounts: set[int] = set()
+    for text in texts:
+        try:
+            amounts.add(parse_whole(text.strip()))
+        except QuantityError as error:
+            problem, hint = f"{name}: {error.message}", error.hint or "write a whole number"
+            raise refusal(pod, container.name, problem, hint=hint) from error
+    if len(amounts) > 1:
+        problem = f"{name} is {shown(texts[0])} in limits and {shown(texts[1])} in requests"
+        raise refusal(pod, container.name, problem, hint="write the same in both, or limits alone")
+    return amounts.pop() if amounts else 0
 
 
 def is_asked(pod: ForeignPod, name: str) -> bool:
@@ -62,11 +78,15 @@ def is_asked(pod: ForeignPod, name: str) -> bool:
     )
 
 
-def memory_of(
+def bytes_of(
     pod: ForeignPod, container: str, name: str, units: int, *, unit: int = 1
 ) -> MemoryAmount:
     """Return so many units of memory, of each GPU. Raises `UsageError`: too little, too much."""
-    size = bytes_of(pod, container, name, units, unit=unit)
+    size = units * unit
+    if size > MAX_BYTES:
+        problem = f"{name} is {units}, and {units} times {format_bytes(unit)} is more than any GPU"
+        hint = f"{name} is a number of {format_bytes(unit)}: write 4, not 4Gi"
+        raise refusal(pod, container, f"{problem} has", hint=hint)
     if size < LEAST_BYTES:
         problem = f"{name} comes to {format_bytes(size)} of each GPU, less than 1Mi"
         raise refusal(pod, container, problem, hint="ask for at least 1Mi of each GPU")

@@ -20,16 +20,16 @@ from typing import Final
 from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
+    MIB,
     booked,
+    bytes_of,
     compute_of,
     decimal_of,
-    memory_of,
     number_of,
     regular_containers,
     units_of,
 )
 from allotment.dialects.protocol import meant, refusal, shown
-from allotment.dialects.quantities import MIB
 from allotment.dialects.values import part_amount
 from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import Compute
@@ -237,7 +237,7 @@ class KaiDialect:
         number = number_of(pod, None, name, text)
         if number == 0:
             raise refusal(pod, None, f"{name} is 0", hint="write at least 1: it is a number of MiB")
-        return memory_of(pod, self._container(pod), name, number, unit=MIB)
+        return bytes_of(pod, self._container(pod), name, number, unit=MIB)
 
     def _limit(
         self, pod: ForeignPod, name: str, fields: list[_Field]
@@ -339,7 +339,7 @@ def _quantity(pod: ForeignPod, field: _Field) -> int:
     size = units_of(size, MIB) * MIB
     if size > MAX_BYTES:
         raise refusal(pod, field.container, f"{name} is more than any GPU has", hint="write less")
-    amount = memory_of(pod, field.container, name, size)
+    amount = bytes_of(pod, field.container, name, size)
     return amount.size_bytes or 0
 
 

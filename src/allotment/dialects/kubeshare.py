@@ -23,9 +23,9 @@ from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     booked,
+    bytes_of,
     compute_of,
     decimal_of,
-    memory_of,
     number_of,
     regular_containers,
     whole_cards,
@@ -89,7 +89,7 @@ class KubeShareDialect:
             problem = f"the annotation {self.LIMIT} is {shown(pod.annotations[self.LIMIT])}"
             hint = "write at most 1.0: parts of one GPU are all that this version knows"
             raise refusal(pod, None, problem, hint=hint)
-        memory = memory_of(pod, container, f"the annotation {self.MEMORY}", asked.memory or 0)
+        memory = bytes_of(pod, container, f"the annotation {self.MEMORY}", asked.memory or 0)
         compute = compute_of(asked.request, asked.limit)
         request = Request(memory, compute=compute, constraints=constraints)
         return Translation(
@@ -259,7 +259,7 @@ class KubeShare2Dialect:
             return whole_cards(count)
         memory: MemoryAmount
         if asked.memory is not None:
-            memory = memory_of(pod, container, f"the label {self.MEMORY}", asked.memory)
+            memory = bytes_of(pod, container, f"the label {self.MEMORY}", asked.memory)
         elif asked.request:
             memory = part_amount(asked.request)
         else:

@@ -24,20 +24,20 @@ from allotment.dialects.foreign import (
 )
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
+    MIB,
     PERCENT,
-    asked_of,
+    amount_of,
     booked,
+    bytes_of,
     compute_of,
     index_list,
     is_asked,
-    memory_of,
     number_of,
     regular_containers,
     uuids_by_index,
     whole_cards,
 )
 from allotment.dialects.protocol import refusal
-from allotment.dialects.quantities import MIB
 from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.formats import format_count
@@ -93,8 +93,8 @@ class TencentDialect:
         containers: list[Translated] = []
         has_whole = False
         for container in pod.containers:
-            core = asked_of(pod, container, self.settings.core)
-            memory = asked_of(pod, container, self.settings.memory)
+            core = amount_of(pod, container, self.settings.core)
+            memory = amount_of(pod, container, self.settings.memory)
             if not core and not memory:
                 continue
             if core >= _CARD:
@@ -150,7 +150,7 @@ class TencentDialect:
             hint = f"raise the annotation to {core} at least: it is a ceiling"
             raise refusal(pod, container.name, problem, hint=hint)
         block = names.memory_block_bytes
-        size = memory_of(pod, container.name, names.memory, memory, unit=block)
+        size = bytes_of(pod, container.name, names.memory, memory, unit=block)
         return Request(size, compute=percent_compute(core, core if ceiling is None else ceiling))
 
     def receipt(
@@ -175,7 +175,7 @@ class TencentDialect:
         parts: dict[str, list[PlacedDevice]] = {}
         for place, container in enumerate(regular_containers(pod)):
             name = f"{INDEX_PREFIX}{place}"
-            core = asked_of(pod, container, self.settings.core)
+            core = amount_of(pod, container, self.settings.core)
             if name not in pod.annotations or not core:
                 continue
             uuids = uuids_by_index(pod, name, pod.annotations[name], node=node)
@@ -185,9 +185,9 @@ class TencentDialect:
                     PlacedDevice(uuid, whole.get(uuid, 0), WHOLE) for uuid in uuids
                 ]
                 continue
-            memory = asked_of(pod, container, self.settings.memory)
+            memory = amount_of(pod, container, self.settings.memory)
             block = self.settings.memory_block_bytes
-            size = memory_of(pod, container.name, self.settings.memory, memory, unit=block)
+            size = bytes_of(pod, container.name, self.settings.memory, memory, unit=block)
             parts[container.name] = [
                 PlacedDevice(uuid, size.size_bytes or 0, core * PERCENT) for uuid in uuids
             ]

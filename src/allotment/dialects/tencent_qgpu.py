@@ -25,18 +25,18 @@ from allotment.dialects.foreign import (
 )
 from allotment.dialects.foreign_amounts import (
     GIB,
+    MIB,
     PERCENT,
-    asked_of,
+    amount_of,
     booked,
+    bytes_of,
     index_list,
     is_asked,
-    memory_of,
     regular_containers,
     uuids_by_index,
     whole_cards,
 )
 from allotment.dialects.protocol import meant, refusal, shown
-from allotment.dialects.quantities import MIB
 from allotment.dialects.tencent import cards_of, percent_compute
 from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE, Compute, ComputeClass
@@ -106,9 +106,9 @@ class QgpuDialect:
         containers: list[Translated] = []
         passed_over: list[str] = []
         for container in pod.containers:
-            core = asked_of(pod, container, self.settings.core)
-            memory = asked_of(pod, container, self.settings.memory)
-            greedy = asked_of(pod, container, self.settings.greedy)
+            core = amount_of(pod, container, self.settings.core)
+            memory = amount_of(pod, container, self.settings.memory)
+            greedy = amount_of(pod, container, self.settings.greedy)
             if not core and not memory and not greedy:
                 continue
             self._check_class(pod, container, word, core=core, greedy=greedy)
@@ -158,7 +158,7 @@ class QgpuDialect:
             problem = f"it asks for a part of a GPU without {self.settings.memory}"
             hint = f"add {self.settings.memory}, in GiB, or ask for whole cards: 100 cores each"
             raise refusal(pod, container.name, problem, hint=hint)
-        return memory_of(pod, container.name, self.settings.memory, memory, unit=GIB)
+        return bytes_of(pod, container.name, self.settings.memory, memory, unit=GIB)
 
     def _compute(self, core: int, word: str | None, *, greedy: int) -> Compute:
         """Give offline pods what is left, each in the proportion that it asks for."""
@@ -220,8 +220,8 @@ class ElasticGpuDialect:
         """Tell parts from whole cards. Raises `UsageError`."""
         containers: list[Translated] = []
         for container in pod.containers:
-            core = asked_of(pod, container, self.settings.core)
-            memory = asked_of(pod, container, self.settings.memory)
+            core = amount_of(pod, container, self.settings.core)
+            memory = amount_of(pod, container, self.settings.memory)
             if not core and not memory:
                 continue
             if core >= _CARD:
@@ -231,7 +231,7 @@ class ElasticGpuDialect:
                 hint = f"add {self.settings.memory}, in MiB: a part has a limit of memory"
                 raise refusal(pod, container.name, problem, hint=hint)
             else:
-                size = memory_of(pod, container.name, self.settings.memory, memory, unit=MIB)
+                size = bytes_of(pod, container.name, self.settings.memory, memory, unit=MIB)
                 compute = percent_compute(core, core) if core else Compute()
                 request = Request(size, compute=compute)
             there = {*container.limits, *container.requests}
@@ -268,10 +268,10 @@ class ElasticGpuDialect:
             name = f"{CONTAINER_PREFIX}{container.name}"
             if name not in pod.annotations:
                 continue
-            core = asked_of(pod, container, self.settings.core)
-            memory = asked_of(pod, container, self.settings.memory)
+            core = amount_of(pod, container, self.settings.core)
+            memory = amount_of(pod, container, self.settings.memory)
             size = (
-                memory_of(pod, container.name, self.settings.memory, memory, unit=MIB)
+                bytes_of(pod, container.name, self.settings.memory, memory, unit=MIB)
                 if memory
                 else MemoryAmount("100%", part=Fraction(1))
             )
