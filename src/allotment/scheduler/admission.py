@@ -21,6 +21,7 @@ __all__ = [
     "Answer",
     "ReviewRequest",
     "Step",
+    "UserInfo",
     "answered",
     "merged",
     "pointer",
@@ -46,6 +47,7 @@ class UserInfo(_Wire):
     """Who asks the API server."""
 
     username: str = ""
+    groups: list[str] | None = None
 
 
 class _Resource(_Wire):

@@ -9,7 +9,7 @@ holds each of them to that.
 A key that ends with `*` stands for all that begin so.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Final
@@ -17,7 +17,11 @@ from typing import Final
 from allotment.dialects.annotations import PREFIX
 from allotment.dialects.foreign import ForeignPod
 
-__all__ = ["KEYS", "OWN", "Keys", "all_keys"]
+__all__ = ["KEYS", "OWN", "TRANSLATED", "Keys", "all_keys", "matcher"]
+
+TRANSLATED: Final = "webhook.allotment.dev/translated"
+"""What a translation was made of, as a digest: who changes that afterwards, or copies a pod and
+changes the copy, would get what it was before, without a word."""
 
 _Names = frozenset[str]
 _NONE: Final[_Names] = frozenset()
@@ -73,7 +77,7 @@ class Keys:
 
     def match(self, pod: ForeignPod) -> bool:
         """Whether a pod has one of them: what the API server will decide by the same list."""
-        resources = chain.from_iterable((*each.limits, *each.requests) for each in pod.containers)
+        resources = chain.from_iterable(each.limits for each in pod.containers)
         return (
             any(map(matcher(self.resources), resources))
             or any(map(matcher(self.annotations), pod.annotations))
@@ -106,7 +110,7 @@ def _under(domain: str, *names: str) -> _Names:
 OWN: Final = Keys(
     asking_resources=_under(PREFIX[:-1], "gpu", "gpu-memory", "gpu-compute"),
     # All of them: one that is misspelt is to be told, and not passed over.
-    other_annotations=frozenset({f"{PREFIX}*", "webhook.allotment.dev/translated"}),
+    other_annotations=frozenset({f"{PREFIX}*", TRANSLATED}),
 )
 """Allotment's own dialect."""
 
@@ -169,12 +173,3 @@ KEYS: Final[Mapping[str, Keys]] = {
     ),
 }
 """By the short names of the dialects, as those systems' own documentation names them."""
-
-
-def recognised_by(keys: Keys, pod: ForeignPod) -> Iterator[str]:
-    """Yield the keys of a pod that are among these: for whoever wants to say which."""
-    resource = matcher(keys.resources)
-    for container in pod.containers:
-        yield from (name for name in container.limits if resource(name))
-    yield from filter(matcher(keys.annotations), pod.annotations)
-    yield from filter(matcher(keys.labels), pod.labels)

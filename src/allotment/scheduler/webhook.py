@@ -26,8 +26,14 @@ from allotment.dialects.translating import translate
 from allotment.model.clusters import PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
-from allotment.scheduler.admission import Answer, ReviewRequest, answered, read_review
-from allotment.scheduler.admission_keys import Keys, all_keys, matcher
+from allotment.scheduler.admission import (
+    Answer,
+    ReviewRequest,
+    UserInfo,
+    answered,
+    read_review,
+)
+from allotment.scheduler.admission_keys import TRANSLATED, Keys, all_keys, matcher
 from allotment.scheduler.admission_pods import Draft, PodChange, pod_of, read_pod
 from allotment.scheduler.quota import QuotaRejection
 
@@ -43,10 +49,6 @@ __all__ = [
     "routes",
 ]
 
-TRANSLATED: Final = "webhook.allotment.dev/translated"
-"""What a translation was made of, as a digest: who changes that afterwards, or copies a pod and
-changes the copy, would get what it was before, without a word."""
-
 IGNORE_LABELS: Final = ("allotment.dev/webhook", "hami.io/webhook")
 """With the value `ignore` on a pod or its namespace, the pod stays as it is."""
 
@@ -54,6 +56,8 @@ PATH: Final = "/webhook/pods"
 """Where the API server posts its reviews."""
 
 _IGNORE = "ignore"
+_MIRROR = "kubernetes.io/config.mirror"
+_NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
 _OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
@@ -142,7 +146,7 @@ class PodWebhook:
             return Answer()
         try:
             draft = read_pod(request.object, namespace=request.namespace)
-            if self._is_ignored(draft.pod):
+            if self._is_ignored(draft.pod, request.user_info):
                 return Answer()
             return self._answer(draft)
         except UsageError as error:
@@ -150,7 +154,9 @@ class PodWebhook:
         except _ForbiddenError as error:
             return Answer(refusal=str(error), code=_FORBIDDEN, reason="Forbidden")
 
-    def _is_ignored(self, pod: ForeignPod) -> bool:
+    def _is_ignored(self, pod: ForeignPod, by: UserInfo) -> bool:
+        if _MIRROR in pod.annotations and _NODES in (by.groups or ()):
+            return True  # a node tells of a static pod, which nobody but its file can change
         return pod.namespace in self._settings.ignored_namespaces or any(
             pod.labels.get(each) == _IGNORE for each in IGNORE_LABELS
         )

@@ -474,3 +474,10 @@ def test_one_path_is_served() -> None:
     hook = webhook()
     assert list(routes(hook)) == ["/webhook/pods"]
     assert routes(hook)["/webhook/pods"](b"").status == 400
+
+
+def test_a_static_pod_is_as_its_node_says_and_nobody_else_may_say_so() -> None:
+    document = pod(container(aliyun=4), annotations={"kubernetes.io/config.mirror": "x"})
+    node = {"username": "system:node:n1", "groups": ["system:nodes"]}
+    assert "patch" not in response(webhook(), document, userInfo=node)
+    assert "patch" in response(webhook(), document)

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The authority: what is made when, and that whoever trusts the bundle trusts what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError, UnreachableError
+from allotment.kube.webhooks import KeptSecret, Webhook
+from allotment.model.errors import UsageError
+from allotment.scheduler.certificates import CertificateSet, Lives, Signed, next_set, read_set
+from allotment.scheduler.certificates_keeping import (
+    CertificateKeeper,
+    KeepingSettings,
+    load_chain,
+    service_names,
+)
+
+NAMES = ("localhost", "127.0.0.1", "webhook.allotment-system.svc")
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LIVES = Lives(authority=100 * DAY, server=30 * DAY, overlap=HOUR)
+
+
+def first(now: datetime = NOW, lives: Lives = LIVES) -> CertificateSet:
+    found = next_set(now, names=NAMES, kept=None, lives=lives)
+    assert found is not None
+    return found
+
+
+def step(kept: CertificateSet, now: datetime, lives: Lives = LIVES) -> CertificateSet | None:
+    return next_set(now, names=NAMES, kept=kept, lives=lives)
+
+
+# ---- decisions -----------------------------------------------------------------------------------
+
+
+def test_what_was_made_needs_nothing_for_two_thirds_of_its_life() -> None:
+    kept = first()
+    assert step(kept, NOW) is None
+    assert step(kept, NOW + 19 * DAY) is None
+    renewed = step(kept, NOW + 21 * DAY)
+    assert renewed is not None
+    assert renewed.server.certificate != kept.server.certificate
+    assert renewed.server.key != kept.server.key
+    assert renewed.authority == kept.authority
+    assert renewed.bundle == kept.bundle
+
+
+def test_another_name_is_another_certificate() -> None:
+    kept = first()
+    renewed = next_set(NOW, names=("other",), kept=kept, lives=LIVES)
+    assert renewed is not None
+    assert renewed.authority == kept.authority
+    assert next_set(NOW, names=("other",), kept=renewed, lives=LIVES) is None
+
+
+def test_a_new_authority_is_known_before_it_signs_and_the_old_one_until_it_ends() -> None:
+    kept = first()
+    now = NOW + 70 * DAY
+    told = step(kept, now)
+    assert told is not None
+    assert told.successor is not None
+    assert told.authority == kept.authority
+    assert told.bundle.count(b"BEGIN") == 2
+    assert step(told, now + HOUR / 2) is None
+    signing = step(told, now + HOUR)
+    assert signing is not None
+    assert signing.authority == told.successor
+    assert signing.successor is None
+    assert signing.bundle.count(b"BEGIN") == 2
+    signing.server.parsed().verify_directly_issued_by(signing.authority.parsed())
+    later = step(signing, NOW + 101 * DAY)
+    assert later is not None
+    assert later.bundle == later.authority.certificate
+
+
+def test_nothing_that_has_ended_is_gone_on_with() -> None:
+    kept = first()
+    anew = step(kept, NOW + 200 * DAY)
+    assert anew is not None
+    assert anew.authority != kept.authority
+    assert anew.bundle == anew.authority.certificate
+
+
+def test_a_clock_that_is_behind_or_ahead_by_half_an_hour_changes_nothing() -> None:
+    kept = first()
+    for wrong in (-HOUR / 2, HOUR / 2):
+        assert step(kept, NOW + wrong) is None
+
+
+def test_what_a_clock_far_ahead_has_made_is_made_anew() -> None:
+    kept = first(NOW + 30 * DAY)
+    anew = step(kept, NOW)
+    assert anew is not None
+    assert anew.authority.parsed().not_valid_before_utc <= NOW
+    # And whoever is ahead leaves that alone.
+    assert step(anew, NOW + 2 * HOUR) is None
+
+
+def test_certificates_say_what_they_are_for() -> None:
+    kept = first()
+    assert kept.authority.parsed().not_valid_before_utc == NOW - HOUR
+    assert kept.authority.parsed().not_valid_after_utc == NOW + 100 * DAY
+    assert kept.server.parsed().not_valid_after_utc == NOW + 30 * DAY
+    assert service_names("a", "b") == ("a.b", "a.b.svc")
+
+
+def test_what_is_kept_is_read_again() -> None:
+    kept = first()
+    assert read_set(kept.as_data()) == kept
+    both = step(kept, NOW + 70 * DAY)
+    assert both is not None
+    assert read_set(both.as_data()) == both
+
+
+@pytest.mark.parametrize("key", ["ca.crt", "ca.key", "tls.crt", "tls.key", "bundle.crt"])
+@pytest.mark.parametrize("damage", [None, b"", b"junk"], ids=["missing", "empty", "junk"])
+def test_what_is_damaged_is_said(key: str, damage: bytes | None) -> None:
+    data = first().as_data()
+    if damage is None:
+        del data[key]
+    else:
+        data[key] = damage
+    with pytest.raises(UsageError) as caught:
+        read_set(data)
+    assert "cannot be read" in caught.value.message
+
+
+def test_a_key_of_another_certificate_is_damage() -> None:
+    data = first().as_data() | {"tls.key": first().server.key}
+    with pytest.raises(UsageError) as caught:
+        read_set(data)
+    assert "does not belong" in caught.value.message
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(0.01, 40), min_size=1, max_size=12))
+def test_at_every_look_what_is_served_is_trusted_by_the_bundle_of_the_look_before(
+    days: list[float],
+) -> None:
+    """However rarely somebody looks, as long as it is often enough for the certificate's life."""
+    lives = Lives(authority=40 * DAY, server=8 * DAY, overlap=HOUR)
+    now, kept = NOW, first(NOW, lives)
+    for each in days:
+        passed = timedelta(days=min(each, 2.5))
+        now += passed
+        before = kept
+        while (changed := next_set(now, names=NAMES, kept=kept, lives=lives)) is not None:
+            kept = changed
+        server = kept.server.parsed()
+        assert server.not_valid_before_utc <= now < server.not_valid_after_utc
+        trusted = before.bundle if passed > HOUR else kept.bundle
+        issuers = [
+            one
+            for one in read_authorities(trusted)
+            if one.parsed().public_key() == kept.authority.parsed().public_key()
+        ]
+        assert issuers or kept.authority == before.successor or passed <= 2 * HOUR
+
+
+def read_authorities(bundle: bytes) -> list[Signed]:
+    marker = b"-----END CERTIFICATE-----\n"
+    return [Signed(part + marker, b"") for part in bundle.split(marker) if part]
+
+
+# ---- a real TLS server ---------------------------------------------------------------------------
+
+
+@contextmanager
+def served(context: ssl.SSLContext) -> Iterator[int]:
+    """Answer TLS connections on a port until the end of the `with`."""
+    ports: queue.Queue[int] = queue.Queue()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        writers: set[asyncio.StreamWriter] = set()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.add(writer)
+            while line := await reader.readline():
+                writer.write(line)
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+        ports.put(int(server.sockets[0].getsockname()[1]))
+        await ended.wait()
+        server.close()
+        for each in writers:
+            each.close()
+            with contextlib.suppress(OSError):
+                await each.wait_closed()
+
+    thread = Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield ports.get(timeout=10)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(10)
+        loop.close()
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+async def _echo(port: int, bundle: bytes, name: str) -> bytes:
+    context = ssl.create_default_context(cadata=bundle.decode())
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname=name
+    )
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.write(b"hello\n")
+    assert await reader.readline() == b"hello\n"
+    await closed(writer)
+    return bytes(certificate)
+
+
+def echo(port: int, bundle: bytes, name: str = "localhost") -> bytes:
+    return asyncio.run(_echo(port, bundle, name))
+
+
+def test_a_client_that_trusts_the_bundle_connects_by_each_name_and_by_no_other() -> None:
+    now = datetime.now(UTC)
+    kept = first(now)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_chain(context, kept.server.certificate, kept.server.key)
+    with served(context) as port:
+        for name in NAMES:
+            echo(port, kept.bundle, name)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            echo(port, kept.bundle, "another.svc")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            echo(port, first(now).bundle)
+
+
+def test_no_key_is_left_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = first()
+    load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), kept.server.certificate, kept.server.key)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- keeping -------------------------------------------------------------------------------------
+
+
+@dataclass
+class SecretTwin:
+    """A Secret as the API server keeps it."""
+
+    name: str = "allotment-system/allotment-webhook"
+    version: int = 1
+    data: dict[str, bytes] | None = None
+    writes: int = 0
+    failure: Exception | None = None
+
+    async def read(self) -> KeptSecret | None:
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        return None if self.data is None else KeptSecret(str(self.version), dict(self.data))
+
+    async def write(self, data: Mapping[str, bytes], *, over: KeptSecret | None) -> None:
+        await asyncio.sleep(0)
+        if (over is None) != (self.data is None) or (over and over.version != str(self.version)):
+            raise ConflictError("changed meanwhile")
+        self.version += 1
+        self.writes += 1
+        self.data = dict(data)
+
+
+@dataclass
+class ConfigurationTwin:
+    """A webhook's configuration as the API server keeps it."""
+
+    name: str = "allotment-scheduler"
+    version: int = 1
+    webhooks: tuple[Webhook, ...] = (Webhook("pods.allotment.dev"),)
+    is_there: bool = True
+    bundles: list[bytes] = field(default_factory=list)
+
+    async def read(self) -> tuple[str, tuple[Webhook, ...]]:
+        await asyncio.sleep(0)
+        if not self.is_there:
+            raise ObjectMissingError("not found", status=404)
+        return str(self.version), self.webhooks
+
+    async def write(self, webhooks: tuple[Webhook, ...], *, version: str) -> None:
+        await asyncio.sleep(0)
+        if version != str(self.version):
+            raise ConflictError("changed meanwhile")
+        self.version += 1
+        self.webhooks = webhooks
+        self.bundles.append(webhooks[0].bundle)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def keeper(
+    secret: SecretTwin, configuration: ConfigurationTwin | None, clock: Clock, **fields: str
+) -> CertificateKeeper:
+    kept = KeepingSettings(names=NAMES, lives=LIVES, condition=fields.get("condition", ""))
+    return CertificateKeeper(secret, configuration, kept, clock=clock)
+
+
+def test_the_first_replica_makes_them_and_the_second_serves_the_same() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    one, two = (keeper(secret, configuration, clock) for _ in range(2))
+
+    async def both() -> None:
+        assert not one.is_ready
+        await asyncio.gather(one.prepare(), two.prepare())
+
+    asyncio.run(both())
+    assert secret.writes == 1
+    assert one.is_ready
+    assert two.is_ready
+    assert one.bundle == two.bundle == configuration.webhooks[0].bundle
+    with served(one.context) as first_port, served(two.context) as second_port:
+        assert echo(first_port, one.bundle) == echo(second_port, one.bundle)
+
+
+def test_a_renewal_reaches_those_who_come_and_leaves_those_who_are_there() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    replica = keeper(secret, configuration, clock)
+    clock.now -= 21 * DAY  # the client's clock is the machine's
+    asyncio.run(replica.prepare())
+    with served(replica.context) as port:
+        before = echo(port, replica.bundle)
+
+        async def across() -> bytes:
+            context = ssl.create_default_context(cadata=replica.bundle.decode())
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, server_hostname="localhost"
+            )
+            clock.now += 21 * DAY
+            await replica.prepare()
+            writer.write(b"still here\n")
+            line = await reader.readline()
+            await closed(writer)
+            return line
+
+        assert asyncio.run(across()) == b"still here\n"
+        assert echo(port, replica.bundle) != before
+    assert secret.writes == 2
+    assert len(configuration.bundles) == 1  # the authority is the same
+
+
+def test_the_authority_changes_without_a_moment_of_distrust() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    replicas = [keeper(secret, configuration, clock) for _ in range(2)]
+    now = datetime.now(UTC)
+    # Client and server live now: the authority's life goes by in the past.
+    clock.now = now - 75 * DAY
+    for each in replicas:
+        asyncio.run(each.prepare())
+    trusted = replicas[0].bundle
+    for clock.now in (now - 55 * DAY, now - 30 * DAY, now, now + HOUR, now + 2 * HOUR):
+        for each in replicas:
+            asyncio.run(each.prepare())
+        if clock.now >= now:
+            for each in replicas:
+                with served(each.context) as port:
+                    echo(port, trusted)  # what the API server had a moment ago
+        trusted = configuration.webhooks[0].bundle
+    assert read_set(dict(secret.data or {})).authority.parsed().not_valid_before_utc > now - 2 * DAY
+    assert trusted.count(b"BEGIN") == 2
+
+
+def test_the_match_condition_is_written_with_the_bundle_and_only_when_it_differs() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    other = {"not-mine": "true"}
+    configuration.webhooks = (replace(configuration.webhooks[0], conditions=other),)
+    replica = keeper(secret, configuration, clock, condition="1 == 1")
+    for _ in range(3):
+        asyncio.run(replica.prepare())
+    assert configuration.webhooks[0].conditions == {**other, "asks-for-gpus": "1 == 1"}
+    assert configuration.version == 2
+    # kubectl apply of the manifest brings its own back.
+    configuration.webhooks = (replace(configuration.webhooks[0], bundle=b""),)
+    asyncio.run(replica.prepare())
+    assert configuration.webhooks[0].bundle == replica.bundle
+
+
+def test_a_damaged_secret_is_made_anew() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    replica = keeper(secret, configuration, clock)
+    asyncio.run(replica.prepare())
+    secret.data = {"tls.crt": b"junk"}
+    secret.version += 1
+    asyncio.run(replica.prepare())
+    assert configuration.webhooks[0].bundle == replica.bundle
+    assert read_set(dict(secret.data)).bundle == replica.bundle
+
+
+def test_what_is_missing_is_said_and_tried_again() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(is_there=False), Clock()
+    replica = keeper(secret, configuration, clock)
+    with pytest.raises(KubeError) as caught:
+        asyncio.run(replica.prepare())
+    assert "kubectl apply" in str(caught.value.hint)
+    assert not replica.is_ready
+
+    async def until_ready() -> None:
+        secret.failure = UnreachableError("cannot get secret")
+        running = asyncio.create_task(replica.run())
+        await asyncio.sleep(0.05)
+        assert isinstance(replica.problem, UnreachableError)
+        secret.failure, configuration.is_there = None, True
+        async with asyncio.timeout(20):
+            while not replica.is_ready:  # noqa: ASYNC110 - a twin has no event
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(until_ready())
+
+
+def test_a_configuration_that_somebody_else_keeps_is_left_to_them() -> None:
+    secret, clock = SecretTwin(), Clock()
+    replica = keeper(secret, None, clock)
+    asyncio.run(replica.prepare())
+    assert replica.is_ready
