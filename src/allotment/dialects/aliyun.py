@@ -45,7 +45,6 @@ from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
-from allotment.model.quantities import MAX_BYTES
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
 
 __all__ = ["ANNOTATIONS", "AliyunDialect", "AliyunSettings"]
@@ -325,10 +324,8 @@ class AliyunDialect:
         return parts
 
     def _bytes(self, pod: ForeignPod, units: int) -> int:
-        if 0 < units <= MAX_BYTES // self._unit:
-            return units * self._unit
-        problem = f"it was given {units} {self.settings.memory_unit} of a GPU"
-        raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
+        size = bytes_of(pod, None, "what it was given of a GPU", max(0, units), unit=self._unit)
+        return size.size_bytes or 0
 
 
 def _compute(pod: ForeignPod, container: ForeignContainer, percent: int, *, count: int) -> Compute:

@@ -17,7 +17,7 @@ from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount, parse_whole
+from allotment.model.quantities import LEAST_BYTES, MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
 __all__ = [
@@ -46,6 +46,8 @@ PERCENT: Final = WHOLE // 100
 MAX_DEVICES: Final = 1024
 """More GPUs than any node has: what asks for more was meant otherwise."""
 
+_MOST_BYTES = 1 << 48
+"""More memory than any GPU has: a number with a unit (`4Gi`) where units were to be counted."""
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"(?=[.0-9]*[0-9])[0-9]{0,12}(?:\.[0-9]{0,18})?", re.ASCII)
 
@@ -79,11 +81,11 @@ def is_asked(pod: ForeignPod, name: str) -> bool:
 
 
 def bytes_of(
-    pod: ForeignPod, container: str, name: str, units: int, *, unit: int = 1
+    pod: ForeignPod, container: str | None, name: str, units: int, *, unit: int = 1
 ) -> MemoryAmount:
     """Return so many units of memory, of each GPU. Raises `UsageError`: too little, too much."""
     size = units * unit
-    if size > MAX_BYTES:
+    if size > _MOST_BYTES:
         problem = f"{name} is {units}, and {units} times {format_bytes(unit)} is more than any GPU"
         hint = f"{name} is a number of {format_bytes(unit)}: write 4, not 4Gi"
         raise refusal(pod, container, f"{problem} has", hint=hint)

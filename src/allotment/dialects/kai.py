@@ -35,7 +35,7 @@ from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
-from allotment.model.quantities import MAX_BYTES, MemoryAmount, parse_whole
+from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
 __all__ = ["KaiDialect", "KaiSettings"]
@@ -96,12 +96,9 @@ class KaiDialect:
         return (FRACTION, MEMORY, DEVICES)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
-        """Go by what asks for memory: a label for a queue, or `mps`, asks for nothing by itself."""
+        """Go by what asks for something: a label for a queue, or `mps`, does not by itself."""
         plain = [each for each in self.annotations if each in pod.annotations]
-        memory = [
-            each.key for each in self._fields(pod) if each.field in {_MEMORY_REQUEST, _MEMORY_LIMIT}
-        ]
-        return (*plain, *memory)
+        return (*plain, *(each.key for each in self._fields(pod) if each.field != _GIVEN))
 
     def translate(self, pod: ForeignPod) -> Translation:
         """Read either style. Raises `UsageError`."""
@@ -336,11 +333,8 @@ def _quantity(pod: ForeignPod, field: _Field) -> int:
     except QuantityError as error:
         problem = f"{name}: {error.message}"
         raise refusal(pod, field.container, problem, hint="write an amount like 4Gi") from error
-    size = units_of(size, MIB) * MIB
-    if size > MAX_BYTES:
-        raise refusal(pod, field.container, f"{name} is more than any GPU has", hint="write less")
     amount = bytes_of(pod, field.container, name, size)
-    return amount.size_bytes or 0
+    return units_of(amount.size_bytes or 0, MIB) * MIB
 
 
 def _uuids(pod: ForeignPod, field: _Field, node: NodeView) -> list[str]:
