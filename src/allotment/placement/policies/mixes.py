@@ -2,6 +2,7 @@
 """The mix: which kinds of pods come, and how often; learnt from those that came, or known."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from allotment.placement.arrays import Kind
 
@@ -48,9 +49,15 @@ class Mix:
         total = sum(self._counts.values())
         chosen: list[tuple[Kind, float]] = []
         reached = 0.0
-        for kind, count in sorted(self._counts.items(), key=lambda each: (-each[1], repr(each[0]))):
+        for kind, count in sorted(self._counts.items(), key=_order):
             if reached >= part * total:
                 break
             chosen.append((kind, count / total))
             reached += count
         return chosen
+
+
+def _order(each: tuple[Kind, float]) -> tuple[float, list[str], str]:
+    """Return what sorts kinds. A set's own text is in another order in each process."""
+    kind, count = each
+    return -count, sorted(kind.models or ()), repr(replace(kind, models=None))
