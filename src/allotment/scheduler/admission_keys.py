@@ -9,15 +9,15 @@ holds each of them to that.
 A key that ends with `*` stands for all that begin so.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Final
 
 from allotment.dialects.annotations import PREFIX
-from allotment.dialects.foreign import ForeignPod
+from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
 
-__all__ = ["KEYS", "OWN", "TRANSLATED", "Keys", "all_keys", "matcher"]
+__all__ = ["KEYS", "OWN", "TRANSLATED", "Keys", "all_keys", "keys_of", "matcher"]
 
 TRANSLATED: Final = "webhook.allotment.dev/translated"
 """What a translation was made of, as a digest: who changes that afterwards, or copies a pod and
@@ -41,6 +41,8 @@ class Keys:
     other_resources: _Names = field(default=_NONE)
     other_annotations: _Names = field(default=_NONE)
     other_labels: _Names = field(default=_NONE)
+    schedulers: _Names = field(default=_NONE)
+    """Whoever names one of these means that system, by whatever else it asks."""
 
     @property
     def resources(self) -> _Names:
@@ -82,6 +84,7 @@ class Keys:
             any(map(matcher(self.resources), resources))
             or any(map(matcher(self.annotations), pod.annotations))
             or any(map(matcher(self.labels), pod.labels))
+            or pod.scheduler in self.schedulers
         )
 
 
@@ -92,15 +95,55 @@ def matcher(names: Collection[str]) -> Callable[[str], bool]:
     return lambda key: key in exact or key.startswith(prefixes)
 
 
-def all_keys(dialects: Collection[str], *, more: Keys | None = None) -> Keys:
-    """Return the keys of Allotment's own dialect, of these by their short names, and of `more`.
-
-    `more` has what configuration renames.
-    """
+def all_keys(dialects: Iterable[ForeignDialect], *, more: Keys | None = None) -> Keys:
+    """Return the keys of Allotment's own dialect, of these, and `more` of theirs."""
     found = OWN if more is None else OWN | more
-    for name in sorted(dialects):
-        found |= KEYS.get(name, Keys())
+    for dialect in dialects:
+        found |= keys_of(dialect)
     return found
+
+
+def keys_of(dialect: ForeignDialect) -> Keys:
+    """Return a dialect's keys: those that it knows by itself, as configured, and the table's.
+
+    What asks for a share is found out by asking the dialect about a pod with nothing else.
+    """
+    found = KEYS.get(dialect.name, Keys())
+    resources = (
+        each
+        for each in getattr(dialect, "resources", ())
+        if _asks(dialect, ForeignPod(namespace="", name="", containers=_having(each)))
+    )
+    annotations: Iterable[str] = getattr(dialect, "annotations", ())
+    labels: Iterable[str] = getattr(dialect, "labels", ())
+    bare = _having("")
+    asking = Keys(
+        asking_resources=frozenset(resources),
+        asking_annotations=frozenset(
+            each
+            for each in annotations
+            if _asks(dialect, ForeignPod(namespace="", name="", annotations={each: "1"}))
+        ),
+        asking_labels=frozenset(
+            each
+            for each in labels
+            if _asks(
+                dialect, ForeignPod(namespace="", name="", labels={each: "1"}, containers=bare)
+            )
+        ),
+    )
+    others = Keys(other_annotations=frozenset(annotations), other_labels=frozenset(labels))
+    return found | asking | others
+
+
+def _having(resource: str) -> tuple[ForeignContainer, ...]:
+    limits = {resource: "1"} if resource else {}
+    return (ForeignContainer(name="c", limits=limits, requests=limits),)
+
+
+def _asks(dialect: ForeignDialect, pod: ForeignPod) -> bool:
+    stays: Callable[[ForeignPod], bool] = getattr(dialect, "stays", lambda _: False)
+    return bool(dialect.recognises(pod)) and not stays(pod)
 
 
 def _under(domain: str, *names: str) -> _Names:
@@ -116,8 +159,6 @@ OWN: Final = Keys(
 
 KEYS: Final[Mapping[str, Keys]] = {
     "hami": Keys(
-        asking_resources=_under("nvidia.com", "gpumem", "gpumem-percentage", "gpucores"),
-        other_resources=_under("nvidia.com", "priority"),
         other_annotations=_under(
             "nvidia.com",
             *("use-gputype", "nouse-gputype", "use-gpuuuid", "nouse-gpuuuid"),
@@ -126,13 +167,9 @@ KEYS: Final[Mapping[str, Keys]] = {
         | _under(
             "hami.io", "node-scheduler-policy", "gpu-scheduler-policy", "device-scoring-weights"
         ),
+        schedulers=frozenset({"hami-scheduler"}),
     ),
     "volcano": Keys(
-        asking_resources=_under(
-            "volcano.sh",
-            *("vgpu-number", "vgpu-memory", "vgpu-memory-percentage", "vgpu-cores"),
-            *("gpu-memory", "gpu-number"),
-        ),
         other_annotations=_under(
             "volcano.sh",
             *("vgpu-mode", "vgpu-use-gpuuuid", "vgpu-nouse-gpuuuid", "vgpu-podgroup-policy"),
@@ -140,36 +177,17 @@ KEYS: Final[Mapping[str, Keys]] = {
     ),
     # What the kubelet gives by itself needs no translation, and is not refused where there is none.
     "nvidia": Keys(other_resources=frozenset({"nvidia.com/mig-*"})),
-    "deepomatic": Keys(asking_resources=_under("deepomatic.com", "shared-gpu")),
-    "aliyun": Keys(
-        asking_resources=_under("aliyun.com", "gpu-mem", "gpu-core.percentage"),
-        other_resources=_under("aliyun.com", "gpu-count"),
-        other_labels=_under("aliyun.com", "gpu-count"),
-    ),
-    "tencent": Keys(
-        asking_resources=_under("tencent.com", "vcuda-core", "vcuda-memory")
-        | _under("tke.cloud.tencent.com", "qgpu-core", "qgpu-memory", "qgpu-core-greedy"),
-        other_annotations=_under("tencent.com", "vcuda-core-limit"),
-    ),
-    "kubeshare": Keys(
-        asking_annotations=_under("kubeshare", "gpu_request", "gpu_limit", "gpu_mem"),
-        asking_labels=_under("sharedgpu", "gpu_request", "gpu_limit", "gpu_mem"),
-        other_annotations=_under(
-            "kubeshare", "GPUID", "sched_affinity", "sched_anti-affinity", "sched_exclusion"
-        ),
-        other_labels=_under(
-            "sharedgpu",
-            *("gpu_model", "priority", "group_name", "group_headcount", "group_threshold"),
-        ),
-    ),
+    "aliyun": Keys(other_labels=_under("aliyun.com", "gpu-count")),
+    "tencent": Keys(other_annotations=_under("tencent.com", "vcuda-core-limit")),
+    "qgpu": Keys(other_annotations=_under("tke.cloud.tencent.com", "app-class")),
     "kai": Keys(
-        asking_annotations=frozenset({"gpu-fraction", "gpu-memory"}),
         other_annotations=frozenset(
             {
                 *("gpu-fraction-num-devices", "gpu-fraction-container-name", "mps"),
+                # By container: no name of it is known beforehand.
                 "nvidia.com/container.*",
             }
         ),
     ),
 }
-"""By the short names of the dialects, as those systems' own documentation names them."""
+"""By the short names of the dialects: what says more about a share, and what no list can name."""

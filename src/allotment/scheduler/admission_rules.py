@@ -40,6 +40,7 @@ _CONTAINERS: Final = "(object.spec.containers + object.spec.?initContainers.orVa
 _ANNOTATIONS: Final = "object.metadata.?annotations.orValue({})"
 _OLD_ANNOTATIONS: Final = "oldObject.metadata.?annotations.orValue({})"
 _LABELS: Final = "object.metadata.?labels.orValue({})"
+_SCHEDULER: Final = "object.spec.?schedulerName.orValue('')"
 _LIMITS: Final = "c.?resources.?limits.orValue({})"
 
 
@@ -49,6 +50,7 @@ def webhook_condition(keys: Keys) -> str:
         _in_limits(keys.resources),
         _among(_ANNOTATIONS, keys.annotations),
         _among(_LABELS, keys.labels),
+        _one_of(_SCHEDULER, keys.schedulers),
     )
 
 
@@ -56,8 +58,8 @@ def untranslated_condition(keys: Keys) -> str:
     """Return the expression that is true of a pod that asks for a share in others' words."""
     return _any(
         _in_limits(keys.asking_resources - OWN.asking_resources, is_asked=True),
-        _among(_ANNOTATIONS, keys.asking_annotations - OWN.asking_annotations),
-        _among(_LABELS, keys.asking_labels - OWN.asking_labels),
+        _among(_ANNOTATIONS, keys.asking_annotations - OWN.asking_annotations, is_asked=True),
+        _among(_LABELS, keys.asking_labels - OWN.asking_labels, is_asked=True),
     )
 
 
@@ -98,14 +100,21 @@ def _in_limits(names: Collection[str], *, is_asked: bool = False) -> str:
     return f"{_CONTAINERS}.exists(c, {_LIMITS}.exists(r, {one}))"
 
 
-def _among(there: str, names: Collection[str]) -> str:
-    return f"{there}.exists(k, {_one_of('k', names)})" if names else ""
+def _among(there: str, names: Collection[str], *, is_asked: bool = False) -> str:
+    if not names:
+        return ""
+    # Nothing but zeros asks for nothing, as in KubeShare.
+    amount = f" && !{there}[k].matches('^[0.]*$')" if is_asked else ""
+    one = _one_of("k", names)
+    return f"{there}.exists(k, ({one}){amount})" if amount else f"{there}.exists(k, {one})"
 
 
 def _one_of(variable: str, names: Collection[str]) -> str:
     exact = sorted(each for each in names if not each.endswith("*"))
     prefixes = sorted(each[:-1] for each in names if each.endswith("*"))
     listed = ", ".join(map(_quoted, exact))
+    if not names:
+        return ""
     return _any(
         f"{variable} in [{listed}]" if exact else "",
         *(f"{variable}.startsWith({_quoted(each)})" for each in prefixes),

@@ -103,6 +103,10 @@ class QuotaRejection:
     reason: str = "QuotaExceeded"
     """For counting."""
 
+    def __str__(self) -> str:
+        """Return need and have."""
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
@@ -127,6 +131,7 @@ class _Entry:
     namespace: str
     charge: Charge
     is_bound: bool
+    dialect: str
 
 
 @dataclass(slots=True)
@@ -172,7 +177,7 @@ class QuotaBook:
         """
         self.remove(need.uid)
         charge = charge_of(need, booking=booking, dialect=dialect)
-        entry = _Entry(need.namespace, charge, is_bound=booking is not None)
+        entry = _Entry(need.namespace, charge, is_bound=booking is not None, dialect=dialect)
         self._entries[need.uid] = entry
         self._count(entry, 1)
 
@@ -183,11 +188,12 @@ class QuotaBook:
             self._count(entry, -1)
 
     def check(
-        self, need: PodNeed, *, booking: PodBooking | None = None, dialect: str = ""
+        self, need: PodNeed, *, booking: PodBooking | None = None, dialect: str | None = None
     ) -> QuotaRejection | None:
         """Say whether a pod may be bound: against those that are bound. None: it may.
 
-        Exact with the booking that it is to have; without, as far as it can be known.
+        Exact with the booking that it is to have; without, as far as it can be known. `dialect`
+        None: as it was when the pod was added.
         """
         limits = self._limits.get(need.namespace)
         if not limits:
@@ -197,6 +203,8 @@ class QuotaBook:
         used = tally.bound
         if own is not None and own.is_bound:
             used = _sum(used, own.charge, -1)
+        if dialect is None:
+            dialect = own.dialect if own is not None else ""
         charge = charge_of(need, booking=booking, dialect=dialect)
         return _rejection(limits, charge, used)
 

@@ -86,6 +86,11 @@ class WebhookSettings:
     """Which scheduler places pods with shares; empty: pods keep what they name."""
     overwrites_scheduler: bool = False
     """Also where a pod names another one than the default."""
+    replaced_schedulers: frozenset[str] = frozenset(
+        {"hami-scheduler", "4pd-scheduler", "kubeshare-scheduler"}
+    )
+    """Those of systems whose pods are translated, and which do nothing but place on GPUs: a pod
+    that names one of them means it no longer. Volcano and KAI have queues, and keep their pods."""
     may_be_privileged: bool = False
     """Privileged containers may have shares. They see every GPU of the node, and nothing holds
     them to their part."""
@@ -129,7 +134,7 @@ class PodWebhook:
         self._titles = {each.name: each.title for each in dialects}
         self._settings = settings or WebhookSettings()
         self._quotas = quotas
-        self._keys = keys or all_keys([each.name for each in dialects])
+        self._keys = keys or all_keys(dialects)
 
     def mutate(self, body: bytes) -> Reply:
         """Answer a review: an answer to every review, HTTP status 400 to what is none."""
@@ -274,8 +279,8 @@ class PodWebhook:
         wanted = self._settings.scheduler_name
         if not wanted or pod.scheduler == wanted or pod.node:
             return ""
-        is_default = pod.scheduler in {"", _DEFAULT_SCHEDULER}
-        return wanted if is_default or self._settings.overwrites_scheduler else ""
+        is_free = pod.scheduler in {"", _DEFAULT_SCHEDULER, *self._settings.replaced_schedulers}
+        return wanted if is_free or self._settings.overwrites_scheduler else ""
 
     def _told(self, pod: ForeignPod, change: PodChange) -> Iterator[str]:
         """Yield what the author may not have meant."""
