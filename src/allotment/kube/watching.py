@@ -97,6 +97,9 @@ class Following(Generic[ItemT, ValueT]):
         self._watching: asyncio.Timeout | None = None
         self._hurry = asyncio.Event()
         self._listed_at = float("-inf")
+        self._is_doubted = False
+        self._lists_begun = 0
+        self._lists_done = 0
         self.values: dict[str, ValueT] = {}
         """By the object's uid. To be read only."""
         self.is_synced = False
@@ -111,7 +114,7 @@ class Following(Generic[ItemT, ValueT]):
         while True:
             began = _now()
             try:
-                if self._version is None:
+                if self._version is None or self._is_doubted:
                     self._version = await self._list()
                 await self._watch(self._version)
             except GoneError:
@@ -137,6 +140,20 @@ class Following(Generic[ItemT, ValueT]):
         if self._watching is not None and _now() - self._listed_at >= _RECHECK_S:
             self._watching.reschedule(_now())
 
+    async def list_anew(self) -> None:
+        """Return when a list that began after this call is known. Waits while the server is away.
+
+        For whoever has to be sure that nothing is missing; `recheck` is for doubt.
+        """
+        number = self._lists_begun
+        self._is_doubted = True
+        self._hurry.set()
+        if self._watching is not None:
+            self._watching.reschedule(_now())
+        async for _ in self.signal.changes():
+            if self._lists_done > number:
+                return
+
     async def _pause(self) -> None:
         wait_s = self._backoff.next(at_least_s=self.problem.retry_after_s if self.problem else None)
         with suppress(TimeoutError):  # the usual end of a pause
@@ -151,6 +168,9 @@ class Following(Generic[ItemT, ValueT]):
         server answers from its cache. A list from the past could miss a pod that runs.
         """
         subject = self._subject
+        self._is_doubted = False
+        self._lists_begun += 1
+        number = self._lists_begun
         values: dict[str, ValueT] = {}
         params = {**_selected(subject.fields), "limit": str(subject.page)}
         while True:
@@ -163,13 +183,12 @@ class Following(Generic[ItemT, ValueT]):
                 break
             params["continue"] = next_page
         self._listed_at = _now()
-        changed = values != self.values or not self.is_synced
         before, self.values = self.values, values
         self._tell_differences(before)
         self.is_synced = True
+        self._lists_done = number
         self._heard()
-        if changed:
-            self.signal.notify()
+        self.signal.notify()
         return found.metadata.resource_version
 
     async def _watch(self, version: str) -> None:

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot scheduler`: which node and which GPU, for every pod that asks for part of one."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+
+_LISTEN = "127.0.0.1:9447"
+_LEASE = "allotment-system/allotment-scheduler"
+
+_CONFIG = """\
+# A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
+# with {resource}, and nothing about any other.
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+# All nodes are to be looked at: where some are left out, the best one may be among them.
+percentageOfNodesToScore: 100
+profiles:
+  - schedulerName: {scheduler}
+extenders:
+  - urlPrefix: {url}
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    bindVerb: bind
+    preemptVerb: preempt
+    weight: 1
+    enableHTTPS: {https}
+{tls}    nodeCacheCapable: true
+    ignorable: false
+    httpTimeout: 30s
+    managedResources:
+      - name: {resource}
+        ignoredByScheduler: false
+"""
+
+
+@click.command(short_help="Choose node and GPU of pods: kube-scheduler's extender.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="KUBECONFIG",
+    help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=_LISTEN,
+    show_default=True,
+    envvar="ALLOTMENT_LISTEN",
+    help="Answer kube-scheduler there.  [env: ALLOTMENT_LISTEN]",
+)
+@click.option(
+    "--tls-cert-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Serve HTTPS with this certificate (PEM). It is read again when it changes.",
+)
+@click.option(
+    "--tls-key-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Its key.",
+)
+@click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help="Serve /metrics, /healthz and /readyz there as well, in threads of their own: these answer"
+    " also when the scheduler hangs.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    metavar="P[,P...]",
+    default="fragmentation",
+    show_default=True,
+    help="Which node is best: policies in a chain, the next one where the one before is even.",
+)
+@click.option(
+    "--gpu-policy",
+    "gpu_policies",
+    metavar="P[,P...]",
+    default="fragmentation",
+    show_default=True,
+    help="Which of a node's GPUs is best, likewise.",
+)
+@click.option(
+    "--candidates",
+    metavar="N",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    help="How many nodes kube-scheduler is shown, the best ones. With one it scores no more.",
+)
+@click.option(
+    "--lease",
+    metavar="NAMESPACE/NAME|off",
+    default="off",
+    show_default=True,
+    envvar="ALLOTMENT_LEASE",
+    help="Agree with other replicas on who answers, by a Lease; off: this one answers alone."
+    "  [env: ALLOTMENT_LEASE]",
+)
+@click.option(
+    "--lease-duration",
+    metavar="SECONDS",
+    type=click.IntRange(2, 3600),
+    default=3,
+    show_default=True,
+    help="Without a renewal for so long, another replica answers.",
+)
+@click.option(
+    "--lease-renew",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 1200.0),
+    default=1.0,
+    show_default=True,
+    help="How often it is renewed: at most a half of its duration.",
+)
+@click.option(
+    "--identity",
+    metavar="NAME",
+    envvar="POD_NAME",
+    help="This replica's name in the Lease; default: the host's and a number.  [env: POD_NAME]",
+)
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print a kube-scheduler configuration that asks this scheduler, and end.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How the log is written, on standard error.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Log every step.")
+def command(
+    *,
+    kubeconfig: Path | None,
+    listen: str,
+    tls_cert_file: Path | None,
+    tls_key_file: Path | None,
+    metrics_listen: str | None,
+    policies: str,
+    gpu_policies: str,
+    candidates: int,
+    lease: str,
+    lease_duration: int,
+    lease_renew: float,
+    identity: str | None,
+    print_config: bool,
+    log_format: str,
+    verbose: bool,
+) -> None:
+    """Choose the node and the GPUs of every pod that asks for allotment.dev/gpu.
+
+    Works beside a stock kube-scheduler, as its extender: kube-scheduler finds the nodes that do for
+    a pod otherwise, this service says which of them is best, chooses the GPUs, and binds the pod
+    with the placement written on it. What it knows it reads from nodes and pods, so it can be ended
+    and started at any time; with --lease several replicas take turns.
+
+    \b
+    Examples:
+      allot scheduler --print-config > kube-scheduler.yaml
+      allot scheduler --kubeconfig ~/.kube/config --listen 127.0.0.1:9447
+      allot scheduler --listen :9447 --lease allotment-system/allotment-scheduler
+    """  # noqa: D301 - click's mark
+    if print_config:
+        click.echo(_configuration(listen, is_tls=tls_cert_file is not None), nl=False)
+        return
+    _start(
+        {
+            "kubeconfig": kubeconfig,
+            "listen": listen,
+            "tls_certificate": tls_cert_file,
+            "tls_key": tls_key_file,
+            "metrics_listen": metrics_listen,
+            "node_policies": _chain("--policy", policies),
+            "device_policies": _chain("--gpu-policy", gpu_policies),
+            "identity": identity or f"{os.uname().nodename}-{secrets.token_hex(4)}",
+            "log_format": log_format,
+            "verbose": verbose,
+        },
+        candidates=candidates,
+        lease=lease,
+        lease_duration=lease_duration,
+        lease_renew=lease_renew,
+    )
+
+
+def _chain(option: str, text: str) -> tuple[str, ...]:
+    """Take a chain of policies apart; `Cluster` refuses those that are not there."""
+    from allotment.model.errors import UsageError
+
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise UsageError(
+            f"{option} {text!r} is no chain of policies",
+            hint="write different policies with commas: fragmentation,topology",
+        )
+    return names
+
+
+def _configuration(listen: str, *, is_tls: bool) -> str:
+    from allotment.metrics.serving import parse_address
+
+    host, port = parse_address(listen)
+    host = host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1"  # noqa: S104 - not bound here
+    shown = f"[{host}]" if ":" in host else host
+    return _CONFIG.format(
+        resource="allotment.dev/gpu",
+        scheduler="default-scheduler",
+        url=f"{'https' if is_tls else 'http'}://{shown}:{port}",
+        https="true" if is_tls else "false",
+        tls="    tlsConfig:\n      caFile: /path/of/ca.crt\n" if is_tls else "",
+    )
+
+
+def _start(
+    options: dict[str, Any], *, candidates: int, lease: str, lease_duration: int, lease_renew: float
+) -> None:
+    from allotment.model.errors import PrerequisiteError, UsageError
+
+    if lease_renew > lease_duration / 2:
+        raise UsageError(
+            f"a lease of {lease_duration} s cannot be renewed every {lease_renew:g} s",
+            hint=f"renew it every {lease_duration / 3:g} s: one renewal may fail then",
+        )
+    namespace, slash, name = lease.partition("/")
+    if lease != "off" and (not slash or not namespace or not name or "/" in name):
+        raise UsageError(
+            f"{lease!r} does not name a Lease", hint=f"write NAMESPACE/NAME, as in {_LEASE}, or off"
+        )
+    try:
+        from allotment.kube.leases import LeaseTimes
+        from allotment.scheduler.book import BookSettings
+        from allotment.scheduler.running import run
+        from allotment.scheduler.settings import LeaseName, SchedulerSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("allotment"):
+            raise
+        raise PrerequisiteError(
+            f"`allot scheduler` needs {error.name}, which is not installed",
+            hint="install what Kubernetes needs besides: pip install 'allotment[kubernetes]'",
+        ) from error
+    run(
+        SchedulerSettings(
+            **options,
+            book=BookSettings(candidates=candidates),
+            lease=None if lease == "off" else LeaseName(namespace, name),
+            lease_times=LeaseTimes(
+                lease_s=lease_duration,
+                renew_s=lease_renew,
+                margin_s=min(0.5, lease_duration / 6),
+            ),
+        )
+    )

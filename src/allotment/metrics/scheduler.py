@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler counts: each figure once, in one table, as in `metrics.agent`.
+
+How much is allotted and left over is worked out when it is asked for, and not at each change.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from allotment.metrics.agent import Figure
+
+__all__ = ["FIGURES", "MODEL_FIGURES", "SchedulerMetrics", "Totals"]
+
+PREFIX = "allotment_scheduler_"
+VERBS = ("filter", "prioritize", "bind", "preempt")
+_FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("request_seconds", "histogram", "Time of an answer, by verb.", ("verb",), VERBS),
+    Figure("binding_seconds", "histogram", "Time of the API server's answer to a binding."),
+    Figure("requests_failed", "counter", "Calls that were not answered.", ("verb",), VERBS),
+    Figure("pods_bound", "counter", "Pods bound with a placement."),
+    Figure("pods_unbound", "counter", "Bindings that were refused, here or by the API server."),
+    Figure("pods_refused", "counter", "Answers that a pod fits nowhere.", ("why",),
+           ("room", "mistake")),
+    Figure("node_rejections", "counter", "Nodes that did not do for a pod.", ("reason",)),
+    Figure("pods", "gauge", "Pods with GPUs, by what the book knows of them.", ("state",)),
+    Figure("pods_without_placement", "gauge",
+           "Pods that ask for GPUs and were bound by somebody else."),
+    Figure("leading", "gauge", "1: this replica answers; 0: another one does, or none."),
+    Figure("api_synced", "gauge", "1: the API server is heard from; 0: it is not."),
+    Figure("events_dropped", "counter", "Kubernetes events left out: too many, or refused."),
+)  # fmt: skip
+
+MODEL_FIGURES: Mapping[str, str] = {
+    "devices": "Devices, by model.",
+    "memory_bytes": "Memory of all devices of a model.",
+    "memory_allocated_bytes": "Memory of them that is given to pods.",
+    "memory_fragmented_bytes": "Memory left on devices that are not wholly free.",
+    "compute": "Compute of all devices of a model: 1 is a device.",
+    "compute_allocated": "Compute of them that is guaranteed to pods.",
+    "compute_fragmented": "Compute left on devices that are not wholly free.",
+}
+"""`allotment_scheduler_device_NAME`, with the label `model`."""
+
+Totals = Mapping[str, Mapping[str, float]]
+"""By model, each of `MODEL_FIGURES`."""
+
+
+class SchedulerMetrics:
+    """The figures. May be called from any thread."""
+
+    def __init__(self, figures: Iterable[Figure] = FIGURES) -> None:
+        """Make all of them, with what zero can be said."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._metrics: dict[str, MetricWrapperBase] = {}
+        for each in figures:
+            self._metrics[each.name] = self._made(each)
+        self._children: dict[tuple[str, str], MetricWrapperBase] = {}
+
+    def count(self, name: str, label: str = "", *, by: float = 1) -> None:
+        """Add to a counter. Raises `KeyError` or `ValueError` for what is not in the table."""
+        metric = self._child(name, label)
+        if not isinstance(metric, Counter):
+            raise ValueError(f"{name} is no counter")  # noqa: TRY004 - one error for any misuse
+        metric.inc(by)
+
+    def observe(self, name: str, value: float, label: str = "") -> None:
+        """Add a value to a histogram; errors likewise."""
+        metric = self._child(name, label)
+        if not isinstance(metric, Histogram):
+            raise ValueError(f"{name} is no histogram")  # noqa: TRY004 - likewise
+        metric.observe(value)
+
+    def set(self, name: str, value: float, label: str = "") -> None:
+        """Set a gauge; errors likewise."""
+        metric = self._child(name, label)
+        if not isinstance(metric, Gauge):
+            raise ValueError(f"{name} is no gauge")  # noqa: TRY004 - likewise
+        metric.set(value)
+
+    def watch_models(self, totals: Callable[[], Totals]) -> None:
+        """Ask for the figures by model whenever they are asked for here."""
+        self.registry.register(_Models(totals))
+
+    def _child(self, name: str, label: str) -> MetricWrapperBase:
+        if not label:
+            return self._metrics[name]
+        key = (name, label)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metrics[name].labels(label)
+        return child
+
+    def _made(self, figure: Figure) -> MetricWrapperBase:
+        name = PREFIX + figure.name
+        metric: MetricWrapperBase
+        if figure.kind == "histogram":
+            metric = Histogram(
+                name, figure.help, figure.labels, registry=self.registry, buckets=_FAST_S
+            )
+        elif figure.kind == "gauge":
+            metric = Gauge(name, figure.help, figure.labels, registry=self.registry)
+        else:
+            metric = Counter(name, figure.help, figure.labels, registry=self.registry)
+        for value in figure.values:
+            metric.labels(value)
+        return metric
+
+
+class _Models(Collector):
+    def __init__(self, totals: Callable[[], Totals]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        totals = self._totals()
+        for name, text in MODEL_FIGURES.items():
+            family = GaugeMetricFamily(f"{PREFIX}device_{name}", text, labels=["model"])
+            for model, values in sorted(totals.items()):
+                family.add_metric([model], values[name])
+            yield family

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the scheduler was started."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allotment.kube.leases import LeaseTimes
+from allotment.scheduler.book import BookSettings
+
+__all__ = ["LeaseName", "SchedulerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """The Lease by which replicas agree who answers."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Write it as people do."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """`allot scheduler`'s options."""
+
+    kubeconfig: Path | None = None
+    """None: a pod's service account."""
+    listen: str = "127.0.0.1:9447"
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    metrics_listen: str | None = None
+    """None: figures and probes are on the same port alone."""
+    node_policies: tuple[str, ...] = ("fragmentation",)
+    device_policies: tuple[str, ...] = ("fragmentation",)
+    book: BookSettings = field(default=BookSettings())
+    lease: LeaseName | None = None
+    """None: this one leads alone."""
+    lease_times: LeaseTimes = field(default=LeaseTimes())
+    identity: str = ""
+    """Among the replicas."""
+    log_format: str = "text"
+    verbose: bool = False
