@@ -21,8 +21,9 @@ from allotment.dialects.foreign import (
     Translated,
     Translation,
 )
+from allotment.dialects.foreign_amounts import MAX_DEVICES, amount_of
 from allotment.dialects.protocol import refusal
-from allotment.dialects.quantities import amount_of, keys_of
+from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, Request, replicas_of, whole_devices
@@ -36,7 +37,6 @@ KEYS = (GPU, SHARED, MIG)
 """What this dialect reads, as its table in the documentation has it."""
 
 _MIG = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9]+g\.[0-9]+gb(?:\.[a-z0-9.]+)?)", re.ASCII)
-_MOST = 1024  # GPUs of one container: more than any node has
 
 
 class NvidiaSettings(
@@ -64,6 +64,8 @@ class NvidiaForeign:
         self._settings = settings or NvidiaSettings()
         if self._settings.replicas is not None and self._settings.replicas < 1:
             raise ValueError(self._settings.replicas)
+
+        self.resources = KEYS
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Return NVIDIA's resources of all containers."""
@@ -128,7 +130,7 @@ class NvidiaForeign:
     def _request(
         self, pod: ForeignPod, container: ForeignContainer, name: str, count: int
     ) -> Request:
-        if count > _MOST:
+        if count > MAX_DEVICES:
             problem = f"{name} is {count}, more than any node has"
             raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
         replicas = self._settings.replicas

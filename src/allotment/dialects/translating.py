@@ -65,7 +65,8 @@ def translate(pod: ForeignPod, dialects: Sequence[ForeignDialect]) -> Translatio
         for each in (*staying, *moving)
         if each.dialect is not None
     ]
-    return next((found for each, found in translations if each in moving), None)
+    found = next((found for each, found in translations if each in moving), None)
+    return found if found and found.containers else None
 
 
 def speaker_of(pod: ForeignPod, dialects: Sequence[ForeignDialect]) -> ForeignDialect | None:

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deepomatic's dialect: `deepomatic.com/shared-gpu`, so many slots of a GPU.
+
+Its plugin gives each slot of a GPU to anybody who asks, and limits nobody. Here a slot is a part of
+the GPU: that part of its memory, and as a guarantee of its time. How many slots a GPU has, that
+plugin's variable `DP_NUMBER_CONTAINERS_PER_GPU` says; it is a setting here.
+(Deepomatic/shared-gpu-nvidia-k8s-device-plugin, README.)
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from allotment.dialects.foreign import (
+    ForeignPod,
+    NodeView,
+    Translated,
+    Translation,
+)
+from allotment.dialects.foreign_amounts import amount_of
+from allotment.dialects.protocol import refusal
+from allotment.dialects.quantities import keys_of
+from allotment.model.clusters import PodBooking
+from allotment.model.requests import replicas_of
+
+__all__ = ["SHARED_GPU", "DeepomaticDialect", "DeepomaticSettings"]
+
+SHARED_GPU: Final = "deepomatic.com/shared-gpu"
+
+
+class DeepomaticSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """What a cluster may have set otherwise."""
+
+    containers_per_gpu: Annotated[int, Meta(ge=1, le=100)] = 10
+    """Of how many parts of a GPU a slot is one."""
+
+
+class DeepomaticDialect:
+    """`deepomatic.com/shared-gpu`."""
+
+    name: Final = "deepomatic"
+    title: Final = "Deepomatic's"
+    resources: Final = (SHARED_GPU,)
+
+    def __init__(self, settings: DeepomaticSettings | None = None) -> None:
+        """Take how many slots a GPU has."""
+        self._slots = (settings or DeepomaticSettings()).containers_per_gpu
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Return its resource, if a container has it."""
+        return (
+            self.resources if any(keys_of(each, self.resources) for each in pod.containers) else ()
+        )
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Say what the pod means. Raises `UsageError`."""
+        found = []
+        for container in pod.containers:
+            slots = amount_of(pod, container, SHARED_GPU)
+            if slots > self._slots:
+                problem = f"{SHARED_GPU} is {slots}, and a GPU has {self._slots} of them"
+                hint = f"ask for at most {self._slots}, or for whole GPUs by nvidia.com/gpu"
+                raise refusal(pod, container.name, problem, hint=hint)
+            if slots:
+                request = replicas_of(self._slots).times(slots)
+                found.append(
+                    Translated(container=container.name, request=request, removes=(SHARED_GPU,))
+                )
+        return Translation(dialect=self.name, containers=tuple(found))
+
+    def receipt(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        booking: PodBooking,  # noqa: ARG002
+        node: NodeView,  # noqa: ARG002
+        *,
+        now: float,  # noqa: ARG002
+    ) -> Mapping[str, str]:
+        """Its plugin writes nothing on pods."""
+        return {}
+
+    def take_over(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        node: NodeView,  # noqa: ARG002
+    ) -> PodBooking | None:
+        """Nothing on a pod says what it has."""
+        return None

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What HAMi and Volcano mean by their resources: Volcano's were made after HAMi's.
+
+Amounts are of each GPU. Memory is MiB, or percent of the GPU where no MiB are asked for; neither is
+all of it. Cores are percent of its time, reserved and not exceeded; 100 is a GPU that nobody else
+is on yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from allotment.dialects.foreign import ForeignContainer, ForeignPod
+from allotment.dialects.foreign_amounts import MAX_DEVICES, MIB, PERCENT, amount_of, bytes_of
+from allotment.dialects.protocol import refusal
+from allotment.dialects.quantities import keys_of
+from allotment.dialects.values import part_amount
+from allotment.model.compute import WHOLE, Compute
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import SOFT, Constraints, Request
+
+__all__ = ["Asked", "Names", "asked", "request_of", "sharing_mode"]
+
+_ALL_PERCENT: Final = 100
+_MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": "mig", "mps": "mps"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """How the resources are called, and what is had without them."""
+
+    count: str
+    memory: str
+    percentage: str
+    cores: str
+    factor: int = 1
+    """MiB in one of `memory`."""
+    default_memory: int = 0
+    """What is had without any memory asked for, in units of `memory`; 0: all of it."""
+    default_cores: int = 0
+    default_count: int = 1
+
+    @property
+    def amounts(self) -> tuple[str, ...]:
+        """Return the resources that say how much of each GPU."""
+        return (self.memory, self.percentage, self.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a container asks for."""
+
+    count: int
+    memory: MemoryAmount
+    cores: int
+    passed_over: tuple[str, ...] = ()
+
+
+def asked(pod: ForeignPod, container: ForeignContainer, names: Names) -> Asked | None:
+    """Read a container's resources; None: it asks for no GPU. Raises `UsageError`."""
+    amounts = keys_of(container, names.amounts)
+    count = _count(pod, container, names, amounts)
+    if count == 0:
+        return None
+    memory, told = _memory(pod, container, names)
+    cores = amount_of(pod, container, names.cores)
+    if names.cores not in amounts:
+        cores = names.default_cores
+    if cores > _ALL_PERCENT:
+        told = (*told, f"{names.cores} is {cores}: more than 100 percent is taken for 100")
+        cores = _ALL_PERCENT
+    return Asked(
+        count, memory, cores, tuple(f"container {container.name!r}: {one}" for one in told)
+    )
+
+
+def request_of(its: Asked, *, has_ceiling: bool = True, constraints: Constraints) -> Request:
+    """Return the request. Without `has_ceiling` others' time may be used while they leave it."""
+    compute = Compute()
+    if its.cores:
+        guarantee = its.cores * PERCENT
+        compute = Compute(guarantee, guarantee if has_ceiling else WHOLE, is_governed=True)
+    if its.cores == _ALL_PERCENT:
+        constraints = replace(constraints, is_alone=True)
+    return Request(its.memory, count=its.count, compute=compute, constraints=constraints)
+
+
+def sharing_mode(pod: ForeignPod, key: str, modes: frozenset[str]) -> str:
+    """Return the mode that an annotation wants: one of those it has that `modes` has, soft first.
+
+    Raises `UsageError` if there is none.
+    """
+    text = pod.annotations.get(key)
+    if text is None:
+        return SOFT
+    wanted = [mode for word, mode in _MODES.items() if word in text]
+    found = next((each for each in wanted if each in modes), None)
+    if found is not None:
+        return found
+    if not wanted:
+        problem = f"the annotation {key} is {text[:60]!r}, which has none of its words"
+        raise refusal(pod, None, problem, hint=f"write one of: {', '.join(_MODES)}")
+    problem = f"the annotation {key} wants GPUs in mode {' or '.join(wanted)}, which no node has"
+    hint = "remove it, or write hami-core: parts of GPUs that are enforced by software"
+    raise refusal(pod, None, problem, hint=hint)
+
+
+def _count(
+    pod: ForeignPod, container: ForeignContainer, names: Names, amounts: tuple[str, ...]
+) -> int:
+    is_there = bool(keys_of(container, (names.count,)))
+    count = amount_of(pod, container, names.count)
+    if not is_there:
+        return names.default_count if amounts else 0
+    if count > MAX_DEVICES:
+        problem = f"{names.count} is {count}, more GPUs than any node has"
+        raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
+    if count == 0 and any(amount_of(pod, container, each) for each in amounts):
+        problem = f"it asks for {' and '.join(amounts)} of {names.count}: 0"
+        raise refusal(pod, container.name, problem, hint=f"write `{names.count}: 1`")
+    return count
+
+
+def _memory(
+    pod: ForeignPod, container: ForeignContainer, names: Names
+) -> tuple[MemoryAmount, tuple[str, ...]]:
+    amount = amount_of(pod, container, names.memory)
+    has_percentage = bool(keys_of(container, (names.percentage,)))
+    percentage = amount_of(pod, container, names.percentage)
+    if amount:
+        told = f"{names.percentage}: {names.memory} says how much already"
+        size = bytes_of(pod, container.name, names.memory, amount, unit=MIB * names.factor)
+        return size, (told,) if has_percentage else ()
+    if has_percentage:
+        if not 0 < percentage <= _ALL_PERCENT:
+            problem = f"{names.percentage} is {percentage}"
+            hint = "write 1 to 100, or leave it out for all of the memory"
+            raise refusal(pod, container.name, problem, hint=hint)
+        return part_amount(Fraction(percentage, _ALL_PERCENT)), ()
+    if names.default_memory:
+        unit = MIB * names.factor
+        return bytes_of(pod, container.name, names.memory, names.default_memory, unit=unit), ()
+    return part_amount(Fraction(1)), ()

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volcano's two dialects: vGPUs, and the GPU sharing that was there before them.
+
+    resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 4000}}
+    resources: {limits: {volcano.sh/gpu-memory: 4000}}
+
+The first means what HAMi's resources mean. The second is MiB of one GPU, or a number of GPUs that
+nobody else is on. Volcano counts neither in init containers; here they are counted as any other.
+(Volcano v1.13 `docs/user-guide/how_to_use_vgpu.md`, `how_to_use_gpu_sharing.md`,
+`pkg/scheduler/api/devices/nvidia`.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from allotment.dialects.foreign import (
+    DIALECT,
+    ForeignContainer,
+    ForeignPod,
+    NodeView,
+    Translated,
+    Translation,
+)
+from allotment.dialects.foreign_amounts import (
+    MAX_DEVICES,
+    MIB,
+    amount_of,
+    booked,
+    bytes_of,
+    index_list,
+    regular_containers,
+    uuids_by_index,
+)
+from allotment.dialects.protocol import refusal
+from allotment.dialects.quantities import items_of, keys_of, model_rules
+from allotment.dialects.values import part_amount
+from allotment.dialects.vgpu_records import booked as booked_by_record
+from allotment.dialects.vgpu_records import decode, encode
+from allotment.dialects.vgpu_requests import Names, asked, request_of, sharing_mode
+from allotment.model.clusters import PlacedDevice, PodBooking
+from allotment.model.errors import UsageError
+from allotment.model.pods import ContainerKind
+from allotment.model.requests import SOFT, Constraints, Request
+
+__all__ = [
+    "ANNOTATIONS",
+    "GPUSHARE_RECEIPTS",
+    "GPUSHARE_RESOURCES",
+    "RECEIPTS",
+    "RESOURCES",
+    "VolcanoDialect",
+    "VolcanoGpuShareDialect",
+    "VolcanoSettings",
+]
+
+NUMBER: Final = "volcano.sh/vgpu-number"
+MEMORY: Final = "volcano.sh/vgpu-memory"
+PERCENTAGE: Final = "volcano.sh/vgpu-memory-percentage"
+CORES: Final = "volcano.sh/vgpu-cores"
+RESOURCES = (NUMBER, MEMORY, PERCENTAGE, CORES)
+
+VGPU_MODE: Final = "volcano.sh/vgpu-mode"
+USE_UUID: Final = "volcano.sh/vgpu-use-gpuuuid"
+NOT_UUID: Final = "volcano.sh/vgpu-nouse-gpuuuid"
+USE_TYPE: Final = "nvidia.com/use-gputype"
+NOT_TYPE: Final = "nvidia.com/nouse-gputype"
+GROUP_POLICY: Final = "volcano.sh/vgpu-podgroup-policy"
+ANNOTATIONS = (VGPU_MODE, USE_UUID, NOT_UUID, USE_TYPE, NOT_TYPE, GROUP_POLICY)
+"""What an author writes on a pod."""
+
+IDS: Final = "volcano.sh/vgpu-ids-new"
+NODE: Final = "volcano.sh/vgpu-node"
+TIME: Final = "volcano.sh/vgpu-time"
+BIND_TIME: Final = "volcano.sh/bind-time"
+PHASE: Final = "volcano.sh/bind-phase"
+RECEIPTS = (IDS, NODE, TIME, BIND_TIME, PHASE)
+"""What Volcano writes on a pod."""
+
+GPU_MEMORY: Final = "volcano.sh/gpu-memory"
+GPU_NUMBER: Final = "volcano.sh/gpu-number"
+GPUSHARE_RESOURCES = (GPU_MEMORY, GPU_NUMBER)
+GPU_INDEX: Final = "volcano.sh/gpu-index"
+PREDICATE_TIME: Final = "volcano.sh/predicate-time"
+GPUSHARE_RECEIPTS = (GPU_INDEX, PREDICATE_TIME)
+
+_FAILED: Final = "failed"
+
+
+class VolcanoSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """What a cluster may have set otherwise."""
+
+    gpu_memory_factor: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
+    """MiB in one of `volcano.sh/vgpu-memory`."""
+    modes: frozenset[str] = frozenset({SOFT})
+    """Those in which nodes have GPUs for shares: what `volcano.sh/vgpu-mode` may ask for."""
+
+
+class VolcanoDialect:
+    """`volcano.sh/vgpu-number`, `vgpu-memory`, `vgpu-memory-percentage`, `vgpu-cores`."""
+
+    name: Final = "volcano"
+    title: Final = "Volcano's"
+    resources: Final = RESOURCES
+
+    def __init__(self, settings: VolcanoSettings | None = None) -> None:
+        """Take the settings of the device plugin that the pods were written for."""
+        self._settings = settings or VolcanoSettings()
+        self._names = Names(
+            count=NUMBER,
+            memory=MEMORY,
+            percentage=PERCENTAGE,
+            cores=CORES,
+            factor=self._settings.gpu_memory_factor,
+        )
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Return its resources and annotations, where a container has one of the resources."""
+        there = {key for each in pod.containers for key in keys_of(each, RESOURCES)}
+        if not there:
+            return ()
+        written = (each for each in ANNOTATIONS if each in pod.annotations)
+        return (*(each for each in RESOURCES if each in there), *written)
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Say what the pod means. Raises `UsageError`."""
+        constraints = Constraints(
+            models=model_rules(pod, USE_TYPE, refuses=False),
+            not_models=model_rules(pod, NOT_TYPE, refuses=True),
+            uuids=items_of(pod.annotations.get(USE_UUID, "")),
+            not_uuids=items_of(pod.annotations.get(NOT_UUID, "")),
+        )
+        mode = sharing_mode(pod, VGPU_MODE, self._settings.modes)
+        told: list[str] = []
+        if GROUP_POLICY in pod.annotations:
+            told.append(
+                f"{GROUP_POLICY}: pods of a group may share a GPU; give them the same"
+                " allotment.dev/anti-affinity to keep them apart"
+            )
+        found = []
+        for container in pod.containers:
+            its = asked(pod, container, self._names)
+            if its is not None:
+                told += its.passed_over
+                request = replace(request_of(its, constraints=constraints), mode=mode)
+                # Its plugin offers three of them to the kubelet as devices; none has a meaning now.
+                removes = keys_of(container, RESOURCES)
+                found.append(Translated(container=container.name, request=request, removes=removes))
+        return Translation(dialect=self.name, containers=tuple(found), passed_over=tuple(told))
+
+    def receipt(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        booking: PodBooking,
+        node: NodeView,  # noqa: ARG002
+        *,
+        now: float,
+    ) -> Mapping[str, str]:
+        """Return what Volcano and its device plugin would have written by now."""
+        regular = sorted(
+            (each for each in booking.containers if each.kind is ContainerKind.REGULAR),
+            key=lambda each: each.place,
+        )
+        moment = str(int(now))
+        return {
+            IDS: encode((each.devices for each in regular), ends=False),
+            NODE: booking.node,
+            TIME: moment,
+            BIND_TIME: moment,
+            PHASE: "success",
+        }
+
+    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:  # noqa: ARG002
+        """Read what Volcano gave a pod that it bound."""
+        text = pod.annotations.get(IDS)
+        if text is None or DIALECT in pod.annotations or pod.annotations.get(PHASE) == _FAILED:
+            return None
+        if not pod.node or pod.annotations.get(NODE) != pod.node:
+            return None  # it was copied from another pod
+        # Volcano looks at these two alone.
+        names = [each.name for each in regular_containers(pod) if keys_of(each, (NUMBER, MEMORY))]
+        try:
+            given = decode(text, ends=False)
+        except UsageError as error:
+            problem = f"the annotation {IDS}: {error.message}"
+            raise refusal(pod, None, problem, hint=error.hint or "") from error
+        return booked_by_record(pod, IDS, given, names)
+
+
+class VolcanoGpuShareDialect:
+    """`volcano.sh/gpu-memory` and `volcano.sh/gpu-number`."""
+
+    name: Final = "volcano-gpushare"
+    title: Final = "Volcano's (GPU sharing)"
+    resources: Final = GPUSHARE_RESOURCES
+
+    def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
+        """Return its resources."""
+        there = {key for each in pod.containers for key in keys_of(each, GPUSHARE_RESOURCES)}
+        return tuple(each for each in GPUSHARE_RESOURCES if each in there)
+
+    def translate(self, pod: ForeignPod) -> Translation:
+        """Say what the pod means. Raises `UsageError`."""
+        found = []
+        for container in pod.containers:
+            request = self._request(pod, container)
+            if request is not None:
+                removes = keys_of(container, GPUSHARE_RESOURCES)
+                found.append(Translated(container=container.name, request=request, removes=removes))
+        return Translation(dialect=self.name, containers=tuple(found))
+
+    def receipt(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        booking: PodBooking,
+        node: NodeView,
+        *,
+        now: float,
+    ) -> Mapping[str, str]:
+        """Return what Volcano would have written: which GPUs, by index, and when."""
+        devices = {each.uuid: each for its in booking.containers for each in its.devices}
+        indexes = index_list(tuple(devices.values()), node)
+        moment = str(int(now * 1_000_000_000))
+        return {GPU_INDEX: indexes, PREDICATE_TIME: moment} if indexes else {}
+
+    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+        """Read what Volcano gave a pod: it had one GPU for memory, or as many as it asked for."""
+        text = pod.annotations.get(GPU_INDEX)
+        if text is None or DIALECT in pod.annotations or not pod.node:
+            return None
+        uuids = uuids_by_index(pod, GPU_INDEX, text, node=node)
+        parts: dict[str, tuple[PlacedDevice, ...]] = {}
+        left = list(uuids)
+        for container in pod.containers:
+            request = self._request(pod, container)
+            if request is None:
+                continue
+            if request.memory.size_bytes is not None:
+                parts[container.name] = (PlacedDevice(uuids[0], request.memory.size_bytes),)
+                continue
+            mine, left = left[: request.count], left[request.count :]
+            if len(mine) < request.count:
+                problem = f"the annotation {GPU_INDEX} names too few GPUs for it"
+                hint = "delete the pod, so that it is placed anew"
+                raise refusal(pod, container.name, problem, hint=hint)
+            parts[container.name] = tuple(
+                PlacedDevice(uuid, node.memory_bytes.get(uuid, 0)) for uuid in mine
+            )
+        return booked(pod, parts)
+
+    def _request(self, pod: ForeignPod, container: ForeignContainer) -> Request | None:
+        memory = amount_of(pod, container, GPU_MEMORY)
+        number = amount_of(pod, container, GPU_NUMBER)
+        if memory and number:
+            problem = f"it asks for {GPU_MEMORY} and {GPU_NUMBER}: a part of a GPU, and whole GPUs"
+            raise refusal(pod, container.name, problem, hint="keep one of them")
+        if number > MAX_DEVICES:
+            problem = f"{GPU_NUMBER} is {number}, more GPUs than any node has"
+            raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
+        if memory:
+            return Request(bytes_of(pod, container.name, GPU_MEMORY, memory, unit=MIB))
+        return Request(part_amount(Fraction(1)), count=number) if number else None

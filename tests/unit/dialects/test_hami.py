@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HAMi's resources and annotations: what they come to, what is refused, and its records."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, NodeView, Translation
+from allotment.dialects.hami import ANNOTATIONS, HamiDialect
+from allotment.dialects.hami_settings import HamiSettings, load_hami
+from allotment.dialects.native import written
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.compute import WHOLE, Compute, ComputeClass
+from allotment.model.errors import UsageError
+from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.requests import DeviceWeights, ModelRule, Request
+
+MI = 1 << 20
+NAMES = {
+    "gpu": "nvidia.com/gpu",
+    "mem": "nvidia.com/gpumem",
+    "part": "nvidia.com/gpumem-percentage",
+    "cores": "nvidia.com/gpucores",
+    "priority": "nvidia.com/priority",
+}
+NODE = NodeView(indexes={"GPU-1": 0, "GPU-2": 1}, models={}, memory_bytes={})
+
+
+def container(name: str = "train", /, **amounts: object) -> ForeignContainer:
+    limits = {NAMES[key]: str(value) for key, value in amounts.items()}
+    return ForeignContainer(name=name, limits=limits)
+
+
+def pod(*containers: ForeignContainer, **annotations: str) -> ForeignPod:
+    return ForeignPod(
+        namespace="team",
+        name="train-0",
+        containers=containers,
+        annotations={
+            next(each for each in ANNOTATIONS if each.endswith(f"/{key.replace('_', '-')}")): text
+            for key, text in annotations.items()
+        },
+    )
+
+
+def translate(subject: ForeignPod, **settings: object) -> Translation:
+    dialect = HamiDialect(HamiSettings(**settings))  # type: ignore[arg-type]
+    assert dialect.recognises(subject)
+    found = dialect.translate(subject)
+    written(subject, found)
+    return found
+
+
+def request(subject: ForeignPod, **settings: object) -> Request:
+    (found,) = translate(subject, **settings).containers
+    return found.request
+
+
+def test_amounts_are_of_each_gpu_and_the_count_goes() -> None:
+    (found,) = translate(pod(container(gpu=2, mem=3000, cores=30))).containers
+    assert found.container == "train"
+    assert found.request.count == 2
+    assert found.request.memory.size_bytes == 3000 * MI
+    assert found.request.compute == Compute(3000, 3000, is_governed=True)
+    assert found.removes == ("nvidia.com/gpu",)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "part", "compute"),
+    [
+        ({"gpu": 1, "part": 50}, Fraction(1, 2), Compute()),
+        ({"gpu": 1, "part": 33, "cores": 0}, Fraction(33, 100), Compute()),
+        ({"gpu": 1, "cores": 20}, Fraction(1), Compute(2000, 2000, is_governed=True)),
+        ({"cores": 20, "part": 7}, Fraction(7, 100), Compute(2000, 2000, is_governed=True)),
+        ({"gpu": 1, "mem": 0, "cores": 1}, Fraction(1), Compute(100, 100, is_governed=True)),
+    ],
+    ids=str,
+)
+def test_parts_of_memory(amounts: dict[str, int], part: Fraction, compute: Compute) -> None:
+    found = request(pod(container(**amounts)))
+    assert found.count == 1
+    assert found.memory.part == part
+    assert found.compute == compute
+
+
+def test_mebibytes_win_over_percent_and_that_is_told() -> None:
+    found = translate(pod(container(gpu=1, mem=1000, part=50)))
+    assert found.containers[0].request.memory.size_bytes == 1000 * MI
+    assert "nvidia.com/gpumem-percentage" in found.passed_over[0]
+
+
+def test_all_cores_are_of_a_gpu_that_nobody_is_on() -> None:
+    found = translate(pod(container(gpu=1, mem=1000, cores=150)))
+    its = found.containers[0].request
+    assert its.compute == Compute(WHOLE, WHOLE, is_governed=True)
+    assert its.constraints.is_alone
+    assert "nvidia.com/gpucores is 150" in found.passed_over[0]
+    assert not request(pod(container(gpu=1, mem=1000, cores=99))).constraints.is_alone
+
+
+@pytest.mark.parametrize(
+    ("priority", "kind"), [(0, ComputeClass.LATENCY), (1, ComputeClass.BESTEFFORT)]
+)
+def test_priority_is_a_class(priority: int, kind: ComputeClass) -> None:
+    found = request(pod(container(gpu=1, mem=1000, priority=priority)))
+    assert found.compute == Compute(kind=kind, is_governed=True)
+
+
+def test_annotations() -> None:
+    found = request(
+        pod(
+            container(gpu=2, mem=1000),
+            use_gputype="A100, nvidia-tesla v100,",
+            nouse_gputype="T4",
+            use_gpuuuid="GPU-1 , GPU-2",
+            nouse_gpuuuid="GPU-3",
+            numa_bind="True",
+            vgpu_mode="hami-core",
+            node_scheduler_policy="spread",
+            gpu_scheduler_policy="topology-aware, mutex,numa",
+            device_scoring_weights="slot=1, core=0,memory=3",
+        )
+    )
+    its = found.constraints
+    assert its.models == (
+        ModelRule("A100"),
+        ModelRule("nvidia-tesla v100"),
+        ModelRule("tesla v100"),
+    )
+    assert its.not_models == (ModelRule("T4"),)
+    assert its.uuids == ("GPU-1", "GPU-2")
+    assert its.not_uuids == ("GPU-3",)
+    assert its.same_numa
+    assert its.is_alone
+    assert found.mode == "soft"
+    assert found.preferences.node_policies == ("spread",)
+    assert found.preferences.device_policies == ("topology", "numa")
+    assert found.preferences.weights == DeviceWeights(shares=1, compute=0, memory=3)
+
+
+def test_a_type_that_every_gpu_is_asks_for_nothing() -> None:
+    assert request(pod(container(gpu=1), use_gputype="A100,NVIDIA")).constraints.models == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "amounts", "expected"),
+    [
+        ({"memory_factor": 10}, {"gpu": 1, "mem": 100}, 1000 * MI),
+        ({"default_memory": 500}, {"gpu": 1, "cores": 5}, 500 * MI),
+        ({"default_memory": 50, "memory_factor": 10}, {"gpu": 1, "cores": 5}, 500 * MI),
+    ],
+)
+def test_units_and_defaults(
+    settings: dict[str, int], amounts: dict[str, int], expected: int
+) -> None:
+    assert request(pod(container(**amounts)), **settings).memory.size_bytes == expected
+
+
+def test_more_settings() -> None:
+    asking = pod(container(mem=1000, cores=20))
+    assert request(asking, default_gpu_num=2).count == 2
+    assert request(asking, gpu_core_policy="disable").compute.ceiling == WHOLE
+    assert request(asking, device_memory_scaling=1.5).may_oversubscribe
+    assert not request(asking).may_oversubscribe
+    assert request(pod(container(mem=1)), default_cores=15).compute.guarantee == 1500
+    assert request(asking, gpu_scheduler_policy="spread").preferences.device_policies == ("spread",)
+    assert request(asking, node_scheduler_policy="binpack").preferences.node_policies == (
+        "binpack",
+    )
+    renamed = ForeignContainer(name="train", limits={"example.com/vmem": "5"})
+    settings = {"resource_memory_name": "example.com/vmem"}
+    assert request(pod(renamed), **settings).memory.size_bytes == 5 * MI
+
+
+def test_environment() -> None:
+    variables = {"CUDA_DISABLE_CONTROL": "true", "GPU_CORE_UTILIZATION_POLICY": "FAST"}
+    asking = replace(container(gpu=1, cores=10), environment=variables)
+    found = translate(pod(asking))
+    assert found.containers[0].request.compute.ceiling == 1000
+    assert ["CUDA_DISABLE_CONTROL" in each for each in found.passed_over] == [True, False]
+    assert "GPU_CORE_UTILIZATION_POLICY is 'fast'" in found.passed_over[1]
+    free = replace(asking, environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
+    assert request(pod(free)).compute == Compute(1000, WHOLE, is_governed=True)
+
+
+def test_a_plain_count_is_its_only_where_something_says_so() -> None:
+    plain = pod(container(gpu=1))
+    assert HamiDialect().recognises(plain) == ()
+    assert HamiDialect().recognises(pod(container(gpu=1), use_gputype="A100")) == (
+        "nvidia.com/gpu",
+        "nvidia.com/use-gputype",
+    )
+    assert HamiDialect().recognises(replace(plain, scheduler="hami-scheduler"))
+    assert HamiDialect(HamiSettings(owns_plain_count=True)).recognises(plain)
+    assert HamiDialect().recognises(pod(container("web"), use_gputype="A100")) == ()
+    beside = pod(container("a", gpu=1, mem=5), container("b", gpu=1), container("web"))
+    assert [each.container for each in translate(beside).containers] == ["a", "b"]
+    # A GPU that nobody else is on, as HAMi's default is for it.
+    assert translate(beside).containers[1].request.memory.part == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        (pod(container(gpu=1, part=101)), "container 'train': nvidia.com/gpumem-percentage is 101"),
+        (pod(container(gpu=1, part=0)), "nvidia.com/gpumem-percentage is 0"),
+        (pod(container(gpu=1, mem="500m")), "nvidia.com/gpumem: '500m'"),
+        (pod(container(gpu=1, mem="4Ei")), "more than any GPU has"),
+        (pod(container(gpu=0, mem=5)), "asks for nvidia.com/gpumem of nvidia.com/gpu: 0"),
+        (pod(container(gpu=10**6, mem=5)), "more GPUs than any node has"),
+        (pod(container(gpu=-1, mem=5)), "nvidia.com/gpu: '-1'"),
+        (pod(container(gpu=1, priority=2)), "nvidia.com/priority is 2"),
+        (pod(container(priority=1)), "nvidia.com/priority, and asks for no GPU"),
+        (pod(container(gpu=1), vgpu_mode="mig"), "wants GPUs in mode mig, which no node has"),
+        (pod(container(gpu=1), vgpu_mode="mgi"), "none of its words"),
+        (pod(container(gpu=1), nouse_gputype="nvidia"), "which every NVIDIA GPU is"),
+        (pod(container(gpu=1), node_scheduler_policy="pack"), "is 'pack'"),
+        (pod(container(gpu=1), gpu_scheduler_policy="spred"), "did you mean 'spread'?"),
+        (pod(container(gpu=1), device_scoring_weights="slot=1"), "hami.io/device-scoring-weights"),
+        (pod(container(gpu=1), device_scoring_weights="slot=0,core=0,memory=0"), "above 0"),
+        (pod(container(gpu=1), device_scoring_weights="slot=-1,core=0,memory=0"), "not a whole"),
+    ],
+)
+def test_refused_with_where_and_the_next_step(subject: ForeignPod, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        translate(subject)
+    assert refused.value.message.startswith("pod team/train-0")
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_mode_that_nodes_have_is_passed_on() -> None:
+    modes = frozenset({"soft", "mig"})
+    assert request(pod(container(gpu=1), vgpu_mode="mig"), modes=modes).mode == "mig"
+    assert request(pod(container(gpu=1), vgpu_mode="mig,hami-core"), modes=modes).mode == "soft"
+
+
+# ---- receipts ------------------------------------------------------------------------------------
+
+
+def booking(*containers: PlacedContainer) -> PodBooking:
+    return PodBooking(uid=PodUid(""), node="node-1", containers=containers)
+
+
+def has(name: str, *devices: PlacedDevice, place: int = 0) -> PlacedContainer:
+    return PlacedContainer(name=name, devices=devices, place=place)
+
+
+def test_receipt_is_as_hami_writes_it() -> None:
+    subject = pod(container("web"), container("a", gpu=2), container("b", gpu=1))
+    given_ = booking(
+        has("a", PlacedDevice("GPU-1", 1000 * MI, 3000), PlacedDevice("GPU-2", 1000 * MI, 3001)),
+        has("b", PlacedDevice("GPU-1", 2000 * MI)),
+    )
+    assert HamiDialect().receipt(subject, given_, NODE, now=1_700_000_000.7) == {
+        "hami.io/vgpu-node": "node-1",
+        "hami.io/vgpu-time": "1700000000",
+        "hami.io/bind-time": "1700000000",
+        "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": (
+            ";GPU-1,NVIDIA,1000,30:GPU-2,NVIDIA,1000,31:;GPU-1,NVIDIA,2000,0:;"
+        ),
+    }
+
+
+def running(record: str, *containers: ForeignContainer, **changes: str) -> ForeignPod:
+    annotations = {
+        "hami.io/vgpu-node": "node-1",
+        "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": record,
+        **changes,
+    }
+    return replace(pod(*containers), node="node-1", annotations=annotations)
+
+
+def test_take_over_of_what_hami_gave() -> None:
+    init = replace(container("init"), kind=ContainerKind.INIT)
+    main = container("train", gpu=1)
+    expected = booking(has("train", PlacedDevice("GPU-1", 1000 * MI, 3000), place=1))
+    for record in (";GPU-1,NVIDIA,1000,30:;", "GPU-1,NVIDIA,1000,30:;"):
+        assert HamiDialect().take_over(running(record, init, main), NODE) == expected
+
+
+def test_take_over_of_a_mig_device() -> None:
+    found = HamiDialect().take_over(running("GPU-1[0-2],NVIDIA,9728,0:;", container()), NODE)
+    assert found is not None
+    assert found.containers[0].mode == "mig"
+    assert found.containers[0].devices == (PlacedDevice("GPU-1", 9728 * MI),)
+    two = running("GPU-1[0-2],NVIDIA,9728,0:GPU-1[0-3],NVIDIA,1,0:;", container())
+    found = HamiDialect().take_over(two, NODE)
+    assert found is not None
+    assert found.containers[0].devices == (PlacedDevice("GPU-1", 9729 * MI),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hami.io/vgpu-node": "node-2"},
+        {"hami.io/bind-phase": "failed"},
+        {DIALECT: "hami"},
+    ],
+    ids=str,
+)
+def test_no_take_over_of_what_was_copied_failed_or_is_ours(changes: dict[str, str]) -> None:
+    subject = running("GPU-1,NVIDIA,1000,30:;", container(), **changes)
+    assert HamiDialect().take_over(subject, NODE) is None
+    assert HamiDialect().take_over(replace(subject, annotations={}), NODE) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "GPU-1,NVIDIA,1000,30:;;;",
+        "GPU-1,NVIDIA,1000:;",
+        "GPU-1,NVIDIA,1000,30",
+        "GPU-1,MLU,1000,30:;",
+        "GPU-1,NVIDIA,-1,30:;",
+        "GPU-1,NVIDIA,1000,x:;",
+        ",NVIDIA,1000,30:;",
+        "GPU-1,NVIDIA,99999999999999999,30:;",
+        "x" * 100_000,
+    ],
+    ids=lambda text: text[:30],
+)
+def test_records_that_cannot_be_read_are_refused(record: str) -> None:
+    with pytest.raises(UsageError, match=r"hami\.io/vgpu-devices-allocated") as refused:
+        HamiDialect().take_over(running(record, container()), NODE)
+    assert refused.value.message.startswith("pod team/train-0: ")
+    assert refused.value.hint
+    assert len(refused.value.message) < 300
+
+
+DEVICES = st.lists(
+    st.builds(
+        PlacedDevice,
+        st.from_regex(r"GPU-[0-9a-f]{4}", fullmatch=True),
+        st.integers(0, 1 << 20).map(lambda size: size * MI),
+        st.integers(0, 100).map(lambda percent: percent * 100),
+    ),
+    max_size=3,
+    unique_by=lambda device: device.uuid,
+).map(tuple)
+
+
+@given(st.lists(DEVICES, min_size=1, max_size=4))
+def test_what_is_written_is_taken_over(devices: list[tuple[PlacedDevice, ...]]) -> None:
+    names = [f"c{place}" for place in range(len(devices))]
+    placed = [
+        has(name, *its, place=place)
+        for place, (name, its) in enumerate(zip(names, devices, strict=True))
+    ]
+    expected = booking(*(each for each in placed if each.devices))
+    subject = pod(*map(container, names))
+    record = HamiDialect().receipt(subject, expected, NODE, now=0)
+    found = HamiDialect().take_over(replace(subject, node="node-1", annotations=record), NODE)
+    assert found == (expected if expected.containers else None)
+
+
+# ---- the settings file ---------------------------------------------------------------------------
+
+
+def test_settings_are_read_from_its_own_file() -> None:
+    settings, told = load_hami(
+        "nvidia:\n  resourceCountName: example.com/vgpu\n  memoryFactor: 2\n  defaultGPUNum: 3\n"
+        "  deviceMemoryScaling: 1.8\n  overwriteEnv: true\ncambricon: {}\n"
+    )
+    assert settings.resource_count_name == "example.com/vgpu"
+    assert (settings.memory_factor, settings.default_gpu_num) == (2, 3)
+    assert settings.device_memory_scaling == 1.8
+    assert told == ("nvidia.overwriteEnv: a pod without a GPU is not changed",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nvidia: {defaultGpuNum: 1}", "nvidia.defaultGpuNum is not known"),
+        ("nvidia: {memoryFactor: 0}", "memoryFactor"),
+        ("nvidia: {resourceCountName: gpu}", "resourceCountName"),
+        ("other: {}", "no section nvidia"),
+        ("[", "no YAML"),
+        ("- 1", "no section nvidia"),
+    ],
+)
+def test_settings_that_cannot_be_meant(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_hami(text)
+    assert said in refused.value.message
+    assert refused.value.hint
