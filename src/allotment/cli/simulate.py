@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from contextlib import contextmanager
@@ -56,6 +57,22 @@ class SeedsType(click.ParamType[Any]):
         return list(seeds)
 
 
+class NumberType(click.FloatRange):
+    """A number of a range. Of `nan` click says that it is in all ranges."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Parse a text."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
 def _is_seed(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_SEED  # noqa: PLR2004
 
@@ -83,7 +100,7 @@ def _is_seed(text: str) -> bool:
 @click.option(
     "--scale",
     metavar="X",
-    type=click.FloatRange(0.001, 100),
+    type=NumberType(0.001, 100),
     default=1.0,
     show_default=True,
     help="Of --generate: so many times the nodes and pods.",
@@ -91,7 +108,7 @@ def _is_seed(text: str) -> bool:
 @click.option(
     "--constrained",
     metavar="PERCENT",
-    type=click.FloatRange(0, 100),
+    type=NumberType(0, 100),
     default=10.0,
     show_default=True,
     help="Of --generate: how many of the pods with GPUs take certain models alone.",
@@ -115,7 +132,7 @@ def _is_seed(text: str) -> bool:
 @click.option(
     "--tune",
     metavar="RATIO",
-    type=click.FloatRange(0, 100),
+    type=NumberType(0, 100),
     help="How much the pods that are drawn ask for in all, over all GPUs; 0: each pod of the trace"
     f" comes once.  [default: {_TUNE}; with --departures 0]",
 )
@@ -197,11 +214,11 @@ def command(
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     names = _policies(policies)
-    check_policies(names)
     trace = _trace(nodes, pods, generate=generate, seed=seeds[0], scale=scale, part=constrained)
     if generate and nodes is not None and pods is not None:
         _write(trace, nodes, pods)
         return
+    check_policies(names)
     if tune is None and not departures:
         tune = _TUNE
     scene = TraceScene(

@@ -55,6 +55,8 @@ _SHARE_MILLI = 563
 """The mean of these parts."""
 _POD_CORES = 10.5
 """The mean of all pods."""
+_MOST_CORES = 8
+"""For each GPU of a pod with several: there is room for it on all models."""
 _KINDS = {"none": 14, "share": 34, "whole": 34, "several": 3}
 """How many different ones there are of each sort (of each number of several GPUs)."""
 _STEEPNESS = 1.6  # of the kinds' frequencies, by rank: 35 of them are 95 of 100 pods
@@ -127,15 +129,15 @@ def _pods(
 
 def _with_cores(kinds: Sequence[_Kind]) -> list[_Kind]:
     """Bring the mean of the cores to what it should be."""
-    mean = sum(each.shape.cpu_milli for each in kinds) / len(kinds)
-    factor = _POD_CORES * 1000 / mean
-    return [
-        replace(
-            each,
-            shape=replace(each.shape, cpu_milli=50 * round(each.shape.cpu_milli * factor / 50)),
-        )
-        for each in kinds
-    ]
+    factor = _POD_CORES * 1000 * len(kinds) / sum(each.shape.cpu_milli for each in kinds)
+    return [replace(each, shape=_with_factor(each.shape, factor)) for each in kinds]
+
+
+def _with_factor(shape: PodShape, factor: float) -> PodShape:
+    cpu_milli = 50 * round(shape.cpu_milli * factor / 50)
+    if shape.gpus > 1:
+        cpu_milli = min(cpu_milli, shape.gpus * _MOST_CORES * 1000)
+    return replace(shape, cpu_milli=cpu_milli)
 
 
 def _share_kinds(dice: Random, number: int) -> list[_Kind]:
@@ -168,7 +170,7 @@ def _whole_kinds(dice: Random, number: int, *, gpus: int, sort: str) -> list[_Ki
             dice,
             gpus=gpus,
             milli=MILLI if gpus else 0,
-            cores=dice.choice(cores) if cores else gpus * dice.choice((6, 8, 10)),
+            cores=dice.choice(cores) if cores else gpus * dice.choice((4, 6, 8)),
         )
         for _ in range(_KINDS[sort])
     ]

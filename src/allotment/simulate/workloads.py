@@ -66,7 +66,7 @@ def timed(
     chosen.sort(key=lambda pod: pod.created_s or 0.0)
     if tune is None:
         return [Visit(pod, pod.created_s or 0.0, pod.duration_s or 0.0) for pod in chosen]
-    moments = list(accumulate(dice.expovariate(1) for _ in chosen))
+    moments = list(accumulate((dice.expovariate(1) for _ in chosen[1:]), initial=0.0))
     factor = _pace(chosen, moments, milli=tune * capacity_milli)
     return [
         Visit(pod, moment * factor, pod.duration_s or 0.0)

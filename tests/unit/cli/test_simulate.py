@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot simulate`: what it prints, what it writes, what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from allotment.cli import main
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\nn-0,64000,262144,2,T4\nn-1,64000,262144,2,P100\n"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n"
+    "a,1000,10,1,500,,0,100\nb,1000,10,1,1000,T4,10,40\nc,1000,10,0,0,,20,90\n"
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    return ["--nodes", f"{tmp_path}/nodes.csv", "--pods", f"{tmp_path}/pods.csv"]
+
+
+def simulate(*words: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *words])
+
+
+def documented(*words: str) -> Any:  # noqa: ANN401 - JSON
+    shown = simulate(*words, "-o", "json")
+    assert shown.exit_code == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_json_has_each_policy_and_seed(files: list[str]) -> None:
+    document = documented(*files, "--policy", "binpack,fgd", "--seeds", "42-44,7")
+    runs = document["runs"]
+    assert [(each["policy"], each["seed"]) for each in runs] == [
+        (policy, seed) for policy in ("binpack", "fgd") for seed in (42, 43, 44, 7)
+    ]
+    for run in runs:
+        assert set(run["allocated_pct"]) == {"95", "100", "130"}
+        assert set(run["fragmented_pct"]) == {"95", "100", "130"}
+        assert set(run["decision_ms"]) == {"p50", "p99"}
+        assert 0 < run["allocated_pct"]["130"] <= 100
+        assert run["placed"] + run["impossible"] <= run["pods"]
+    assert document["interrupted"] is False
+    summary = document["summary"]
+    mean = sum(run["allocated_pct"]["100"] for run in runs[:4]) / 4
+    assert summary[0]["allocated_pct"]["100"] == pytest.approx(mean, abs=1e-3)
+
+
+def test_a_table_has_a_line_for_each_policy(files: list[str]) -> None:
+    shown = simulate(*files, "--policy", "first-fit,spread", "--seeds", "1-3")
+    assert shown.exit_code == 0
+    head, *rows = shown.stdout.splitlines()
+    assert head.startswith("POLICY")
+    assert "FRAGMENTED @100" in head
+    assert [row.split()[:2] for row in rows] == [["first-fit", "3"], ["spread", "3"]]
+    assert shown.stderr == ""
+
+
+def test_departures(files: list[str]) -> None:
+    (run,) = documented(*files, "--departures", "--policy", "binpack")["runs"]
+    # 500 until 20, and 1000 from 10 on, of 4000, over 20 seconds.
+    assert run["allocated_pct"] == {"mean": 25.0, "late": 37.5, "most": 37.5}
+    assert (run["waited"], run["still_waiting"], run["impossible"]) == (0, 0, 0)
+    shown = simulate(*files, "--departures", "--policy", "binpack")
+    assert "WAIT p50 / p99" in shown.stdout
+    tuned = documented(*files, "--departures", "--tune", "1.2", "--policy", "binpack")
+    assert tuned["runs"][0]["asked_pct"] == pytest.approx(120, rel=0.01)
+
+
+def test_as_they_are_pods_come_once(files: list[str]) -> None:
+    document = documented(*files, "--tune", "0", "--policy", "binpack")
+    assert document["runs"][0]["pods"] == 3
+    assert document["settings"]["tune"] is None
+
+
+def test_what_is_generated_is_written_and_read(tmp_path: Path) -> None:
+    names = ("--nodes", f"{tmp_path}/n.csv", "--pods", f"{tmp_path}/p.csv")
+    made = simulate("--generate", "--scale", "0.01", "--seeds", "5", *names)
+    assert (made.exit_code, made.stdout) == (0, "")
+    assert "nodes" in made.stderr
+    read = documented(*names, "--policy", "binpack", "--gpu-memory")
+    at_once = documented(
+        "--generate", "--scale", "0.01", "--seeds", "5", "--policy", "binpack", "--gpu-memory"
+    )
+    again = documented(*names, "--policy", "binpack", "--gpu-memory", "--seeds", "5")
+    assert read["runs"][0]["curve"] != at_once["runs"][0]["curve"]
+    assert again["runs"][0]["curve"] == at_once["runs"][0]["curve"]
+    twice = simulate("--generate", *names)
+    assert twice.exit_code == 2
+    assert "is there already" in twice.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give --nodes and --pods, or --generate"),
+        (["--nodes", "x"], "--nodes is given without --pods"),
+        (["--generate", "--pods", "x"], "--pods is given without --nodes"),
+        (["--nodes", "x", "--pods", "y", "--scale", "2"], "--scale is of --generate"),
+        (["--nodes", "/none/x", "--pods", "y"], "cannot read /none/x"),
+        (["--generate", "--policy", "best"], "there is no policy 'best'"),
+        (["--generate", "--policy", "fgd,"], "there is no policy ''"),
+        (["--generate", "--seeds", "x"], "'x' is no seed"),
+        (["--generate", "--seeds", "5-3"], "ends before it begins"),
+        (["--generate", "--seeds", "1-9999999"], "more than 1000 seeds"),
+        (["--generate", "--seeds", "-5"], "'-5' is no seed"),
+        (["--generate", "--tune", "-1"], "--tune"),
+        (["--generate", "--tune", "nan"], "--tune"),
+        (["--generate", "--jobs", "0"], "--jobs"),
+    ],
+)
+def test_what_cannot_be_meant(words: list[str], said: str) -> None:
+    shown = simulate(*words)
+    assert shown.exit_code == 2, shown.output
+    assert shown.stdout == ""
+    assert said in shown.stderr
+    assert "hint: " in shown.stderr
+
+
+def test_a_bad_line_is_named(files: list[str]) -> None:
+    Path(files[-1]).write_text(PODS + "d,1000,10,1,5000,,0,100\n")
+    shown = simulate(*files)
+    assert shown.exit_code == 2
+    assert "pods.csv, line 5: gpu_milli is '5000'" in shown.stderr
