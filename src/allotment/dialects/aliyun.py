@@ -130,6 +130,11 @@ class AliyunDialect:
         """Return the resources by which it is recognised."""
         return (self.settings.memory, self.settings.compute, _TFLOPS)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels that it reads."""
+        return (self.settings.count, _IDLE_LABEL)
+
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Go by the resources: without them the label and the selectors ask for nothing."""
         return tuple(name for name in self.resources if is_asked(pod, name))

@@ -49,6 +49,8 @@ SHARING_MODE: Final = "kai.scheduler/gpu-compute-sharing-mode"
 QUEUE: Final = "kai.scheduler/queue"
 RECEIVED: Final = "received-resource-type"
 
+_PLAIN: Final = (FRACTION, MEMORY, DEVICES)
+"""Those that ask for memory without a container's name in the key."""
 _GROUP_LABEL: Final = "runai-gpu-group"
 _WHOLE: Final = re.compile(r"nvidia\.com/(?:gpu(?:\.shared)?|mig-.+)", re.ASCII)
 _MEMORY_REQUEST: Final = "gpu-memory.request"
@@ -92,12 +94,12 @@ class KaiDialect:
 
     @property
     def annotations(self) -> tuple[str, ...]:
-        """Return the annotations by which it is recognised, beside those of the prefix."""
-        return (FRACTION, MEMORY, DEVICES)
+        """Return the annotations that it reads; one that ends with `*` is the beginning of some."""
+        return (*_PLAIN, CONTAINER, MPS, SHARING_MODE, f"{self.settings.prefix}*")
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Go by what asks for something: a label for a queue, or `mps`, does not by itself."""
-        plain = [each for each in self.annotations if each in pod.annotations]
+        plain = [each for each in _PLAIN if each in pod.annotations]
         return (*plain, *(each.key for each in self._fields(pod) if each.field != _GIVEN))
 
     def translate(self, pod: ForeignPod) -> Translation:

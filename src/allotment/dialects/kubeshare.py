@@ -15,8 +15,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import sha256
-from string import ascii_lowercase
 from typing import Final
 
 from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
@@ -37,7 +35,7 @@ from allotment.model.compute import WHOLE
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
 
-__all__ = ["KubeShare2Dialect", "KubeShareDialect", "gpu_id"]
+__all__ = ["KubeShare2Dialect", "KubeShareDialect"]
 
 _ZERO = re.compile(r"\s*0+(?:\.0*)?\s*|\s*\.0+\s*", re.ASCII)
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -67,18 +65,18 @@ class KubeShareDialect:
     ANTI_AFFINITY: Final = "kubeshare/sched_anti-affinity"
     EXCLUSION: Final = "kubeshare/sched_exclusion"
 
-    @property
-    def annotations(self) -> tuple[str, ...]:
-        """Return the annotations by which it is recognised."""
-        return (self.REQUEST, self.LIMIT, self.MEMORY)
+    ASKING: Final = (REQUEST, LIMIT, MEMORY)
+    """Those by which it is recognised."""
+    annotations: Final = (*ASKING, GPU_ID, AFFINITY, ANTI_AFFINITY, EXCLUSION)
+    """All that it reads."""
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Take a pod with nothing but zeros for one without a GPU, as KubeShare does."""
-        return _recognised(pod.annotations, self.annotations)
+        return _recognised(pod.annotations, self.ASKING)
 
     def translate(self, pod: ForeignPod) -> Translation:
         """Make the pod's share that of its first container. Raises `UsageError`."""
-        missing = [each for each in self.annotations if each not in pod.annotations]
+        missing = [each for each in self.ASKING if each not in pod.annotations]
         if missing:
             problem = f"it has {', '.join(self.recognises(pod))} without {' and '.join(missing)}"
             raise refusal(pod, None, problem, hint="write all three, or none of them")
@@ -99,7 +97,7 @@ class KubeShareDialect:
         )
 
     def _asked(self, pod: ForeignPod) -> _Asked:
-        request, limit, memory = (f"the annotation {each}" for each in self.annotations)
+        request, limit, memory = (f"the annotation {each}" for each in self.ASKING)
         return _checked(
             pod,
             _Asked(
@@ -142,12 +140,9 @@ class KubeShareDialect:
     def receipt(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
-        """Write a GPUID where there is none: pods with equal ones on a node share a GPU."""
-        del node, now
-        devices = [part.uuid for each in booking.containers for part in each.devices]
-        if not devices or self.GPU_ID in pod.annotations:
-            return {}
-        return {self.GPU_ID: gpu_id(devices[0])}
+        """Write nothing: which GPU it is stands on the SharePod, and a GPUID on a pod is a wish."""
+        del pod, booking, node, now
+        return {}
 
     def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
         """Read what KubeShare's device manager gave each container: the GPU is in a variable."""
@@ -185,14 +180,14 @@ class KubeShare2Dialect:
     UUID: Final = "sharedgpu/gpu_uuid"
     """An annotation, as the model and the memory are at the same time; these are what was given."""
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the labels by which it is recognised."""
-        return (self.REQUEST, self.LIMIT, self.MEMORY)
+    ASKING: Final = (REQUEST, LIMIT, MEMORY)
+    """Those by which it is recognised."""
+    labels: Final = (*ASKING, MODEL, PRIORITY, *GROUP)
+    """All that it reads."""
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Take a pod with nothing but zeros for one without a GPU, as KubeShare does."""
-        return _recognised(pod.labels, self.labels)
+        return _recognised(pod.labels, self.ASKING)
 
     def translate(self, pod: ForeignPod) -> Translation:
         """Make the pod's share, or its whole GPUs, those of its first container.
@@ -233,7 +228,7 @@ class KubeShare2Dialect:
             problem = f"it has {', '.join(self.recognises(pod))} without {self.LIMIT}"
             hint = f"add the label {self.LIMIT}, at least as much as {self.REQUEST}"
             raise refusal(pod, None, problem, hint=hint)
-        request, limit, memory = (f"the label {each}" for each in self.labels)
+        request, limit, memory = (f"the label {each}" for each in self.ASKING)
         size = pod.labels.get(self.MEMORY)
         return _checked(
             pod,
@@ -316,16 +311,6 @@ class KubeShare2Dialect:
             compute = compute_of(asked.request, asked.limit)
             parts.append(PlacedDevice(uuid, size or node.memory_bytes[uuid], compute.guarantee))
         return booked(pod, {container: parts})
-
-
-def gpu_id(uuid: str) -> str:
-    """Return a GPUID for a GPU: five letters, always the same ones."""
-    number = int.from_bytes(sha256(uuid.encode("utf-8", "replace")).digest())
-    letters = []
-    for _ in range(5):
-        number, letter = divmod(number, len(ascii_lowercase))
-        letters.append(ascii_lowercase[letter])
-    return "".join(letters)
 
 
 def _recognised(there: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:

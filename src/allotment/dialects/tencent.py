@@ -83,6 +83,11 @@ class TencentDialect:
         """Return the resources by which it is recognised."""
         return (self.settings.core, self.settings.memory)
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Return the annotations that it reads."""
+        return (self.settings.limit,)
+
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Go by the resources: without them the annotation asks for nothing."""
         return tuple(name for name in self.resources if is_asked(pod, name))

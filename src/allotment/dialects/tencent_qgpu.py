@@ -92,6 +92,11 @@ class QgpuDialect:
         """Return the resources by which it is recognised."""
         return (self.settings.core, self.settings.memory, self.settings.greedy)
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Return the annotations that it reads."""
+        return (CLASS,)
+
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Go by the resources: without them the annotation asks for nothing."""
         return tuple(name for name in self.resources if is_asked(pod, name))

@@ -25,7 +25,7 @@ from allotment.dialects.foreign import (
     ForeignPod,
     Translation,
 )
-from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect, gpu_id
+from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
 from allotment.dialects.kubeshare_sharepods import pod_of_sharepod
 from allotment.model.clusters import PlacedDevice
 from allotment.model.compute import WHOLE, Compute
@@ -167,14 +167,9 @@ def test_nothing_but_zeros_is_a_pod_without_a_gpu(text: str) -> None:
     assert V1.recognises(pod()) == ()
 
 
-def test_the_receipt_is_a_gpuid_that_pods_of_one_gpu_have_in_common() -> None:
+def test_nothing_is_written_that_would_be_a_wish_in_a_copy() -> None:
     given = booking(main=[PlacedDevice("GPU-a", GI)])
-    receipt = V1.receipt(first(), given, NODE, now=0)
-    assert receipt == {"kubeshare/GPUID": gpu_id("GPU-a")}
-    assert len(gpu_id("GPU-a")) == 5
-    assert gpu_id("GPU-a").islower()
-    assert gpu_id("GPU-a") != gpu_id("GPU-b")
-    assert V1.receipt(first(GPUID="abcde"), given, NODE, now=0) == {}
+    assert V1.receipt(first(), given, NODE, now=0) == {}
 
 
 def test_a_running_pod_is_taken_over_by_its_variable() -> None:
@@ -399,15 +394,7 @@ annotated = st.builds(
         node=node,
     ),
     st.dictionaries(
-        st.sampled_from(
-            [
-                *V1.annotations,
-                V1.GPU_ID,
-                V1.AFFINITY,
-                V1.ANTI_AFFINITY,
-                V1.EXCLUSION,
-            ]
-        ),
+        st.sampled_from(V1.annotations),
         texts,
     ),
     texts,
@@ -416,9 +403,7 @@ annotated = st.builds(
 labelled = st.builds(
     pod,
     st.dictionaries(st.sampled_from([V2.UUID, V2.MEMORY]), texts),
-    st.dictionaries(
-        st.sampled_from([*V2.labels, V2.MODEL, V2.PRIORITY, *V2.GROUP]), texts, min_size=1
-    ),
+    st.dictionaries(st.sampled_from(V2.labels), texts, min_size=1),
 )
 
 
