@@ -18,6 +18,7 @@ registry     `asks_of` for the node, `wanted` for the scheduler
 foreign      what a dialect of the second kind is
 translating  which of them a pod is written in, and what it means
 native       what is written into a pod in place of it
+systems      all dialects of the second kind, and a cluster's settings of them
 """
 
 from allotment.dialects.allotment import never_asked

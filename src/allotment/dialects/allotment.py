@@ -73,10 +73,10 @@ class AllotmentDialect:
     def asks(self, pod: Pod, container: Container, wishes: Wishes) -> tuple[ContainerAsk, ...]:
         """One ask: all quantities are about the same GPUs."""
         request = request_of(pod, container, wishes)
-        if wishes.placement is None:
-            _check_node_can_choose(pod, container, request)
-        else:
+        if wishes.placement is not None:
             request = _placed(pod, container, request, wishes.placement)
+        elif pod.node:
+            _check_node_can_choose(pod, container, request)
         return (
             ContainerAsk(
                 container=container.name,

@@ -144,7 +144,8 @@ class HamiDialect:
                 continue
             request, more = self._request(pod, container, its, rules)
             told += (*its.passed_over, *more)
-            removes = keys_of(container, (self._names.count,))
+            # A plugin may offer any of them to the kubelet; none has a meaning after this.
+            removes = keys_of(container, self.resources)
             found.append(Translated(container=container.name, request=request, removes=removes))
         return Translation(
             dialect=self.name, containers=tuple(found), passed_over=tuple(dict.fromkeys(told))

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from allotment.dialects.protocol import meant, shown
 from allotment.model.errors import UsageError
 from allotment.model.requests import SOFT
 
-__all__ = ["HamiSettings", "load_hami"]
+__all__ = ["HamiSettings", "hami_of", "load_hami"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]
 _Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -87,16 +88,22 @@ def load_hami(text: str) -> tuple[HamiSettings, tuple[str, ...]]:
     section = document.get("nvidia") if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise UsageError("HAMi's configuration has no section nvidia", hint=hint)
+    return hami_of(section)
+
+
+def hami_of(section: Mapping[Any, object]) -> tuple[HamiSettings, tuple[str, ...]]:
+    """Read the section alone. Raises `UsageError`."""
     known = {each.encode_name for each in msgspec.structs.fields(HamiSettings)}
     for key in section:
         if key not in known and key not in _ELSEWHERE:
-            problem = f"HAMi's configuration: nvidia.{key} is not known"
-            raise UsageError(problem, hint="correct or remove it")
+            problem = f"HAMi's configuration: {shown(str(key))} is not known"
+            hint = f"correct or remove it; there are: {', '.join(sorted(known))}"
+            raise UsageError(problem + meant(str(key), known), hint=hint)
     try:
         read = {key: value for key, value in section.items() if key in known}
         settings = msgspec.convert(read, HamiSettings)
-    except (msgspec.ValidationError, UnicodeError) as error:
-        problem = f"HAMi's configuration, section nvidia: {str(error)[:_MAX_SHOWN]}"
+    except msgspec.ValidationError as error:
+        problem = f"HAMi's configuration: {str(error)[:_MAX_SHOWN]}"
         raise UsageError(problem, hint="write it as HAMi's documentation has it") from error
-    told = [f"nvidia.{key}: {_ELSEWHERE[key]}" for key in section if key in _ELSEWHERE]
+    told = [f"{key}: {_ELSEWHERE[key]}" for key in section if key in _ELSEWHERE]
     return settings, tuple(told)

@@ -59,13 +59,13 @@ def request(subject: ForeignPod, **settings: object) -> Request:
     return found.request
 
 
-def test_amounts_are_of_each_gpu_and_the_count_goes() -> None:
+def test_amounts_are_of_each_gpu_and_they_go() -> None:
     (found,) = translate(pod(container(gpu=2, mem=3000, cores=30))).containers
     assert found.container == "train"
     assert found.request.count == 2
     assert found.request.memory.size_bytes == 3000 * MI
     assert found.request.compute == Compute(3000, 3000, is_governed=True)
-    assert found.removes == ("nvidia.com/gpu",)
+    assert found.removes == ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores")
 
 
 @pytest.mark.parametrize(
@@ -370,13 +370,13 @@ def test_settings_are_read_from_its_own_file() -> None:
     assert settings.resource_count_name == "example.com/vgpu"
     assert (settings.memory_factor, settings.default_gpu_num) == (2, 3)
     assert settings.device_memory_scaling == 1.8
-    assert told == ("nvidia.overwriteEnv: a pod without a GPU is not changed",)
+    assert told == ("overwriteEnv: a pod without a GPU is not changed",)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nvidia: {defaultGpuNum: 1}", "nvidia.defaultGpuNum is not known"),
+        ("nvidia: {defaultGpuNum: 1}", "(did you mean 'defaultGPUNum'?)"),
         ("nvidia: {memoryFactor: 0}", "memoryFactor"),
         ("nvidia: {resourceCountName: gpu}", "resourceCountName"),
         ("other: {}", "no section nvidia"),

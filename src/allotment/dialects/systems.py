@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every foreign dialect there is, with a cluster's settings of each.
+
+    disabled: [kai]
+    hami: {memoryFactor: 10}
+    nvidia: {whole: exclusive}
+
+A section has the name of a dialect and what that one may have set otherwise. Those that
+are `disabled` are not translated: their pods are left as they are.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import msgspec
+
+from allotment.dialects.aliyun import AliyunDialect, AliyunSettings
+from allotment.dialects.deepomatic import DeepomaticDialect, DeepomaticSettings
+from allotment.dialects.foreign import ForeignDialect
+from allotment.dialects.hami import HamiDialect
+from allotment.dialects.hami_settings import HamiSettings, hami_of
+from allotment.dialects.kai import KaiDialect, KaiSettings
+from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
+from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
+from allotment.dialects.protocol import meant, shown
+from allotment.dialects.tencent import TencentDialect, TencentSettings
+from allotment.dialects.tencent_qgpu import (
+    ElasticGpuDialect,
+    ElasticGpuSettings,
+    QgpuDialect,
+    QgpuSettings,
+)
+from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
+from allotment.model.errors import UsageError
+
+__all__ = ["NAMES", "DialectSettings", "foreign_dialects", "load_settings"]
+
+_MAX_CHARACTERS: Final = 1 << 20
+_MAX_SHOWN: Final = 200
+_DISABLED: Final = "disabled"
+
+_SETTINGS: Final[Mapping[str, type]] = {
+    "hami": HamiSettings,
+    "volcano": VolcanoSettings,
+    "aliyun": AliyunSettings,
+    "tencent": TencentSettings,
+    "qgpu": QgpuSettings,
+    "elastic-gpu": ElasticGpuSettings,
+    "kai": KaiSettings,
+    "deepomatic": DeepomaticSettings,
+    "nvidia": NvidiaSettings,
+}
+# In the order in which they have what two of them see: NVIDIA's has what nobody else claims.
+_DIALECTS: Final[tuple[type, ...]] = (
+    HamiDialect,
+    VolcanoDialect,
+    VolcanoGpuShareDialect,
+    AliyunDialect,
+    TencentDialect,
+    QgpuDialect,
+    ElasticGpuDialect,
+    KubeShareDialect,
+    KubeShare2Dialect,
+    KaiDialect,
+    DeepomaticDialect,
+    NvidiaForeign,
+)
+NAMES: Final[tuple[str, ...]] = tuple(cast("ForeignDialect", each).name for each in _DIALECTS)
+"""The short names of all dialects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectSettings:
+    """What a cluster has set otherwise."""
+
+    sections: Mapping[str, object] = field(default_factory=dict)
+    """By the names of the dialects, an object of the settings of that one."""
+    disabled: frozenset[str] = frozenset()
+    """Names of dialects that are not spoken."""
+    told: tuple[str, ...] = ()
+    """What was written and has no part in this, each with the reason."""
+
+
+def foreign_dialects(settings: DialectSettings | None = None) -> tuple[ForeignDialect, ...]:
+    """Return the dialects that pods are translated from, for `translate`."""
+    its = settings or DialectSettings()
+    spoken = (each for each in _DIALECTS if cast("Any", each).name not in its.disabled)
+    return tuple(_made(each, its) for each in spoken)
+
+
+def load_settings(text: str) -> DialectSettings:
+    """Read a cluster's settings, YAML or JSON; empty: all as usual. Raises `UsageError`."""
+    import yaml
+
+    hint = "write a section by the name of a dialect: hami: {memoryFactor: 10}"
+    if len(text) > _MAX_CHARACTERS:
+        problem = f"the dialects' settings have {len(text)} characters"
+        raise UsageError(f"{problem}, more than {_MAX_CHARACTERS}", hint=hint)
+    try:
+        document: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = f"the dialects' settings are no YAML: {str(error)[:_MAX_SHOWN]}"
+        raise UsageError(problem, hint=hint) from error
+    if document is None:
+        return DialectSettings()
+    if not isinstance(document, dict):
+        raise UsageError("the dialects' settings have no sections", hint=hint)
+    sections: dict[str, object] = {}
+    told: list[str] = []
+    disabled = _names(document.pop(_DISABLED, []))
+    for name, section in document.items():
+        if not isinstance(name, str) or name not in _SETTINGS:
+            problem = f"the dialects' settings: {shown(str(name))} has none"
+            known = (*_SETTINGS, _DISABLED)
+            more = f"there are sections for: {', '.join(_SETTINGS)}; and {_DISABLED}"
+            raise UsageError(problem + meant(str(name), known), hint=more)
+        if not isinstance(section, dict):
+            raise UsageError(f"the dialects' settings: {name} is no section", hint=hint)
+        if name == "hami":
+            sections[name], more_told = hami_of(section)
+            told += (f"hami.{each}" for each in more_told)
+        else:
+            sections[name] = _section(name, section, _SETTINGS[name])
+    return DialectSettings(sections=sections, disabled=disabled, told=tuple(told))
+
+
+def _made(dialect: type, settings: DialectSettings) -> ForeignDialect:
+    make = cast("Any", dialect)
+    name: str = make.name
+    if name not in _SETTINGS:
+        return cast("ForeignDialect", make())
+    return cast("ForeignDialect", make(settings.sections.get(name)))
+
+
+def _names(found: object) -> frozenset[str]:
+    hint = f"write some of: {', '.join(NAMES)}"
+    if not isinstance(found, list):
+        raise UsageError(f"the dialects' settings: {_DISABLED} is no list", hint=hint)
+    for each in found:
+        if each not in NAMES:
+            problem = f"the dialects' settings: {_DISABLED} has {shown(str(each))}"
+            raise UsageError(problem + meant(str(each), NAMES), hint=hint)
+    return frozenset(found)
+
+
+def _section(name: str, section: Mapping[Any, object], kind: type) -> object:
+    """Read a section; its names are written as Kubernetes writes them: `memoryUnit`."""
+    known = {_camel(each.name): each.name for each in msgspec.inspect.type_info(kind).fields}  # type: ignore[attr-defined]
+    is_struct = issubclass(kind, msgspec.Struct)
+    for key in section:
+        if key not in known:
+            problem = f"the dialects' settings: {name}.{shown(str(key))[1:-1]} is not known"
+            hint = f"there are: {', '.join(known)}"
+            raise UsageError(problem + meant(str(key), known), hint=hint)
+    named = {key if is_struct else known[key]: value for key, value in section.items()}
+    try:
+        return msgspec.convert(named, kind)
+    except msgspec.ValidationError as error:
+        problem = f"the dialects' settings, section {name}: {str(error)[:_MAX_SHOWN]}"
+        raise UsageError(problem, hint="correct or remove it") from error
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All foreign dialects together: their settings, and any text against all of them."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allotment.dialects import deepomatic, hami, volcano
+from allotment.dialects.aliyun import AliyunSettings
+from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, NodeView
+from allotment.dialects.hami_settings import HamiSettings, load_hami
+from allotment.dialects.native import applied, is_native, native_pod, wanted_of, written
+from allotment.dialects.nvidia_foreign import NvidiaSettings
+from allotment.dialects.systems import NAMES, DialectSettings, foreign_dialects, load_settings
+from allotment.dialects.translating import translate
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.errors import UsageError
+from allotment.model.pods import ContainerKind, PodUid
+
+DIALECTS = foreign_dialects()
+NODE = NodeView(
+    indexes={"GPU-1": 0, "GPU-2": 1},
+    models={"GPU-1": "Tesla T4", "GPU-2": "Tesla T4"},
+    memory_bytes={"GPU-1": 16 << 30, "GPU-2": 16 << 30},
+)
+
+
+def test_every_dialect_has_a_name_of_its_own() -> None:
+    assert tuple(each.name for each in DIALECTS) == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+    assert len({each.title for each in DIALECTS}) == len(NAMES)
+    assert all(each.title.endswith(("'s", ")")) for each in DIALECTS)
+
+
+def test_settings_by_section() -> None:
+    found = load_settings(
+        "disabled: [kai, nvidia]\n"
+        "hami: {memoryFactor: 10, overwriteEnv: true}\n"
+        "aliyun: {memoryUnit: MiB}\n"
+    )
+    assert found.sections == {
+        "hami": HamiSettings(memory_factor=10),
+        "aliyun": AliyunSettings(memory_unit="MiB"),
+    }
+    assert found.told == ("hami.overwriteEnv: a pod without a GPU is not changed",)
+    names = [each.name for each in foreign_dialects(found)]
+    assert names == [each for each in NAMES if each not in {"kai", "nvidia"}]
+
+
+def test_settings_reach_their_dialect() -> None:
+    subject = pod({"nvidia.com/gpu": "1"})
+    assert translate(subject, DIALECTS) is None
+    found = foreign_dialects(load_settings("nvidia: {whole: exclusive}"))
+    translation = translate(subject, found)
+    assert translation is not None
+    assert translation.containers[0].request.mode == "exclusive"
+    assert load_settings("") == DialectSettings()
+    assert load_settings(json.dumps({"nvidia": {"replicas": 4}})).sections == {
+        "nvidia": NvidiaSettings(replicas=4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hamy: {}", "'hamy' has none (did you mean 'hami'?)"),
+        ("kubeshare: {}", "'kubeshare' has none"),
+        ("hami: []", "hami is no section"),
+        ("hami: {memoryfactor: 1}", "(did you mean 'memoryFactor'?)"),
+        ("volcano: {gpuMemoryFactor: 0}", "section volcano: "),
+        ("tencent: {coreUnit: 1}", "tencent.coreUnit is not known"),
+        ("disabled: kai", "disabled is no list"),
+        ("disabled: [kay]", "disabled has 'kay' (did you mean 'kai'?)"),
+        ("[1]", "have no sections"),
+        ("{", "are no YAML"),
+        ("1: {}", "'1' has none"),
+    ],
+)
+def test_settings_that_cannot_be_meant(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_settings(text)
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+# ---- any text ------------------------------------------------------------------------------------
+
+RESOURCES = sorted(
+    {
+        *hami.HamiDialect().resources,
+        *volcano.RESOURCES,
+        *volcano.GPUSHARE_RESOURCES,
+        deepomatic.SHARED_GPU,
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.5gb",
+        "allotment.dev/gpu",
+        "allotment.dev/gpu-memory",
+        "cpu",
+    }
+)
+ANNOTATIONS = sorted(
+    {
+        *hami.ANNOTATIONS,
+        *hami.RECEIPTS,
+        *volcano.ANNOTATIONS,
+        *volcano.RECEIPTS,
+        *volcano.GPUSHARE_RECEIPTS,
+        "allotment.dev/compute",
+        "allotment.dev/memory",
+        "example.com/x",
+    }
+)
+QUANTITIES = st.sampled_from(
+    [
+        "0",
+        "1",
+        "2",
+        "50",
+        "100",
+        "101",
+        "-1",
+        "1.5",
+        "500m",
+        "4Gi",
+        "1e9",
+        "1e99",
+        "",
+        "x",
+        "9" * 70,
+    ]
+) | st.text(max_size=6)
+TEXTS = st.sampled_from(
+    [
+        "true",
+        "binpack,spread",
+        "A100,",
+        "nvidia",
+        "GPU-1,GPU-2",
+        "slot=1,core=1,memory=3",
+        "slot=99999999999,core=1,memory=3",
+        "hami-core",
+        "mig",
+        "mutex",
+        "GPU-1,NVIDIA,1000,30:;",
+        "GPU-1,NVIDIA,1000,30:GPU-1[0-1],NVIDIA,5,5:",
+        "0,1",
+        "node-1",
+        ",;=:%",
+        "\u0661\u0662",  # digits, but not ASCII's
+    ]
+) | st.text(max_size=20)
+KEY = re.compile(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+LIMITS = st.dictionaries(st.sampled_from(RESOURCES), QUANTITIES, max_size=4)
+CONTAINERS = st.lists(
+    st.builds(
+        ForeignContainer,
+        name=st.just("c"),
+        kind=st.sampled_from(ContainerKind),
+        limits=LIMITS,
+        requests=st.just({}) | LIMITS,
+        environment=st.dictionaries(st.sampled_from(hami.VARIABLES), TEXTS, max_size=2),
+        is_privileged=st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda found: tuple(replace(each, name=f"c{place}") for place, each in enumerate(found)))
+PODS = st.builds(
+    ForeignPod,
+    namespace=st.just("team"),
+    name=st.just("train-0"),
+    annotations=st.dictionaries(st.sampled_from(ANNOTATIONS), TEXTS, max_size=4),
+    containers=CONTAINERS,
+    scheduler=st.sampled_from(["", "hami-scheduler", "volcano"]),
+    node=st.sampled_from(["", "node-1"]),
+)
+
+
+def pod(*limits: dict[str, str]) -> ForeignPod:
+    containers = tuple(
+        ForeignContainer(name=f"c{place}", limits=each) for place, each in enumerate(limits)
+    )
+    return ForeignPod(namespace="team", name="train-0", containers=containers)
+
+
+@settings(max_examples=250, deadline=None)
+@given(PODS)
+def test_any_pod_is_translated_or_refused_with_where_and_the_next_step(subject: ForeignPod) -> None:
+    refused: UsageError | None = None
+    try:
+        translation = translate(subject, DIALECTS)
+        if translation is not None:
+            after = applied(subject, written(subject, translation))
+            assert is_native(after)
+            assert after.annotations[DIALECT] == translation.dialect
+            assert len(wanted_of(after)) == len(translation.containers)
+            assert translate(after, DIALECTS) is None
+            # What goes is gone, and nothing else is.
+            for before, now in zip(subject.containers, after.containers, strict=True):
+                gone = {key for key in before.limits if key not in now.limits}
+                its = next((t for t in translation.containers if t.container == before.name), None)
+                assert gone == (set(its.removes) & set(before.limits) if its else set())
+        else:
+            native_pod(subject)
+    except UsageError as error:
+        refused = error
+    assert refused is None or refused.hint
+    assert refused is None or "team/train-0" in refused.message
+    assert refused is None or len(refused.message) < 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(PODS)
+def test_any_record_is_taken_over_or_refused_with_where(subject: ForeignPod) -> None:
+    for dialect in DIALECTS:
+        refused: UsageError | None = None
+        found: PodBooking | None = None
+        try:
+            found = dialect.take_over(subject, NODE)
+        except UsageError as error:
+            refused = error
+        assert refused is None or (refused.hint and "team/train-0" in refused.message)
+        for container in found.containers if found else ():
+            uuids = [each.uuid for each in container.devices]
+            assert len(set(uuids)) == len(uuids)
+            assert all(each.memory >= 0 for each in container.devices)
+            assert subject.containers[container.place].name == container.name
+
+
+@settings(max_examples=30, deadline=None)
+@given(PODS, st.floats(0, 2**33))
+def test_receipts_are_annotations_whatever_the_pod_says(subject: ForeignPod, now: float) -> None:
+    booking = PodBooking(
+        uid=PodUid("uid"),
+        node="node-1",
+        containers=tuple(
+            PlacedContainer(
+                name=each.name,
+                devices=(PlacedDevice("GPU-1", 1 << 30, 2550),),
+                kind=each.kind,
+                place=place,
+            )
+            for place, each in enumerate(subject.containers)
+        ),
+    )
+    for dialect in DIALECTS:
+        record = dialect.receipt(subject, booking, NODE, now=now)
+        assert all(KEY.fullmatch(key) for key in record)
+        assert all(isinstance(text, str) for text in record.values())
+
+
+@given(st.text(max_size=60))
+def test_any_settings_are_read_or_refused(text: str) -> None:
+    for load in (load_settings, load_hami):
+        try:
+            load(text)
+        except UsageError as error:
+            assert error.hint  # noqa: PT017 - one of two ways
