@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from allotment.cli.options import output_option
+from allotment.cli.replay_tables import print_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ _SEEDS: Final = "42"
 _TUNE: Final = 1.3
 _MOST_SEEDS: Final = 1000
 _INTERRUPTED: Final = 130
+_OF_GENERATE: Final = ("scale", "constrained")
+_OF_CLUSTER: Final = ("kubeconfig", "replay")
+_OF_TRACE: Final = ("tune", "departures", "gpu_memory", "mix")
 _MOST_SEED: Final = 2**32
 
 
@@ -114,6 +118,26 @@ def _is_seed(text: str) -> bool:
     help="Of --generate: how many of the pods with GPUs take certain models alone.",
 )
 @click.option(
+    "--from-cluster",
+    is_flag=True,
+    help="Take the nodes and pods of a live cluster; nothing of it is changed.",
+)
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="KUBECONFIG",
+    help="Of --from-cluster: how to reach the API server; default: a pod's service account."
+    "  [env: KUBECONFIG]",
+)
+@click.option(
+    "--replay",
+    type=click.Choice(["all", "pending"]),
+    default="all",
+    show_default=True,
+    help="Of --from-cluster: place all its pods with GPUs anew, or those alone that wait.",
+)
+@click.option(
     "--policy",
     "policies",
     metavar="P[,P...]",
@@ -174,6 +198,9 @@ def command(
     generate: bool,
     scale: float,
     constrained: float,
+    from_cluster: bool,
+    kubeconfig: Path | None,
+    replay: str,
     policies: str,
     seeds: list[int],
     tune: float | None,
@@ -195,6 +222,10 @@ def command(
     are the trace's; with --tune pods are drawn and come at random moments in the trace's order, so
     that they ask for so much on average at a time.
 
+    With --from-cluster the pods of a live cluster that ask for GPUs are placed anew, as its
+    scheduler would: what of its GPUs' TIME and MEMORY is promised, and how many are IDLE, as it
+    runs and then. Selectors, taints and what else kube-scheduler checks are not looked at.
+
     The columns are those of the traces `openb` (Alibaba's clusterdata, cluster-trace-gpu-v2023).
     The same options give the same result each time. Ctrl-C ends it with what is done until then.
 
@@ -204,69 +235,104 @@ def command(
       allot simulate --generate --scale 0.1 --nodes nodes.csv --pods pods.csv
       allot simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd --seeds 42-51
       allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1 -o json
+      allot simulate --from-cluster --replay pending --policy fragmentation,binpack
     """  # noqa: D301 - click's mark
     # One thread adds up numbers in one order: results do not depend on the machine. Set before
     # numpy is there; the processes of --jobs have it too.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _check_options(ctx, nodes=nodes, pods=pods, generate=generate)
+    _check_options(ctx, nodes=nodes, pods=pods, generate=generate, from_cluster=from_cluster)
     try:
         from allotment.simulate.scenes import TraceScene, check_policies
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise _missing(error, "simulate") from error
     names = _policies(policies)
-    trace = _trace(nodes, pods, generate=generate, seed=seeds[0], scale=scale, part=constrained)
-    if generate and nodes is not None and pods is not None:
-        _write(trace, nodes, pods)
-        return
-    check_policies(names)
-    if tune is None and not departures:
-        tune = _TUNE
-    scene = TraceScene(
-        trace=_with_memory(trace, counts=gpu_memory),
-        tune=tune or None,
-        has_departures=departures,
-        is_mix_known={"known": True, "learnt": False}.get(mix),
-    )
-    settings = {
-        "nodes": str(nodes) if nodes and not generate else None,
-        "pods": str(pods) if pods and not generate else None,
-        "generated": {"seed": seeds[0], "scale": scale, "constrained_percent": constrained}
-        if generate
-        else None,
-        "tune": tune or None,
-        "departures": departures,
-        "gpu_memory": gpu_memory,
-        "mix": mix,
-    }
+    settings: dict[str, Any] = {"policies": names, "seeds": seeds}
+    scene: Scene
+    if from_cluster:
+        check_policies(names)
+        scene = _live_scene(kubeconfig, replay)
+        settings |= {"from_cluster": True, "replay": replay}
+    else:
+        trace = _trace(nodes, pods, generate=generate, seed=seeds[0], scale=scale, part=constrained)
+        if generate and nodes is not None and pods is not None:
+            _write(trace, nodes, pods)
+            return
+        check_policies(names)
+        if tune is None and not departures:
+            tune = _TUNE
+        scene = TraceScene(
+            trace=_with_memory(trace, counts=gpu_memory),
+            tune=tune or None,
+            has_departures=departures,
+            is_mix_known={"known": True, "learnt": False}.get(mix),
+        )
+        settings |= {
+            "nodes": str(nodes) if nodes else None,
+            "pods": str(pods) if pods else None,
+            "generated": {"seed": seeds[0], "scale": scale, "constrained_percent": constrained}
+            if generate
+            else None,
+            "tune": tune or None,
+            "departures": departures,
+            "gpu_memory": gpu_memory,
+            "mix": mix,
+        }
     results = _run(scene, [(name, seed) for name in names for seed in seeds], jobs)
-    _print(results, settings, output)
+    print_results(results, settings, output)
     if results.was_interrupted:
         ctx.exit(_INTERRUPTED)
 
 
 def _check_options(
-    ctx: click.Context, *, nodes: Path | None, pods: Path | None, generate: bool
+    ctx: click.Context, *, nodes: Path | None, pods: Path | None, generate: bool, from_cluster: bool
 ) -> None:
     if (nodes is None) != (pods is None):
         there, missing = ("--nodes", "--pods") if pods is None else ("--pods", "--nodes")
         raise click.UsageError(f"{there} is given without {missing}", ctx)
-    if nodes is None and not generate:
-        raise click.UsageError("give --nodes and --pods, or --generate", ctx)
-    for name in ("scale", "constrained"):
-        source = ctx.get_parameter_source(name)
-        if not generate and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name} is of --generate, which is not given", ctx)
+    if nodes is None and not generate and not from_cluster:
+        raise click.UsageError("give --nodes and --pods, or --generate, or --from-cluster", ctx)
+    if from_cluster and (generate or nodes is not None):
+        raise click.UsageError("--from-cluster is given with a trace: it is one or the other", ctx)
+    owners = {"--generate": _OF_GENERATE, "--from-cluster": _OF_CLUSTER, "a trace": _OF_TRACE}
+    chosen = {"--generate": generate, "--from-cluster": from_cluster, "a trace": not from_cluster}
+    for owner, names in owners.items():
+        for name in names:
+            source = ctx.get_parameter_source(name)
+            if not chosen[owner] and source is click.core.ParameterSource.COMMANDLINE:
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is of {owner}, which is not given", ctx)
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
+def _missing(error: ModuleNotFoundError, extra: str) -> Exception:
     from allotment.model.errors import PrerequisiteError
 
     if (error.name or "").startswith("allotment"):
         raise error
     return PrerequisiteError(
         f"`allot simulate` needs {error.name}, which is not installed",
-        hint="install what it needs besides: pip install 'allotment[simulate]'",
+        hint=f"install what it needs besides: pip install 'allotment[{extra}]'",
     )
+
+
+def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
+    """Read the cluster, and say what of it could not be read."""
+    import asyncio
+
+    try:
+        from allotment.kube.clients import connect
+        from allotment.simulate.live import LiveCluster, read_cluster
+        from allotment.simulate.live_scenes import LiveScene, Replayed
+    except ModuleNotFoundError as error:
+        raise _missing(error, "kubernetes") from error
+
+    async def read() -> LiveCluster:
+        async with connect(kubeconfig) as api:
+            return await read_cluster(api)
+
+    cluster = asyncio.run(read())
+    for problem in cluster.problems:
+        click.echo(f"left out: {problem}", err=True)
+    return LiveScene(cluster=cluster, replayed=Replayed(replay))
 
 
 def _policies(text: str) -> list[str]:
@@ -347,70 +413,3 @@ def _progress(tasks: Sequence[Task]) -> Iterator[Callable[[float], None]]:
         plural = "s" if len(tasks) > 1 else ""
         shown = bar.add_task(f"{len(tasks)} replay{plural}", total=1.0)
         yield lambda part: bar.update(shown, completed=part)
-
-
-def _print(results: Results, settings: dict[str, Any], output: str) -> None:
-    from allotment.simulate.outcomes import document_of, summaries_of
-
-    if results.was_interrupted:
-        click.echo(f"interrupted: {len(results.outcomes)} replays are done", err=True)
-    summaries = summaries_of(results.outcomes)
-    if output == "json":
-        from allotment.cli.documents import print_document
-
-        runs = [document_of(outcome) for outcome in results.outcomes]
-        document = {
-            "settings": settings,
-            "interrupted": results.was_interrupted,
-            "runs": runs,
-            "summary": summaries,
-        }
-        print_document(document, "json")
-    elif summaries:
-        _print_table(summaries, has_departures=bool(settings["departures"]))
-
-
-def _print_table(summaries: Sequence[dict[str, Any]], *, has_departures: bool) -> None:
-    from allotment.cli.tables import Column, print_table
-
-    columns = _DEPARTURE_COLUMNS if has_departures else _ARRIVAL_COLUMNS
-    rows = [
-        [str(each["policy"]), str(len(each["seeds"])), *(read(each) for _, read in columns)]
-        for each in summaries
-    ]
-    headings = ("SEEDS", *(heading for heading, _ in columns))
-    print_table([Column("POLICY"), *(Column(each, is_number=True) for each in headings)], rows)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}%"
-
-
-def _decision(each: dict[str, Any]) -> str:
-    times = each["decision_ms"]
-    return f"{times['p50']:.2f} / {times['p99']:.2f} ms"
-
-
-_Cell = tuple[str, "Callable[[dict[str, Any]], str]"]
-
-_ARRIVAL_COLUMNS: Final[Sequence[_Cell]] = (
-    ("ALLOCATED @95", lambda each: _percent(each["allocated_pct"]["95"])),
-    ("@100", lambda each: _percent(each["allocated_pct"]["100"])),
-    ("@130", lambda each: _percent(each["allocated_pct"]["130"])),
-    ("FRAGMENTED @100", lambda each: _percent(each["fragmented_pct"]["100"])),
-    ("PODS", lambda each: f"{each['pods']:.0f}"),
-    ("PLACED", lambda each: f"{each['placed']:.0f}"),
-    ("DECISION p50 / p99", _decision),
-)
-_DEPARTURE_COLUMNS: Final[Sequence[_Cell]] = (
-    ("ASKED", lambda each: _percent(each["asked_pct"])),
-    ("ALLOCATED", lambda each: _percent(each["allocated_pct"]["mean"])),
-    ("LATE", lambda each: _percent(each["allocated_pct"]["late"])),
-    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["mean"])),
-    ("PODS", lambda each: f"{each['pods']:.0f}"),
-    ("WAITED", lambda each: f"{each['waited']:.0f}"),
-    ("STILL", lambda each: f"{each['still_waiting']:.0f}"),
-    ("IMPOSSIBLE", lambda each: f"{each['impossible']:.0f}"),
-    ("WAIT p50 / p99", lambda each: f"{each['wait_s']['p50']:.0f} / {each['wait_s']['p99']:.0f} s"),
-    ("DECISION p50 / p99", _decision),
-)

@@ -16,8 +16,12 @@ __all__ = [
     "Arrivals",
     "Decisions",
     "Departures",
+    "Moment",
     "Outcome",
     "Point",
+    "Refit",
+    "Story",
+    "Unplaced",
     "decisions_of",
     "document_of",
     "mean",
@@ -35,7 +39,9 @@ _MEANS: Final[tuple[str, ...]] = (
     "impossible",
     "asked_pct",
     "allocated_pct",
+    "allocated_memory_pct",
     "fragmented_pct",
+    "idle_gpus",
     "waited",
     "still_waiting",
     "wait_s",
@@ -93,6 +99,41 @@ class Departures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """How a live cluster stands: what of its GPUs' time and memory is promised."""
+
+    allocated_pct: float
+    allocated_memory_pct: float
+    fragmented_pct: float
+    idle_gpus: int
+    """Those that have no share, and could."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A pod for which there was no room."""
+
+    pod: str
+    reasons: Mapping[str, int]
+    """How many nodes refused it for what, the most frequent first."""
+    example: str
+    """What one of these nodes said: need and have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """Pods of a live cluster were placed anew."""
+
+    before: Moment
+    """As it runs."""
+    after: Moment
+    unplaced: tuple[Unplaced, ...]
+
+
+Story = Arrivals | Departures | Refit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One replay."""
 
@@ -102,7 +143,7 @@ class Outcome:
     placed: int
     impossible: int
     """Of those that were not, pods that fit on no node even when nothing else is there."""
-    story: Arrivals | Departures
+    story: Story
     decisions: Decisions
     seconds: float
     """How long the replay took."""
@@ -130,7 +171,13 @@ def mean(values: Sequence[float | None]) -> float | None:
 def document_of(outcome: Outcome) -> dict[str, Any]:
     """Return one replay as JSON has it."""
     story = outcome.story
-    told = _arrivals(story) if isinstance(story, Arrivals) else _departures(story)
+    match story:
+        case Arrivals():
+            told = _arrivals(story)
+        case Departures():
+            told = _departures(story)
+        case Refit():
+            told = _refit(story)
     return {
         "policy": outcome.policy,
         "seed": outcome.seed,
@@ -223,4 +270,19 @@ def _departures(story: Departures) -> dict[str, Any]:
         "waited": story.waited,
         "still_waiting": story.still_waiting,
         "wait_s": {name: round(value, 2) for name, value in story.wait_s.items()},
+    }
+
+
+def _refit(story: Refit) -> dict[str, Any]:
+    names = ("allocated_pct", "allocated_memory_pct", "fragmented_pct", "idle_gpus")
+    moments = {"before": story.before, "after": story.after}
+    return {
+        **{
+            name: {when: round(getattr(moment, name), _DIGITS) for when, moment in moments.items()}
+            for name in names
+        },
+        "unplaced": [
+            {"pod": each.pod, "reasons": dict(each.reasons), "example": each.example}
+            for each in story.unplaced
+        ],
     }

@@ -99,7 +99,11 @@ def test_what_is_generated_is_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give --nodes and --pods, or --generate"),
+        ([], "give --nodes and --pods, or --generate, or --from-cluster"),
+        (["--from-cluster", "--generate"], "--from-cluster is given with a trace"),
+        (["--from-cluster", "--departures"], "--departures is of a trace"),
+        (["--generate", "--replay", "pending"], "--replay is of --from-cluster"),
+        (["--generate", "--kubeconfig", "x"], "--kubeconfig is of --from-cluster"),
         (["--nodes", "x"], "--nodes is given without --pods"),
         (["--generate", "--pods", "x"], "--pods is given without --nodes"),
         (["--nodes", "x", "--pods", "y", "--scale", "2"], "--scale is of --generate"),
@@ -128,3 +132,10 @@ def test_a_bad_line_is_named(files: list[str]) -> None:
     shown = simulate(*files)
     assert shown.exit_code == 2
     assert "pods.csv, line 5: gpu_milli is '5000'" in shown.stderr
+
+
+def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
+    shown = simulate("--from-cluster", "--policy", "binpack", "--kubeconfig", f"{tmp_path}/none")
+    assert shown.exit_code == 1
+    assert f"{tmp_path}/none: not a usable way to the API server" in shown.stderr
+    assert "hint: " in shown.stderr

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live cluster as it is at one moment: its nodes with devices, and its pods.
+
+Read once, by lists; nothing is followed and nothing is written.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from allotment.dialects.registry import wanted
+from allotment.kube.amounts import amounts, requests_of
+from allotment.kube.clients import Api
+from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.errors import GoneError, KubeError
+from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode
+from allotment.kube.objects import Metadata, NodeObject, ObjectList, PodObject, to_pod
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
+
+__all__ = ["LiveCluster", "LivePod", "read_cluster"]
+
+_PAGE: Final = 500
+_TRIES: Final = 3
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+_Item = TypeVar("_Item")
+
+
+class _Dated(Metadata):
+    """With when it was made."""
+
+    creation_timestamp: str = ""
+
+
+class _DatedPod(PodObject):
+    """A pod that says when it was made."""
+
+    metadata: _Dated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePod:
+    """A pod that runs or waits."""
+
+    need: PodNeed
+    booking: PodBooking | None = None
+    """What it has, if it is bound. Without devices though it asks for some: a node's agent has
+    chosen them, and the node's inventory counts them as taken."""
+    priority: int = 0
+    created: str = ""
+    """RFC 3339, in UTC: sorts as a text."""
+
+    @property
+    def can_move(self) -> bool:
+        """It asks for devices, and what it has of them is known."""
+        if not self.need.containers:
+            return False
+        return self.booking is None or bool(self.booking.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCluster:
+    """What there is."""
+
+    nodes: tuple[NodeInventory, ...]
+    """By name."""
+    pods: tuple[LivePod, ...]
+    """As a scheduler takes them: the highest priority first, then the oldest."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, and is left out therefore."""
+
+
+async def read_cluster(api: Api) -> LiveCluster:
+    """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem."""
+    problems: list[str] = []
+    nodes = []
+    async for node in _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
+        try:
+            found = _inventory(node)
+        except UsageError as error:
+            problems.append(error.message)
+            continue
+        if found is not None:
+            nodes.append(found)
+    pods = []
+    async for pod in _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+        is_leaving = not pod.spec.node_name and pod.metadata.deletion_timestamp is not None
+        if pod.status.phase in _ENDED or is_leaving:
+            continue
+        try:
+            pods.append(_pod(pod))
+        except UsageError as error:
+            problems.append(error.message)
+    nodes.sort(key=lambda node: node.name)
+    pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
+    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems))
+
+
+def _inventory(node: NodeObject) -> NodeInventory | None:
+    """Return a node's devices; None: it has none that are shared."""
+    annotations = node.metadata.annotations or {}
+    text = annotations.get(DEVICES)
+    if text is None:
+        return None
+    cpu_milli, memory_bytes = amounts(node.status.allocatable)
+    found = decode(node.metadata.name, text, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+    named = cordoned({key: annotations.get(key, "") for key in CORDONS})
+    devices = tuple(
+        replace(each, problem=each.problem or "cordoned") if each.uuid in named else each
+        for each in found.devices
+    )
+    return replace(found, devices=devices)
+
+
+def _pod(item: _DatedPod) -> LivePod:
+    meta = item.metadata
+    cpu_milli, memory_bytes = requests_of(item)
+    need = PodNeed(
+        uid=PodUid(meta.uid),
+        namespace=meta.namespace,
+        name=meta.name,
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        containers=wanted(replace(to_pod(item), uid=PodUid(meta.uid))),
+    )
+    booking = to_cluster_pod(item).booking
+    return LivePod(
+        need=need,
+        booking=booking,
+        priority=item.spec.priority or 0,
+        created=meta.creation_timestamp,
+    )
+
+
+async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> AsyncIterator[_Item]:
+    """Yield all of a list; listed anew if it went stale between two of its pages."""
+    items: list[_Item] = []
+    for left in reversed(range(_TRIES)):
+        try:
+            items = await _pages(api, path, kind, asked=asked)
+            break
+        except GoneError:
+            if not left:
+                raise
+    for item in items:
+        yield item
+
+
+async def _pages(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+    decoder = msgspec.json.Decoder(ObjectList[kind])  # type: ignore[valid-type]
+    params = {"limit": str(_PAGE)}
+    items: list[_Item] = []
+    while True:
+        body = await api.get(path, asked=asked, params=params)
+        try:
+            page = decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise KubeError(f"cannot {asked}: the answer is no list: {error}") from error
+        items += page.items or ()
+        if not page.metadata.next_page:
+            return items
+        params["continue"] = page.metadata.next_page

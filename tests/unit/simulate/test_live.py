@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live cluster: read as it is, and its pods placed anew."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+import pytest
+
+from allotment.dialects.decisions import write_booking
+from allotment.kube.clients import Api
+from allotment.kube.errors import DeniedError, KubeError
+from allotment.kube.inventories import CORDONS, DEVICES, encode
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
+from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
+from allotment.simulate.live import LiveCluster, read_cluster
+from allotment.simulate.live_scenes import LiveScene, Replayed
+from allotment.simulate.outcomes import Outcome, Refit, document_of, summaries_of
+
+GI = 1 << 30
+HALF = {
+    "allotment.dev/gpu": "1",
+    "allotment.dev/gpu-memory": "20Gi",
+    "allotment.dev/gpu-compute": "50",
+}
+
+
+def node(name: str, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+    inventory = NodeInventory(
+        name=name,
+        devices=tuple(
+            NodeDevice(uuid=f"GPU-{name}-{index}", model="H", memory_bytes=40 * GI, index=index)
+            for index in range(2)
+        ),
+    )
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "annotations": {DEVICES: encode(inventory), **(annotations or {})},
+        },
+        "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
+    }
+
+
+def pod(
+    name: str,
+    *,
+    limits: Mapping[str, str] | None = None,
+    on: tuple[str, int] | None = None,
+    created: str = "2026-01-01T00:00:00Z",
+    **changes: Any,  # noqa: ANN401 - fields of the object
+) -> dict[str, Any]:
+    """A pod that waits; `on`: that has half of this device."""
+    annotations = {}
+    spec: dict[str, Any] = {
+        "containers": [
+            {"name": "main", "resources": {"limits": limits or {}, "requests": {"cpu": "500m"}}}
+        ],
+        "priority": changes.get("priority", 0),
+    }
+    if on is not None:
+        home, index = on
+        spec["nodeName"] = home
+        placed = PlacedContainer(
+            name="main", devices=(PlacedDevice(f"GPU-{home}-{index}", 20 * GI, 5000),)
+        )
+        booking = PodBooking(uid=PodUid(f"uid-{name}"), node=home, containers=(placed,))
+        annotations["allotment.dev/placement"] = write_booking(booking)
+    if "node" in changes:
+        spec["nodeName"] = changes["node"]
+    metadata = {
+        "name": name,
+        "namespace": "ml",
+        "uid": f"uid-{name}",
+        "creationTimestamp": created,
+        "annotations": annotations | changes.get("annotations", {}),
+    }
+    if "deleted" in changes:
+        metadata["deletionTimestamp"] = created
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": changes.get("phase", "Pending")},
+    }
+
+
+class Twin:
+    """An API server that lists, two objects a page."""
+
+    def __init__(self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> None:
+        self.items = {"/api/v1/nodes": nodes, "/api/v1/pods": pods}
+        self.refusals: list[int] = []
+        self.asked: list[str] = []
+
+    def read(self) -> LiveCluster:
+        async def read() -> LiveCluster:
+            http = httpx2.AsyncClient(
+                transport=httpx2.MockTransport(self._answer), base_url="https://server"
+            )
+            async with Api(http, server="https://server") as api:
+                return await read_cluster(api)
+
+        return asyncio.run(read())
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        assert request.method == "GET"
+        self.asked.append(str(request.url))
+        begin = int(request.url.params.get("continue", "0"))
+        if begin and self.refusals:
+            code = self.refusals.pop(0)
+            return httpx2.Response(code, json={"kind": "Status", "code": code, "message": "no"})
+        items = self.items[request.url.path]
+        more = str(begin + 2) if begin + 2 < len(items) else ""
+        return httpx2.Response(
+            200, json={"metadata": {"continue": more}, "items": items[begin : begin + 2] or None}
+        )
+
+
+def test_what_is_there_is_read() -> None:
+    cluster = Twin(
+        [node("b"), node("a"), {"metadata": {"name": "plain"}}],
+        [
+            pod("runs", limits=HALF, on=("a", 1), phase="Running"),
+            pod("late", limits=HALF, created="2026-01-02T00:00:00Z"),
+            pod("soon", limits=HALF, created="2026-01-01T12:00:00Z"),
+            pod("first", limits=HALF, created="2026-01-03T00:00:00Z", priority=5),
+            pod("plain", node="a"),
+            pod("ended", limits=HALF, on=("a", 0), phase="Succeeded"),
+            pod("leaving", limits=HALF, deleted=True),
+        ],
+    ).read()
+    assert [(each.name, len(each.devices), each.cpu_milli) for each in cluster.nodes] == [
+        ("a", 2, 8000),
+        ("b", 2, 8000),
+    ]
+    assert [each.need.name for each in cluster.pods] == ["first", "plain", "runs", "soon", "late"]
+    by_name = {each.need.name: each for each in cluster.pods}
+    runs = by_name["runs"].booking
+    assert runs is not None
+    assert runs.containers[0].devices == (PlacedDevice("GPU-a-1", 20 * GI, 5000),)
+    assert runs.cpu_milli == 500
+    assert by_name["soon"].booking is None
+    assert by_name["soon"].need.containers[0].request.memory.size_bytes == 20 * GI
+    assert [each.can_move for each in cluster.pods] == [True, False, True, True, True]
+    assert cluster.problems == ()
+
+
+def test_what_is_cordoned_takes_nothing() -> None:
+    cluster = Twin([node("a", {CORDONS[0]: "GPU-a-1, GPU-x"})], []).read()
+    assert [each.problem for each in cluster.nodes[0].devices] == ["", "cordoned"]
+
+
+def test_what_cannot_be_read_is_left_out_and_said() -> None:
+    bad = {"allotment.dev/gpu-memory": "20Gi"}
+    cluster = Twin([node("a"), node("b", {DEVICES: "{"})], [pod("x", limits=bad)]).read()
+    assert [each.name for each in cluster.nodes] == ["a"]
+    assert cluster.pods == ()
+    one, other = cluster.problems
+    assert one.startswith("node b: ")
+    assert "ml/x" in other
+
+
+def test_a_pod_that_its_node_has_placed_stays() -> None:
+    """The node's inventory counts what it has: placed again, it would count twice."""
+    cluster = Twin([node("a")], [pod("x", limits=HALF, node="a", phase="Running")]).read()
+    assert [each.can_move for each in cluster.pods] == [False]
+
+
+def test_a_list_that_goes_stale_is_read_anew() -> None:
+    twin = Twin([node("a"), node("b"), node("c")], [])
+    twin.refusals = [410, 410]
+    assert [each.name for each in twin.read().nodes] == ["a", "b", "c"]
+    twin.refusals = [410, 410, 410]
+    with pytest.raises(KubeError):
+        twin.read()
+    twin.refusals = [403]
+    with pytest.raises(DeniedError, match="list nodes"):
+        twin.read()
+
+
+def nobody(part: float) -> None:
+    """Hear nothing."""
+    del part
+
+
+def played(
+    cluster: LiveCluster, replayed: Replayed, policy: str = "binpack"
+) -> tuple[Outcome, Refit]:
+    outcome = LiveScene(cluster=cluster, replayed=replayed).run(policy, 1, nobody)
+    assert isinstance(outcome.story, Refit)
+    return outcome, outcome.story
+
+
+SPREAD_OUT = Twin(
+    [node("a"), node("b")],
+    [
+        *(
+            pod(f"{home}{index}", limits=HALF, on=(home, index), phase="Running")
+            for home in "ab"
+            for index in (0, 1)
+        ),
+        pod(
+            "whole",
+            limits={**HALF, "allotment.dev/gpu-memory": "40Gi", "allotment.dev/gpu-compute": "100"},
+        ),
+        pod("half", limits=HALF),
+        pod("many", limits={"allotment.dev/gpu": "3", "allotment.dev/gpu-memory": "3Gi"}),
+    ],
+)
+
+
+def test_what_waits_is_placed_beside_what_runs() -> None:
+    outcome, story = played(SPREAD_OUT.read(), Replayed.PENDING)
+    assert (outcome.pods, outcome.placed, outcome.impossible) == (3, 1, 1)
+    assert [each.pod for each in story.unplaced] == ["ml/many", "ml/whole"]
+    assert all(sum(each.reasons.values()) == 2 for each in story.unplaced)
+    assert story.unplaced[0].example.startswith(("a: ", "b: "))
+    assert (story.before.allocated_pct, story.after.allocated_pct) == (50, 62.5)
+    assert (story.before.allocated_memory_pct, story.before.idle_gpus) == (50, 0)
+
+
+def test_all_are_placed_anew() -> None:
+    """Four halves on four GPUs are on two of them then, and a whole one is free."""
+    outcome, story = played(SPREAD_OUT.read(), Replayed.ALL)
+    assert (outcome.pods, outcome.placed, outcome.impossible) == (7, 6, 1)
+    assert [each.pod for each in story.unplaced] == ["ml/many"]
+    assert story.after.allocated_pct == 87.5
+    assert story.before.fragmented_pct >= story.after.fragmented_pct
+
+
+def test_as_json_and_means() -> None:
+    outcome, _ = played(SPREAD_OUT.read(), Replayed.ALL)
+    document = document_of(outcome)
+    assert document["allocated_pct"] == {"before": 50, "after": 87.5}
+    assert document["unplaced"][0]["pod"] == "ml/many"
+    (summary,) = summaries_of([outcome, outcome])
+    assert summary["idle_gpus"]["before"] == 0
+    assert summary["placed"] == 6
+
+
+def test_the_cluster_has_to_have_gpus() -> None:
+    with pytest.raises(UsageError, match="no node of the cluster") as raised:
+        LiveScene(cluster=Twin([], []).read())
+    assert "allot agent" in (raised.value.hint or "")
