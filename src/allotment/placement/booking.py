@@ -121,6 +121,11 @@ class Load:
                 _count(self.anti_affinities, share.anti_affinity, sign)
 
     @property
+    def memory(self) -> int:
+        """Bytes, wherever they may live."""
+        return self.fixed + self.oversubscribed
+
+    @property
     def mode(self) -> str:
         """How its shares are enforced; empty where there are none, or nobody knows."""
         others = [mode for mode in self.modes if mode not in {SOFT, ""}]

@@ -11,9 +11,7 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 (a property test holds them to it).
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -22,66 +20,17 @@ from allotment.model.pods import PodUid
 from allotment.model.requests import Request
 from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind, LinkArray
 from allotment.placement.constraints import link_score
+from allotment.placement.filters import Filter
 from allotment.placement.kinds import Kinds, is_plain, largest
 from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import POLICIES, Policy, make
+from allotment.placement.rankings import Ranking, Refusals, Why
 from allotment.placement.refusals import unknown_node
+from allotment.placement.refusals_at_once import refusals_at
+from allotment.placement.totals import ModelTotals, Totals
 
 __all__ = ["Cluster", "ModelTotals", "Ranking", "Refusals"]
-
-
-class Refusals(Mapping[str, NodeRejection]):
-    """Why nodes do not do, by name: worked out when it is asked for."""
-
-    def __init__(self, names: Iterable[str], why: Callable[[str], NodeRejection]) -> None:
-        self._names = dict.fromkeys(names)
-        self._known: dict[str, NodeRejection] = {}
-        self._why = why
-
-    def __getitem__(self, name: str) -> NodeRejection:
-        """Return why this node does not do."""
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._known:
-            self._known[name] = self._why(name)
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._names)
-
-    def reasons(self) -> Counter[str]:
-        """Return how many nodes do not do for each reason."""
-        return Counter(each.reason for each in self.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Which nodes do for a pod."""
-
-    best: list[str]
-    """Those that do, the best first; as many as were asked for."""
-    refused: Refusals
-    """Those that do not, as far as they were looked at; true until the cluster changes."""
-
-
-@dataclass(slots=True)
-class ModelTotals:
-    """The devices of one model. Bytes; basis points of their time."""
-
-    devices: int = 0
-    memory: int = 0
-    memory_allocated: int = 0
-    memory_fragmented: int = 0
-    """Left on devices that are given away in part, or that take no share: no whole one is there."""
-    guarantee: int = 0
-    guarantee_allocated: int = 0
-    guarantee_fragmented: int = 0
 
 
 class Cluster:
@@ -107,8 +56,8 @@ class Cluster:
         self._homes: dict[PodUid, str] = {}
         self._homeless: dict[str, dict[PodUid, PodBooking]] = {}
         """Of nodes that are not there."""
-        self._tagged: dict[str, Counter[str]] = {}
-        """By affinity tag, how many containers with it are on each node."""
+        self._filter = Filter(self.arrays, self._kinds)
+        self._totals = Totals()
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -122,7 +71,10 @@ class Cluster:
         elif known.inventory == node:
             return
         else:
+            self._forget(known)
             known.put(node)
+        self._totals.put(known)
+        self._filter.put(node)
         self.arrays.put(
             node.name,
             [known.room(column) for column in range(len(node.devices))],
@@ -138,13 +90,14 @@ class Cluster:
             return
         if node.bookings:
             self._homeless[name] = dict(node.bookings)
+        self._forget(node)
         self.arrays.drop(name)
 
     def book(self, booking: PodBooking) -> None:
         """Book a pod, in place of what it had before."""
         self.release(booking.uid)
         self._homes[booking.uid] = booking.node
-        self._tag(booking, 1)
+        self._filter.tag(booking, sign=1)
         node = self._nodes.get(booking.node)
         if node is None:
             self._homeless.setdefault(booking.node, {})[booking.uid] = booking
@@ -159,11 +112,11 @@ class Cluster:
         node = self._nodes.get(home)
         if node is None:
             there = self._homeless[home]
-            self._tag(there.pop(uid), -1)
+            self._filter.tag(there.pop(uid), sign=-1)
             if not there:
                 del self._homeless[home]
             return
-        self._tag(node.bookings[uid], -1)
+        self._filter.tag(node.bookings[uid], sign=-1)
         self._write(node, node.release(uid))
 
     def arrived(self, need: PodNeed) -> None:
@@ -193,7 +146,8 @@ class Cluster:
             best, others = self._checked(need, order, kind, most=most)
         else:
             best, others = self._searched(need, order, most=most)
-        return Ranking(best, Refusals([*refused, *others, *unknown], self._why(need)))
+        why = self._why(need, kind if plain else None)
+        return Ranking(best, Refusals([*refused, *others, *unknown], why))
 
     def place(
         self, need: PodNeed, node: str, *, without: Collection[PodUid] = ()
@@ -222,22 +176,7 @@ class Cluster:
 
     def totals(self) -> dict[str, ModelTotals]:
         """Return what there is of each model, and what of it is given away."""
-        totals: dict[str, ModelTotals] = {}
-        for node in self._nodes.values():
-            for column, device in enumerate(node.inventory.devices):
-                total = totals.setdefault(device.model, ModelTotals())
-                state = node.view.state(column)
-                memory = min(state.allotted_bytes, device.memory_bytes)
-                guaranteed = min(state.guaranteed, device.guarantee)
-                total.devices += 1
-                total.memory += device.memory_bytes
-                total.memory_allocated += memory
-                total.guarantee += device.guarantee
-                total.guarantee_allocated += guaranteed
-                if state.shares or state.problem:
-                    total.memory_fragmented += device.memory_bytes - memory
-                    total.guarantee_fragmented += device.guarantee - guaranteed
-        return totals
+        return self._totals.by_model()
 
     def booking(self, uid: PodUid) -> PodBooking | None:
         """Return what a pod has; None: nothing."""
@@ -271,15 +210,10 @@ class Cluster:
             policy = self._policies[name] = make(name if name in POLICIES else "binpack")
         return policy
 
-    def _tag(self, booking: PodBooking, number: int) -> None:
-        for container in booking.containers:
-            if container.affinity:
-                counts = self._tagged.setdefault(container.affinity, Counter())
-                counts[booking.node] += number
-                if not counts[booking.node]:
-                    del counts[booking.node]
-                    if not counts:
-                        del self._tagged[container.affinity]
+    def _forget(self, node: Node) -> None:
+        """Take a node out of what is kept by node, as it is before it changes or goes."""
+        self._totals.drop(node)
+        self._filter.drop(node.inventory)
 
     def _write(self, node: Node, columns: Collection[int]) -> None:
         row = self.arrays.row[node.inventory.name]
@@ -288,6 +222,8 @@ class Cluster:
             columns = range(len(node.devices))
         for column in columns:
             self.arrays.set_device(row, column, node.room(column))
+        if columns:
+            self._totals.update(node, columns)
         self.arrays.set_host(row, cpu_free=node.cpu_free, memory_free=node.memory_free)
 
     def _rows(self, names: Collection[str] | None) -> tuple[IntArray, list[str]]:
@@ -307,19 +243,8 @@ class Cluster:
         ]
 
     def _may_fit(self, need: PodNeed, rows: IntArray) -> BoolArray:
-        """Say which nodes a search may find room on: what it finds nothing on may be among them."""
-        arrays = self.arrays
-        fits: BoolArray = (arrays.cpu_free[rows] >= need.cpu_milli) & (
-            arrays.memory_free[rows] >= need.memory_bytes
-        )
-        for wanted in need.containers:
-            request = wanted.request
-            kind = self._kinds.of_request(need, request)
-            able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
-            if not request.may_oversubscribe:
-                able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
-            fits &= able.sum(axis=1) >= request.count
-        home = arrays.row.get(self._homes.get(need.uid, ""))
+        fits = self._filter.may_fit(need, rows)
+        home = self.arrays.row.get(self._homes.get(need.uid, ""))
         return fits if home is None else fits | (rows == home)
 
     def _in_order(self, rows: IntArray, costs: Sequence[FloatArray], fits: BoolArray) -> IntArray:
@@ -354,7 +279,7 @@ class Cluster:
         names = [self.arrays.names[row] for row in order]
         wanted = largest(need)
         tag = wanted.request.constraints.affinity if wanted else ""
-        there = self._tagged.get(tag, Counter[str]())
+        there = self._filter.nodes_with(tag)
         if there:
             names.sort(key=lambda name: name not in there)
         found: list[tuple[int, str]] = []
@@ -366,8 +291,20 @@ class Cluster:
             if isinstance(decision, NodeRejection):
                 others.append(name)
             else:
-                found.append((0, name))
+                found.append((self._untagged(decision, tag), name))
+        # As KubeShare has it, an idle device only where none with the tag has room.
+        found.sort(key=lambda each: each[0])
         return [name for _, name in found], others
+
+    def _untagged(self, booking: PodBooking, tag: str) -> int:
+        """Return how many of a pod's devices have no share with an affinity tag."""
+        if not tag:
+            return 0
+        node = self._nodes[booking.node]
+        used = {
+            each.uuid for one in booking.containers if one.affinity == tag for each in one.devices
+        }
+        return sum(tag not in node.loads[node.column(uuid)].affinities for uuid in used)
 
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool
@@ -386,12 +323,24 @@ class Cluster:
                 ranks[name] = {devices[column].uuid: at for at, column in enumerate(order)}
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
-    def _why(self, need: PodNeed) -> Callable[[str], NodeRejection]:
-        def why(name: str) -> NodeRejection:
-            decision = self.place(need, name)
-            if isinstance(decision, NodeRejection):
-                return decision
-            raise LookupError(name)  # the cluster has changed since
+    def _why(self, need: PodNeed, kind: Kind | None = None) -> Why:
+        """Return what says why nodes do not do for a pod; `kind` if it is no more than that."""
+
+        def why(names: Collection[str]) -> Mapping[str, NodeRejection]:
+            found: dict[str, NodeRejection] = {}
+            if kind is not None:
+                rows = np.array(
+                    [self.arrays.row[name] for name in names if name in self.arrays.row],
+                    dtype=np.int64,
+                )
+                found.update(refusals_at(self.arrays, need, kind, rows))
+            for name in names:
+                if name not in found:
+                    decision = self.place(need, name)
+                    if not isinstance(decision, NodeRejection):
+                        raise LookupError(name)  # the cluster has changed since
+                    found[name] = decision
+            return found
 
         return why
 

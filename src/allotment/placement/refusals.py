@@ -29,7 +29,15 @@ from allotment.placement.fit import (
     TOO_LITTLE_MEMORY,
 )
 
-__all__ = ["Reason", "Refusal", "grouped", "lacks_host", "refused", "unknown_node"]
+__all__ = [
+    "Reason",
+    "Refusal",
+    "grouped",
+    "lacks_host",
+    "lacks_room",
+    "refused",
+    "unknown_node",
+]
 
 
 class Reason(StrEnum):
@@ -117,10 +125,25 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     if fitting >= request.count:
         return _apart(node, whose, request, refusal)
     reason, have, amount = _nearest([verdict for verdict in verdicts if not verdict.fits])
-    beside = f"{fitting} such and beside " if fitting else ""
-    if refusal.depth:
-        beside = f"beside the pod's other containers {beside}"
-    return _filled(node, reason, f"{whose}need {asked}, have {beside}{have}", amount)
+    others = "beside the pod's other containers " if refusal.depth else ""
+    stem = f"{whose}need {asked}, have {others}{_such(fitting)}{have}"
+    return _filled(node, reason, stem, amount)
+
+
+def lacks_room(
+    node: str, request: Request, reason: Reason, have: int, *, such: int
+) -> NodeRejection:
+    """Say that the only container of a pod finds too little memory or compute on a node's devices.
+
+    `have`: the most on any of them, in bytes or basis points; `such`: how many have enough.
+    """
+    phrase = next(phrase for each, phrase in _PHRASES.values() if each is reason)
+    stem = f"need {asked_for(request)}, have {_such(such)}{phrase}"
+    return _filled(node, reason, stem, have)
+
+
+def _such(number: int) -> str:
+    return f"{number} such and beside " if number else ""
 
 
 def _apart(node: str, whose: str, request: Request, refusal: Refusal) -> NodeRejection:

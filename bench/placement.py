@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long decisions take on a large cluster: ranking, placing, booking, releasing; one process.
+
+    .venv/bin/python bench/placement.py [--nodes 1213 | 5000] [--policy fragmentation]
+
+The cluster is made up: the sizes and models of a production cluster of 1,213 nodes and 6,212 GPUs,
+or so many nodes of eight GPUs each, filled by half with pods of about a hundred kinds. Then pods
+come and go, one booked for each released; each is ranked over all nodes, placed and booked. A
+"new" kind is one that nobody has asked for before, a "repeated" one has been asked for, and nodes
+have changed since.
+"""
+
+import argparse
+import gc
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import TypeVar
+
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    NodeRejection,
+    PodBooking,
+    PodNeed,
+    WantedContainer,
+)
+from allotment.model.compute import Compute
+from allotment.model.pods import PodUid
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import Constraints, ModelRule, Request
+from allotment.placement.cluster import Cluster
+
+GI = 1 << 30
+SIZES = (*(8,) * 617, *(4,) * 54, *(2,) * 518, 1, *(1,) * 23)
+MODELS = (("A100-SXM4-80GB", 80, 70), ("Tesla-T4", 16, 20), ("V100-SXM2-32GB", 32, 10))
+_Answer = TypeVar("_Answer")
+
+
+class Stopwatch:
+    """Times by name, in seconds."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = {}
+
+    def of(self, name: str, call: Callable[[], _Answer]) -> _Answer:
+        """Call, and keep how long it took."""
+        start = time.perf_counter()
+        answer = call()
+        self.times.setdefault(name, []).append(time.perf_counter() - start)
+        return answer
+
+    def tell(self) -> None:
+        """Print p50 and p99 of each in milliseconds."""
+        print(f"{'':24}{'p50 ms':>10}{'p99 ms':>10}{'most ms':>10}{'calls':>8}")
+        for name, times in self.times.items():
+            ordered = sorted(times)
+            p50, p99 = (ordered[int(len(ordered) * part)] for part in (0.5, 0.99))
+            figures = "".join(f"{1000 * each:10.3f}" for each in (p50, p99, ordered[-1]))
+            print(f"{name:24}{figures}{len(ordered):8}")
+
+
+def nodes(count: int, random: Random) -> Iterator[NodeInventory]:
+    """Make up the cluster."""
+    sizes: Sequence[int] = SIZES if count == len(SIZES) else (8,) * count
+    weights = [weight for *_, weight in MODELS]
+    for number, size in enumerate(sizes):
+        model, memory, _ = random.choices(MODELS, weights)[0]
+        yield NodeInventory(
+            name=f"node-{number:05}",
+            cpu_milli=12_000 * size,
+            memory_bytes=96 * GI * size,
+            devices=tuple(
+                NodeDevice(
+                    uuid=f"GPU-{number:05}-{index}",
+                    model=model,
+                    memory_bytes=memory * GI,
+                    index=index,
+                    numa_node=2 * index // size,
+                )
+                for index in range(size)
+            ),
+        )
+
+
+def kind(random: Random) -> PodNeed:
+    """Make up what a pod asks for: shares mostly, as many whole GPUs, few of several."""
+    count = random.choices((1, 2, 4, 8), (96, 2, 1, 1))[0]
+    is_whole = count > 1 or random.random() < 0.5
+    guarantee = 10_000 if is_whole else random.randrange(500, 9_000, 500)
+    memory = random.choice((15, 15, 30, 70)) if is_whole else random.choice((2, 4, 6, 8, 12))
+    constraints = Constraints()
+    if random.random() < 0.2:
+        constraints = Constraints(models=(ModelRule(random.choice(MODELS)[0], is_exact=True),))
+    return PodNeed(
+        uid=PodUid(""),
+        cpu_milli=random.randrange(500, 8_000, 500) * count,
+        memory_bytes=random.randrange(1, 32) * GI,
+        containers=(
+            WantedContainer(
+                name="main",
+                request=Request(
+                    MemoryAmount(f"{memory}Gi", size_bytes=memory * GI),
+                    count=count,
+                    compute=Compute(guarantee),
+                    constraints=constraints,
+                ),
+            ),
+        ),
+    )
+
+
+def fancy(need: PodNeed) -> PodNeed:
+    """Ask for what arrays do not know."""
+    wanted = need.containers[0]
+    constraints = replace(wanted.request.constraints, exclusion="team")
+    request = replace(wanted.request, constraints=constraints)
+    return replace(need, containers=(replace(wanted, request=request),))
+
+
+class Run:
+    """One cluster under load."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.random = Random(args.seed)  # noqa: S311 - a made-up load, no secret
+        self.cluster = Cluster(node_policies=[args.policy], device_policies=[args.policy])
+        self.watch = Stopwatch()
+        self.most: int | None = args.most
+        self.kinds = [kind(self.random) for _ in range(100)]
+        self.booked: list[PodUid] = []
+        self.number = 0
+        for node in nodes(args.nodes, self.random):
+            self.cluster.put(node)
+        self.names = list(self.cluster.arrays.row)
+
+    def fill(self, part: float) -> None:
+        """Fill the cluster to this part of its time."""
+        while self.full() < part:
+            for _ in range(100):
+                self.one(self.random.choice(self.kinds), "filling")
+
+    def full(self) -> float:
+        """Return which part of all time is given away."""
+        totals = self.cluster.totals().values()
+        return sum(each.guarantee_allocated for each in totals) / sum(
+            each.guarantee for each in totals
+        )
+
+    def one(self, need: PodNeed, what: str) -> None:
+        """Let one pod come."""
+        self.number += 1
+        need = replace(need, uid=PodUid(f"pod-{self.number}"))
+        self.watch.of("arrived", lambda: self.cluster.arrived(need))
+        ranking = self.watch.of(
+            f"rank, {what}", lambda: self.cluster.rank(need, self.names, most=self.most)
+        )
+        if not ranking.best:
+            return
+        booking = self.watch.of(f"place, {what}", lambda: self.cluster.place(need, ranking.best[0]))
+        assert isinstance(booking, PodBooking), booking
+        self.watch.of("book", lambda: self.cluster.book(booking))
+        self.booked.append(need.uid)
+
+    def leave(self) -> None:
+        """Let one pod go, any of them."""
+        at = self.random.randrange(len(self.booked))
+        self.booked[at], self.booked[-1] = self.booked[-1], self.booked[at]
+        uid = self.booked.pop()
+        self.watch.of("release", lambda: self.cluster.release(uid))
+
+    def refuse(self) -> None:
+        """Ask for what is nowhere, and why."""
+        need = kind(self.random)
+        wanted = need.containers[0]
+        memory = MemoryAmount("99Gi", size_bytes=99 * GI)
+        request = replace(wanted.request, memory=memory)
+        need = replace(need, containers=(replace(wanted, request=request),))
+        ranking = self.cluster.rank(need, self.names)
+        assert not ranking.best
+        found = self.watch.of("refusals, all nodes", lambda: list(ranking.refused.values()))
+        assert all(isinstance(each, NodeRejection) for each in found)
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=len(SIZES))
+    parser.add_argument("--policy", default="fragmentation")
+    parser.add_argument("--most", type=int, default=None, help="nodes that rank returns")
+    parser.add_argument("--pods", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    gc.disable()
+    run = Run(args)
+    start = time.perf_counter()
+    run.fill(0.5)
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    print(
+        f"{len(run.names)} nodes, policy {args.policy}, {100 * run.full():.0f} % full:"
+        f" {len(run.booked)} pods in {time.perf_counter() - start:.1f} s"
+    )
+    run.watch.times.clear()
+    for _ in range(args.pods):
+        run.leave()
+        run.one(run.random.choice(run.kinds), "repeated kind")
+    for _ in range(args.pods // 4):
+        run.leave()
+        run.one(kind(run.random), "new kind")
+    for _ in range(args.pods // 10):
+        run.leave()
+        run.one(fancy(run.random.choice(run.kinds)), "with tags")
+    for _ in range(10):
+        run.refuse()
+    run.cluster.check_invariants()
+    run.watch.tell()
+
+
+if __name__ == "__main__":
+    main()

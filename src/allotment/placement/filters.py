@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes a search may find room on, for pods with wishes that arrays alone do not know.
+
+Necessary and never more: a node that is left out here has no room for the pod, and one that is left
+in may have none either.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.requests import EXCLUSIVE, Request
+from allotment.placement.arrays import Arrays, BoolArray, IntArray
+from allotment.placement.constraints import exclusion_of
+from allotment.placement.kinds import Kinds
+
+__all__ = ["Filter"]
+
+
+class Filter:
+    """Knows on which nodes which tags and devices are."""
+
+    def __init__(self, arrays: Arrays, kinds: Kinds) -> None:
+        self._arrays = arrays
+        self._kinds = kinds
+        self._homes: dict[str, str] = {}
+        """On which node each device is."""
+        self._tagged: dict[tuple[str, str], Counter[str]] = {}
+        """By tag, what tag it is first, how many containers with it are on each node."""
+
+    def put(self, node: NodeInventory) -> None:
+        """Hear of a node's devices."""
+        self._homes.update((each.uuid, node.name) for each in node.devices)
+
+    def drop(self, node: NodeInventory) -> None:
+        """Hear that a node's devices are gone."""
+        for device in node.devices:
+            if self._homes.get(device.uuid) == node.name:
+                del self._homes[device.uuid]
+
+    def tag(self, booking: PodBooking, *, sign: int) -> None:
+        """Count a pod's tags; `sign` -1: no longer."""
+        for container in booking.containers:
+            for key in _tags(container.affinity, container.exclusion):
+                counts = self._tagged.setdefault(key, Counter())
+                counts[booking.node] += sign
+                if not counts[booking.node]:
+                    del counts[booking.node]
+                    if not counts:
+                        del self._tagged[key]
+
+    def nodes_with(self, affinity: str) -> Counter[str]:
+        """Return the nodes with containers of an affinity tag."""
+        return self._tagged.get(("affinity", affinity), Counter())
+
+    def may_fit(self, need: PodNeed, rows: IntArray) -> BoolArray:
+        """Say which rows a search may find room on."""
+        arrays = self._arrays
+        fits: BoolArray = (arrays.cpu_free[rows] >= need.cpu_milli) & (
+            arrays.memory_free[rows] >= need.memory_bytes
+        )
+        for wanted in need.containers:
+            request = wanted.request
+            kind = self._kinds.of_request(need, request)
+            able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
+            if not request.may_oversubscribe:
+                able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
+            able &= self._suits(request, rows)
+            fits &= _enough(able, arrays.numa[rows], request)
+        return fits
+
+    def _suits(self, request: Request, rows: IntArray) -> BoolArray:
+        """Say which devices may be right for a request's wishes, by row and column."""
+        wanted = request.constraints
+        idle = self._arrays.idle[rows]
+        suits = np.ones_like(idle)
+        if wanted.is_alone or request.mode == EXCLUSIVE:
+            suits &= idle
+        for key in _tags(wanted.affinity, wanted.exclusion):
+            suits &= idle | self._on(self._tagged.get(key, ()), rows)
+        if wanted.uuids:
+            homes = [self._homes[uuid] for uuid in wanted.uuids if uuid in self._homes]
+            suits &= self._on(homes, rows)
+        return suits
+
+    def _on(self, names: Iterable[str], rows: IntArray) -> BoolArray:
+        """Say which rows are of these nodes, as one column."""
+        row = self._arrays.row
+        there = np.zeros(len(self._arrays), dtype=np.bool_)
+        there[[row[name] for name in names if name in row]] = True
+        on: BoolArray = there[rows][:, None]
+        return on
+
+
+def _tags(affinity: str, exclusion: str | None) -> list[tuple[str, str]]:
+    """Return the tags by which a device is either idle or has them."""
+    both = (("affinity", affinity), ("exclusion", exclusion_of(exclusion)))
+    return [(name, tag) for name, tag in both if tag]
+
+
+def _enough(able: BoolArray, numa: NDArray[np.int16], request: Request) -> BoolArray:
+    """Say on which rows there are as many devices as are asked for."""
+    enough: BoolArray = able.sum(axis=1) >= request.count
+    if request.count == 1 or not request.constraints.same_numa:
+        return enough
+    together = np.zeros_like(enough)
+    for node in np.unique(numa):
+        together |= (able & (numa == node)).sum(axis=1) >= request.count
+    return enough & together

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why many nodes refuse a pod that is no more than its kind, without asking each of them.
+
+The same words as `refusals.refused` has for one node. A node of which more has to be known, like
+who is on its devices, is left to be asked.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from allotment.model.clusters import NodeRejection, PodNeed
+from allotment.placement.arrays import Arrays, BoolArray, IntArray, Kind
+from allotment.placement.refusals import Reason, lacks_host, lacks_room
+
+__all__ = ["refusals_at"]
+
+
+def refusals_at(
+    arrays: Arrays, need: PodNeed, kind: Kind, rows: IntArray
+) -> dict[str, NodeRejection]:
+    """Return why these rows refuse a pod, by name, as far as the arrays say why."""
+    found: dict[str, NodeRejection] = {}
+    for row in rows[~_has_host(arrays, kind, rows)].tolist():
+        name = arrays.names[row]
+        cpu, memory = int(arrays.cpu_free[row]), int(arrays.memory_free[row])
+        lacking = lacks_host(need, name, cpu_free=cpu, memory_free=memory)
+        if lacking is not None:
+            found[name] = lacking
+    if not need.containers:
+        return found
+    rows = rows[_has_host(arrays, kind, rows)]
+    rows = rows[arrays.gpu_there[rows].sum(axis=1) >= kind.count]
+    request = need.containers[0].request
+    anything = replace(kind, guarantee=0, device_memory_bytes=0, device_memory_part=None)
+    is_open = arrays.serving(anything, rows)
+    such = arrays.serving(kind, rows).sum(axis=1).tolist()
+    has_memory = arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
+    lacks_compute = is_open & has_memory & (arrays.free[rows] < kind.guarantee)
+    compute = np.where(lacks_compute, arrays.free[rows], -1).max(axis=1).tolist()
+    memory = np.where(is_open & ~has_memory, arrays.free_memory[rows], -1).max(axis=1).tolist()
+    known: dict[tuple[Reason, int, int], NodeRejection] = {}
+    for place, row in enumerate(rows.tolist()):
+        if compute[place] >= 0:
+            key = Reason.GPU_COMPUTE, int(compute[place]), such[place]
+        elif memory[place] >= 0:
+            key = Reason.GPU_MEMORY, int(memory[place]), such[place]
+        else:
+            continue
+        name = arrays.names[row]
+        alike = known.get(key)
+        if alike is None:
+            reason, have, number = key
+            alike = known[key] = lacks_room(name, request, reason, have, such=number)
+        found[name] = NodeRejection(name, alike.reason, alike.text, alike.stem, alike.have)
+    return found
+
+
+def _has_host(arrays: Arrays, kind: Kind, rows: IntArray) -> BoolArray:
+    has: BoolArray = (arrays.cpu_free[rows] >= kind.cpu_milli) & (
+        arrays.memory_free[rows] >= kind.memory_bytes
+    )
+    return has
