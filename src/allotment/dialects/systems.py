@@ -9,7 +9,6 @@ A section has the name of a dialect and what that one may have set otherwise. Th
 are `disabled` are not translated: their pods are left as they are.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -35,13 +34,13 @@ from allotment.dialects.tencent_qgpu import (
 from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
 from allotment.model.errors import UsageError
 
-__all__ = ["NAMES", "DialectSettings", "foreign_dialects", "load_settings"]
+__all__ = ["NAMES", "SETTINGS", "DialectSettings", "foreign_dialects", "load_settings"]
 
 _MAX_CHARACTERS: Final = 1 << 20
 _MAX_SHOWN: Final = 200
 _DISABLED: Final = "disabled"
 
-_SETTINGS: Final[Mapping[str, type]] = {
+SETTINGS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "hami": HamiSettings,
     "volcano": VolcanoSettings,
     "aliyun": AliyunSettings,
@@ -52,6 +51,7 @@ _SETTINGS: Final[Mapping[str, type]] = {
     "deepomatic": DeepomaticSettings,
     "nvidia": NvidiaSettings,
 }
+"""What a section holds, by the name of its dialect."""
 # In the order in which they have what two of them see: NVIDIA's has what nobody else claims.
 _DIALECTS: Final[tuple[type, ...]] = (
     HamiDialect,
@@ -111,10 +111,10 @@ def load_settings(text: str) -> DialectSettings:
     told: list[str] = []
     disabled = _names(document.pop(_DISABLED, []))
     for name, section in document.items():
-        if not isinstance(name, str) or name not in _SETTINGS:
+        if not isinstance(name, str) or name not in SETTINGS:
             problem = f"the dialects' settings: {shown(str(name))} has none"
-            known = (*_SETTINGS, _DISABLED)
-            more = f"there are sections for: {', '.join(_SETTINGS)}; and {_DISABLED}"
+            known = (*SETTINGS, _DISABLED)
+            more = f"there are sections for: {', '.join(SETTINGS)}; and {_DISABLED}"
             raise UsageError(problem + meant(str(name), known), hint=more)
         if not isinstance(section, dict):
             raise UsageError(f"the dialects' settings: {name} is no section", hint=hint)
@@ -122,14 +122,14 @@ def load_settings(text: str) -> DialectSettings:
             sections[name], more_told = hami_of(section)
             told += (f"hami.{each}" for each in more_told)
         else:
-            sections[name] = _section(name, section, _SETTINGS[name])
+            sections[name] = _section(name, section, SETTINGS[name])
     return DialectSettings(sections=sections, disabled=disabled, told=tuple(told))
 
 
 def _made(dialect: type, settings: DialectSettings) -> ForeignDialect:
     make = cast("Any", dialect)
     name: str = make.name
-    if name not in _SETTINGS:
+    if name not in SETTINGS:
         return cast("ForeignDialect", make())
     return cast("ForeignDialect", make(settings.sections.get(name)))
 
@@ -145,22 +145,15 @@ def _names(found: object) -> frozenset[str]:
     return frozenset(found)
 
 
-def _section(name: str, section: Mapping[Any, object], kind: type) -> object:
-    """Read a section; its names are written as Kubernetes writes them: `memoryUnit`."""
-    known = {_camel(each.name): each.name for each in msgspec.inspect.type_info(kind).fields}  # type: ignore[attr-defined]
-    is_struct = issubclass(kind, msgspec.Struct)
+def _section(name: str, section: Mapping[Any, object], kind: type[msgspec.Struct]) -> object:
+    known = [each.encode_name for each in msgspec.structs.fields(kind)]
     for key in section:
         if key not in known:
-            problem = f"the dialects' settings: {name}.{shown(str(key))[1:-1]} is not known"
+            problem = f"the dialects' settings: {name} has {shown(str(key))}, which is not known"
             hint = f"there are: {', '.join(known)}"
             raise UsageError(problem + meant(str(key), known), hint=hint)
-    named = {key if is_struct else known[key]: value for key, value in section.items()}
     try:
-        return msgspec.convert(named, kind)
+        return msgspec.convert(section, kind)
     except msgspec.ValidationError as error:
         problem = f"the dialects' settings, section {name}: {str(error)[:_MAX_SHOWN]}"
         raise UsageError(problem, hint="correct or remove it") from error
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)

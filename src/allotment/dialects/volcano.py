@@ -108,6 +108,7 @@ class VolcanoDialect:
     name: Final = "volcano"
     title: Final = "Volcano's"
     resources: Final = RESOURCES
+    annotations: Final = ANNOTATIONS
 
     def __init__(self, settings: VolcanoSettings | None = None) -> None:
         """Take the settings of the device plugin that the pods were written for."""

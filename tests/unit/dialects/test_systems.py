@@ -72,7 +72,7 @@ def test_settings_reach_their_dialect() -> None:
         ("hami: []", "hami is no section"),
         ("hami: {memoryfactor: 1}", "(did you mean 'memoryFactor'?)"),
         ("volcano: {gpuMemoryFactor: 0}", "section volcano: "),
-        ("tencent: {coreUnit: 1}", "tencent.coreUnit is not known"),
+        ("tencent: {coreUnit: 1}", "tencent has 'coreUnit', which is not known"),
         ("disabled: kai", "disabled is no list"),
         ("disabled: [kay]", "disabled has 'kay' (did you mean 'kai'?)"),
         ("[1]", "have no sections"),
