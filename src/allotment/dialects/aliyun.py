@@ -11,7 +11,6 @@ Koordinator's `pkg/scheduler/plugins/ack`.)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -30,6 +29,7 @@ from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
     PERCENT,
+    Name,
     amount_of,
     booked,
     bytes_of,
@@ -91,13 +91,14 @@ _NOTHING = -1
 _Allocation = dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliyunSettings:
+class AliyunSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """What a cluster may have set otherwise."""
 
-    memory: str = "aliyun.com/gpu-mem"
-    compute: str = "aliyun.com/gpu-core.percentage"
-    count: str = "aliyun.com/gpu-count"
+    memory: Name = "aliyun.com/gpu-mem"
+    compute: Name = "aliyun.com/gpu-core.percentage"
+    count: Name = "aliyun.com/gpu-count"
     """The label of a pod that says of how many GPUs."""
     memory_unit: str = "GiB"
     """Of one `memory`: `GiB` or `MiB`."""
@@ -107,7 +108,7 @@ class AliyunSettings:
     def __post_init__(self) -> None:
         """Raise `UsageError` for a word that is not known."""
         if self.memory_unit not in _UNITS:
-            message = f"aliyun.memory_unit is {shown(self.memory_unit)}"
+            message = f"aliyun.memoryUnit is {shown(self.memory_unit)}"
             raise UsageError(message, hint=f"write one of: {', '.join(_UNITS)}")
         if self.placement and self.placement not in _POLICIES:
             message = f"aliyun.placement is {shown(self.placement)}"

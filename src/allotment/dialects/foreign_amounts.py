@@ -8,7 +8,9 @@ nothing: an amount that is no whole number is refused, with the container and th
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from allotment.dialects.foreign import ForeignContainer, ForeignPod, NodeView
 from allotment.dialects.protocol import refusal, shown
@@ -25,6 +27,7 @@ __all__ = [
     "MAX_DEVICES",
     "MIB",
     "PERCENT",
+    "Name",
     "amount_of",
     "booked",
     "bytes_of",
@@ -45,6 +48,8 @@ PERCENT: Final = WHOLE // 100
 """Basis points in one percent of a GPU."""
 MAX_DEVICES: Final = 1024
 """More GPUs than any node has: what asks for more was meant otherwise."""
+Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]
+"""Of a resource, an annotation or a label, as settings have it."""
 
 _MOST_BYTES = 1 << 48
 """More memory than any GPU has: a number with a unit (`4Gi`) where units were to be counted."""
@@ -72,12 +77,24 @@ def amount_of(pod: ForeignPod, container: ForeignContainer, name: str) -> int:
 
 
 def is_asked(pod: ForeignPod, name: str) -> bool:
-    """Ask if any container has the resource. What cannot be read is taken for it, and refused."""
-    return any(
-        text is not None and text.strip() != "0"
-        for each in pod.containers
-        for text in (each.limits.get(name, each.requests.get(name)),)
+    """Ask if any container has some of a resource. What is no amount is taken for it, and refused.
+
+    None of it, however that is written, is as if it were not there.
+    """
+    texts = (
+        each[name]
+        for container in pod.containers
+        for each in (container.limits, container.requests)
+        if name in each
     )
+    return any(not _is_zero(each) for each in texts)
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return parse_whole(text.strip()) == 0
+    except QuantityError:
+        return False
 
 
 def bytes_of(

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+import msgspec
+
 from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
+    Name,
     booked,
     bytes_of,
     compute_of,
@@ -62,11 +65,12 @@ _TURNS: Final = "time-slicing"
 _SPACE: Final = "sm-sharing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KaiSettings:
+class KaiSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """What a cluster may have set otherwise."""
 
-    prefix: str = "nvidia.com/container."
+    prefix: Name = "nvidia.com/container."
     """Of NvFractions' annotations: a container's name follows."""
     guarantees_compute: bool = False
     """Does `gpu-fraction` guarantee that part of the GPU's time, too? Run:ai's did, before 3.0."""

@@ -10,9 +10,11 @@ annotation `tencent.com/vcuda-core-limit` lets all parts of the pod have more wh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
 
 from allotment.dialects.foreign import (
     DIALECT,
@@ -23,9 +25,11 @@ from allotment.dialects.foreign import (
     Translation,
 )
 from allotment.dialects.foreign_amounts import (
+    GIB,
     MAX_DEVICES,
     MIB,
     PERCENT,
+    Name,
     amount_of,
     booked,
     bytes_of,
@@ -56,15 +60,16 @@ _CARD: Final = 100
 """Cores of one GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TencentSettings:
+class TencentSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """What a cluster may have set otherwise."""
 
-    core: str = "tencent.com/vcuda-core"
-    memory: str = "tencent.com/vcuda-memory"
-    limit: str = "tencent.com/vcuda-core-limit"
+    core: Name = "tencent.com/vcuda-core"
+    memory: Name = "tencent.com/vcuda-memory"
+    limit: Name = "tencent.com/vcuda-core-limit"
     """The annotation with the ceiling."""
-    memory_block_bytes: int = 256 * MIB
+    memory_block_bytes: Annotated[int, Meta(ge=1, le=GIB)] = 256 * MIB
     """Bytes in one `memory`."""
 
 

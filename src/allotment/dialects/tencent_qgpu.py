@@ -11,9 +11,10 @@ Online/Offline Hybrid Deployment"; elastic-gpu `pkg/utils`.)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
+
+import msgspec
 
 from allotment.dialects.foreign import (
     DIALECT,
@@ -27,6 +28,7 @@ from allotment.dialects.foreign_amounts import (
     GIB,
     MIB,
     PERCENT,
+    Name,
     amount_of,
     booked,
     bytes_of,
@@ -59,13 +61,14 @@ _FIXED, _BURST, _BEST_EFFORT = "fixed-share", "burst-share", "best-effort"
 _POLICIES = (_BEST_EFFORT, _FIXED, _BURST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QgpuSettings:
+class QgpuSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """What a cluster may have set otherwise."""
 
-    core: str = "tke.cloud.tencent.com/qgpu-core"
-    memory: str = "tke.cloud.tencent.com/qgpu-memory"
-    greedy: str = "tke.cloud.tencent.com/qgpu-core-greedy"
+    core: Name = "tke.cloud.tencent.com/qgpu-core"
+    memory: Name = "tke.cloud.tencent.com/qgpu-memory"
+    greedy: Name = "tke.cloud.tencent.com/qgpu-core-greedy"
     policy: str = _BURST
     """What cores mean: `fixed-share` (so much, and no more), `burst-share` (so much, and what
     others leave), `best-effort` (nothing guaranteed, nothing limited; qGPU's own default)."""
@@ -193,12 +196,13 @@ class QgpuDialect:
         raise refusal(pod, None, problem, hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticGpuSettings:
+class ElasticGpuSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """What a cluster may have set otherwise: its code has other names than its documents."""
 
-    core: str = "elasticgpu.io/gpu-core"
-    memory: str = "elasticgpu.io/gpu-memory"
+    core: Name = "elasticgpu.io/gpu-core"
+    memory: Name = "elasticgpu.io/gpu-memory"
     """A number of MiB."""
 
 

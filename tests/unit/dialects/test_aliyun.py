@@ -206,7 +206,7 @@ def test_the_resources_of_the_old_plugin_have_to_go() -> None:
     assert found.removes == (MEMORY, COMPUTE)
 
 
-@pytest.mark.parametrize("limits", [{}, {"memory": "0"}])
+@pytest.mark.parametrize("limits", [{}, {"memory": "0"}, {"memory": "0.0"}, {"memory": "0e3"}])
 def test_a_pod_that_asks_for_nothing_is_not_its(limits: dict[str, str]) -> None:
     subject = pod(container(**limits), labels={COUNT: "2"})  # type: ignore[arg-type]
     assert AliyunDialect().recognises(subject) == ()
@@ -226,7 +226,7 @@ def test_names_are_configurable() -> None:
 
 @pytest.mark.parametrize("wrong", [{"memory_unit": "GB"}, {"placement": "binpak"}])
 def test_settings_that_are_no_words_are_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
+    with pytest.raises(UsageError, match=next(iter(wrong.values()))):
         AliyunSettings(**wrong)
 
 

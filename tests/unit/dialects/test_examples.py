@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from allotment.dialects.aliyun import AliyunDialect
-from allotment.dialects.deepomatic import DeepomaticDialect
-from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
-from allotment.dialects.hami import HamiDialect
-from allotment.dialects.kai import KaiDialect
-from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
+from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
 from allotment.dialects.native import applied, wanted_of, written
-from allotment.dialects.nvidia_foreign import NvidiaForeign
-from allotment.dialects.tencent import TencentDialect
-from allotment.dialects.tencent_qgpu import ElasticGpuDialect, QgpuDialect
+from allotment.dialects.systems import foreign_dialects
 from allotment.dialects.translating import translate
-from allotment.dialects.volcano import VolcanoDialect
 from allotment.model.clusters import WantedContainer
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.pods import ContainerKind
@@ -33,19 +25,7 @@ MI = 1 << 20
 SMALLEST = 40 * GI
 """A GPU on which every example has room."""
 
-DIALECTS: tuple[ForeignDialect, ...] = (
-    HamiDialect(),
-    VolcanoDialect(),
-    AliyunDialect(),
-    TencentDialect(),
-    QgpuDialect(),
-    ElasticGpuDialect(),
-    KubeShareDialect(),
-    KubeShare2Dialect(),
-    KaiDialect(),
-    DeepomaticDialect(),
-    NvidiaForeign(),
-)
+DIALECTS = foreign_dialects()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +59,9 @@ SHARES = {
         memory=3000 * MI,
         count=2,
         compute=percent(50, 50),
+    ),
+    "volcano-gpushare": Share(
+        dialect="volcano-gpushare", container="cuda-container", memory=1024 * MI
     ),
     "aliyun": Share(dialect="aliyun", container="binpack-1", memory=3 * GI),
     "ack": Share(dialect="aliyun", container="tensorflow-mnist-multigpu", memory=4 * GI, count=2),
