@@ -207,7 +207,9 @@ class Cluster:
     def _policy(self, name: str) -> Policy:
         policy = self._policies.get(name)
         if policy is None:
-            policy = self._policies[name] = make(name if name in POLICIES else "binpack")
+            policy = self._policies[name] = make(
+                "binpack" if name == "fragmentation" and name not in POLICIES else name
+            )
         return policy
 
     def _forget(self, node: Node) -> None:
@@ -275,36 +277,40 @@ class Cluster:
     def _searched(
         self, need: PodNeed, order: IntArray, *, most: int | None
     ) -> tuple[list[str], list[str]]:
-        """Look at the nodes in this order until there are enough that do."""
+        """Look at the nodes in this order until there are enough that do.
+
+        Nodes where a device has the pod's affinity tag, and has room for it, come before all
+        others: as KubeShare has it, an idle device is taken only where there is none.
+        """
         names = [self.arrays.names[row] for row in order]
         wanted = largest(need)
-        tag = wanted.request.constraints.affinity if wanted else ""
-        there = self._filter.nodes_with(tag)
-        if there:
-            names.sort(key=lambda name: name not in there)
-        found: list[tuple[int, str]] = []
-        others: list[str] = []
+        tagged = self._filter.nodes_with(wanted.request.constraints.affinity) if wanted else ()
+        looked = {name: self.place(need, name) for name in names if name in tagged}
+        near = [
+            (self._untagged(decision), name)
+            for name, decision in looked.items()
+            if isinstance(decision, PodBooking) and self._untagged(decision) < len(_used(decision))
+        ]
+        near.sort(key=lambda each: each[0])
+        found = dict.fromkeys(name for _, name in near)
+        others = [name for name, each in looked.items() if isinstance(each, NodeRejection)]
         for name in names:
             if most is not None and len(found) >= most:
                 break
-            decision = self.place(need, name)
-            if isinstance(decision, NodeRejection):
+            decision = looked.get(name) or self.place(need, name)
+            if isinstance(decision, PodBooking):
+                found[name] = None
+            elif name not in looked:
                 others.append(name)
-            else:
-                found.append((self._untagged(decision, tag), name))
-        # As KubeShare has it, an idle device only where none with the tag has room.
-        found.sort(key=lambda each: each[0])
-        return [name for _, name in found], others
+        return list(found)[:most], others
 
-    def _untagged(self, booking: PodBooking, tag: str) -> int:
-        """Return how many of a pod's devices have no share with an affinity tag."""
-        if not tag:
-            return 0
+    def _untagged(self, booking: PodBooking) -> int:
+        """Return how many of a pod's devices have no share with the affinity tag that it has."""
         node = self._nodes[booking.node]
-        used = {
-            each.uuid for one in booking.containers if one.affinity == tag for each in one.devices
-        }
-        return sum(tag not in node.loads[node.column(uuid)].affinities for uuid in used)
+        return sum(
+            bool(tag) and tag not in node.loads[node.column(uuid)].affinities
+            for uuid, tag in _used(booking)
+        )
 
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool
@@ -343,6 +349,15 @@ class Cluster:
             return found
 
         return why
+
+
+def _used(booking: PodBooking) -> set[tuple[str, str]]:
+    """Return a pod's devices, each with the affinity tag for which it was taken."""
+    return {
+        (each.uuid, container.affinity)
+        for container in booking.containers
+        for each in container.devices
+    }
 
 
 _BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})
