@@ -12,7 +12,7 @@ The order is what makes it safe: a bundle is in the webhook before anything that
 import asyncio
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from allotment.model.errors import UsageError
 from allotment.scheduler.admission_rules import CONDITION
 from allotment.scheduler.certificates import CertificateSet, Lives, next_set, read_set
 
-__all__ = ["CertificateKeeper", "KeepingSettings", "service_names"]
+__all__ = ["CertificateKeeper", "KeepingSettings", "load_chain", "service_names"]
 
 _ATTEMPTS: Final = 10
 """So often two replicas can get in each other's way at one time."""
@@ -99,6 +99,11 @@ class CertificateKeeper:
         """Every authority to trust, in PEM."""
         self.problem: Exception | None = None
         """Why the certificates are not as they should be."""
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether there is something to serve."""
+        return bool(self._served)
 
     @property
     def is_ready(self) -> bool:
@@ -211,8 +216,3 @@ def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-def names_of(services: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the names of several Services, each given with its namespace."""
-    return tuple(name for each in services for name in service_names(*each))

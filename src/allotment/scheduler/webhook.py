@@ -24,8 +24,9 @@ from allotment.dialects.native import Changes, applied, wanted_of, written
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.translating import translate
 from allotment.model.clusters import PodNeed
-from allotment.model.errors import UsageError
+from allotment.model.errors import QuantityError, UsageError
 from allotment.model.pods import PodUid
+from allotment.model.quantities import parse_whole
 from allotment.scheduler.admission import (
     Answer,
     ReviewRequest,
@@ -313,7 +314,7 @@ class PodWebhook:
             "annotations": _chosen(pod.annotations, annotation),
             "labels": _chosen(pod.labels, label),
             "resources": [
-                [each.name, each.kind.value, chosen]
+                [each.name, each.kind.value, {key: _amount(text) for key, text in chosen.items()}]
                 for each in pod.containers
                 if (chosen := _chosen(each.limits, resource))
             ],
@@ -344,6 +345,14 @@ class _ForbiddenError(Exception):
 
 def _chosen(values: Mapping[str, str], is_chosen: Callable[[str], bool]) -> dict[str, str]:
     return {key: text for key, text in values.items() if is_chosen(key) and key not in _UNSAID}
+
+
+def _amount(text: str) -> str:
+    """Write an amount in one form: the API server writes 6291456000 as 6291456k."""
+    try:
+        return str(parse_whole(text))
+    except QuantityError:
+        return text
 
 
 def _said(error: UsageError) -> str:

@@ -181,6 +181,14 @@ def test_asked_again_it_changes_nothing() -> None:
     assert "patch" not in response(hook, once)
 
 
+def test_the_api_server_writes_amounts_in_another_form() -> None:
+    hook = webhook()
+    once = admitted(hook, pod(container(aliyun=4)))
+    for part in ("limits", "requests"):
+        once["spec"]["containers"][0]["resources"][part][MEMORY] = "4Gi"
+    assert "patch" not in response(hook, once)
+
+
 def test_a_translated_pod_that_was_changed_since_is_refused() -> None:
     hook = webhook()
     once = admitted(hook, pod(container(aliyun=4)))

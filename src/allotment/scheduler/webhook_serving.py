@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook, listening: HTTPS with certificates of its own, for the API server alone.
+
+A port of its own, apart from the extender's: the API server is answered by every replica, whoever
+leads, and trusts no certificate that others have to be told of. Put together here, so that whoever
+starts the scheduler starts this and asks it how it is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final, NoReturn
+
+import structlog
+from aiohttp import web
+
+from allotment.dialects.foreign import ForeignDialect
+from allotment.kube.clients import Api
+from allotment.kube.webhooks import Secret, WebhookConfiguration
+from allotment.metrics.serving import parse_address
+from allotment.model.errors import AllotError, PrerequisiteError
+from allotment.scheduler.admission import MAX_BODY_BYTES
+from allotment.scheduler.admission_keys import all_keys
+from allotment.scheduler.admission_rules import webhook_condition
+from allotment.scheduler.certificates import Lives
+from allotment.scheduler.certificates_keeping import (
+    CertificateKeeper,
+    KeepingSettings,
+    service_names,
+)
+from allotment.scheduler.webhook import Handler, PodWebhook, Quotas, WebhookSettings, routes
+
+__all__ = ["ListenSettings", "WebhookService", "webhook_application"]
+
+_CLOSE_S: Final = 5.0
+_READ_S: Final = 10.0
+"""For a body to arrive: the API server waits for an answer no longer."""
+
+Observer = Callable[[float, int], None]
+"""Told of each answer: its seconds and its HTTP status."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """Where the webhook listens and keeps its certificates."""
+
+    listen: str = ":9443"
+    namespace: str = "allotment-system"
+    service: str = "allotment-webhook"
+    """The Service by which the API server reaches it, which the certificate names."""
+    secret: str = "allotment-webhook"  # noqa: S105 - its name
+    configuration: str | None = "allotment-scheduler"
+    """The MutatingWebhookConfiguration; None: somebody else writes whom to trust."""
+    names: tuple[str, ...] = ()
+    """More names and addresses for the certificate."""
+    lives: Lives = field(default=Lives())
+    look_s: float = 30.0
+    webhook: WebhookSettings = field(default=WebhookSettings())
+
+
+class WebhookService:
+    """The webhook of one replica: `start`, then `run` beside the rest, then `close`."""
+
+    def __init__(
+        self,
+        api: Api,
+        settings: ListenSettings,
+        *,
+        dialects: Sequence[ForeignDialect],
+        quotas: Quotas | None = None,
+        on_answer: Observer | None = None,
+    ) -> None:
+        """Put it together; nothing is asked or opened yet."""
+        self._settings = settings
+        keys = all_keys(dialects)
+        keeping = KeepingSettings(
+            names=(*service_names(settings.service, settings.namespace), *settings.names),
+            lives=settings.lives,
+            condition=webhook_condition(keys),
+            look_s=settings.look_s,
+        )
+        name = settings.configuration
+        self.keeper: Final = CertificateKeeper(
+            Secret(api, namespace=settings.namespace, name=settings.secret),
+            WebhookConfiguration(api, name=name) if name is not None else None,
+            keeping,
+        )
+        webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
+        app = webhook_application(webhook, on_answer=on_answer)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
+        )
+
+    async def run(self) -> NoReturn:
+        """Make or fetch the certificates, listen, and keep both. Only cancelling ends it.
+
+        Raises `PrerequisiteError`: it cannot listen.
+        """
+        keeping = asyncio.create_task(self.keeper.run())
+        try:
+            while not self.keeper.has_certificate:  # noqa: ASYNC110 - once, at the start
+                await asyncio.sleep(0.05)
+            port = await self._listen()
+            _log.info("the webhook listens", port=port)
+            await keeping
+        finally:
+            keeping.cancel()
+        raise AssertionError("it does not end")
+
+    def amiss(self) -> Sequence[str]:
+        """Say why the API server gets no answer, or may not trust it: for `/readyz`."""
+        problem = self.keeper.problem
+        if problem is None:
+            return () if self.keeper.is_ready else ("the webhook has no certificate yet",)
+        text = problem.message if isinstance(problem, AllotError) else str(problem)
+        return (f"the webhook's certificates: {text}",)
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None: not yet."""
+        addresses = self._runner.addresses
+        return int(addresses[0][1]) if addresses else None
+
+    async def close(self) -> None:
+        """Answer what is being asked, and stop."""
+        await self._runner.cleanup()
+
+    async def _listen(self) -> int:
+        host, port = parse_address(self._settings.listen)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host or None, port, ssl_context=self.keeper.context)
+        try:
+            await site.start()
+        except OSError as error:
+            raise PrerequisiteError(
+                f"the webhook cannot listen at {host}:{port}: {error.strerror or error}",
+                hint="another program has it, perhaps another scheduler",
+            ) from error
+        return self.port or port
+
+
+def webhook_application(
+    webhook: PodWebhook, *, on_answer: Observer | None = None
+) -> web.Application:
+    """Return what serves the webhook's paths, and `/healthz` for whoever looks at its port."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    for path, handler in routes(webhook).items():
+        app.router.add_post(path, _serve(handler, on_answer))
+    app.router.add_get("/healthz", _healthz)
+    return app
+
+
+def _serve(
+    handler: Handler, on_answer: Observer | None
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def serve(request: web.Request) -> web.Response:
+        async with asyncio.timeout(_READ_S):
+            body = await request.read()
+        began = perf_counter()
+        status = web.HTTPInternalServerError.status_code
+        try:
+            reply = handler(body)
+            status = reply.status
+        except Exception:  # noqa: BLE001 - whatever it is, the next pod is answered
+            # The API server refuses the pod then, as for no answer at all.
+            _log.exception("a review was not answered")
+            return web.Response(status=status, text="this is a defect: see the scheduler's log")
+        finally:
+            if on_answer is not None:
+                on_answer(perf_counter() - began, status)
+        return web.Response(
+            status=reply.status, body=reply.body, headers={"Content-Type": reply.content_type}
+        )
+
+    return serve
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    del request
+    return web.Response(text="ok\n")
