@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -121,3 +123,11 @@ def check_take_over(dialect: ForeignDialect, subject: ForeignPod) -> None:
         assert devices
         assert all(part.uuid in NODE.memory_bytes and part.memory > 0 for part in devices)
         assert all(0 <= part.guarantee <= WHOLE for part in devices)
+
+
+def documented(root: Path, title: str) -> list[str]:
+    """What docs/reference/dialects.md has in the first cells of a system's tables, in order."""
+    text = (root / "docs" / "reference" / "dialects.md").read_text()
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return sorted(re.findall(r"^\| `([^`]+)`", found[1], re.MULTILINE))

@@ -47,7 +47,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
 
-__all__ = ["ANNOTATIONS", "AliyunDialect", "AliyunSettings"]
+__all__ = ["RECEIPTS", "SELECTORS", "VARIABLES", "AliyunDialect", "AliyunSettings"]
 
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD: Final = "ALIYUN_COM_GPU_MEM_POD"
@@ -58,7 +58,7 @@ ALLOCATION: Final = "scheduler.framework.gpushare.allocation"
 ALLOCATION_ASSIGNED: Final = "scheduler.framework.gpushare.assigned"
 ALLOCATION_TIME: Final = "scheduler.framework.gpushare.assume-time"
 CORE_ALLOCATION: Final = "gpushare.alibabacloud.com/core-percentage"
-ANNOTATIONS: Final = (
+RECEIPTS: Final = (
     IDX,
     POD,
     DEV,
@@ -80,6 +80,9 @@ _WEIGHT_VARIABLE: Final = "ALIYUN_COM_GPU_SCHD_WEIGHT"
 _IDLE_LABEL: Final = "ack.gpushare.placement"
 _IDLE: Final = "require-whole-device"
 _TFLOPS: Final = "aliyun.com/gpu-core.tflops"
+SELECTORS: Final = (_SCHEDULE, _PLACEMENT, _MODEL, _NO_ISOLATION)
+"""Labels of nodes: what a pod selects by them is read."""
+VARIABLES: Final = (_NO_ISOLATION_VARIABLE, _WEIGHT_VARIABLE)
 
 _SHARING = ("cgpu", "core_mem", "share")
 _POLICIES = ("binpack", "spread")
@@ -366,7 +369,7 @@ def _passed_over(pod: ForeignPod, names: list[str]) -> tuple[str, ...]:
     ]
     if len(names) > 1:
         said.append("one GPU for all containers: each is placed by itself, as its part fits")
-    earlier = [each for each in ANNOTATIONS if each in pod.annotations]
+    earlier = [each for each in RECEIPTS if each in pod.annotations]
     if earlier:
         said.append(f"{', '.join(earlier)}: of an earlier placement, written anew at binding")
     return tuple(said)

@@ -41,7 +41,7 @@ from allotment.model.formats import format_bytes
 from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
-__all__ = ["KaiDialect", "KaiSettings"]
+__all__ = ["FIELDS", "QUEUE", "RECEIVED", "KaiDialect", "KaiSettings"]
 
 FRACTION: Final = "gpu-fraction"
 MEMORY: Final = "gpu-memory"
@@ -60,7 +60,7 @@ _MEMORY_REQUEST: Final = "gpu-memory.request"
 _MEMORY_LIMIT: Final = "gpu-memory.limit"
 _MODE: Final = "gpu-compute.mode"
 _GIVEN: Final = "gpus.devices"
-_FIELDS = (_MEMORY_REQUEST, _MEMORY_LIMIT, _MODE, _GIVEN)
+FIELDS = (_MEMORY_REQUEST, _MEMORY_LIMIT, _MODE, _GIVEN)
 _TURNS: Final = "time-slicing"
 _SPACE: Final = "sm-sharing"
 
@@ -148,11 +148,11 @@ class KaiDialect:
         """Refuse what KAI refuses too, and what cannot be done here."""
         names = [each.name for each in pod.containers]
         for each in fields:
-            if each.field not in _FIELDS:
+            if each.field not in FIELDS:
                 problem = (
-                    f"the annotation {shown(each.key)} is not known{meant(each.field, _FIELDS)}"
+                    f"the annotation {shown(each.key)} is not known{meant(each.field, FIELDS)}"
                 )
-                hint = f"remove it, or write one of: {', '.join(_FIELDS[:3])}"
+                hint = f"remove it, or write one of: {', '.join(FIELDS[:3])}"
                 raise refusal(pod, None, problem, hint=hint)
             if each.container not in names:
                 problem = f"the annotation {shown(each.key)} names a container that the pod has not"

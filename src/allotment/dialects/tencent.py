@@ -47,13 +47,13 @@ from allotment.model.compute import WHOLE, Compute
 from allotment.model.formats import format_count
 from allotment.model.requests import Request
 
-__all__ = ["ANNOTATIONS", "TencentDialect", "TencentSettings"]
+__all__ = ["RECEIPTS", "TencentDialect", "TencentSettings"]
 
 INDEX_PREFIX: Final = "tencent.com/predicate-gpu-idx-"
 NODE: Final = "tencent.com/predicate-node"
 TIME: Final = "tencent.com/predicate-time"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
-ANNOTATIONS: Final = (NODE, TIME, ASSIGNED)
+RECEIPTS: Final = (NODE, TIME, ASSIGNED)
 """What that system writes on a pod beside `INDEX_PREFIX` and a container's place."""
 
 _CARD: Final = 100
@@ -224,4 +224,4 @@ def percent_compute(guarantee: int, ceiling: int) -> Compute:
 
 def is_receipt(name: str) -> bool:
     """Is it an annotation that gpu-admission or gpu-manager writes?"""
-    return name in ANNOTATIONS or name.startswith(INDEX_PREFIX)
+    return name in RECEIPTS or name.startswith(INDEX_PREFIX)

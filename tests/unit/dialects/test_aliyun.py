@@ -3,6 +3,7 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from foreign_pods import (
@@ -12,13 +13,14 @@ from foreign_pods import (
     booking,
     check_take_over,
     check_translation,
+    documented,
     given_to,
     texts,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.aliyun import AliyunDialect, AliyunSettings
+from allotment.dialects.aliyun import RECEIPTS, SELECTORS, VARIABLES, AliyunDialect, AliyunSettings
 from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
 from allotment.dialects.native import applied, wanted_of, written
 from allotment.model.clusters import PlacedDevice
@@ -370,3 +372,9 @@ def test_what_is_written_natively_is_what_was_asked(count: int, each: int, perce
     assert wanted.request.memory.size_bytes == each * GI
     assert wanted.request.count == count
     assert Fraction(wanted.request.compute.guarantee, WHOLE) == Fraction(percent, 100)
+
+
+def test_every_key_is_documented_and_no_other(root: Path) -> None:
+    dialect = AliyunDialect()
+    read = (*dialect.resources, *dialect.labels, *SELECTORS, *VARIABLES)
+    assert documented(root, "Aliyun") == sorted((*read, *RECEIPTS))

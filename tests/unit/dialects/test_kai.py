@@ -2,6 +2,7 @@
 """KAI's dialect: fractions, MiB, NvFractions."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from foreign_pods import (
@@ -11,6 +12,7 @@ from foreign_pods import (
     booking,
     check_take_over,
     check_translation,
+    documented,
     given_to,
     texts,
 )
@@ -18,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
-from allotment.dialects.kai import KaiDialect, KaiSettings
+from allotment.dialects.kai import FIELDS, QUEUE, RECEIVED, KaiDialect, KaiSettings
 from allotment.model.clusters import PlacedDevice
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
@@ -322,3 +324,9 @@ def test_any_text_is_translated_or_refused(
 def test_a_fraction_is_exact(percent: int) -> None:
     found = request({"gpu-fraction": f"0.{percent:04d}"})
     assert found.memory.part == Fraction(percent, 10000)
+
+
+def test_every_key_is_documented_and_no_other(root: Path) -> None:
+    plain = [each for each in KAI.annotations if not each.endswith("*")]
+    fields = [f"{PREFIX}NAME.{each}" for each in FIELDS]
+    assert documented(root, "KAI") == sorted((*plain, *fields, QUEUE, RECEIVED, fields[-1]))

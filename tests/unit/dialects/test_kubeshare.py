@@ -2,6 +2,7 @@
 """KubeShare's dialects: annotations (1.0), labels (2.0), SharePod objects."""
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from foreign_pods import (
     booking,
     check_take_over,
     check_translation,
+    documented,
     given_to,
     outcome,
     texts,
@@ -434,3 +436,9 @@ def test_any_document_is_a_pod_or_refused(changes: dict[str, object], affinity: 
     document = sharepod(nodeName="a", affinity={"nodeAffinity": affinity}) | changes
     found = outcome(lambda: pod_of_sharepod(document))
     assert isinstance(found, UsageError) or found["kind"] == "Pod"
+
+
+def test_every_key_is_documented_and_no_other(root: Path) -> None:
+    assert documented(root, "KubeShare 1.0") == sorted(V1.annotations)
+    written = (V2.UUID, V2.MEMORY, V2.MODEL)
+    assert documented(root, "KubeShare 2.0") == sorted((*V2.labels, *written))

@@ -2,6 +2,7 @@
 """Tencent's dialects: gpu-manager's vcuda, qGPU, and elastic-gpu."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from foreign_pods import (
@@ -11,6 +12,7 @@ from foreign_pods import (
     booking,
     check_take_over,
     check_translation,
+    documented,
     given_to,
     texts,
 )
@@ -24,8 +26,10 @@ from allotment.dialects.foreign import (
     ForeignPod,
     Translation,
 )
-from allotment.dialects.tencent import TencentDialect, TencentSettings
+from allotment.dialects.tencent import INDEX_PREFIX, RECEIPTS, TencentDialect, TencentSettings
 from allotment.dialects.tencent_qgpu import (
+    ASSUMED,
+    CONTAINER_PREFIX,
     ElasticGpuDialect,
     QgpuDialect,
     QgpuSettings,
@@ -333,3 +337,12 @@ def test_any_text_is_translated_or_refused(subject: ForeignPod, dialect: Foreign
 @given(subject=pods)
 def test_any_text_is_taken_over_or_refused(subject: ForeignPod, dialect: ForeignDialect) -> None:
     check_take_over(dialect, subject)
+
+
+def test_every_key_is_documented_and_no_other(root: Path) -> None:
+    tencent, qgpu, elastic = TencentDialect(), QgpuDialect(), ElasticGpuDialect()
+    read = (*tencent.resources, *tencent.annotations)
+    assert documented(root, "Tencent") == sorted((*read, *RECEIPTS, f"{INDEX_PREFIX}N"))
+    assert documented(root, "qGPU") == sorted((*qgpu.resources, *qgpu.annotations))
+    written = (ASSUMED, f"{CONTAINER_PREFIX}NAME")
+    assert documented(root, "elastic-gpu") == sorted((*elastic.resources, *written))
