@@ -113,6 +113,7 @@ class HamiDialect:
             default_memory=its.default_memory,
             default_cores=its.default_cores,
             default_count=its.default_gpu_num,
+            is_whole_by_default=True,
         )
         self.resources = (self._names.count, *self._names.amounts, its.resource_priority_name)
 

@@ -9,7 +9,6 @@ a plugin may have whole GPUs and replicas translated into shares.
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Final, Literal
 
 import msgspec
@@ -21,12 +20,11 @@ from allotment.dialects.foreign import (
     Translated,
     Translation,
 )
-from allotment.dialects.foreign_amounts import MAX_DEVICES, amount_of
+from allotment.dialects.foreign_amounts import MAX_DEVICES, amount_of, whole_cards
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
-from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import EXCLUSIVE, Request, replicas_of, whole_devices
+from allotment.model.requests import Request, replicas_of
 
 __all__ = ["KEYS", "NvidiaForeign", "NvidiaSettings"]
 
@@ -44,9 +42,8 @@ class NvidiaSettings(
 ):
     """What is to be done with NVIDIA's resources."""
 
-    whole: Literal["left", "exclusive", "soft"] = "left"
-    """`nvidia.com/gpu`: left to the kubelet; or a GPU alone, in mode `exclusive` or as a share of
-    all its memory."""
+    whole: Literal["left", "share"] = "left"
+    """`nvidia.com/gpu`: left to the kubelet, or a share of all a GPU's memory and time."""
     replicas: int | None = None
     """`nvidia.com/gpu.shared`: of how many parts of a GPU it is one; None: left to the kubelet."""
     offered: frozenset[str] | None = None
@@ -136,9 +133,7 @@ class NvidiaForeign:
         replicas = self._settings.replicas
         if name == SHARED and replicas is not None:
             return replicas_of(replicas, count=count)
-        if self._settings.whole == "exclusive":
-            return whole_devices(count, mode=EXCLUSIVE)
-        return Request(MemoryAmount("100%", part=Fraction(1)), count=count)
+        return whole_cards(count)
 
 
 def _names(container: ForeignContainer) -> tuple[str, ...]:

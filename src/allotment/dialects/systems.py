@@ -3,7 +3,7 @@
 
     disabled: [kai]
     hami: {memoryFactor: 10}
-    nvidia: {whole: exclusive}
+    nvidia: {whole: share}
 
 A section has the name of a dialect and what that one may have set otherwise. Those that
 are `disabled` are not translated: their pods are left as they are.

@@ -40,6 +40,8 @@ class Names:
     """What is had without any memory asked for, in units of `memory`; 0: all of it."""
     default_cores: int = 0
     default_count: int = 1
+    is_whole_by_default: bool = False
+    """All memory and nothing said about cores is a GPU that nobody else is on."""
 
     @property
     def amounts(self) -> tuple[str, ...]:
@@ -66,7 +68,8 @@ def asked(pod: ForeignPod, container: ForeignContainer, names: Names) -> Asked |
     memory, told = _memory(pod, container, names)
     cores = amount_of(pod, container, names.cores)
     if names.cores not in amounts:
-        cores = names.default_cores
+        is_whole = names.is_whole_by_default and memory.part == 1
+        cores = _ALL_PERCENT if is_whole else names.default_cores
     if cores > _ALL_PERCENT:
         told = (*told, f"{names.cores} is {cores}: more than 100 percent is taken for 100")
         cores = _ALL_PERCENT

@@ -12,7 +12,6 @@ nobody else is on. Volcano counts neither in init containers; here they are coun
 
 from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Annotated, Final
 
 import msgspec
@@ -35,14 +34,15 @@ from allotment.dialects.foreign_amounts import (
     index_list,
     regular_containers,
     uuids_by_index,
+    whole_cards,
 )
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import items_of, keys_of, model_rules
-from allotment.dialects.values import part_amount
 from allotment.dialects.vgpu_records import booked as booked_by_record
 from allotment.dialects.vgpu_records import decode, encode
 from allotment.dialects.vgpu_requests import Names, asked, request_of, sharing_mode
 from allotment.model.clusters import PlacedDevice, PodBooking
+from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import SOFT, Constraints, Request
@@ -251,7 +251,7 @@ class VolcanoGpuShareDialect:
                 hint = "delete the pod, so that it is placed anew"
                 raise refusal(pod, container.name, problem, hint=hint)
             parts[container.name] = tuple(
-                PlacedDevice(uuid, node.memory_bytes.get(uuid, 0)) for uuid in mine
+                PlacedDevice(uuid, node.memory_bytes.get(uuid, 0), WHOLE) for uuid in mine
             )
         return booked(pod, parts)
 
@@ -266,4 +266,4 @@ class VolcanoGpuShareDialect:
             raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
         if memory:
             return Request(bytes_of(pod, container.name, GPU_MEMORY, memory, unit=MIB))
-        return Request(part_amount(Fraction(1)), count=number) if number else None
+        return whole_cards(number) if number else None

@@ -198,8 +198,26 @@ def test_a_plain_count_is_its_only_where_something_says_so() -> None:
     assert HamiDialect().recognises(pod(container("web"), use_gputype="A100")) == ()
     beside = pod(container("a", gpu=1, mem=5), container("b", gpu=1), container("web"))
     assert [each.container for each in translate(beside).containers] == ["a", "b"]
-    # A GPU that nobody else is on, as HAMi's default is for it.
-    assert translate(beside).containers[1].request.memory.part == 1
+
+
+@pytest.mark.parametrize(
+    ("amounts", "is_whole"),
+    [
+        ({"gpu": 1}, True),
+        ({"gpu": 1, "part": 100}, True),
+        ({"gpu": 1, "part": 99}, False),
+        ({"gpu": 1, "cores": 0}, False),
+        ({"gpu": 1, "mem": 100}, False),
+    ],
+    ids=str,
+)
+def test_all_memory_and_no_word_on_cores_is_a_gpu_alone(
+    amounts: dict[str, int],
+    is_whole: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    found = request(pod(container(**amounts)), owns_plain_count=True, default_cores=3)
+    assert found.constraints.is_alone == is_whole
+    assert (found.compute.guarantee == WHOLE) == is_whole
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from allotment.model.requests import (
     Preferences,
     Request,
 )
+from allotment.placement.policies import make
 
 GI = 1 << 30
 FOREIGN = "example.com/gpu"
@@ -241,3 +242,8 @@ def test_changes_say_nothing_by_default() -> None:
     subject = pod("train")
     assert applied(subject, Changes()) == subject
     assert set(RESOURCES) == {GPU, GPU_MEMORY, GPU_COMPUTE}
+
+
+def test_the_words_for_policies_are_policies() -> None:
+    for name in {*NODE_POLICIES, *DEVICE_POLICIES} - {"fragmentation"}:
+        assert make(name).name == name

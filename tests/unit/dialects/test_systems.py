@@ -54,10 +54,10 @@ def test_settings_by_section() -> None:
 def test_settings_reach_their_dialect() -> None:
     subject = pod({"nvidia.com/gpu": "1"})
     assert translate(subject, DIALECTS) is None
-    found = foreign_dialects(load_settings("nvidia: {whole: exclusive}"))
+    found = foreign_dialects(load_settings("nvidia: {whole: share}"))
     translation = translate(subject, found)
     assert translation is not None
-    assert translation.containers[0].request.mode == "exclusive"
+    assert translation.containers[0].request.memory.part == 1
     assert load_settings("") == DialectSettings()
     assert load_settings(json.dumps({"nvidia": {"replicas": 4}})).sections == {
         "nvidia": NvidiaSettings(replicas=4)

@@ -117,14 +117,14 @@ def test_whose_a_translated_pod_was() -> None:
 # ---- NVIDIA's ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("whole", "mode"), [("exclusive", "exclusive"), ("soft", "soft")])
-def test_whole_gpus_are_translated_where_the_settings_say_so(whole: str, mode: str) -> None:
-    dialect = NvidiaForeign(NvidiaSettings(whole=whole))  # type: ignore[arg-type]
+def test_whole_gpus_are_translated_where_the_settings_say_so() -> None:
+    dialect = NvidiaForeign(NvidiaSettings(whole="share"))
     found = translate(pod({GPU: "2"}, {"nvidia.com/gpu.shared": "1"}), (dialect,))
     assert found is not None
     (one,) = found.containers
-    assert (one.request.count, one.request.mode) == (2, mode)
+    assert one.request.count == 2
     assert one.request.memory.part == 1
+    assert one.request.compute == Compute(10_000, 10_000, is_governed=True)
     assert one.removes == (GPU,)
 
 
@@ -150,14 +150,14 @@ def test_mig_is_left_unless_no_node_has_it() -> None:
 
 
 def test_a_container_has_its_gpus_by_one_resource() -> None:
-    dialect = NvidiaForeign(NvidiaSettings(whole="soft"))
+    dialect = NvidiaForeign(NvidiaSettings(whole="share"))
     with pytest.raises(UsageError, match="is a part of GPUs here"):
         translate(pod({GPU: "1", "nvidia.com/mig-1g.5gb": "1"}), (dialect,))
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "100000"])
 def test_a_count_that_is_none_is_refused(text: str) -> None:
-    dialect = NvidiaForeign(NvidiaSettings(whole="soft"))
+    dialect = NvidiaForeign(NvidiaSettings(whole="share"))
     with pytest.raises(UsageError, match=r"container 'c0': nvidia.com/gpu"):
         translate(pod({GPU: text}), (dialect,))
 

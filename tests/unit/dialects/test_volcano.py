@@ -195,6 +195,7 @@ def test_gpu_memory_is_a_part_of_one_gpu_and_gpu_number_whole_ones() -> None:
     assert (part.count, part.memory.size_bytes) == (1, 1 << 30)
     assert whole.count == 2
     assert whole.memory.part == 1
+    assert whole.compute.guarantee == 10_000
 
 
 def test_gpu_memory_beside_gpu_number_is_refused() -> None:
