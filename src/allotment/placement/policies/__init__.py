@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from allotment.model.errors import UsageError
 from allotment.placement.policies.fgd import Fgd
+from allotment.placement.policies.fragmentation import Fragmentation
 from allotment.placement.policies.near import Numa, Topology
 from allotment.placement.policies.protocol import Choice, Policy, best, choose_on
 from allotment.placement.policies.simple import Binpack, FirstFit, RandomChoice, Spread
@@ -21,6 +22,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "binpack": Binpack,
         "fgd": Fgd,
         "first-fit": FirstFit,
+        "fragmentation": Fragmentation,
         "numa": Numa,
         "random": RandomChoice,
         "spread": Spread,

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fragmentation`: a place costs what it takes from the pods that may still come.
+
+For each typical kind of pod there are *slots*: how many such pods the cluster could still take
+(`slots.py`). A slot's *price* is how often the kind comes, divided by how many slots there are, and
+by the root of the kind's size. A pod goes where the slots that it takes from all kinds are worth
+least together. That is the greedy step of making Σ frequency x log(slots) as large as can be: the
+scarcer a kind's room, the dearer, without a parameter for any cluster or mix of pods.
+
+The mix is learnt from the pods that come, and what came long ago counts less; pods that leave give
+their room back, and prices fall.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+from allotment.placement.arrays import Arrays, FloatArray, IntArray, Kind
+from allotment.placement.policies.losses import Ledger, Losses
+from allotment.placement.policies.mixes import Mix, Shape, shape_of
+from allotment.placement.policies.simple import by_room, left
+from allotment.placement.policies.slots import Types
+
+__all__ = ["Fragmentation"]
+
+_MOST_SHAPES = 96
+"""Kinds that have prices; those that come less often have none, unless alike to one of these."""
+_SIZE_EXPONENT = 0.5
+_LEAST_SLOTS = 1.0
+"""Prices rise no further when there are fewer."""
+_HALF_LIFE = 5_000
+"""Arrivals after which an earlier one counts half as much."""
+_GROWTH = 2.0
+_MOST_BYTES = 192 * 2**20
+"""Of losses that are kept, by kind; the kind that was asked for least recently goes first."""
+
+
+class Fragmentation:
+    """What takes least from the pods that may still come; ties to the first node by name."""
+
+    name = "fragmentation"
+
+    def __init__(self) -> None:
+        self._mix = Mix(growth=_GROWTH, half_life=_HALF_LIFE)
+        self._kept: OrderedDict[Kind, Losses] = OrderedDict()
+        self._ledger: Ledger | None = None
+        self._epoch = 0
+        self._kinds: list[Kind] = []
+        self._counts = np.zeros(0)
+        self._places: dict[Shape, int] = {}
+
+    def arrived(self, kind: Kind) -> None:
+        """Count the kind, unless the mix is known."""
+        self._mix.arrived(kind)
+        if not kind.count or self._mix.is_known or self._mix.epoch != self._epoch:
+            return
+        place = self._places.get(shape_of(kind))
+        if place is not None:
+            self._counts[place] += self._mix.step
+
+    def expect(self, mix: Mapping[Kind, float]) -> None:
+        """Take the mix as known."""
+        self._mix.expect(mix)
+
+    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
+        """Return the worth of the slots that the best choice takes."""
+        losses = self._losses(arrays, kind)
+        if losses is None:
+            return left(arrays, kind, rows)
+        costs = losses.costs(self._prices())
+        return costs if rows is None else costs[rows]
+
+    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
+        """Return the devices of the best choice, then of the next one; then the fullest first."""
+        losses = self._losses(arrays, kind)
+        in_order: dict[int, None] = {}
+        if losses is not None:
+            for choice in losses.choices(row, self._prices()):
+                in_order.update(dict.fromkeys(choice))
+        in_order.update(dict.fromkeys(by_room(arrays, kind, row, sign=1)))
+        return list(in_order)
+
+    def _prices(self) -> FloatArray:
+        ledger = self._ledger
+        assert ledger is not None  # noqa: S101 - for the type checker: losses have one
+        scarcity = np.maximum(ledger.total, _LEAST_SLOTS)
+        prices: FloatArray = self._counts / self._counts.sum() / scarcity
+        return np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
+
+    def _losses(self, arrays: Arrays, kind: Kind) -> Losses | None:
+        """Return what is kept of this kind, brought up to date; None before any arrival."""
+        if self._epoch != self._mix.epoch:
+            self._learn()
+        if not self._kinds:
+            return None
+        ledger = self._ledger
+        if ledger is None or ledger.arrays is not arrays or not ledger.is_current:
+            ledger = self._ledger = Ledger(arrays, Types(self._kinds, arrays))
+            self._kept.clear()
+        ledger.renew()
+        losses = self._kept.get(kind)
+        if losses is not None:
+            losses.renew()
+            self._kept.move_to_end(kind)
+            return losses
+        losses = self._kept[kind] = Losses(kind, ledger)
+        losses.renew()
+        size = sum(each.size for each in self._kept.values())
+        while size > _MOST_BYTES and len(self._kept) > 1:
+            size -= self._kept.popitem(last=False)[1].size
+        return losses
+
+    def _learn(self) -> None:
+        """Take the typical kinds from the mix; where they are the same, only their counts."""
+        self._epoch = self._mix.epoch
+        known = {shape_of(kind): (kind, count) for kind, count in self._mix.shapes(_MOST_SHAPES)}
+        if known.keys() == self._places.keys():
+            for shape, place in self._places.items():
+                self._counts[place] = known[shape][1]
+            return
+        self._places = {shape: place for place, shape in enumerate(known)}
+        self._kinds = [kind for kind, _ in known.values()]
+        self._counts = np.array([count for _, count in known.values()], dtype=np.float64)
+        self._ledger = None

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many pods of each typical kind the room that is left could take: what `fragmentation` counts.
+
+A device has a *part* for a kind: how many of the kind's shares it could take, the scarcer of time
+and memory counting. A node's *slots* are the parts of its devices together, no more than its CPU
+and memory are good for. Three things are left to fractions on purpose, or not (docs/concepts has
+the reasons):
+
+* CPU and memory of the node: pods of other sizes use the rest of a division.
+* shares of a device: mostly so, and in part in whole shares, since a rest is good for other kinds
+  of shares but not for as many as its size says;
+* whole devices and several of them: never. Half of eight idle GPUs takes no half of a pod that
+  wants eight; this is what keeps whole nodes and whole devices together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment.model.compute import WHOLE
+from allotment.model.requests import EXCLUSIVE
+from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind
+
+__all__ = ["Room", "SlotArray", "Types"]
+
+SlotArray = NDArray[np.float32]
+
+_SMOOTH = 0.7
+"""How much of a rest that is no whole share counts."""
+_MOST = 64.0
+"""More shares than that no device takes: of kinds that ask for nothing that is counted."""
+_ALMOST = 1e-6
+"""A division that falls short of a whole number by so little is that number."""
+_LEAST_SIZE = 0.01
+"""Of a device: what a kind asks for at least, as its weight goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Devices, one a row, and what is left on each."""
+
+    free: FloatArray
+    free_memory: FloatArray
+    memory: FloatArray
+    model: IntArray
+    modes: IntArray
+    """Bits, as in `Arrays`."""
+
+    @classmethod
+    def of(cls, arrays: Arrays, rows: IntArray, columns: IntArray) -> "Room":
+        """Return these devices of these rows: pairs, or two that are broadcast to each other."""
+        return cls(
+            arrays.free[rows, columns],
+            arrays.free_memory[rows, columns],
+            arrays.memory[rows, columns],
+            arrays.model[rows, columns].astype(np.int64),
+            arrays.modes[rows, columns].astype(np.int64),
+        )
+
+    def less(self, kind: Kind, arrays: Arrays) -> "Room":
+        """Return the same devices with one more share of this kind on each."""
+        if kind.mode == EXCLUSIVE:
+            nothing = np.zeros_like(self.free)
+            return Room(nothing, nothing, self.memory, self.model, np.zeros_like(self.modes))
+        if kind.device_memory_part is None:
+            memory: FloatArray | float = float(kind.device_memory_bytes)
+        else:
+            memory = self.memory * float(kind.device_memory_part)
+        bit = 1 << arrays.mode_names.index(kind.mode) if kind.mode in arrays.mode_names else 0
+        return Room(
+            np.maximum(self.free - kind.guarantee, 0),
+            np.maximum(self.free_memory - memory, 0),
+            self.memory,
+            self.model,
+            self.modes & bit,
+        )
+
+
+class Types:
+    """The typical kinds, one a column; those without devices have none."""
+
+    def __init__(self, kinds: Sequence[Kind], arrays: Arrays) -> None:
+        self.kinds = tuple(kinds)
+        self.place = {kind: place for place, kind in enumerate(kinds)}
+        self._arrays = arrays
+        self._names = (len(arrays.model_names), len(arrays.mode_names))
+        self._suits_model = np.ones((len(arrays.model_names) + 1, len(kinds)), dtype=np.bool_)
+        self._suits_model[-1] = False
+        self._bits = np.zeros(len(kinds), dtype=np.int64)
+        self._inverse_time, self._no_time = _inverse([float(each.guarantee) for each in kinds])
+        self._inverse_memory, self._no_memory = _inverse(
+            [float(each.device_memory_bytes) for each in kinds]
+        )
+        parts = [float(each.device_memory_part or 0) for each in kinds]
+        self._inverse_part, self._no_part = _inverse(parts)
+        self._asks_memory = bool((self._inverse_memory > 0).any())
+        self._asks_part = bool((self._inverse_part > 0).any())
+        self._inverse_cpu, self._no_cpu = _inverse([float(each.cpu_milli) for each in kinds])
+        self._inverse_host, self._no_host = _inverse([float(each.memory_bytes) for each in kinds])
+        self._count = np.array([float(each.count) for each in kinds])
+        self._is_several = self._count > 1
+        is_whole = [_is_whole(each) or each.count > 1 for each in kinds]
+        self._smooth = np.where(is_whole, 0.0, _SMOOTH)
+        self._most = np.where(is_whole, 1.0, _MOST)
+        for place, kind in enumerate(kinds):
+            if kind.mode in arrays.mode_names:
+                self._bits[place] = 1 << arrays.mode_names.index(kind.mode)
+            if kind.models is not None:
+                names = [name in kind.models for name in arrays.model_names]
+                self._suits_model[:-1, place] = names
+        self.size = self._sizes()
+
+    @property
+    def is_current(self) -> bool:
+        """Does the cluster know no model or mode that was not there at the beginning?"""
+        return self._names == (len(self._arrays.model_names), len(self._arrays.mode_names))
+
+    def parts(self, room: Room) -> FloatArray:
+        """Return how many shares of each kind each device could take, by device and kind."""
+        ratio = room.free[..., None] * self._inverse_time + self._no_time
+        if self._asks_memory:
+            by_bytes = room.free_memory[..., None] * self._inverse_memory + self._no_memory
+            ratio = np.minimum(ratio, by_bytes)
+        if self._asks_part:
+            part = room.free_memory / np.maximum(room.memory, 1)
+            ratio = np.minimum(ratio, part[..., None] * self._inverse_part + self._no_part)
+        ratio = np.minimum(ratio, _MOST)
+        whole = np.minimum(np.floor(ratio + _ALMOST), self._most)
+        parts = whole + self._smooth * (ratio - whole)
+        return np.where(self._suits(room), parts, 0.0)
+
+    def slots(self, parts: FloatArray, cpu: FloatArray, memory: FloatArray) -> FloatArray:
+        """Return how many pods of each kind nodes could take, by node and kind.
+
+        `parts` are those of all devices of a node together; CPU and memory are what is left.
+        """
+        by_devices = np.where(self._is_several, np.floor(parts / self._count + _ALMOST), parts)
+        host = np.minimum(
+            cpu[:, None] * self._inverse_cpu + self._no_cpu,
+            memory[:, None] * self._inverse_host + self._no_host,
+        )
+        return np.minimum(by_devices, host)
+
+    def _suits(self, room: Room) -> BoolArray:
+        suits: BoolArray = (room.modes[..., None] & self._bits) != 0
+        suits &= self._suits_model[room.model]
+        return suits
+
+    def _sizes(self) -> FloatArray:
+        """Return how much of devices each kind asks for: of time or memory, whichever is more."""
+        there = self._arrays.gpu_there
+        memory = float(self._arrays.memory[there].mean()) if there.any() else 1.0
+        sizes = []
+        for kind in self.kinds:
+            part = float(kind.device_memory_part or 0)
+            if kind.device_memory_part is None:
+                part = min(1.0, kind.device_memory_bytes / max(memory, 1.0))
+            time = 1.0 if kind.mode == EXCLUSIVE else kind.guarantee / WHOLE
+            sizes.append(kind.count * max(time, part, _LEAST_SIZE))
+        return np.array(sizes, dtype=np.float64)
+
+
+def _is_whole(kind: Kind) -> bool:
+    return (
+        kind.mode == EXCLUSIVE
+        or kind.guarantee >= WHOLE
+        or (kind.device_memory_part is not None and kind.device_memory_part >= 1)
+    )
+
+
+def _inverse(amounts: list[float]) -> tuple[FloatArray, FloatArray]:
+    """Return what to multiply with and to add, so that what asks for nothing has enough."""
+    values = np.array(amounts, dtype=np.float64)
+    asks = values > 0
+    inverse = np.where(asks, 1 / np.where(asks, values, 1.0), 0.0)
+    return inverse, np.where(asks, 0.0, 1e9)
