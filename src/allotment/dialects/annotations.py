@@ -170,7 +170,10 @@ def _with(pod: Pod, name: str, wishes: Wishes, key: str, text: str) -> Wishes:
         raise refusal(pod, name, problem, hint=error.hint or "") from error
     except UsageError as error:
         problem = f"the annotation {key}: {error.message}"
-        raise refusal(pod, name, problem, hint=error.hint or _BY_CONTAINER) from error
+        hint = error.hint or _BY_CONTAINER
+        if key in LISTS - {GPU_WEIGHTS} and "=" in text:
+            hint = _LIST_BY_CONTAINER  # rather than how to write the sign itself
+        raise refusal(pod, name, problem, hint=hint) from error
 
 
 class _WordError(UsageError):

@@ -10,7 +10,7 @@ import pytest
 
 from allotment.dialects import deepomatic, hami, nvidia_foreign, volcano
 from allotment.dialects.hami import HamiDialect
-from allotment.dialects.systems import SETTINGS
+from allotment.dialects.systems import SETTINGS, foreign_dialects
 
 
 def section(root: Path, title: str) -> str:
@@ -48,3 +48,9 @@ def test_every_setting_is_there_and_no_other(root: Path) -> None:
         for each in msgspec.structs.fields(kind)
     }
     assert set(first_cells(section(root, "Settings"))) == known
+
+
+def test_every_dialect_has_its_name_there(root: Path) -> None:
+    text = (root / "docs" / "reference" / "dialects.md").read_text()
+    lacking = [each.name for each in foreign_dialects() if f"`{each.name}`" not in text]
+    assert not lacking
