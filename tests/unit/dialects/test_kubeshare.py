@@ -334,7 +334,7 @@ def test_a_sharepod_becomes_the_pod_that_belongs_to_it() -> None:
 
 
 def test_a_nodes_name_becomes_an_affinity_of_each_alternative() -> None:
-    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}], "matchFields": [1]}, {}]
     affinity = {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
@@ -348,7 +348,7 @@ def test_a_nodes_name_becomes_an_affinity_of_each_alternative() -> None:
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]
     field = {"key": "metadata.name", "operator": "In", "values": ["node01"]}
-    assert one == {"matchExpressions": terms[0]["matchExpressions"], "matchFields": [field]}
+    assert one == {"matchExpressions": terms[0]["matchExpressions"], "matchFields": [1, field]}
     assert other == {"matchFields": [field]}
     assert found["affinity"]["podAffinity"] == {}
     assert before["spec"]["affinity"]["nodeAffinity"] == affinity["nodeAffinity"]
