@@ -45,7 +45,8 @@ def _print_table(summaries: Sequence[dict[str, Any]], columns: Sequence[_Cell]) 
         for each in summaries
     ]
     headings = ("SEEDS", *(heading for heading, _ in columns))
-    print_table([Column("POLICY"), *(Column(each, is_number=True) for each in headings)], rows)
+    numbers = [Column(each, is_number=True, is_optional=each in _OPTIONAL) for each in headings]
+    print_table([Column("POLICY"), *numbers], rows)
 
 
 def _percent(value: float | None) -> str:
@@ -57,28 +58,28 @@ def _decision(each: dict[str, Any]) -> str:
     return f"{times['p50']:.2f} / {times['p99']:.2f} ms"
 
 
+_OPTIONAL: Final = frozenset({"SEEDS", "PODS", "PLACED", "IMPOSSIBLE"})
 _Cell = tuple[str, "Callable[[dict[str, Any]], str]"]
 
 _ARRIVAL_COLUMNS: Final[Sequence[_Cell]] = (
     ("ALLOCATED @95", lambda each: _percent(each["allocated_pct"]["95"])),
     ("@100", lambda each: _percent(each["allocated_pct"]["100"])),
     ("@130", lambda each: _percent(each["allocated_pct"]["130"])),
-    ("FRAGMENTED @100", lambda each: _percent(each["fragmented_pct"]["100"])),
+    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["100"])),
     ("PODS", lambda each: f"{each['pods']:.0f}"),
     ("PLACED", lambda each: f"{each['placed']:.0f}"),
-    ("DECISION p50 / p99", _decision),
+    ("DECISION", _decision),
 )
 _DEPARTURE_COLUMNS: Final[Sequence[_Cell]] = (
-    ("ASKED", lambda each: _percent(each["asked_pct"])),
-    ("ALLOCATED", lambda each: _percent(each["allocated_pct"]["mean"])),
-    ("LATE", lambda each: _percent(each["allocated_pct"]["late"])),
-    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["mean"])),
+    ("ASKED", lambda each: _percent(each["asked_pct"]["late"])),
+    ("ALLOCATED", lambda each: _percent(each["allocated_pct"]["late"])),
+    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["late"])),
     ("PODS", lambda each: f"{each['pods']:.0f}"),
     ("WAITED", lambda each: f"{each['waited']:.0f}"),
     ("STILL", lambda each: f"{each['still_waiting']:.0f}"),
     ("IMPOSSIBLE", lambda each: f"{each['impossible']:.0f}"),
-    ("WAIT p50 / p99", lambda each: f"{each['wait_s']['p50']:.0f} / {each['wait_s']['p99']:.0f} s"),
-    ("DECISION p50 / p99", _decision),
+    ("WAIT", lambda each: f"{each['wait_s']['p50']:.0f} / {each['wait_s']['p99']:.0f} s"),
+    ("DECISION", _decision),
 )
 _LIVE_COLUMNS: Final[Sequence[_Cell]] = (
     ("PODS", lambda each: f"{each['pods']:.0f}"),
@@ -87,7 +88,7 @@ _LIVE_COLUMNS: Final[Sequence[_Cell]] = (
     ("TIME", lambda each: _change(each["allocated_pct"], _percent)),
     ("MEMORY", lambda each: _change(each["allocated_memory_pct"], _percent)),
     ("IDLE GPUS", lambda each: _change(each["idle_gpus"], lambda number: f"{number:.1f}")),
-    ("DECISION p50 / p99", _decision),
+    ("DECISION", _decision),
 )
 
 

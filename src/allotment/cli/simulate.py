@@ -215,12 +215,13 @@ def command(
     Pods are drawn from the trace with the seed, with repetition, until they ask for --tune times
     what there is, and come in random order; none leaves, and one that fits nowhere is gone.
     ALLOCATED is what of all GPUs is given when 95, 100 and 130 % of them have been asked for,
-    FRAGMENTED what of them is free and cannot be used by the pods that come, as a mean over their
-    mix. DECISION is the time that it takes to choose for one pod.
+    FRAGMENTED what of them is free at 100 % and cannot be used by the pods that come, as a mean
+    over their mix. DECISION is how long it takes to choose for one pod: p50 and p99.
 
-    With --departures pods leave: ALLOCATED is a mean over time, LATE that of its second half. Times
-    are the trace's; with --tune pods are drawn and come at random moments in the trace's order, so
-    that they ask for so much on average at a time.
+    With --departures pods leave, and times are the trace's; with --tune pods are drawn and come at
+    random moments in the trace's order, so many that they ask for that much at a time. All figures
+    are means over the second half of the time: in the first the cluster fills up. STILL is how many
+    still WAITED when the last pod came, WAIT for how long: p50 and p99.
 
     With --from-cluster the pods of a live cluster that ask for GPUs are placed anew, as its
     scheduler would: what of its GPUs' TIME and MEMORY is promised, and how many are IDLE, as it

@@ -14,7 +14,7 @@ from allotment.simulate.arriving import Counts, Progress, decide
 from allotment.simulate.outcomes import Departures, percentile
 from allotment.simulate.placers import Placer, Spot
 from allotment.simulate.traces import PodShape
-from allotment.simulate.workloads import Visit
+from allotment.simulate.workloads import Visit, late
 
 __all__ = ["replay_visits"]
 
@@ -104,21 +104,30 @@ class _Replay:
         self._most = max(self._most, self._allocated)
         heappush(self._leaving, (self._now + visit.duration_s, number, spot))
 
+    def _asked(self) -> float:
+        """Return what was asked for, had nobody waited, over the second half of the time."""
+        return sum(
+            visit.pod.shape.size_milli
+            * late(visit.at_s, visit.duration_s, begin=self._begin, end=self._end)
+            for visit in self._visits
+        )
+
     def _told(self) -> Departures:
         span = (self._end - self._begin) or 1.0
         still = [self._end - visit.at_s for queue in self._waiting.values() for _, visit in queue]
         waits = sorted(self._waits + still)
         percent = 100 / self._capacity
+        half = len(self._fragmented) // 2
         return Departures(
-            asked_pct=percent * _asked(self._visits, self._end) / span,
+            asked_pct=percent * self._asked() / (span / 2),
             allocated_pct=percent * self._integral.total / span,
             allocated_late_pct=percent * self._integral.late / (span / 2),
             allocated_most_pct=percent * self._most,
-            fragmented_pct=percent * sum(self._fragmented) / max(1, len(self._fragmented)),
+            fragmented_pct=percent * _mean(self._fragmented[half:]),
             waited=len(waits),
             still_waiting=len(still),
             wait_s={
-                "mean": sum(waits) / max(1, len(waits)),
+                "mean": _mean(waits),
                 "p50": percentile(waits, 50),
                 "p99": percentile(waits, 99),
             },
@@ -133,7 +142,5 @@ def replay_visits(
     return state.run(progress), state.counts
 
 
-def _asked(visits: Sequence[Visit], end: float) -> float:
-    return sum(
-        visit.pod.shape.size_milli * min(visit.duration_s, end - visit.at_s) for visit in visits
-    )
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

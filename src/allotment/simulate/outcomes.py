@@ -81,15 +81,18 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departures:
-    """Pods came, waited, and left. From the first arrival to the last; means are over time."""
+    """Pods came, waited, and left. From the first arrival to the last; means are over time.
+
+    "Late" is the second half of that time: in the first a cluster that was empty fills up.
+    """
 
     asked_pct: float
-    """What pods that had come and not yet gone asked for, had none of them waited."""
+    """What pods that had come asked for, late, had none of them waited."""
     allocated_pct: float
     allocated_late_pct: float
-    """In the second half of the time: at first all was empty."""
     allocated_most_pct: float
     fragmented_pct: float
+    """Late."""
     waited: int
     """Pods that had no room when they came."""
     still_waiting: int
@@ -260,13 +263,13 @@ def _arrivals(story: Arrivals) -> dict[str, Any]:
 
 def _departures(story: Departures) -> dict[str, Any]:
     return {
-        "asked_pct": round(story.asked_pct, _DIGITS),
+        "asked_pct": {"late": round(story.asked_pct, _DIGITS)},
         "allocated_pct": {
             "mean": round(story.allocated_pct, _DIGITS),
             "late": round(story.allocated_late_pct, _DIGITS),
             "most": round(story.allocated_most_pct, _DIGITS),
         },
-        "fragmented_pct": {"mean": round(story.fragmented_pct, _DIGITS)},
+        "fragmented_pct": {"late": round(story.fragmented_pct, _DIGITS)},
         "waited": story.waited,
         "still_waiting": story.still_waiting,
         "wait_s": {name: round(value, 2) for name, value in story.wait_s.items()},

@@ -13,7 +13,7 @@ from random import Random
 from allotment.model.errors import UsageError
 from allotment.simulate.traces import TracePod
 
-__all__ = ["Visit", "as_listed", "drawn", "timed"]
+__all__ = ["Visit", "as_listed", "drawn", "late", "timed"]
 
 _TURNOVER = 3
 """How many times over pods with departures ask for what they are tuned to: they come and go."""
@@ -53,8 +53,9 @@ def timed(
     """Return pods by when they come, each for as long as it ran; raise `UsageError`.
 
     With `tune`, pods are drawn, and come in the order of their times but at random moments, so many
-    in a stretch of time that what is asked for at once is on average `tune` times the capacity. (At
-    their own times the pods of a trace may ask for hardly anything at once: many run for minutes.)
+    in a stretch of time that what is asked for at once is on average `tune` times the capacity in
+    the second half of the time. (In the first the cluster fills up; and at their own times the pods
+    of a trace may ask for hardly anything at once, since many run for minutes.)
     None leaves the trace as it is: every pod once, at its time.
     """
     _check_times(pods)
@@ -120,12 +121,18 @@ def _pace(pods: Sequence[TracePod], moments: Sequence[float], *, milli: float) -
 
 
 def _demand(pods: Sequence[TracePod], moments: Sequence[float], factor: float) -> float:
-    """Return the mean of what is asked for at a time, from the start to the last arrival."""
+    """Return the mean of what is asked for at a time."""
     end = moments[-1] * factor
     if end <= 0:
         return float("inf")
     asked = sum(
-        pod.shape.size_milli * min(pod.duration_s or 0.0, end - moment * factor)
+        pod.shape.size_milli * late(moment * factor, pod.duration_s or 0.0, begin=0.0, end=end)
         for pod, moment in zip(pods, moments, strict=True)
     )
-    return asked / end
+    return asked / (end / 2)
+
+
+def late(at_s: float, duration_s: float, *, begin: float, end: float) -> float:
+    """Return for how long of the second half of the time something is there."""
+    middle = (begin + end) / 2
+    return max(0.0, min(at_s + duration_s, end) - max(at_s, middle))

@@ -80,10 +80,16 @@ def test_with_times_they_ask_for_what_they_are_tuned_to(tune: float) -> None:
     created = [each.pod.created_s or 0 for each in visits]
     assert created == sorted(created)
     end = visits[-1].at_s
-    asked = sum(
-        each.pod.shape.size_milli * min(each.duration_s, end - each.at_s) for each in visits
-    )
-    assert asked / end == pytest.approx(tune * capacity, rel=0.01)
+    steps = [end / 2 + end * (step + 0.5) / 4000 for step in range(2000)]
+    asked = [
+        sum(
+            each.pod.shape.size_milli
+            for each in visits
+            if each.at_s <= moment < each.at_s + each.duration_s
+        )
+        for moment in steps
+    ]
+    assert sum(asked) / len(asked) == pytest.approx(tune * capacity, rel=0.01)
 
 
 @pytest.mark.parametrize("untimed", [pod("x", created=None), pod("x", duration=None)])
