@@ -27,7 +27,7 @@ from lightkube.core.exceptions import ConfigError
 
 from allotment.kube.errors import KubeError, explain_failure, explain_refusal
 
-__all__ = ["Api", "PatchKind", "connect"]
+__all__ = ["Api", "PatchKind", "configuration", "connect"]
 
 _CONNECT_S = 5.0
 _ANSWER_S = 15.0
@@ -180,7 +180,7 @@ def connect(
 
     Nothing is sent yet. Raises `KubeError` when none of them is there or can be used.
     """
-    config = _configuration(kubeconfig, service_account)
+    config = configuration(kubeconfig, service_account)
     timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
     # The environment's proxies are for the internet; the API server is not there.
     params = client_adapter.ConnectionParams(timeout=timeout, trust_env=False)
@@ -195,7 +195,10 @@ def connect(
     return Api(http, server=server, namespace=config.namespace)
 
 
-def _configuration(kubeconfig: Path | None, service_account: Path) -> SingleConfig:
+def configuration(
+    kubeconfig: Path | None, service_account: Path = Path(SERVICE_ACCOUNT)
+) -> SingleConfig:
+    """Find the way to the API server, as `connect` does. Raises `KubeError`."""
     in_cluster = (service_account / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ
     path = kubeconfig
     try:

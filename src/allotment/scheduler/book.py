@@ -162,6 +162,8 @@ class Book:
         """Bound pods that have no devices: CPU and memory alone."""
         self._expected: dict[PodUid, str] = {}
         """Their nodes."""
+        self._names: set[str] = set()
+        """Of all nodes."""
 
     # ---- what kube-scheduler asks ----------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class Book:
         self, need: PodNeed, names: Collection[str], *, now: float, version: str = ""
     ) -> Choice:
         """Choose the best of these nodes, and expect the pod on the first of them."""
-        entry = self._entries.get(need.uid)
+        entry = self._known(need)
         if entry is not None and entry.state in _HELD:
             return self._held(entry, names)
         if entry is None:
@@ -183,7 +185,7 @@ class Book:
 
     def prioritize(self, need: PodNeed, names: Sequence[str], *, now: float) -> list[str]:
         """Return these nodes, best first."""
-        entry = self._entries.get(need.uid)
+        entry = self._known(need)
         if entry is not None and entry.state in _HELD:
             held = entry.booking.node if entry.booking else ""
             return sorted(names, key=lambda name: (name != held, name))
@@ -201,7 +203,7 @@ class Book:
         self, need: PodNeed, node: str, *, now: float, version: str = ""
     ) -> Order | Settled | Turned:
         """Choose the devices and reserve them. An `Order` has to be followed by its outcome."""
-        entry = self._entries.get(need.uid)
+        entry = self._known(need)
         if entry is not None and entry.state in _HELD and entry.booking is not None:
             if entry.booking.node != node:
                 return Turned(_on_its_way(node, entry))
@@ -285,10 +287,12 @@ class Book:
 
     def node_put(self, node: NodeInventory) -> None:
         """A node came or changed. Who is booked on it stays booked."""
+        self._names.add(node.name)
         self.cluster.put(node)
 
     def node_dropped(self, name: str) -> None:
         """A node is gone, or has no devices. Who is booked on it stays booked, should it return."""
+        self._names.discard(name)
         self.cluster.drop(name)
 
     # ---- time and rank ---------------------------------------------------------------------------
@@ -350,6 +354,14 @@ class Book:
 
     # ---- inside ----------------------------------------------------------------------------------
 
+    def _known(self, need: PodNeed) -> _Entry | None:
+        """Return what is known of a pod, also of one that was bound without any device."""
+        entry = self._entries.get(need.uid)
+        if entry is None and need.uid in self._plain:
+            booking = self.cluster.booking(need.uid)
+            return _Entry(need, State.BOUND, booking=booking, is_confirmed=True)
+        return entry
+
     def _held(self, entry: _Entry, names: Collection[str]) -> Choice:
         """Answer for a pod that has its place: that one, or none."""
         node = entry.booking.node if entry.booking else ""
@@ -360,8 +372,10 @@ class Book:
     def _chosen(self, entry: _Entry, names: Collection[str]) -> Choice:
         """Rank; where nothing fits, see whether that is for the sake of pods that may not come."""
         need = entry.need
+        # Mostly all nodes are asked about, and to find that out takes less than to find each.
+        asked = None if self._names and self._names == set(names) else names
         most = self.settings.candidates + len(entry.avoided)
-        ranking = self.cluster.rank(need, names, most=most)
+        ranking = self.cluster.rank(need, asked, most=most)
         if not ranking.best and self._expected:
             with_them, ranking = ranking, self._rank_without_expected(need, names, most)
             ranking = ranking if ranking.best else with_them

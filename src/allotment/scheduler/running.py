@@ -21,8 +21,8 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
-from allotment.kube.bindings import Bindings
-from allotment.kube.clients import Api, connect
+from allotment.kube.bindings import Bindings, Exchange, LightApi
+from allotment.kube.clients import Api, configuration, connect
 from allotment.kube.cluster_feed import ClusterFeed, ClusterPod
 from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
@@ -75,8 +75,14 @@ async def _main(settings: SchedulerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     tls = _tls(settings)
-    async with connect(settings.kubeconfig) as api:
-        scheduler = _Scheduler(settings, api, tls)
+    config = configuration(settings.kubeconfig)
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(connect(settings.kubeconfig))
+        light: Exchange = api
+        if LightApi.suits(config):
+            light = LightApi(config)
+            stack.push_async_callback(light.aclose)
+        scheduler = _Scheduler(settings, api, light, tls)
         task = asyncio.create_task(scheduler.run())
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +145,13 @@ class _BookKeeper:
 class _Scheduler:
     """The parts, each given what it needs of the others."""
 
-    def __init__(self, settings: SchedulerSettings, api: Api, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        api: Api,
+        light: Exchange,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._settings = settings
         self._tls = tls
         self._metrics = SchedulerMetrics()
@@ -159,7 +171,7 @@ class _Scheduler:
         self._leading = Leading(self._feed, self._election, on_end=self._rest)
         self._binder = Binder(
             self._book,
-            Bindings(api),
+            Bindings(light),
             clock=time.monotonic,
             may_write=self._may_write,
         )
