@@ -19,7 +19,7 @@ from allotment.dialects.foreign import (
     Translated,
     Translation,
 )
-from allotment.dialects.foreign_amounts import amount_of
+from allotment.dialects.foreign_amounts import Name, amount_of
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
@@ -35,6 +35,7 @@ class DeepomaticSettings(
 ):
     """What a cluster may have set otherwise."""
 
+    resource: Name = SHARED_GPU
     containers_per_gpu: Annotated[int, Meta(ge=1, le=100)] = 10
     """Of how many parts of a GPU a slot is one."""
 
@@ -44,11 +45,12 @@ class DeepomaticDialect:
 
     name: Final = "deepomatic"
     title: Final = "Deepomatic's"
-    resources: Final = (SHARED_GPU,)
 
     def __init__(self, settings: DeepomaticSettings | None = None) -> None:
         """Take how many slots a GPU has."""
-        self._slots = (settings or DeepomaticSettings()).containers_per_gpu
+        its = settings or DeepomaticSettings()
+        self._slots, self._resource = its.containers_per_gpu, its.resource
+        self.resources = (self._resource,)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Return its resource, if a container has it."""
@@ -60,15 +62,15 @@ class DeepomaticDialect:
         """Say what the pod means. Raises `UsageError`."""
         found = []
         for container in pod.containers:
-            slots = amount_of(pod, container, SHARED_GPU)
+            slots = amount_of(pod, container, self._resource)
             if slots > self._slots:
-                problem = f"{SHARED_GPU} is {slots}, and a GPU has {self._slots} of them"
+                problem = f"{self._resource} is {slots}, and a GPU has {self._slots} of them"
                 hint = f"ask for at most {self._slots}, or for whole GPUs by nvidia.com/gpu"
                 raise refusal(pod, container.name, problem, hint=hint)
             if slots:
                 request = replicas_of(self._slots).times(slots)
                 found.append(
-                    Translated(container=container.name, request=request, removes=(SHARED_GPU,))
+                    Translated(container=container.name, request=request, removes=(self._resource,))
                 )
         return Translation(dialect=self.name, containers=tuple(found))
 

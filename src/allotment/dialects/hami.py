@@ -81,7 +81,8 @@ _GPU_POLICIES: Final[Mapping[str, str]] = {
 _MUTEX: Final = "mutex"
 _WEIGHTS: Final[Mapping[str, str]] = {"slot": "shares", "core": "compute", "memory": "memory"}
 _CLASSES: Final[Mapping[int, ComputeClass]] = {0: ComputeClass.LATENCY, 1: ComputeClass.BESTEFFORT}
-_CORE_POLICIES: Final = ("default", "force", "disable")
+_NO_CEILING: Final = "disable"
+_CORE_POLICIES: Final = ("default", "force", _NO_CEILING)
 _FAILED: Final = "failed"
 
 
@@ -193,7 +194,7 @@ class HamiDialect:
         self, pod: ForeignPod, container: ForeignContainer, its: Asked, rules: _Rules
     ) -> tuple[Request, tuple[str, ...]]:
         policy, told = self._core_policy(container)
-        request = request_of(its, has_ceiling=policy != "disable", constraints=rules.constraints)
+        request = request_of(its, has_ceiling=policy != _NO_CEILING, constraints=rules.constraints)
         return replace(
             request,
             compute=revised(request.compute, kind=self._class(pod, container)),
@@ -225,7 +226,9 @@ class HamiDialect:
         told: list[str] = []
         if flag_of(container.environment.get(NO_CONTROL, "")):
             told.append(f"{where}: {NO_CONTROL}: limits are in force in every share")
-        policy = container.environment.get(CORE_POLICY, self._settings.gpu_core_policy).lower()
+        settings = self._settings
+        usual = _NO_CEILING if settings.disable_core_limit else settings.gpu_core_policy
+        policy = container.environment.get(CORE_POLICY, usual).lower()
         if policy and policy not in _CORE_POLICIES:
             words = ", ".join(_CORE_POLICIES)
             told.append(f"{where}: {CORE_POLICY} is {shown(policy)}, which is none of: {words}")

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from allotment.dialects.foreign_amounts import Name
 from allotment.dialects.protocol import meant, shown
 from allotment.model.errors import UsageError
 from allotment.model.requests import SOFT
 
 __all__ = ["HamiSettings", "hami_of", "load_hami"]
 
-_Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]
 _Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
 _MAX_CHARACTERS: Final = 1 << 20
 _MAX_SHOWN: Final = 200
@@ -28,7 +28,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "preConfiguredDeviceMemory": "the node's agent asks the GPU",
     "deviceSplitCount": "as many shares as fit are on a GPU",
     "deviceCoreScaling": "a GPU has 100 percent to guarantee",
-    "disableCoreLimit": "write gpuCorePolicy: disable",
     "enableNumaTopology": "NUMA nodes are known always",
     "libCudaLogLevel": "the shim has its own log",
     "runtimeClassName": "pods need no runtime class",
@@ -40,11 +39,11 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The part of HAMi's configuration that says what a pod means."""
 
-    resource_count_name: _Name = "nvidia.com/gpu"
-    resource_memory_name: _Name = "nvidia.com/gpumem"
-    resource_memory_percentage_name: _Name = "nvidia.com/gpumem-percentage"
-    resource_core_name: _Name = "nvidia.com/gpucores"
-    resource_priority_name: _Name = "nvidia.com/priority"
+    resource_count_name: Name = "nvidia.com/gpu"
+    resource_memory_name: Name = "nvidia.com/gpumem"
+    resource_memory_percentage_name: Name = "nvidia.com/gpumem-percentage"
+    resource_core_name: Name = "nvidia.com/gpucores"
+    resource_priority_name: Name = "nvidia.com/priority"
     memory_factor: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
     """MiB in one of `resource_memory_name`."""
     default_memory: _Amount = 0
@@ -58,6 +57,8 @@ class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Above 1 memory is promised more than once: it may live on the host."""
     gpu_core_policy: Literal["", "default", "force", "disable"] = "default"
     """`disable`: what is reserved of a GPU's time is no ceiling."""
+    disable_core_limit: bool = False
+    """The same, by its older name."""
     node_scheduler_policy: Literal["", "binpack", "spread"] = ""
     """For pods that do not say; empty: Allotment's own default. HAMi's chart has `binpack`."""
     gpu_scheduler_policy: str = ""

@@ -20,7 +20,7 @@ from allotment.dialects.foreign import (
     Translated,
     Translation,
 )
-from allotment.dialects.foreign_amounts import MAX_DEVICES, amount_of, whole_cards
+from allotment.dialects.foreign_amounts import MAX_DEVICES, Name, amount_of, whole_cards
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
@@ -42,6 +42,9 @@ class NvidiaSettings(
 ):
     """What is to be done with NVIDIA's resources."""
 
+    gpu: Name = GPU
+    shared: Name = SHARED
+    """How the resources are called: a plugin's configuration may rename them."""
     whole: Literal["left", "share"] = "left"
     """`nvidia.com/gpu`: left to the kubelet, or a share of all a GPU's memory and time."""
     replicas: int | None = None
@@ -62,11 +65,11 @@ class NvidiaForeign:
         if self._settings.replicas is not None and self._settings.replicas < 1:
             raise ValueError(self._settings.replicas)
 
-        self.resources = KEYS
+        self.resources = (self._settings.gpu, self._settings.shared, MIG)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Return NVIDIA's resources of all containers."""
-        found = (each for container in pod.containers for each in _names(container))
+        found = (each for container in pod.containers for each in self._names(container))
         return tuple(dict.fromkeys(found))
 
     def stays(self, pod: ForeignPod) -> bool:
@@ -77,7 +80,7 @@ class NvidiaForeign:
         """Translate what the settings say; a container that has none of it is not in the result."""
         found = []
         for container in pod.containers:
-            amounts = {name: amount_of(pod, container, name) for name in _names(container)}
+            amounts = {name: amount_of(pod, container, name) for name in self._names(container)}
             asked = {name: amount for name, amount in amounts.items() if amount}
             for name in asked:
                 self._check_mig(pod, container, name)
@@ -111,9 +114,9 @@ class NvidiaForeign:
         return None
 
     def _is_translated(self, name: str) -> bool:
-        if name == GPU:
+        if name == self._settings.gpu:
             return self._settings.whole != "left"
-        return name == SHARED and self._settings.replicas is not None
+        return name == self._settings.shared and self._settings.replicas is not None
 
     def _check_mig(self, pod: ForeignPod, container: ForeignContainer, name: str) -> None:
         match, offered = _MIG.fullmatch(name), self._settings.offered
@@ -131,12 +134,11 @@ class NvidiaForeign:
             problem = f"{name} is {count}, more than any node has"
             raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
         replicas = self._settings.replicas
-        if name == SHARED and replicas is not None:
+        if name == self._settings.shared and replicas is not None:
             return replicas_of(replicas, count=count)
         return whole_cards(count)
 
-
-def _names(container: ForeignContainer) -> tuple[str, ...]:
-    fixed = keys_of(container, (GPU, SHARED))
-    mig = {each for each in (*container.limits, *container.requests) if _MIG.fullmatch(each)}
-    return (*fixed, *sorted(mig))
+    def _names(self, container: ForeignContainer) -> tuple[str, ...]:
+        fixed = keys_of(container, (self._settings.gpu, self._settings.shared))
+        mig = {each for each in (*container.limits, *container.requests) if _MIG.fullmatch(each)}
+        return (*fixed, *sorted(mig))

@@ -28,6 +28,7 @@ from allotment.dialects.foreign import (
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
+    Name,
     amount_of,
     booked,
     bytes_of,
@@ -96,8 +97,12 @@ class VolcanoSettings(
 ):
     """What a cluster may have set otherwise."""
 
+    resource_count_name: Name = NUMBER
+    resource_memory_name: Name = MEMORY
+    resource_memory_percentage_name: Name = PERCENTAGE
+    resource_core_name: Name = CORES
     gpu_memory_factor: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
-    """MiB in one of `volcano.sh/vgpu-memory`."""
+    """MiB in one of `resource_memory_name`."""
     modes: frozenset[str] = frozenset({SOFT})
     """Those in which nodes have GPUs for shares: what `volcano.sh/vgpu-mode` may ask for."""
 
@@ -107,27 +112,27 @@ class VolcanoDialect:
 
     name: Final = "volcano"
     title: Final = "Volcano's"
-    resources: Final = RESOURCES
     annotations: Final = ANNOTATIONS
 
     def __init__(self, settings: VolcanoSettings | None = None) -> None:
         """Take the settings of the device plugin that the pods were written for."""
-        self._settings = settings or VolcanoSettings()
+        self._settings = its = settings or VolcanoSettings()
         self._names = Names(
-            count=NUMBER,
-            memory=MEMORY,
-            percentage=PERCENTAGE,
-            cores=CORES,
-            factor=self._settings.gpu_memory_factor,
+            count=its.resource_count_name,
+            memory=its.resource_memory_name,
+            percentage=its.resource_memory_percentage_name,
+            cores=its.resource_core_name,
+            factor=its.gpu_memory_factor,
         )
+        self.resources = (self._names.count, *self._names.amounts)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Return its resources and annotations, where a container has one of the resources."""
-        there = {key for each in pod.containers for key in keys_of(each, RESOURCES)}
+        there = {key for each in pod.containers for key in keys_of(each, self.resources)}
         if not there:
             return ()
         written = (each for each in ANNOTATIONS if each in pod.annotations)
-        return (*(each for each in RESOURCES if each in there), *written)
+        return (*(each for each in self.resources if each in there), *written)
 
     def translate(self, pod: ForeignPod) -> Translation:
         """Say what the pod means. Raises `UsageError`."""
@@ -151,7 +156,7 @@ class VolcanoDialect:
                 told += its.passed_over
                 request = replace(request_of(its, constraints=constraints), mode=mode)
                 # Its plugin offers three of them to the kubelet as devices; none has a meaning now.
-                removes = keys_of(container, RESOURCES)
+                removes = keys_of(container, self.resources)
                 found.append(Translated(container=container.name, request=request, removes=removes))
         return Translation(dialect=self.name, containers=tuple(found), passed_over=tuple(told))
 
@@ -185,7 +190,8 @@ class VolcanoDialect:
         if not pod.node or pod.annotations.get(NODE) != pod.node:
             return None  # it was copied from another pod
         # Volcano looks at these two alone.
-        names = [each.name for each in regular_containers(pod) if keys_of(each, (NUMBER, MEMORY))]
+        told_by = (self._names.count, self._names.memory)
+        names = [each.name for each in regular_containers(pod) if keys_of(each, told_by)]
         try:
             given = decode(text, ends=False)
         except UsageError as error:

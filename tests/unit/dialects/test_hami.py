@@ -163,6 +163,7 @@ def test_more_settings() -> None:
     asking = pod(container(mem=1000, cores=20))
     assert request(asking, default_gpu_num=2).count == 2
     assert request(asking, gpu_core_policy="disable").compute.ceiling == WHOLE
+    assert request(asking, disable_core_limit=True).compute.ceiling == WHOLE
     assert request(asking, device_memory_scaling=1.5).may_oversubscribe
     assert not request(asking).may_oversubscribe
     assert request(pod(container(mem=1)), default_cores=15).compute.guarantee == 1500

@@ -9,10 +9,11 @@ import pytest
 from allotment.dialects.deepomatic import DeepomaticDialect, DeepomaticSettings
 from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
 from allotment.dialects.hami import HamiDialect
+from allotment.dialects.hami_settings import HamiSettings
 from allotment.dialects.native import written
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
 from allotment.dialects.translating import speaker_of, translate
-from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect
+from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
 from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
 
@@ -183,3 +184,19 @@ def test_limits_and_requests_that_differ_are_refused() -> None:
     asking = ForeignContainer(name="c0", limits={name: "1"}, requests={name: "2"})
     with pytest.raises(UsageError, match="is '1' in limits and '2' in requests"):
         translate(replace(pod(), containers=(asking,)), DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "resource"),
+    [
+        (NvidiaForeign(NvidiaSettings(gpu="example.com/gpu", whole="share")), "example.com/gpu"),
+        (NvidiaForeign(NvidiaSettings(shared="example.com/s", replicas=2)), "example.com/s"),
+        (DeepomaticDialect(DeepomaticSettings(resource="example.com/d")), "example.com/d"),
+        (VolcanoDialect(VolcanoSettings(resource_memory_name="example.com/m")), "example.com/m"),
+        (HamiDialect(HamiSettings(resource_core_name="example.com/c")), "example.com/c"),
+    ],
+)
+def test_names_may_be_others(dialect: ForeignDialect, resource: str) -> None:
+    found = translate(pod({resource: "1"}), (dialect,))
+    assert found is not None
+    assert found.containers[0].removes == (resource,)
