@@ -2,6 +2,8 @@
 """`allot simulate`: what it prints, what it writes, what it refuses."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allotment.cli import main
+from allotment.model.clusters import NodeDevice, NodeInventory, PodNeed, WantedContainer
+from allotment.model.pods import PodUid
+from allotment.model.requests import whole_devices
+from allotment.simulate.live import LiveCluster, LivePod
+from allotment.simulate.live_scenes import LiveScene
+from allotment.simulate.outcomes import document_of, summaries_of
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn-0,64000,262144,2,T4\nn-1,64000,262144,2,P100\n"
 PODS = (
@@ -139,3 +147,57 @@ def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
     assert shown.exit_code == 1
     assert f"{tmp_path}/none: not a usable way to the API server" in shown.stderr
     assert "hint: " in shown.stderr
+
+
+def fields(document: object, path: str = "") -> Iterator[str]:
+    """The dotted paths of a document's values; `[]` stands for a list's entries."""
+    if isinstance(document, dict) and not path.endswith(("reasons", "_stdev")):
+        for name, value in document.items():
+            yield from fields(value, f"{path}.{name}" if path else name)
+    elif isinstance(document, list):
+        for value in document:
+            yield from fields(value, f"{path}[]")
+    else:
+        yield path
+
+
+MEANS = frozenset({"policy", "seeds", "decision_ms", "allocated_pct_stdev"})
+
+
+def test_fields_are_the_documented_ones(files: list[str], root: Path) -> None:
+    page = (root / "docs" / "reference" / "json.md").read_text()
+    _, _, part = page.partition("## `allot simulate`")
+    named = set(re.findall(r"^\| `([^`]+)` \|", part.partition("\n## ")[0], re.MULTILINE))
+    live = LiveScene(cluster=LIVE).run("binpack", 1, lambda _: None)
+    kinds = [
+        documented(*files, "--policy", "binpack"),
+        documented("--generate", "--scale", "0.01", "--policy", "binpack"),
+        documented(*files, "--policy", "binpack", "--departures"),
+        {
+            "settings": {"from_cluster": True, "replay": "all"},
+            "runs": [document_of(live)],
+            "summary": summaries_of([live]),
+        },
+    ]
+    shown = set()
+    for document in kinds:
+        shown |= set(fields({name: document.get(name) for name in ("settings", "runs")}))
+        means = document["summary"][0]
+        shown |= set(fields({"summary": [{name: means[name] for name in MEANS}]}))
+        assert set(means) - MEANS <= set(document["runs"][0])
+    assert shown | {"interrupted"} == named
+
+
+LIVE = LiveCluster(
+    nodes=(
+        NodeInventory(name="n", devices=(NodeDevice(uuid="G", model="H", memory_bytes=1 << 30),)),
+    ),
+    pods=(
+        LivePod(
+            need=PodNeed(
+                uid=PodUid("p"),
+                containers=(WantedContainer(name="c", request=whole_devices(2, mode="soft")),),
+            )
+        ),
+    ),
+)
