@@ -28,7 +28,7 @@ from typing import Final
 from allotment.kube.quotas import NamespaceQuota
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.errors import QuantityError
-from allotment.model.formats import format_bytes, format_count, format_percent
+from allotment.model.formats import format_bytes, format_percent
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import parse_whole
 
@@ -322,12 +322,12 @@ def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> QuotaRejec
     have = max(0, limit.hard - used)
     needs = [_shown(measure, need)] if need or not unknown else []
     if unknown:
-        needs.append(f"{_shown(_PART, unknown)} of which the size is not known yet")
-    hard = _shown(measure, limit.hard)
+        needs.append(f"{format_percent(unknown)} % of a GPU whose size is not known yet")
+    what = f"need {' and '.join(needs)} of {_NOUNS[measure]}, have {_shown(measure, have)}"
     where = f"{limit.key} of {limit.quota}"
-    what = f"need {' and '.join(needs)}, have {_shown(measure, have)} of {hard}"
     if limit.hard:
-        text = f"more than its namespace may have: {what} ({where}, {_shown(measure, used)} used)"
+        shown, taken = (_shown(measure, each) for each in (limit.hard, used))
+        text = f"more than its namespace may have: {what} of {shown} ({where}, {taken} used)"
         hint = f"ask for less, wait until pods of the namespace end, or have {limit.quota} raised"
     else:
         text = f"its namespace may have none: {what} ({where})"
@@ -343,13 +343,18 @@ def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> QuotaRejec
     )
 
 
+_NOUNS: Final = {
+    _MEMORY: "GPU memory",
+    _PART: "a GPU's memory",
+    _COMPUTE: "a GPU's time",
+    _DEVICES: "GPUs",
+}
+
+
 def _shown(measure: str, amount: int) -> str:
     if measure == _MEMORY:
-        return f"{format_bytes(amount)} of GPU memory"
-    if measure == _DEVICES:
-        return format_count(amount, "GPU")
-    what = "GPU memory" if measure == _PART else "GPU time"
-    return f"{format_percent(amount)} % of a GPU's {what.removeprefix('GPU ')}"
+        return format_bytes(amount)
+    return str(amount) if measure == _DEVICES else f"{format_percent(amount)} %"
 
 
 def _sum(left: Charge, right: Charge, sign: int) -> dict[str, int]:
