@@ -29,6 +29,7 @@ from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
     PERCENT,
+    PLACE_ANEW,
     Name,
     amount_of,
     booked,
@@ -38,6 +39,7 @@ from allotment.dialects.foreign_amounts import (
     number_of,
     regular_containers,
     units_of,
+    uuid_at,
     uuids_by_index,
 )
 from allotment.dialects.protocol import meant, refusal, shown
@@ -293,7 +295,7 @@ class AliyunDialect:
         (uuid, *more) = uuids_by_index(pod, IDX, text, node=node)
         if more:
             problem = f"the annotation {IDX} is {shown(text)}, and this form has one GPU for a pod"
-            raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
+            raise refusal(pod, None, problem, hint=PLACE_ANEW)
         units = {
             each.name: amount_of(pod, each, self.settings.memory)
             for each in regular_containers(pod)
@@ -320,9 +322,9 @@ class AliyunDialect:
             if number >= len(containers):
                 problem = f"the annotation {ALLOCATION} has container {number}, of"
                 problem += f" {format_count(len(containers), 'container')}"
-                raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
+                raise refusal(pod, None, problem, hint=PLACE_ANEW)
             for index, units in devices.items():
-                (uuid,) = uuids_by_index(pod, ALLOCATION, index.replace(",", " "), node=node)
+                uuid = uuid_at(pod, ALLOCATION, index, node=node)
                 percent = compute.get(place, {}).get(index, 0)
                 part = PlacedDevice(
                     uuid,

@@ -6,7 +6,7 @@ nothing: an amount that is no whole number is refused, with the container and th
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -27,6 +27,7 @@ __all__ = [
     "MAX_DEVICES",
     "MIB",
     "PERCENT",
+    "PLACE_ANEW",
     "Name",
     "amount_of",
     "booked",
@@ -36,8 +37,10 @@ __all__ = [
     "index_list",
     "is_asked",
     "number_of",
+    "refuse_whole",
     "regular_containers",
     "units_of",
+    "uuid_at",
     "uuids_by_index",
     "whole_cards",
 ]
@@ -48,11 +51,14 @@ PERCENT: Final = WHOLE // 100
 """Basis points in one percent of a GPU."""
 MAX_DEVICES: Final = 1024
 """More GPUs than any node has: what asks for more was meant otherwise."""
+PLACE_ANEW: Final = "restart the pod, so that it is placed anew"
+"""The hint where what another system wrote cannot be read."""
 Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]
 """Of a resource, an annotation or a label, as settings have it."""
 
 _MOST_BYTES = 1 << 48
 """More memory than any GPU has: a number with a unit (`4Gi`) where units were to be counted."""
+_WHOLE = re.compile(r"nvidia\.com/(?:gpu(?:\.shared)?|mig-.+)", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"(?=[.0-9]*[0-9])[0-9]{0,12}(?:\.[0-9]{0,18})?", re.ASCII)
 
@@ -95,6 +101,21 @@ def _is_zero(text: str) -> bool:
         return parse_whole(text.strip()) == 0
     except QuantityError:
         return False
+
+
+def refuse_whole(
+    pod: ForeignPod, containers: Iterable[ForeignContainer], asked: Iterable[str]
+) -> None:
+    """Refuse containers with whole GPUs of NVIDIA's, where the pod asks for parts by other keys.
+
+    Those keys are no container's, so that nobody else sees the two beside each other.
+    """
+    for container in containers:
+        for name, text in sorted({**container.requests, **container.limits}.items()):
+            if _WHOLE.fullmatch(name) and not _is_zero(text):
+                problem = f"it asks for {name}, and its pod for a part of a GPU"
+                hint = "keep one of them: a container has whole GPUs or a part of one"
+                raise refusal(pod, container.name, f"{problem} ({', '.join(asked)})", hint=hint)
 
 
 def bytes_of(
@@ -170,19 +191,25 @@ def index_list(devices: Sequence[PlacedDevice], node: NodeView) -> str:
 
 def uuids_by_index(pod: ForeignPod, name: str, text: str, *, node: NodeView) -> list[str]:
     """Read `0,1` as UUIDs of the node's GPUs. Raises `UsageError`."""
-    uuids = {index: uuid for uuid, index in node.indexes.items()}
     found: list[str] = []
     for part in text.split(","):
-        index = number_of(pod, None, f"the annotation {name}", part)
-        if index not in uuids:
-            problem = f"the annotation {name} names GPU {index}, which the node has not"
-            there = ", ".join(map(str, sorted(uuids))) or "none"
-            raise refusal(pod, None, problem, hint=f"the node has the GPUs: {there}")
-        if uuids[index] in found:
-            problem = f"the annotation {name} names GPU {index} twice"
-            raise refusal(pod, None, problem, hint="restart the pod, so that it is placed anew")
-        found.append(uuids[index])
+        uuid = uuid_at(pod, name, part, node=node)
+        if uuid in found:
+            problem = f"the annotation {name} names GPU {part.strip()} twice"
+            raise refusal(pod, None, problem, hint=PLACE_ANEW)
+        found.append(uuid)
     return found
+
+
+def uuid_at(pod: ForeignPod, name: str, text: str, *, node: NodeView) -> str:
+    """Read an index as the UUID of one of the node's GPUs. Raises `UsageError`."""
+    uuids = {index: uuid for uuid, index in node.indexes.items()}
+    index = number_of(pod, None, f"the annotation {name}", text)
+    if index in uuids:
+        return uuids[index]
+    problem = f"the annotation {name} names GPU {index}, which the node has not"
+    there = ", ".join(map(str, sorted(uuids))) or "none"
+    raise refusal(pod, None, problem, hint=f"the node has the GPUs: {there}")
 
 
 def booked(pod: ForeignPod, parts: Mapping[str, Sequence[PlacedDevice]]) -> PodBooking | None:

@@ -11,7 +11,6 @@ None of them says anything of compute. A limit is reserved whole here: what nobo
 cannot be taken away again. (KAI-Scheduler `docs/gpu-sharing`; kai-scheduler/gpu-fractioning.)
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,12 +22,14 @@ from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
+    PLACE_ANEW,
     Name,
     booked,
     bytes_of,
     compute_of,
     decimal_of,
     number_of,
+    refuse_whole,
     regular_containers,
     units_of,
 )
@@ -55,7 +56,6 @@ RECEIVED: Final = "received-resource-type"
 _PLAIN: Final = (FRACTION, MEMORY, DEVICES)
 """Those that ask for memory without a container's name in the key."""
 _GROUP_LABEL: Final = "runai-gpu-group"
-_WHOLE: Final = re.compile(r"nvidia\.com/(?:gpu(?:\.shared)?|mig-.+)", re.ASCII)
 _MEMORY_REQUEST: Final = "gpu-memory.request"
 _MEMORY_LIMIT: Final = "gpu-memory.limit"
 _MODE: Final = "gpu-compute.mode"
@@ -167,13 +167,8 @@ class KaiDialect:
         if SHARING_MODE in pod.annotations:
             _check_mode(pod, None, SHARING_MODE, pod.annotations[SHARING_MODE])
         self._check_mps(pod)
-        for container in pod.containers:
-            for name, text in sorted({**container.requests, **container.limits}.items()):
-                if _WHOLE.fullmatch(name) and text.strip() != "0":
-                    asked = ", ".join(self.recognises(pod))
-                    problem = f"it asks for {name}, and its pod for a part of a GPU ({asked})"
-                    hint = "keep one of them: a pod has whole GPUs or parts of GPUs here"
-                    raise refusal(pod, container.name, problem, hint=hint)
+        # KAI wants it so of all containers: its scheduler gives a pod one kind of GPUs.
+        refuse_whole(pod, pod.containers, self.recognises(pod))
 
     def _check_mps(self, pod: ForeignPod) -> None:
         text = pod.annotations.get(MPS)
@@ -351,7 +346,6 @@ def _uuids(pod: ForeignPod, field: _Field, node: NodeView) -> list[str]:
         uuid = indexes.get(text.strip(), text.strip())
         if uuid not in node.memory_bytes:
             problem = f"the annotation {shown(field.key)} has {shown(uuid)}, no GPU of the node"
-            hint = "restart the pod, so that it is placed anew"
-            raise refusal(pod, field.container, problem, hint=hint)
+            raise refusal(pod, field.container, problem, hint=PLACE_ANEW)
         found.append(uuid)
     return found

@@ -20,11 +20,13 @@ from typing import Final
 from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
+    PLACE_ANEW,
     booked,
     bytes_of,
     compute_of,
     decimal_of,
     number_of,
+    refuse_whole,
     regular_containers,
     whole_cards,
 )
@@ -39,7 +41,6 @@ __all__ = ["KubeShare2Dialect", "KubeShareDialect"]
 
 _ZERO = re.compile(r"\s*0+(?:\.0*)?\s*|\s*\.0+\s*", re.ASCII)
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
-_RESTART: Final = "restart the pod, so that it is placed anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class KubeShareDialect:
             return None
         if text not in node.memory_bytes:
             problem = f"the variable {_VISIBLE} is {shown(text)}, which is no GPU of the node"
-            raise refusal(pod, containers[0].name, problem, hint=_RESTART)
+            raise refusal(pod, containers[0].name, problem, hint=PLACE_ANEW)
         asked = self._asked(pod)
         memory = asked.memory or node.memory_bytes[text]
         part = PlacedDevice(text, memory, compute_of(asked.request, asked.limit).guarantee)
@@ -301,7 +302,7 @@ class KubeShare2Dialect:
             uuid = text.strip()
             if uuid not in node.memory_bytes:
                 problem = f"the annotation {self.UUID} has {shown(uuid)}, no GPU of the node"
-                raise refusal(pod, None, problem, hint=_RESTART)
+                raise refusal(pod, None, problem, hint=PLACE_ANEW)
             if asked.limit > 1:
                 parts.append(PlacedDevice(uuid, node.memory_bytes[uuid], WHOLE))
                 continue
@@ -330,11 +331,12 @@ def _checked(pod: ForeignPod, asked: _Asked, *, names: tuple[str, str]) -> _Aske
 
 
 def _taker(pod: ForeignPod, name: str) -> str:
-    """Return the container that has the pod's share."""
+    """Return the container that has the pod's share. Raises `UsageError`."""
     containers = regular_containers(pod)
     if not containers:
         problem = f"it has {name} and no container"
         raise refusal(pod, None, problem, hint="add a container")
+    refuse_whole(pod, containers[:1], (name,))
     return containers[0].name
 
 

@@ -55,6 +55,8 @@ _CLASSES = (_ONLINE, _OFFLINE)
 
 ASSUMED: Final = "elasticgpu.io/assumed"
 CONTAINER_PREFIX: Final = "elasticgpu.io/container-"
+_MOST_NAME: Final = 63 - len("container-")
+"""Kubernetes takes 63 characters after the slash of a key, and refuses the binding else."""
 
 _CARD: Final = 100
 _FIXED, _BURST, _BEST_EFFORT = "fixed-share", "burst-share", "best-effort"
@@ -259,12 +261,12 @@ class ElasticGpuDialect:
     def receipt(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
     ) -> Mapping[str, str]:
-        """Write which GPUs each container has, by its name."""
+        """Write which GPUs each container has, by its name, where that leaves room for a key."""
         del pod, now
         written = {
             f"{CONTAINER_PREFIX}{each.name}": indexes
             for each in booking.containers
-            if (indexes := index_list(each.devices, node))
+            if len(each.name) <= _MOST_NAME and (indexes := index_list(each.devices, node))
         }
         return {**written, ASSUMED: "true"} if written else {}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeShare's dialects: annotations (1.0), labels (2.0), SharePod objects."""
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,15 @@ def test_the_first_container_has_the_share_and_that_is_told() -> None:
     assert [each.container for each in found.containers] == ["train"]
     (said,) = found.passed_over
     assert "'setup', 'log'" in said
+
+
+def test_a_whole_gpu_in_the_same_container_is_refused() -> None:
+    whole = ForeignContainer(name="main", limits={"nvidia.com/gpu": "1"})
+    side = ForeignContainer(name="side", limits={"nvidia.com/gpu": "1"})
+    for subject, dialect in ((first(), V1), (second(gpu_request="1", gpu_limit="1"), V2)):
+        with pytest.raises(UsageError, match=r"nvidia\.com/gpu"):
+            dialect.translate(replace(subject, containers=(whole,)))
+        assert dialect.translate(replace(subject, containers=(MAIN, side))).containers
 
 
 def test_a_pod_without_a_container_is_refused() -> None:

@@ -308,6 +308,12 @@ def test_elastic_gpus_receipt_reads_back() -> None:
     assert given_to(ElasticGpuDialect().take_over(running, NODE)) == given_to(given)
 
 
+def test_a_key_that_kubernetes_would_refuse_is_not_written() -> None:
+    long = "a" * 54
+    given = booking(**{long: [PlacedDevice("GPU-c", GI)]})
+    assert ElasticGpuDialect().receipt(pod(container(long)), given, NODE, now=0) == {}
+
+
 # ---- any text ------------------------------------------------------------------------------------
 
 DIALECTS: list[ForeignDialect] = [TencentDialect(), QgpuDialect(), ElasticGpuDialect()]
