@@ -136,6 +136,8 @@ def webhook(cluster: Cluster, **changes: Any) -> Iterator[Running]:  # noqa: ANN
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await service.close()
+        # Of TLS, a connection's end is an exchange: both sides have to say so.
+        await asyncio.sleep(0.3)
 
     def run() -> None:
         try:
