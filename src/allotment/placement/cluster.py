@@ -196,7 +196,7 @@ class Cluster:
         for name, node in self._nodes.items():
             node.check_invariants()
             row = self.arrays.row[name]
-            for column in range(len(node.devices)):
+            for column in range(len(node.hardware.devices)):
                 room = node.room(column)
                 written = (self.arrays.free[row, column], self.arrays.free_memory[row, column])
                 if written != (max(0, room.free), max(0, room.free_memory)):
@@ -221,7 +221,7 @@ class Cluster:
         row = self.arrays.row[node.inventory.name]
         if columns and node.view.may_overflow:
             # Host memory is one budget for all of them.
-            columns = range(len(node.devices))
+            columns = range(len(node.hardware.devices))
         for column in columns:
             self.arrays.set_device(row, column, node.room(column))
         if columns:
@@ -308,7 +308,7 @@ class Cluster:
         """Return how many of a pod's devices have no share with the affinity tag that it has."""
         node = self._nodes[booking.node]
         return sum(
-            bool(tag) and tag not in node.loads[node.column(uuid)].affinities
+            bool(tag) and tag not in node.loads[node.hardware.columns[uuid]].affinities
             for uuid, tag in _used(booking)
         )
 
@@ -321,7 +321,7 @@ class Cluster:
         if is_as_arrays:
             kind = self._kinds.of_request(need, request)
             row = self.arrays.row[node]
-            devices = self._nodes[node].devices
+            devices = self._nodes[node].hardware.devices
             for name in policies:
                 if name in _BY_THEMSELVES and (wishes.weights or len(policies) > 1):
                     continue

@@ -125,7 +125,7 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     if fitting >= request.count:
         return _apart(node, whose, request, refusal)
     reason, have, amount = _nearest([verdict for verdict in verdicts if not verdict.fits])
-    others = "beside the pod's other containers " if refusal.depth else ""
+    others = "beside the pod's other containers: " if refusal.depth else ""
     stem = f"{whose}need {asked}, have {others}{_such(fitting)}{have}"
     return _filled(node, reason, stem, amount)
 
@@ -143,7 +143,7 @@ def lacks_room(
 
 
 def _such(number: int) -> str:
-    return f"{number} such and beside " if number else ""
+    return f"{number} such and else " if number else ""
 
 
 def _apart(node: str, whose: str, request: Request, refusal: Refusal) -> NodeRejection:

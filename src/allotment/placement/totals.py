@@ -50,8 +50,8 @@ class Totals:
 
     def put(self, node: Node) -> None:
         """Count a node that is not counted."""
-        self._counted[node.inventory.name] = [ModelTotals() for _ in node.devices]
-        self.update(node, range(len(node.devices)))
+        self._counted[node.inventory.name] = [ModelTotals() for _ in node.inventory.devices]
+        self.update(node, range(len(node.inventory.devices)))
 
     def update(self, node: Node, columns: Iterable[int]) -> None:
         """Count these devices of a node as they are now."""

@@ -165,6 +165,31 @@ def test_a_sidecar_counts_beside_init_containers_that_follow_it() -> None:
     assert isinstance(place(there, after), PodBooking)
 
 
+def test_an_init_container_has_the_host_memory_of_those_that_follow() -> None:
+    there = Node(node(device(0, 10), budget=5))
+    assert uuids(
+        placed(there, pod((INIT, request(14, host=True)), (REGULAR, request(15, host=True))))
+    ) == [["GPU-0"], ["GPU-0"]]
+    refusal = place(there, pod((INIT, request(14, host=True)), (REGULAR, request(16, host=True))))
+    assert isinstance(refusal, NodeRejection)
+
+
+def test_what_one_choice_makes_hopeless_another_may_not() -> None:
+    """The first container likes the device that the second has to have."""
+    there = Node(node(device(0, 10), device(1, 10), device(2, 10, taken=Taken(9, 0, 1, SOFT))))
+    bound = Constraints(uuids=("GPU-0",))
+    need = pod((REGULAR, request(6)), (REGULAR, request(6, constraints=bound)))
+    assert uuids(placed(there, need)) == [["GPU-1"], ["GPU-0"]]
+
+
+def test_each_container_of_a_pod_keeps_its_seat() -> None:
+    there = Node(node(device(0, 10, taken=Taken(shares=3, mode=SOFT))))
+    assert isinstance(place(there, pod((REGULAR, request(1)))), PodBooking)
+    refusal = place(there, pod((INIT, request(1)), (REGULAR, request(1))))
+    assert isinstance(refusal, NodeRejection)
+    assert refusal.reason == "shares"
+
+
 def test_devices_of_one_numa_node_are_found_though_others_are_liked_better() -> None:
     taken = Taken(memory=5, shares=1, mode=SOFT)
     there = Node(
