@@ -96,6 +96,44 @@ extenders:
     help="How many nodes kube-scheduler is shown, the best ones. With one it scores no more.",
 )
 @click.option(
+    "--webhook-listen",
+    metavar="HOST:PORT|off",
+    default="off",
+    show_default=True,
+    help="Answer the API server there: the mutating webhook, which translates other systems' pods."
+    " Its certificates are made and renewed by itself.",
+)
+@click.option(
+    "--webhook-service",
+    metavar="NAMESPACE/NAME",
+    default="allotment-system/allotment-webhook",
+    show_default=True,
+    help="The Service by which the API server reaches it; the Secret of its certificates is named"
+    " like it.",
+)
+@click.option(
+    "--webhook-configuration",
+    metavar="NAME",
+    default="allotment-scheduler",
+    show_default=True,
+    help="The MutatingWebhookConfiguration that is told whom to trust and about which pods to ask.",
+)
+@click.option(
+    "--scheduler-name",
+    metavar="NAME",
+    default="",
+    help="Write this schedulerName into pods with parts of GPUs that name none; by default they"
+    " keep what they name.",
+)
+@click.option(
+    "--dialects",
+    "dialects",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="What is set otherwise in a dialect, or which is not spoken (YAML; docs/reference/"
+    "dialects.md).",
+)
+@click.option(
     "--lease",
     metavar="NAMESPACE/NAME|off",
     default="off",
@@ -149,6 +187,11 @@ def command(
     policies: str,
     gpu_policies: str,
     candidates: int,
+    webhook_listen: str,
+    webhook_service: str,
+    webhook_configuration: str,
+    scheduler_name: str,
+    dialects: Path | None,
     lease: str,
     lease_duration: int,
     lease_renew: float,
@@ -190,6 +233,8 @@ def command(
         lease=lease,
         lease_duration=lease_duration,
         lease_renew=lease_renew,
+        webhook=(webhook_listen, webhook_service, webhook_configuration, scheduler_name),
+        dialects=dialects,
     )
 
 
@@ -204,6 +249,18 @@ def _chain(option: str, text: str) -> tuple[str, ...]:
             hint="write different policies with commas: fragmentation,topology",
         )
     return names
+
+
+def _named(text: str, what: str, example: str) -> tuple[str, str]:
+    """Take NAMESPACE/NAME apart."""
+    from allotment.model.errors import UsageError
+
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name or "/" in name:
+        raise UsageError(
+            f"{text!r} does not name {what}", hint=f"write NAMESPACE/NAME, as in {example}"
+        )
+    return namespace, name
 
 
 def _configuration(listen: str, *, is_tls: bool) -> str:
@@ -222,7 +279,14 @@ def _configuration(listen: str, *, is_tls: bool) -> str:
 
 
 def _start(
-    options: dict[str, Any], *, candidates: int, lease: str, lease_duration: int, lease_renew: float
+    options: dict[str, Any],
+    *,
+    candidates: int,
+    lease: str,
+    lease_duration: int,
+    lease_renew: float,
+    webhook: tuple[str, str, str, str],
+    dialects: Path | None,
 ) -> None:
     from allotment.model.errors import PrerequisiteError, UsageError
 
@@ -231,16 +295,16 @@ def _start(
             f"a lease of {lease_duration} s cannot be renewed every {lease_renew:g} s",
             hint=f"renew it every {lease_duration / 3:g} s: one renewal may fail then",
         )
-    namespace, slash, name = lease.partition("/")
-    if lease != "off" and (not slash or not namespace or not name or "/" in name):
-        raise UsageError(
-            f"{lease!r} does not name a Lease", hint=f"write NAMESPACE/NAME, as in {_LEASE}, or off"
-        )
+    place = None if lease == "off" else _named(lease, "a Lease", f"{_LEASE}, or off")
+    service = _named(webhook[1], "a Service", "allotment-system/allotment-webhook")
     try:
+        from allotment.dialects.systems import DialectSettings, load_settings
         from allotment.kube.leases import LeaseTimes
         from allotment.scheduler.book import BookSettings
         from allotment.scheduler.running import run
         from allotment.scheduler.settings import LeaseName, SchedulerSettings
+        from allotment.scheduler.webhook import WebhookSettings
+        from allotment.scheduler.webhook_serving import ListenSettings
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("allotment"):
             raise
@@ -252,7 +316,18 @@ def _start(
         SchedulerSettings(
             **options,
             book=BookSettings(candidates=candidates),
-            lease=None if lease == "off" else LeaseName(namespace, name),
+            lease=None if place is None else LeaseName(*place),
+            dialects=load_settings(dialects.read_text("utf-8")) if dialects else DialectSettings(),
+            webhook=None
+            if webhook[0] == "off"
+            else ListenSettings(
+                listen=webhook[0],
+                namespace=service[0],
+                service=service[1],
+                secret=service[1],
+                configuration=webhook[2],
+                webhook=WebhookSettings(scheduler_name=webhook[3]),
+            ),
             lease_times=LeaseTimes(
                 lease_s=lease_duration,
                 renew_s=lease_renew,

@@ -109,7 +109,8 @@ class Bindings:
 class LightApi:
     """Requests at a fraction of what `Api` takes for one: for hundreds of them in a second.
 
-    An `Exchange`; closed by `aclose`. By the same credentials, where they are a token, a token's file or a certificate.
+    An `Exchange`; closed by `aclose`. By the same credentials, where they are a token, a token's
+    file or a certificate.
     """
 
     def __init__(self, config: SingleConfig) -> None:

@@ -17,6 +17,7 @@ import structlog
 
 from allotment.dialects.decisions import placement_of, read_booking
 from allotment.dialects.foreign import DIALECT
+from allotment.dialects.placements import PLACEMENT
 from allotment.kube.amounts import amounts, requests_of
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
@@ -58,7 +59,7 @@ class ClusterPod:
     dialect: str = ""
     """Whose syntax it was written in, if it was translated."""
     asks: Pod | None = None
-    """What a pod that waits has written about our GPUs; None: nothing."""
+    """What it has written about our GPUs; None: nothing, or it has ended."""
     booking: PodBooking | None = None
     """What a pod that is bound has, until it has ended."""
     problem: str = ""
@@ -154,11 +155,12 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             memory_bytes=memory_bytes,
             priority=item.spec.priority or 0,
             dialect=(meta.annotations or {}).get(DIALECT, ""),
-            asks=replace(to_pod(item), uid=uid) if _asks(item) else None,
+            asks=_without_state(item, uid) if _asks(item) else None,
         )
-    booking, problem = None, ""
+    booking, asks, problem = None, None, ""
     if item.status.phase not in _ENDED:
         booking, problem = _booking(item, uid, cpu_milli, memory_bytes)
+        asks = _without_state(item, uid) if _asks(item) else None
     return ClusterPod(
         uid=uid,
         namespace=meta.namespace,
@@ -167,6 +169,8 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         priority=item.spec.priority or 0,
+        dialect=(meta.annotations or {}).get(DIALECT, "") if asks else "",
+        asks=asks,
         booking=booking,
         problem=problem,
     )
@@ -188,6 +192,14 @@ def _booking(
     except UsageError as error:
         return plain, error.message
     return placed, ""
+
+
+def _without_state(item: PodObject, uid: PodUid) -> Pod:
+    """Return what was written, and nothing that changes while containers run."""
+    item.status.container_statuses = item.status.init_container_statuses = None
+    pod = to_pod(item)
+    kept = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
+    return replace(pod, uid=uid, node="", annotations=kept)
 
 
 def _asks(item: PodObject) -> bool:

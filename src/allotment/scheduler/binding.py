@@ -7,7 +7,7 @@ up before the pod has been seen bound, gone, or changed in a way that makes all 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -51,7 +51,7 @@ class Outcome:
     """The node had no place for it."""
 
 
-def _no_receipt(need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
+async def _no_receipt(need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
     del need, booking
     return {}
 
@@ -66,7 +66,7 @@ class Binder:
         *,
         clock: Callable[[], float],
         may_write: Callable[[], bool] = lambda: True,
-        receipt: Callable[[PodNeed, PodBooking], Mapping[str, str]] = _no_receipt,
+        receipt: Callable[[PodNeed, PodBooking], Awaitable[Mapping[str, str]]] = _no_receipt,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.2, most_s=5.0),
     ) -> None:
         """`may_write`: this process leads. `receipt`: what else is written on a pod."""
@@ -123,7 +123,7 @@ class Binder:
         return outcome
 
     async def _until_known(self, order: Order) -> Outcome:
-        binding = self._binding(order)
+        binding = await self._binding(order)
         backoff = self._backoff()
         conflicts = 0
         while True:
@@ -196,7 +196,7 @@ class Binder:
                 self._book.unknown(binding.uid, now=self._clock())
                 await asyncio.sleep(backoff.next(at_least_s=error.retry_after_s))
 
-    def _binding(self, order: Order) -> Binding:
+    async def _binding(self, order: Order) -> Binding:
         need, booking = order.need, order.booking
         return Binding(
             uid=need.uid,
@@ -205,7 +205,7 @@ class Binder:
             node=booking.node,
             version=order.version,
             annotations={
-                **self._receipt(need, booking),
+                **(await self._receipt(need, booking)),
                 PLACEMENT: write_booking(booking),
             },
         )

@@ -80,8 +80,11 @@ class BookSettings:
 class Quotas(Protocol):
     """What a namespace may have. Its own book, told of the same pods."""
 
-    def check(self, need: PodNeed) -> object | None:
-        """Return why a pod may not have what it asks for, as it is to be told; None: it may."""
+    def check(self, need: PodNeed, *, booking: PodBooking | None = None) -> object | None:
+        """Return why a pod may not have what it is to have, as it is told; None: it may."""
+
+    def add(self, need: PodNeed, *, booking: PodBooking | None = None) -> None:
+        """Count a pod, as bound where it has a booking; again: in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +216,23 @@ class Book:
         if entry is None:
             entry = self._entries[need.uid] = _Entry(need, since=now)
         entry.need, entry.version = need, version or entry.version
-        over = self._quotas.check(need) if self._quotas is not None else None
-        if over is not None:
-            return Turned(NodeRejection(node, QUOTA, str(over)))
         self._drop_expectation(entry)
         placed = self._place(need, node) if node else NodeRejection(node, BINDING, "no node named")
         if isinstance(placed, NodeRejection):
             placed = self._place_before_expected(need, node, placed)
         if isinstance(placed, NodeRejection):
             return Turned(placed)
+        over = self._quotas.check(need, booking=placed) if self._quotas is not None else None
+        if over is not None:
+            self.cluster.release(need.uid)
+            return Turned(NodeRejection(node, QUOTA, str(over)))
         self._hold(entry, placed, State.RESERVED, now=now)
         return Order(placed, need, entry.version)
+
+    def arrived(self, need: PodNeed) -> None:
+        """Take note of what kind of pods come, once for each: placement learns from it."""
+        if need.containers:
+            self.cluster.arrived(need)
 
     def preempt(
         self, need: PodNeed, node: str, victims: Collection[PodUid]
@@ -438,10 +447,15 @@ class Book:
         self.cluster.book(booking)
         entry.booking, entry.state, entry.since = booking, state, now
         entry.is_confirmed = False
+        if self._quotas is not None and state is State.RESERVED:
+            # Who is being bound counts: as many may be at once as a quota has room for.
+            self._quotas.add(entry.need, booking=booking)
 
     def _release(self, entry: _Entry, *, now: float) -> None:
         if entry.booking is not None:
             self.cluster.release(entry.need.uid)
+            if self._quotas is not None and entry.state is not State.EXPECTED:
+                self._quotas.add(entry.need)
         self._expected.pop(entry.need.uid, None)
         entry.booking, entry.state, entry.since = None, State.SEEN, now
 

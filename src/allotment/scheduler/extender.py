@@ -25,6 +25,7 @@ from allotment.scheduler import wire
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.receipts import Receipts
 
 __all__ = ["Extender", "NotLeadingError", "Told"]
 
@@ -79,6 +80,7 @@ class Extender:
         told: Told,
         pods: Callable[[str], ClusterPod | None],
         leads: Callable[[], bool] = lambda: True,
+        receipts: Receipts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pods` finds a pod by its uid among all that have been heard of."""
@@ -87,6 +89,7 @@ class Extender:
         self._told = told
         self._pods = pods
         self._leads = leads
+        self._receipts = receipts
         self._clock = clock
 
     def filter(self, body: bytes) -> bytes:
@@ -96,13 +99,15 @@ class Extender:
         asked = wire.node_names(arguments)
         by_name = arguments.node_names is not None
         pod = _pod(arguments.pod)
-        if pod.asks is None:
+        if pod.asks is None or pod.node:
             names = [name for name in asked if pod.node in {"", name}]
             return wire.encode(wire.some_nodes(names, asked, by_name=by_name))
         try:
             need = need_of(pod)
         except UsageError as error:
             return self._mistaken(pod, error, asked, by_name=by_name)
+        if self._receipts is not None and pod.dialect:
+            self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
         choice = self._book.filter(need, asked.keys(), now=self._clock(), version=pod.version)
         result = wire.some_nodes(choice.best, asked, by_name=by_name)
         if not choice.best and asked:

@@ -21,26 +21,32 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
+from allotment.dialects.systems import foreign_dialects
 from allotment.kube.bindings import Bindings, Exchange, LightApi
 from allotment.kube.clients import Api, configuration, connect
-from allotment.kube.cluster_feed import ClusterFeed, ClusterPod
+from allotment.kube.cluster_feed import ClusterFeed
 from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
 from allotment.kube.leases import Candidate, LeaseElection
+from allotment.kube.quotas import FollowedQuotas
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
-from allotment.model.clusters import NodeInventory
+from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, UsageError
-from allotment.model.pods import PodUid
 from allotment.placement.cluster import Cluster
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.extender import Extender
+from allotment.scheduler.keeping import BookKeeper, DialectQuotas
 from allotment.scheduler.leading import Leading
+from allotment.scheduler.quota import QuotaBook
+from allotment.scheduler.quota_following import follow_quotas
+from allotment.scheduler.receipts import Receipts
 from allotment.scheduler.reports import Reports
 from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
+from allotment.scheduler.webhook_serving import WebhookService
 
 __all__ = ["run"]
 
@@ -117,31 +123,6 @@ def _tls(settings: SchedulerSettings) -> ssl.SSLContext | None:
     return context
 
 
-class _BookKeeper:
-    """Hands what is heard of pods and nodes to the book."""
-
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self.strangers: set[PodUid] = set()
-        """Pods that ask for GPUs and have no placement that counts."""
-
-    def pod_put(self, pod: ClusterPod) -> None:
-        if pod.problem and pod.uid not in self.strangers:
-            self.strangers.add(pod.uid)
-            _log.warning(f"a pod's GPUs are not counted: {pod.problem}", pod=str(pod))
-        self._book.pod_put(pod, now=time.monotonic())
-
-    def pod_gone(self, uid: PodUid) -> None:
-        self.strangers.discard(uid)
-        self._book.pod_gone(uid)
-
-    def node_put(self, node: NodeInventory) -> None:
-        self._book.node_put(node)
-
-    def node_dropped(self, name: str) -> None:
-        self._book.node_dropped(name)
-
-
 class _Scheduler:
     """The parts, each given what it needs of the others."""
 
@@ -164,8 +145,12 @@ class _Scheduler:
         cluster = Cluster(
             node_policies=settings.node_policies, device_policies=settings.device_policies
         )
-        self._book = Book(cluster, settings=settings.book)
-        self._keeper = _BookKeeper(self._book)
+        dialects = foreign_dialects(settings.dialects)
+        quotas = DialectQuotas(QuotaBook())
+        self._followed_quotas = FollowedQuotas(api)
+        self._quota_book = quotas.quotas
+        self._book = Book(cluster, settings=settings.book, quotas=quotas)
+        self._keeper = BookKeeper(self._book, quotas)
         self._feed = ClusterFeed(api, self._keeper)
         self._election = _election(settings, api)
         self._leading = Leading(self._feed, self._election, on_end=self._rest)
@@ -174,14 +159,22 @@ class _Scheduler:
             Bindings(light),
             clock=time.monotonic,
             may_write=self._may_write,
+            receipt=self._receipt,
         )
+        self._receipts = Receipts(dialects, node=cluster.node, read=partial(_read_pod, light))
         self._extender = Extender(
             self._book,
             self._binder,
             told=Reports(self._metrics, self._events),
             pods=self._feed.pods.get,
             leads=self._may_write,
+            receipts=self._receipts,
         )
+        self._webhook: WebhookService | None = None
+        if settings.webhook is not None:
+            self._webhook = WebhookService(
+                api, settings.webhook, dialects=dialects, quotas=self._quota_book
+            )
         self._beat_at = time.monotonic()
         self._metrics.watch_models(self._totals)
         self._web = Web(
@@ -214,6 +207,10 @@ class _Scheduler:
                 group.create_task(self._tick())
                 group.create_task(self._beat())
                 group.create_task(self._settle_memory())
+                group.create_task(self._followed_quotas.run())
+                group.create_task(follow_quotas(self._followed_quotas, self._quota_book))
+                if self._webhook is not None:
+                    group.create_task(self._webhook.run())
                 if self._election is not None:
                     group.create_task(self._election.run())
                 if self._tls is not None:
@@ -224,12 +221,18 @@ class _Scheduler:
         """Stop answering, finish what is begun, and let another replica lead."""
         self._leading.resign()
         await self._web.close()
+        if self._webhook is not None:
+            await self._webhook.close()
         await self._binder.drain(timeout_s=_GOODBYE_S)
         if self._election is not None:
             with contextlib.suppress(KubeError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._election.resign()
         await self._events.flush(timeout_s=1.0)
+
+    async def _receipt(self, need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
+        pod = self._feed.pods.get(need.uid)
+        return await self._receipts.of(need, booking, pod.dialect if pod is not None else "")
 
     def _may_write(self) -> bool:
         return self._leading.leads
@@ -315,6 +318,11 @@ class _Scheduler:
             }
             for model, each in self._book.cluster.totals().items()
         }
+
+
+async def _read_pod(api: Exchange, namespace: str, name: str) -> bytes:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return await api.get(path, asked=f"get pod {namespace}/{name}")
 
 
 def _stamp(settings: SchedulerSettings) -> tuple[float, ...] | None:

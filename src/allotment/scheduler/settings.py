@@ -4,8 +4,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allotment.dialects.systems import DialectSettings
 from allotment.kube.leases import LeaseTimes
 from allotment.scheduler.book import BookSettings
+from allotment.scheduler.webhook_serving import ListenSettings
 
 __all__ = ["LeaseName", "SchedulerSettings"]
 
@@ -39,6 +41,9 @@ class SchedulerSettings:
     lease: LeaseName | None = None
     """None: this one leads alone."""
     lease_times: LeaseTimes = field(default=LeaseTimes())
+    webhook: ListenSettings | None = None
+    """None: this one serves none."""
+    dialects: DialectSettings = field(default=DialectSettings())
     identity: str = ""
     """Among the replicas."""
     log_format: str = "text"

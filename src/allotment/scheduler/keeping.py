@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is heard of pods and nodes to the books: that of devices, and that of quotas.
+
+What a pod asks for is worked out once, and kept as long as the pod is there.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from allotment.kube.cluster_feed import ClusterPod
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.errors import UsageError
+from allotment.model.pods import Pod, PodUid
+from allotment.scheduler.book import Book, State
+from allotment.scheduler.needs import need_of
+from allotment.scheduler.quota import QuotaBook, QuotaRejection
+
+__all__ = ["BookKeeper", "DialectQuotas"]
+
+_HELD = frozenset({State.RESERVED, State.UNKNOWN, State.BOUND})
+_log = structlog.get_logger(__name__)
+
+
+class DialectQuotas:
+    """The quotas as `Book` asks about them, which knows of no dialect."""
+
+    def __init__(self, quotas: QuotaBook) -> None:
+        """Take the book of quotas."""
+        self.quotas = quotas
+        self._dialects: dict[PodUid, str] = {}
+
+    def speaks(self, uid: PodUid, dialect: str) -> None:
+        """Take note of whose syntax a pod was written in."""
+        if dialect:
+            self._dialects[uid] = dialect
+
+    def check(self, need: PodNeed, *, booking: PodBooking | None = None) -> QuotaRejection | None:
+        """Return why a pod may not have what it is to have; None: it may."""
+        dialect = self._dialects.get(need.uid, "")
+        return self.quotas.check(need, booking=booking, dialect=dialect)
+
+    def add(self, need: PodNeed, *, booking: PodBooking | None = None) -> None:
+        """Count a pod, as bound where it has a booking; again: in its place."""
+        self.quotas.add(need, booking=booking, dialect=self._dialects.get(need.uid, ""))
+
+    def remove(self, uid: PodUid) -> None:
+        """Count a pod no more."""
+        self._dialects.pop(uid, None)
+        self.quotas.remove(uid)
+
+
+class BookKeeper:
+    """Hands what is heard to the books. A `cluster_feed.Listener`."""
+
+    def __init__(
+        self,
+        book: Book,
+        quotas: DialectQuotas,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with what the books hold."""
+        self._book = book
+        self._quotas = quotas
+        self._clock = clock
+        self._needs: dict[PodUid, tuple[Pod, PodNeed | None]] = {}
+        self.strangers: set[PodUid] = set()
+        """Pods that ask for GPUs and were bound without a placement that counts."""
+
+    def pod_put(self, pod: ClusterPod) -> None:
+        """A pod came or changed."""
+        self._watch_stranger(pod)
+        self._book.pod_put(pod, now=self._clock())
+        if pod.asks is None:
+            self._forget(pod.uid)
+            return
+        known = self._needs.get(pod.uid)
+        if known is not None and known[0] == pod.asks:
+            need = known[1]
+        else:
+            need = self._need(pod)
+            self._needs[pod.uid] = (pod.asks, need)
+            self._quotas.speaks(pod.uid, pod.dialect)
+            if known is None and need is not None:
+                self._book.arrived(need)
+        if need is not None:
+            booking = pod.booking
+            if booking is None and self._book.state(pod.uid) in _HELD:
+                booking = self._book.booking(pod.uid)
+            self._quotas.add(need, booking=booking)
+
+    def pod_gone(self, uid: PodUid) -> None:
+        """A pod is gone."""
+        self.strangers.discard(uid)
+        self._book.pod_gone(uid)
+        self._forget(uid)
+
+    def node_put(self, node: NodeInventory) -> None:
+        """A node came or changed."""
+        self._book.node_put(node)
+
+    def node_dropped(self, name: str) -> None:
+        """A node is gone, or has no devices."""
+        self._book.node_dropped(name)
+
+    def _forget(self, uid: PodUid) -> None:
+        if self._needs.pop(uid, None) is not None:
+            self._quotas.remove(uid)
+
+    def _need(self, pod: ClusterPod) -> PodNeed | None:
+        try:
+            return need_of(pod)
+        except UsageError:
+            # It is told when kube-scheduler asks about the pod.
+            return None
+
+    def _watch_stranger(self, pod: ClusterPod) -> None:
+        if pod.problem and pod.uid not in self.strangers:
+            self.strangers.add(pod.uid)
+            _log.warning("a pod's GPUs are not counted", pod=str(pod), why=pod.problem)
