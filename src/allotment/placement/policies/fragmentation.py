@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from allotment.model.compute import WHOLE
+from allotment.model.requests import EXCLUSIVE, SOFT
 from allotment.placement.arrays import Arrays, FloatArray, IntArray, Kind
 from allotment.placement.policies.losses import Ledger, Losses
 from allotment.placement.policies.mixes import Mix, Shape, shape_of
@@ -32,6 +34,8 @@ _LEAST_SLOTS = 1.0
 _HALF_LIFE = 5_000
 """Arrivals after which an earlier one counts half as much."""
 _GROWTH = 2.0
+_EXPECTED = 1.0
+"""So many arrivals count each of those that may always come."""
 _MOST_BYTES = 192 * 2**20
 """Of losses that are kept, by kind; the kind that was asked for least recently goes first."""
 
@@ -45,7 +49,7 @@ class Fragmentation:
         self._mix = Mix(growth=_GROWTH, half_life=_HALF_LIFE)
         self._kept: OrderedDict[Kind, Losses] = OrderedDict()
         self._ledger: Ledger | None = None
-        self._epoch = 0
+        self._epoch = -1
         self._kinds: list[Kind] = []
         self._counts = np.zeros(0)
         self._places: dict[Shape, int] = {}
@@ -89,15 +93,10 @@ class Fragmentation:
         return np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
 
     def _losses(self, arrays: Arrays, kind: Kind) -> Losses | None:
-        """Return what is kept of this kind, brought up to date; None before any arrival."""
-        if self._epoch != self._mix.epoch:
-            self._learn()
+        """Return what is kept of this kind, brought up to date; None where there is no device."""
+        ledger = self._current(arrays)
         if not self._kinds:
             return None
-        ledger = self._ledger
-        if ledger is None or ledger.arrays is not arrays or not ledger.is_current:
-            ledger = self._ledger = Ledger(arrays, Types(self._kinds, arrays))
-            self._kept.clear()
         ledger.renew()
         losses = self._kept.get(kind)
         if losses is not None:
@@ -111,15 +110,39 @@ class Fragmentation:
             size -= self._kept.popitem(last=False)[1].size
         return losses
 
-    def _learn(self) -> None:
-        """Take the typical kinds from the mix; where they are the same, only their counts."""
+    def _current(self, arrays: Arrays) -> Ledger:
+        """Return the ledger of this cluster and of the typical kinds as they are."""
+        ledger = self._ledger
+        if ledger is not None and (ledger.arrays is not arrays or not ledger.is_current):
+            ledger = None
+        if ledger is None or self._epoch != self._mix.epoch:
+            before = self._kinds
+            self._learn(arrays)
+            if ledger is None or before != self._kinds:
+                ledger = self._ledger = Ledger(arrays, Types(self._kinds, arrays))
+                self._kept.clear()
+        return ledger
+
+    def _learn(self, arrays: Arrays) -> None:
+        """Take the typical kinds from the mix; those that were there before keep their places."""
         self._epoch = self._mix.epoch
         known = {shape_of(kind): (kind, count) for kind, count in self._mix.shapes(_MOST_SHAPES)}
-        if known.keys() == self._places.keys():
-            for shape, place in self._places.items():
-                self._counts[place] = known[shape][1]
-            return
-        self._places = {shape: place for place, shape in enumerate(known)}
-        self._kinds = [kind for kind, _ in known.values()]
-        self._counts = np.array([count for _, count in known.values()], dtype=np.float64)
-        self._ledger = None
+        if not self._mix.is_known:
+            for kind in _always_expected(arrays):
+                shape = shape_of(kind)
+                before, count = known.get(shape, (kind, 0.0))
+                known[shape] = before, count + _EXPECTED * self._mix.step
+        if known.keys() != self._places.keys():
+            self._places = {shape: place for place, shape in enumerate(known)}
+            self._kinds = [kind for kind, _ in known.values()]
+        self._counts = np.array([known[shape][1] for shape in self._places], dtype=np.float64)
+
+
+def _always_expected(arrays: Arrays) -> list[Kind]:
+    """Return pods that may come though none has: with 1, 2, 4 and so on whole devices of a node."""
+    largest = int(arrays.gpu_there.sum(axis=1).max(initial=0))
+    counts = {2**power for power in range(largest.bit_length())} | ({largest} - {0})
+    modes = [mode for mode in (SOFT, EXCLUSIVE) if mode in arrays.mode_names]
+    return [
+        Kind(count=count, guarantee=WHOLE, mode=mode) for mode in modes for count in sorted(counts)
+    ]

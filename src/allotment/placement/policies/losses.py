@@ -29,6 +29,7 @@ class Ledger:
         self.arrays, self.types = arrays, types
         shape = (len(arrays), len(types.kinds))
         self.parts = np.zeros((shape[0], arrays.columns, shape[1]), dtype=np.float32)
+        self.sums = np.zeros(shape, dtype=np.float64)
         self.slots = np.zeros(shape, dtype=np.float64)
         self.total = np.zeros(shape[1], dtype=np.float64)
         self._changes = 0
@@ -44,6 +45,7 @@ class Ledger:
         if self._changes == arrays.changes:
             return
         self.parts = _with_rows(self.parts, len(arrays))
+        self.sums = _with_rows(self.sums, len(arrays))
         self.slots = _with_rows(self.slots, len(arrays))
         stale = (arrays.version > self._changes).nonzero()[0]
         for start in range(0, len(stale), _CHUNK):
@@ -58,7 +60,8 @@ class Ledger:
         room = Room.of(arrays, rows[:, None], np.arange(arrays.columns))
         parts = self.types.parts(room).astype(np.float32)
         self.parts[rows] = parts
-        slots = self._slots(parts.sum(axis=1, dtype=np.float64), rows, None)
+        self.sums[rows] = parts.sum(axis=1, dtype=np.float64)
+        slots = self._slots(self.sums[rows], rows, None)
         self.total += (slots - self.slots[rows]).sum(axis=0)
         self.slots[rows] = slots
 
@@ -67,7 +70,7 @@ class Ledger:
 
         `columns` has one line for each row, of `kind.count` columns.
         """
-        total = self.parts[rows].sum(axis=1, dtype=np.float64)
+        total = self.sums[rows]
         if kind.count:
             before = self.parts[rows[:, None], columns]
             room = Room.of(self.arrays, rows[:, None], columns).less(kind, self.arrays)
