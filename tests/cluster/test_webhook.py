@@ -27,14 +27,7 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import TestbedError, wait_until
 
-from allotment.dialects.aliyun import AliyunDialect
-from allotment.dialects.foreign import ForeignDialect
-from allotment.dialects.hami import HamiDialect
-from allotment.dialects.kai import KaiDialect
-from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
-from allotment.dialects.tencent import TencentDialect
-from allotment.dialects.tencent_qgpu import QgpuDialect
-from allotment.dialects.volcano import VolcanoDialect
+from allotment.dialects.systems import foreign_dialects
 from allotment.kube.clients import connect
 from allotment.kube.quotas import FollowedQuotas
 from allotment.model.quantities import parse_whole
@@ -53,16 +46,7 @@ CONFIGURATION = f"{ADMISSION}/mutatingwebhookconfigurations/allotment-scheduler"
 SYSTEM = "/api/v1/namespaces/allotment-system"
 GPU, MEMORY, COMPUTE = (f"allotment.dev/{each}" for each in ("gpu", "gpu-memory", "gpu-compute"))
 GI = 1 << 30
-DIALECTS: tuple[ForeignDialect, ...] = (
-    HamiDialect(),
-    VolcanoDialect(),
-    AliyunDialect(),
-    TencentDialect(),
-    QgpuDialect(),
-    KubeShareDialect(),
-    KubeShare2Dialect(),
-    KaiDialect(),
-)
+DIALECTS = foreign_dialects()
 
 
 # ---- a cluster with the manifest -----------------------------------------------------------------

@@ -32,17 +32,26 @@ from allotment.model.formats import format_bytes, format_percent
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import parse_whole
 
-__all__ = ["UNITS", "Charge", "QuotaBook", "QuotaRejection", "Unit", "charge_of"]
+__all__ = [
+    "COMPUTE",
+    "DEVICES",
+    "MEMORY",
+    "OWN_UNITS",
+    "PART",
+    "Charge",
+    "QuotaBook",
+    "QuotaRejection",
+    "Unit",
+    "charge_of",
+]
 
 Charge = Mapping[str, int]
 """What a pod counts as, by measure. Bytes, basis points of GPUs, GPUs."""
 
-_MEMORY, _PART, _COMPUTE, _DEVICES = "memory", "part", "compute", "devices"
+MEMORY, PART, COMPUTE, DEVICES = "memory", "part", "compute", "devices"
 _UNKNOWN = "unknown"
 """Parts of a GPU's memory of which nobody knows yet of which GPU: counted as basis points."""
 
-_MIB = 1 << 20
-_GIB = 1 << 30
 _PERCENT = 100  # basis points
 _WHOLE = 100 * _PERCENT
 
@@ -57,35 +66,16 @@ class Unit:
     """Of pods of these dialects alone; empty: of all."""
 
 
-UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
+OWN_UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
     {
-        "allotment.dev/gpu": Unit(_DEVICES),
-        "allotment.dev/gpu-memory": Unit(_MEMORY),
-        "allotment.dev/gpu-compute": Unit(_COMPUTE, _PERCENT),
-        "nvidia.com/gpu": Unit(_DEVICES, dialects=frozenset({"hami", "nvidia", "kai"})),
-        "nvidia.com/gpumem": Unit(_MEMORY, _MIB),
-        "nvidia.com/gpumem-percentage": Unit(_PART, _PERCENT),
-        "nvidia.com/gpucores": Unit(_COMPUTE, _PERCENT),
-        "volcano.sh/vgpu-number": Unit(_DEVICES, dialects=frozenset({"volcano"})),
-        "volcano.sh/vgpu-memory": Unit(_MEMORY, _MIB),
-        "volcano.sh/vgpu-memory-percentage": Unit(_PART, _PERCENT),
-        "volcano.sh/vgpu-cores": Unit(_COMPUTE, _PERCENT),
-        "volcano.sh/gpu-number": Unit(_DEVICES, dialects=frozenset({"volcano"})),
-        "volcano.sh/gpu-memory": Unit(_MEMORY, _MIB),
-        "aliyun.com/gpu-mem": Unit(_MEMORY, _GIB),
-        "aliyun.com/gpu-core.percentage": Unit(_COMPUTE, _PERCENT),
-        "tencent.com/vcuda-core": Unit(_COMPUTE, _PERCENT),
-        "tencent.com/vcuda-memory": Unit(_MEMORY, 256 * _MIB),
-        "tke.cloud.tencent.com/qgpu-core": Unit(_COMPUTE, _PERCENT),
-        "tke.cloud.tencent.com/qgpu-memory": Unit(_MEMORY, _GIB),
-        "deepomatic.com/shared-gpu": Unit(_DEVICES, dialects=frozenset({"deepomatic"})),
+        "allotment.dev/gpu": Unit(DEVICES),
+        "allotment.dev/gpu-memory": Unit(MEMORY),
+        "allotment.dev/gpu-compute": Unit(COMPUTE, _PERCENT),
     }
 )
-"""By resource. Whoever changes a unit by configuration (`memoryFactor`) passes their own."""
+"""Of Allotment's own resources; `quota_units` has all."""
 
-_OWN_REQUESTS: Final = frozenset(
-    f"requests.allotment.dev/{each}" for each in ("gpu", "gpu-memory", "gpu-compute")
-)
+_OWN_REQUESTS: Final = frozenset(f"requests.{each}" for each in OWN_UNITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +135,12 @@ class _Tally:
 class QuotaBook:
     """The namespaces' quotas, and what their pods count as."""
 
-    def __init__(self, *, units: Mapping[str, Unit] = UNITS) -> None:
-        """Know no quota and no pod."""
+    def __init__(self, *, units: Mapping[str, Unit] | None = None) -> None:
+        """Know no quota and no pod. `units` None: as the dialects are by default."""
+        if units is None:
+            from allotment.scheduler.quota_units import units_of
+
+            units = units_of()
         self._units = units
         self._limits: dict[str, list[_Limit]] = {}
         self._entries: dict[PodUid, _Entry] = {}
@@ -278,20 +272,20 @@ def charge_of(need: PodNeed, *, booking: PodBooking | None = None, dialect: str 
     for each in sorted(need.containers, key=lambda each: each.place):
         request = each.request
         found = placed.get(each.name)
-        charge = {_DEVICES: len(found.devices) if found else request.count}
+        charge = {DEVICES: len(found.devices) if found else request.count}
         if found is not None:
-            charge[_MEMORY] = sum(device.memory for device in found.devices)
-            charge[_COMPUTE] = sum(device.guarantee for device in found.devices)
+            charge[MEMORY] = sum(device.memory for device in found.devices)
+            charge[COMPUTE] = sum(device.guarantee for device in found.devices)
         else:
-            charge[_COMPUTE] = request.compute.guarantee * request.count
+            charge[COMPUTE] = request.compute.guarantee * request.count
             if request.memory.size_bytes is not None:
-                charge[_MEMORY] = request.memory.size_bytes * request.count
+                charge[MEMORY] = request.memory.size_bytes * request.count
         if request.memory.part is not None:
-            charge[_PART] = int(request.memory.part * _WHOLE) * request.count
+            charge[PART] = int(request.memory.part * _WHOLE) * request.count
             if found is None:
-                charge[_UNKNOWN] = charge[_PART]
+                charge[_UNKNOWN] = charge[PART]
         if dialect:
-            charge[f"{_DEVICES}:{dialect}"] = charge[_DEVICES]
+            charge[f"{DEVICES}:{dialect}"] = charge[DEVICES]
         if each.kind is ContainerKind.INIT:
             most = _most(most, _sum(sidecars, charge, 1))
         elif each.kind is ContainerKind.SIDECAR:
@@ -306,7 +300,7 @@ def _rejection(
 ) -> QuotaRejection | None:
     for limit in limits:
         need = limit.amount(charge)
-        unknown = charge.get(_UNKNOWN, 0) if limit.unit.measure == _MEMORY else 0
+        unknown = charge.get(_UNKNOWN, 0) if limit.unit.measure == MEMORY else 0
         if not need and not unknown:
             continue
         has = limit.amount(used)
@@ -344,17 +338,17 @@ def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> QuotaRejec
 
 
 _NOUNS: Final = {
-    _MEMORY: "GPU memory",
-    _PART: "a GPU's memory",
-    _COMPUTE: "a GPU's time",
-    _DEVICES: "GPUs",
+    MEMORY: "GPU memory",
+    PART: "a GPU's memory",
+    COMPUTE: "a GPU's time",
+    DEVICES: "GPUs",
 }
 
 
 def _shown(measure: str, amount: int) -> str:
-    if measure == _MEMORY:
+    if measure == MEMORY:
         return format_bytes(amount)
-    return str(amount) if measure == _DEVICES else f"{format_percent(amount)} %"
+    return str(amount) if measure == DEVICES else f"{format_percent(amount)} %"
 
 
 def _sum(left: Charge, right: Charge, sign: int) -> dict[str, int]:

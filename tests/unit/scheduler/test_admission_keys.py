@@ -12,17 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.aliyun import AliyunDialect
-from allotment.dialects.deepomatic import DeepomaticDialect
-from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
+from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.hami import HamiDialect
 from allotment.dialects.hami_settings import HamiSettings
-from allotment.dialects.kai import KaiDialect
-from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
-from allotment.dialects.tencent import TencentDialect
-from allotment.dialects.tencent_qgpu import ElasticGpuDialect, QgpuDialect
-from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect
+from allotment.dialects.systems import foreign_dialects
 from allotment.scheduler.admission_keys import Keys, all_keys, keys_of, matcher
 from allotment.scheduler.admission_pods import read_pod
 from allotment.scheduler.admission_rules import (
@@ -35,20 +29,7 @@ from allotment.scheduler.admission_rules import (
     webhook_condition,
 )
 
-DIALECTS: tuple[ForeignDialect, ...] = (
-    HamiDialect(),
-    VolcanoDialect(),
-    VolcanoGpuShareDialect(),
-    NvidiaForeign(),
-    DeepomaticDialect(),
-    KaiDialect(),
-    KubeShareDialect(),
-    KubeShare2Dialect(),
-    TencentDialect(),
-    QgpuDialect(),
-    ElasticGpuDialect(),
-    AliyunDialect(),
-)
+DIALECTS = foreign_dialects()
 ALL = all_keys(DIALECTS)
 
 

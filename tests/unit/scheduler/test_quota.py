@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from allotment.dialects.systems import load_settings
 from allotment.kube.objects import Metadata
 from allotment.kube.quotas import NamespaceQuota, QuotaObject, quota_of
 from allotment.model.clusters import (
@@ -23,7 +24,8 @@ from allotment.model.compute import Compute
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
-from allotment.scheduler.quota import UNITS, QuotaBook, Unit, charge_of
+from allotment.scheduler.quota import QuotaBook, charge_of
+from allotment.scheduler.quota_units import units_of
 
 GI, MI = 1 << 30, 1 << 20
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
@@ -168,7 +170,14 @@ def test_each_name_has_its_own_unit(key: str, hard: str, fits: Request, does_not
 
 
 def test_a_unit_can_be_another_by_configuration() -> None:
-    quotas = QuotaBook(units={**UNITS, "nvidia.com/gpumem": Unit("memory", 10 * MI)})
+    settings = load_settings(
+        "hami: {memoryFactor: 10}\naliyun: {memoryUnit: MiB}\nvolcano: {gpuMemoryFactor: 3}\n"
+    )
+    units = units_of(settings)
+    assert units["nvidia.com/gpumem"].size == 10 * MI
+    assert units["aliyun.com/gpu-mem"].size == MI
+    assert units["volcano.sh/vgpu-memory"].size == 3 * MI
+    quotas = QuotaBook(units=units)
     hard = {"limits.nvidia.com/gpumem": "100"}
     quotas.set_quotas([NamespaceQuota(namespace="team", name="gpus", hard=hard)])
     assert quotas.check(need(request(1000 * MI))) is None
