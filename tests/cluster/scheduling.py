@@ -13,6 +13,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from testbed.api import Json
 from testbed.cluster import Cluster
@@ -121,7 +122,7 @@ def gpu_pod(
     compute: int | None = 10,
     cpu: str = "100m",
     annotations: Mapping[str, str] | None = None,
-    **fields: object,
+    **fields: Any,  # noqa: ANN401 - any other field of a pod's spec, as the API spells it
 ) -> Json:
     """A pod that asks for a part of each of some GPUs; sums, as the resources are."""
     limits: dict[str, str | int] = {"cpu": cpu, "allotment.dev/gpu": gpus}

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler does beside a real kube-scheduler: pods a second, latencies, and bad days.
+
+    python bench/scheduler.py                     the table; root, Linux
+    python bench/scheduler.py --only rate         pods with GPUs against pods that ask only CPU
+    python bench/scheduler.py --only latency      filter and prioritize by themselves
+    python bench/scheduler.py --only delay        600 pods while each binding takes 2 s
+    python bench/scheduler.py --only restart      100 pods right after a restart
+    python bench/scheduler.py --only failover     two replicas, the leader killed, again and again
+    python bench/scheduler.py --only start        5,000 nodes and 30,000 pods: to ready, memory
+    python bench/scheduler.py --quick -o json     does it work at all?
+
+Nodes say what they have and have no kubelet: a scheduler sees nothing else of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "cluster"))
+
+from scheduler_days import delays, failovers, restarts
+from scheduler_figures import Figure, Scale, shown
+from scheduler_latency import latencies
+from scheduler_rate import rates
+from scheduler_start import starts
+from testbed.requirements import why_not
+
+QUESTIONS: Final[dict[str, Callable[[Scale], Iterator[Figure]]]] = {
+    "latency": latencies,
+    "rate": rates,
+    "delay": delays,
+    "restart": restarts,
+    "failover": failovers,
+    "start": starts,
+}
+
+
+def main() -> int:
+    """Answer what was asked; 1: something was given twice, or lost."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", metavar="Q[,Q]", help=f"of {', '.join(QUESTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    parser.add_argument("--policy", default="fragmentation")
+    parser.add_argument("--candidates", type=int, default=1)
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else list(QUESTIONS)
+    for each in chosen:
+        if each not in QUESTIONS:
+            parser.error(f"{each!r} is none of {', '.join(QUESTIONS)}")
+    if (reason := why_not()) is not None and set(chosen) != {"latency"}:
+        print(reason, file=sys.stderr)
+        return 1
+    scale = Scale(is_quick=options.quick, policy=options.policy, candidates=options.candidates)
+    found: list[Figure] = []
+    for each in chosen:
+        for figure in QUESTIONS[each](scale):
+            found.append(figure)
+            if options.output == "table":
+                print(shown(figure), flush=True)
+    if options.output == "json":
+        print(json.dumps([each.as_json() for each in found], indent=1))
+    return 1 if any(each.is_wrong for each in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

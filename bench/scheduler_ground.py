@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A control plane with nodes that only say what they have, and pods made beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from scheduler_figures import Scale, Spec
+from scheduling import Scheduler, add_gpu_nodes, gpu_pod, scheduler_config
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import container, pod
+from testbed.waiting import wait_until
+
+from allotment.model.clusters import NodeInventory
+
+_NAMES = itertools.count(1)
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    uid: str = ""
+    namespace: str = ""
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: _Pod
+
+
+class Watcher:
+    """Notes when each pod was first seen bound. A thread with a connection of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.seen: dict[str, float] = {}
+        config = json.loads(cluster.kubeconfig.read_text())
+        cluster_config = config["clusters"][0]["cluster"]
+        context = ssl.create_default_context(cafile=cluster_config["certificate-authority"])
+        address = cluster_config["server"].removeprefix("https://")
+        self._connection = http.client.HTTPSConnection(address, context=context, timeout=600)
+        token = config["users"][0]["user"]["token"]
+        path = "/api/v1/pods?watch=true&fieldSelector=spec.nodeName!="
+        self._connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        self._answer = self._connection.getresponse()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        decoder = msgspec.json.Decoder(_Event)
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+            while line := self._answer.readline():
+                now = time.monotonic()
+                metadata = decoder.decode(line).object.metadata
+                self.seen.setdefault(f"{metadata.namespace}/{metadata.name}", now)
+
+    def of(self, namespace: str) -> list[float]:
+        """When pods of a namespace were bound, in order."""
+        start = f"{namespace}/"
+        return sorted(at for name, at in list(self.seen.items()) if name.startswith(start))
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._connection.sock is not None:
+            self._connection.sock.close()
+
+
+class Ground:
+    """The cluster and what is asked of it."""
+
+    def __init__(self, cluster: Cluster, inventories: Sequence[NodeInventory]) -> None:
+        self.cluster = cluster
+        self.inventories = inventories
+        self.watcher = Watcher(cluster)
+
+    def namespace(self) -> str:
+        """A fresh one."""
+        return self.cluster.make_namespace(f"bench-{next(_NAMES)}")
+
+    def create(self, namespace: str, bodies: Sequence[Json]) -> None:
+        """Make pods, as fast as the API server takes them."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(lambda body: self.cluster.api.post(path, body), bodies):
+                pass
+
+    def bound_at(self, namespace: str, number: int, *, timeout_s: float) -> list[float]:
+        """When so many pods of a namespace were bound."""
+
+        def all_of_them() -> list[float] | None:
+            found = self.watcher.of(namespace)
+            return found if len(found) >= number else None
+
+        return wait_until(
+            all_of_them,
+            f"{number} bound pods",
+            timeout_s=timeout_s,
+            every_s=0.2,
+            explain=lambda: f"{len(self.watcher.of(namespace))} are",
+        )
+
+    def pods_per_second(self, bodies: Sequence[Json], *, timeout_s: float = 300) -> float:
+        """Make pods while nobody schedules; then how many are bound in a second."""
+        namespace = self.namespace()
+        with self.cluster.without("kube-scheduler"):
+            self.create(namespace, bodies)
+        times = self.bound_at(namespace, len(bodies), timeout_s=timeout_s)
+        return (len(times) - 1) / (times[-1] - times[0])
+
+    def items(self, namespace: str | None = None) -> list[Json]:
+        """Pods as the API server has them."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        return self.cluster.api.items(f"/api/v1{where}/pods")
+
+    def delete(self, namespace: str) -> None:
+        """Remove all pods of a namespace at once."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        self.cluster.api.delete(path, gracePeriodSeconds="0")
+
+
+def gpu_body(name: str, spec: Spec) -> Json:
+    """A pod that asks for GPUs."""
+    return gpu_pod(
+        name,
+        gpus=spec.gpus,
+        memory=f"{spec.memory * spec.gpus}Gi",
+        compute=spec.compute * spec.gpus,
+        cpu=f"{spec.cpu}m",
+    )
+
+
+def plain_body(name: str) -> Json:
+    """A pod that asks for CPU alone."""
+    return pod(name, container(["sleep"], limits={"cpu": "100m"}))
+
+
+@contextlib.contextmanager
+def ground(inventories: Sequence[NodeInventory], *, port: int | None = None) -> Iterator[Ground]:
+    """A running control plane with these nodes; no scheduler of ours yet."""
+    config = scheduler_config() if port is None else scheduler_config(port=port)
+    with Cluster(settings=None, scheduler_config=config) as cluster:
+        add_gpu_nodes(cluster, inventories, cpu="96")
+        made = Ground(cluster, inventories)
+        try:
+            yield made
+        finally:
+            made.watcher.close()
+
+
+def scheduler_flags(scale: Scale) -> tuple[str, ...]:
+    """How the scheduler is started."""
+    return (
+        *("--policy", scale.policy, "--gpu-policy", scale.policy),
+        *("--candidates", str(scale.candidates)),
+    )
+
+
+@contextlib.contextmanager
+def scheduling(made: Ground, scale: Scale, *flags: str) -> Iterator[Scheduler]:
+    """`allot scheduler`, ready."""
+    scheduler = Scheduler(made.cluster, *scheduler_flags(scale), *flags)
+    try:
+        scheduler.wait_ready()
+        yield scheduler
+    finally:
+        scheduler.stop()

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filter and prioritize by themselves: bytes in, bytes out, in this process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator, Mapping
+
+from scheduler_figures import Figure, Scale, Spec, gpus_of, nodes, percentile, specs
+
+from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
+from allotment.model.clusters import PodBooking, PodNeed
+from allotment.placement.cluster import Cluster
+from allotment.scheduler.book import Book, BookSettings, Order
+from allotment.scheduler.extender import Extender
+from allotment.scheduler.needs import need_of
+from allotment.scheduler.wire import read_filter
+
+_CASES = ((1213, None, "p99 10 ms"), (5000, 30_000, "p99 50 ms"))
+
+
+class _Nobody:
+    """Is told, and does nothing about it."""
+
+    def refused(self, pod: ClusterPod, text: str, *, is_mistaken: bool) -> None:
+        """Nothing."""
+
+    def rejected(self, reasons: Mapping[str, int]) -> None:
+        """Nothing."""
+
+    def bound(self, need: PodNeed, booking: PodBooking | None) -> None:
+        """Nothing."""
+
+    def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None:
+        """Nothing."""
+
+
+def body(name: str, spec: Spec, names: list[str]) -> bytes:
+    """What kube-scheduler sends."""
+    limits = {
+        "cpu": f"{spec.cpu}m",
+        "memory": "1Gi",
+        "allotment.dev/gpu": str(spec.gpus),
+        "allotment.dev/gpu-memory": f"{spec.memory * spec.gpus}Gi",
+        "allotment.dev/gpu-compute": str(spec.compute * spec.gpus),
+    }
+    resources = {"limits": limits, "requests": limits}
+    pod = {
+        "metadata": {"name": name, "namespace": "bench", "uid": name, "resourceVersion": "5"},
+        "spec": {"containers": [{"name": "main", "image": "bench", "resources": resources}]},
+        "status": {"phase": "Pending"},
+    }
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
+
+
+def latencies(scale: Scale) -> Iterator[Figure]:
+    """Both calls, half full, at both sizes of a cluster."""
+    for number, pods, target in _CASES:
+        yield from _latency(scale, number=number, pods=pods, target=target)
+
+
+def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Iterator[Figure]:
+    inventories = nodes(number)
+    half = gpus_of(inventories) / 2
+    cluster = Cluster(node_policies=(scale.policy,), device_policies=(scale.policy,))
+    book = Book(cluster, settings=BookSettings(candidates=scale.candidates))
+    for each in inventories:
+        book.node_put(each)
+    names = [each.name for each in inventories]
+    wanted = specs(1)
+    given, count = 0.0, 0
+    while (given < half if pods is None else count < pods) and (not scale.is_quick or count < 200):
+        spec = next(wanted) if pods is None else Spec(1, 10, 12, 100)
+        need = need_of(to_cluster_pod(read_filter(body(f"b{count}", spec, [])).pod))
+        choice = book.filter(need, names, now=0.0)
+        order = book.begin_bind(need, choice.best[0], now=0.0)
+        assert isinstance(order, Order)
+        book.bound(need.uid, now=0.0)
+        given += spec.gpus * spec.compute / 100
+        count += 1
+    gc.collect()
+    gc.freeze()
+    extender = Extender(book, None, told=_Nobody(), pods={}.get)  # type: ignore[arg-type]
+    both: list[float] = []
+    binds: list[float] = []
+    for place in range(scale.of(1000)):
+        spec = next(wanted)
+        asked = body(f"p{place}", spec, names)
+        began = time.perf_counter()
+        answer = extender.filter(asked)
+        filtered = time.perf_counter() - began
+        best = json.loads(answer)["NodeNames"]
+        asked = body(f"p{place}", spec, best)
+        began = time.perf_counter()
+        extender.prioritize(asked)
+        both.append((filtered + time.perf_counter() - began) * 1000)
+        known = book.need(read_filter(asked).pod.metadata.uid)  # type: ignore[arg-type]
+        assert known is not None
+        began = time.perf_counter()
+        order = book.begin_bind(known[0], best[0], now=0.0)
+        binds.append((time.perf_counter() - began) * 1000)
+        book.bound(known[0].uid, now=0.0)
+    what = f"{number:,} nodes, {count:,} pods"
+    for part, name in ((0.5, "p50"), (0.99, "p99")):
+        yield Figure(
+            name=f"filter + prioritize, {what}: {name}",
+            value=percentile(both, part),
+            unit="ms",
+            target=target if name == "p99" else "",
+        )
+    yield Figure(
+        name=f"choosing GPUs at bind, {what}: p99", value=percentile(binds, 0.99), unit="ms"
+    )
+    gc.unfreeze()
