@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import allotment
 from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
 from allotment.agent.settings import KUBELET_SOCKET
 from allotment.cli.agent import command
+from allotment.cli.scheduler import command as scheduler_command
+from allotment.scheduler.webhook import IGNORE_LABELS, PATH
 
 Document = dict[str, Any]
 
@@ -143,3 +146,131 @@ def test_the_image_is_of_this_version(root: Path, container: Document) -> None:
     for paths in re.findall(r"^COPY (?!--)(.+) \S+$", recipe, re.MULTILINE):
         for path in paths.split():
             assert (root / path).exists(), path
+
+
+# ---- the scheduler -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scheduling(root: Path) -> dict[tuple[str, str], Document]:
+    text = (root / "deploy" / "manifests" / "scheduler.yaml").read_text("utf-8")
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
+
+
+def rights_of(role: Document) -> set[tuple[str, str, str]]:
+    return {
+        (resource, verb, ",".join(rule.get("resourceNames", ())))
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def the_container(scheduling: dict[tuple[str, str], Document], name: str) -> Document:
+    (found,) = scheduling["Deployment", name]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
+    root: Path, scheduling: dict[tuple[str, str], Document]
+) -> None:
+    everywhere = rights_of(scheduling["ClusterRole", "allotment-scheduler"])
+    assert everywhere == {
+        *(("pods", verb, "") for verb in ("get", "list", "watch")),
+        *((each, verb, "") for each in ("nodes", "resourcequotas") for verb in ("list", "watch")),
+        ("pods/binding", "create", ""),
+        *(("events", verb, "") for verb in ("create", "patch")),
+        *(
+            ("mutatingwebhookconfigurations", verb, "allotment-scheduler")
+            for verb in ("get", "patch")
+        ),
+    }
+    here = rights_of(scheduling["Role", "allotment-scheduler"])
+    assert {each for each in here if each[0] == "secrets"} == {
+        ("secrets", verb, "allotment-webhook") for verb in ("get", "patch")
+    }
+    assert {each[2] for each in here if each[0] == "leases"} == {"allotment-scheduler"}
+    # Nobody has to be let make what is there already.
+    assert "data" not in scheduling["Secret", "allotment-webhook"]
+    assert ("Lease", "allotment-scheduler") in scheduling
+    text = (root / "deploy" / "README.md").read_text("utf-8")
+    for resource in {each[0] for each in everywhere | here}:
+        assert f"`{resource}`" in text, resource
+
+
+def test_the_scheduler_s_names_are_the_same_everywhere(
+    scheduling: dict[tuple[str, str], Document],
+) -> None:
+    pods = scheduling["Deployment", "allotment-scheduler"]["spec"]["template"]
+    container = the_container(scheduling, "allotment-scheduler")
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    account = f"system:serviceaccount:allotment-system:{pods['spec']['serviceAccountName']}"
+    for name in ("allotment-placements", "allotment-bindings"):
+        (condition,) = scheduling["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
+        assert f"'{account}'" in condition["expression"]
+    for name in ("allotment-translated", "allotment-placements", "allotment-bindings"):
+        binding = scheduling["ValidatingAdmissionPolicyBinding", name]["spec"]
+        assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
+    for name, port in (("allotment-scheduler", "extender"), ("allotment-webhook", "webhook")):
+        service = scheduling["Service", name]["spec"]
+        assert service["selector"].items() <= pods["metadata"]["labels"].items()
+        (served,) = service["ports"]
+        assert served["targetPort"] == port in ports
+    (webhook,) = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    client = webhook["clientConfig"]["service"]
+    assert ("Service", client["name"]) in scheduling
+    assert client["path"] == PATH
+    assert webhook["failurePolicy"] == "Fail"
+    assert webhook["sideEffects"] == "None"
+    for role in ("ClusterRoleBinding", "RoleBinding"):
+        (subject,) = scheduling[role, "allotment-scheduler"]["subjects"]
+        assert subject["name"] == "allotment-scheduler"
+    assert pods["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
+
+
+def test_both_look_away_from_the_same_namespaces_and_pods(
+    scheduling: dict[tuple[str, str], Document],
+) -> None:
+    (webhook,) = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    policy = scheduling["ValidatingAdmissionPolicy", "allotment-translated"]["spec"]
+    for key in ("namespaceSelector", "objectSelector"):
+        assert webhook[key] == policy["matchConstraints"][key]
+    keys = {each["key"] for each in webhook["objectSelector"]["matchExpressions"]}
+    assert keys == set(IGNORE_LABELS)
+
+
+def test_the_scheduler_understands_what_it_is_told(
+    scheduling: dict[tuple[str, str], Document],
+) -> None:
+    container = the_container(scheduling, "allotment-scheduler")
+    name, *arguments = container["args"]
+    assert name == "scheduler"
+    with scheduler_command.make_context(name, list(arguments)) as context:
+        values = context.params
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert values["listen"] == f":{ports['extender']}"
+    assert values["webhook_listen"] == f":{ports['webhook']}"
+    assert values["metrics_listen"] == f":{ports['metrics']}"
+    assert values["lease"] == "allotment-system/allotment-scheduler"
+    assert values["webhook_configuration"] == "allotment-scheduler"
+    assert values["webhook_service"] == "allotment-system/allotment-webhook"
+    assert container["image"] == f"allotment:{allotment.__version__}"
+
+
+def test_kube_scheduler_is_told_what_print_config_prints(
+    scheduling: dict[tuple[str, str], Document],
+) -> None:
+    printed = CliRunner().invoke(scheduler_command, ["--print-config"]).output
+    wanted = yaml.safe_load(printed)
+    text = scheduling["ConfigMap", "allotment-kube-scheduler"]["data"]["config.yaml"]
+    found = yaml.safe_load(text)
+    port = scheduling["Service", "allotment-scheduler"]["spec"]["ports"][0]["port"]
+    (profile,), (extender,) = found["profiles"], found["extenders"]
+    url = f"http://allotment-scheduler.allotment-system.svc:{port}"
+    assert extender == wanted["extenders"][0] | {"urlPrefix": url}
+    assert found["percentageOfNodesToScore"] == wanted["percentageOfNodesToScore"]
+    container = the_container(scheduling, "allotment-scheduler")
+    assert f"--scheduler-name={profile['schedulerName']}" in container["args"]
+    assert found["leaderElection"]["resourceName"] in {
+        each["metadata"]["name"] for key, each in scheduling.items() if key[0] == "Lease"
+    }
