@@ -33,7 +33,7 @@ __all__ = ["Announcing", "announced"]
 
 GATHER_S: Final = 0.2
 """What changes within so short a time is told at once."""
-LEAST_S: Final = 1.0
+LEAST_S: Final = 2.0
 """From one look to the next: many pods that start at once are no reason for as many writes."""
 WATCH_S: Final = 0.25
 """How often it is asked whether shares have come or gone: `allot run` tells nobody."""

@@ -37,6 +37,7 @@ from allotment.agent.inventory import GpuWatch
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.labels.publishing import Inputs, Publisher
 from allotment.agent.offering import Offering
+from allotment.agent.promptness import be_prompt, set_start_aside
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.settings import AgentSettings
@@ -79,6 +80,7 @@ def run(settings: AgentSettings) -> None:
     _start_log(settings)
     # When each series began: as many lines again, and of no use.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    be_prompt()
     try:
         asyncio.run(_main(settings))
     except* AllotError as group:
@@ -311,6 +313,7 @@ class _Agent:
                 server.close()
             await self._tenants.close()
             self._facts.close()
+            self._reports.pass_on_all()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await self._events.flush(timeout_s=_GOODBYE_S / 2)
@@ -333,6 +336,7 @@ class _Agent:
         """Answer the kubelet, once it is known how."""
         await self._gpus.first_look()
         await self._answering.settle()
+        set_start_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_links())
             group.create_task(self._plugins.run())

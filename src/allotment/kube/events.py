@@ -134,7 +134,7 @@ class Book:
     def _allow(self, about: Reference, now: float) -> bool:
         """Take one from an object's allowance (a token bucket)."""
         left, at = self._allowances.get(about, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - at) / self._refill_s)
+        left = min(float(self._burst), left + max(0.0, now - at) / self._refill_s)
         is_allowed = left >= 1
         self._allowances[about] = (left - 1 if is_allowed else left, now)
         self._allowances.move_to_end(about)
@@ -166,12 +166,23 @@ class Events:
         self._more = asyncio.Event()
         self._backoff = backoff or Backoff(first_s=0.5, most_s=30.0)
 
-    def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None:
-        """Make an event, some time soon. To be called in the event loop's thread."""
+    def tell(
+        self,
+        about: Reference,
+        *,
+        reason: str,
+        message: str,
+        is_warning: bool,
+        at: float | None = None,
+    ) -> None:
+        """Make an event, some time soon. To be called in the event loop's thread.
+
+        `at`: when it happened, in seconds since the epoch, where that was a while ago.
+        """
         happening = Happening(
             about, reason[:_MOST_REASON], _shortened(message, _MOST_MESSAGE), is_warning
         )
-        if self._book.add(happening, now=self._clock()):
+        if self._book.add(happening, now=self._clock() if at is None else at):
             self._more.set()
         else:
             self._on_drop()
