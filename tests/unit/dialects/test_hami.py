@@ -314,6 +314,18 @@ def test_take_over_of_a_mig_device() -> None:
     assert found.containers[0].devices == (PlacedDevice("GPU-1", 9729 * MI),)
 
 
+def test_more_cores_than_a_gpu_has_are_all_of_them() -> None:
+    found = HamiDialect().take_over(running("GPU-1,NVIDIA,1,150:;", container()), NODE)
+    assert found is not None
+    assert found.containers[0].devices == (PlacedDevice("GPU-1", MI, WHOLE),)
+
+
+def test_a_record_beyond_all_bounds_is_not_read() -> None:
+    record = "GPU-1,NVIDIA,1,1:;" * 5000
+    with pytest.raises(UsageError, match="has 90000 characters, more than 65536"):
+        HamiDialect().take_over(running(record, container()), NODE)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -123,8 +123,8 @@ def test_receipt_has_those_that_ask_and_no_end() -> None:
     init = replace(container("init"), kind=ContainerKind.INIT)
     given_ = booking(
         replace(has("init", PlacedDevice("GPU-a", MI)), kind=ContainerKind.INIT),
-        has("b", PlacedDevice("GPU-b", 2 * MI, 1000), place=2),
-        has("a", PlacedDevice("GPU-a", MI, 500), PlacedDevice("GPU-b", MI, 500), place=1),
+        has("a", PlacedDevice("GPU-b", 2 * MI, 1000), place=2),
+        has("b", PlacedDevice("GPU-a", MI, 500), PlacedDevice("GPU-b", MI, 500), place=1),
     )
     found = VolcanoDialect().receipt(pod(init), given_, NODE, now=1_700_000_000.1)
     assert found == {
@@ -153,6 +153,7 @@ DEVICES = st.lists(
 def test_what_is_written_is_taken_over(devices: list[tuple[PlacedDevice, ...]]) -> None:
     names = [f"c{place}" for place in range(len(devices))]
     asking = [container(name, vgpu_number=1) for name in names]
+    asking[0] = container(names[0], vgpu_memory=1)  # which asks for one GPU, too
     subject = pod(container("web"), *asking)
     expected = booking(
         *(
