@@ -28,6 +28,9 @@ from allotment.scheduler.needs import need_of
 __all__ = ["Binder", "Outcome"]
 
 _MOST_CONFLICTS = 3
+_LATE_S = 60.0
+"""A request that was not answered is over after so long: the API server itself gives each no more
+(apiserver pkg/server/config.go, RequestTimeout)."""
 _log = structlog.get_logger(__name__)
 
 
@@ -68,6 +71,7 @@ class Binder:
         may_write: Callable[[], bool] = lambda: True,
         receipt: Callable[[PodNeed, PodBooking], Awaitable[Mapping[str, str]]] = _no_receipt,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.2, most_s=5.0),
+        late_s: float = _LATE_S,
     ) -> None:
         """`may_write`: this process leads. `receipt`: what else is written on a pod."""
         self._book = book
@@ -76,6 +80,7 @@ class Binder:
         self._may_write = may_write
         self._receipt = receipt
         self._backoff = backoff
+        self._late_s = late_s
         self._tasks: dict[PodUid, asyncio.Task[Outcome]] = {}
 
     @property
@@ -126,39 +131,51 @@ class Binder:
         binding = await self._binding(order)
         backoff = self._backoff()
         conflicts = 0
+        late_until = float("-inf")
         while True:
+            began = self._clock()
             try:
                 await self._api.bind(binding)
                 return Outcome()
             except (ConflictError, ObjectMissingError) as error:
                 conflicts += 1
-                outcome = await self._after_conflict(binding, error, may_repeat=conflicts)
+                outcome = await self._after_conflict(binding)
                 if isinstance(outcome, Outcome):
                     return outcome
                 binding = outcome
+                if conflicts > _MOST_CONFLICTS:
+                    if self._clock() >= late_until:
+                        return Outcome(error.message)
+                    await asyncio.sleep(backoff.next())
             except KubeError as error:
-                if not error.is_passing:
+                # Refused for good; but an earlier request of this binding may still be on its way.
+                if not error.is_passing and self._clock() >= late_until:
                     return Outcome(error.message)
+                if error.is_passing:
+                    late_until = began + self._late_s
                 self._book.unknown(binding.uid, now=self._clock())
                 _log.warning(error.message, pod=f"{binding.namespace}/{binding.name}")
                 await asyncio.sleep(backoff.next(at_least_s=error.retry_after_s))
-            while not self._may_write():
-                # Another process leads: it finds the pod as it is, and so will this one's book.
-                await asyncio.sleep(backoff.next())
-                pod = await self._read(binding, backoff)
-                if (settled := self._settled(binding, pod)) is not None:
-                    return settled
+            settled = await self._until_leading(binding, backoff)
+            if settled is not None:
+                return settled
 
-    async def _after_conflict(
-        self, binding: Binding, error: KubeError, *, may_repeat: int
-    ) -> Outcome | Binding:
+    async def _until_leading(self, binding: Binding, backoff: Backoff) -> Outcome | None:
+        """Ask for nothing while another process leads: look what becomes of what was asked for."""
+        while not self._may_write():
+            await asyncio.sleep(backoff.next())
+            settled = self._settled(binding, await self._read(binding, backoff))
+            if settled is not None:
+                return settled
+        return None
+
+    async def _after_conflict(self, binding: Binding) -> Outcome | Binding:
         """Look at what kept the pod from being bound."""
         pod = await self._read(binding, self._backoff())
         settled = self._settled(binding, pod)
         if settled is not None:
             return settled
-        if pod is None or may_repeat > _MOST_CONFLICTS:
-            return Outcome(error.message)
+        assert pod is not None  # noqa: S101 - it is settled that it is gone
         # It has been written to meanwhile. What it asks for does not change with that, but for its
         # annotations: kube-scheduler tries again with those that it has then.
         if pod.asks is None or self._asks_differently(pod):
@@ -178,8 +195,10 @@ class Binder:
         if pod.node:
             booked = self._book.booking(binding.uid)
             self._book.reread(binding.uid, pod, now=self._clock())
-            if pod.booking is not None and pod.booking == booked:
-                return Outcome()
+            if booked is not None and pod.booking is not None:
+                ours = (booked.node, booked.containers)
+                if ours == (pod.booking.node, pod.booking.containers):
+                    return Outcome()
             return Outcome(f"the pod has been bound to node {pod.node} by somebody else")
         if binding.version and is_later(pod.version, binding.version) and not self._may_write():
             return Outcome("the pod has changed since its node was chosen")

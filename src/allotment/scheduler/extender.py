@@ -240,12 +240,17 @@ class Extender:
         self, pod: ClusterPod, refused: Mapping[str, NodeRejection]
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Return what to say of each node, and of each where no preemption would help."""
-        groups = grouped(refused.values())
+        try:
+            groups = grouped(refused.values())
+        except LookupError:
+            # Ranked out and yet with room: what is known of the cluster changes with every event.
+            groups = [("it has room after all; the pod is tried again", tuple(refused))]
+            refused = {}
         failed: dict[str, str] = {}
         hopeless: dict[str, str] = {}
         reasons: dict[str, int] = {}
         for number, (text, names) in enumerate(groups):
-            reason = refused[names[0]].reason
+            reason = refused[names[0]].reason if names[0] in refused else ""
             reasons[reason] = reasons.get(reason, 0) + len(names)
             said = text if number < _MOST_TEXTS else "it does not fit either"
             target = hopeless if reason in _HOPELESS else failed

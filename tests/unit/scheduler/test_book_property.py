@@ -7,6 +7,7 @@ device has. Requests are executed late, twice or never; answers are lost; watche
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -107,12 +108,10 @@ class Server:
         booking = None
         if not there.has_ended:
             booking = PodBooking(uid=uid, node=there.node, cpu_milli=need.cpu_milli)
-            try:
+            with contextlib.suppress(UsageError):
                 booking = read_booking(
                     there.placement, uid=uid, node=there.node, cpu_milli=need.cpu_milli
                 )
-            except UsageError:
-                pass
         return ClusterPod(**same, node=there.node, booking=booking)  # type: ignore[arg-type]
 
     def bind(self, request: Request_) -> bool:
