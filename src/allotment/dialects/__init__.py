@@ -19,7 +19,7 @@ foreign      what a dialect of the second kind is
 translating  which of them a pod is written in, and what it means
 native       what is written into a pod in place of it
 systems      all dialects of the second kind, and a cluster's settings of them
-receipts     what that system's own tools find on a pod, and what they left there
+taking_over  what other systems have given the pods that they bound
 """
 
 from allotment.dialects.allotment import never_asked
