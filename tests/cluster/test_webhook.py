@@ -8,6 +8,7 @@ import base64
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -61,11 +62,18 @@ def control_plane(
     with Cluster(state=tmp_path_factory.mktemp("webhook"), settings=None) as made:
         made.allow_agent()
         roles.bind_agent(made.api, MANIFEST)
-        path = made.state / "scheduler.yaml"
-        path.write_text(MANIFEST.read_text("utf-8"), "utf-8")
-        said = made.kubectl_run("apply", "--server-side", "--validate=strict", "-f", str(path))
-        assert "Warning" not in said
+        install(made)
         yield made
+
+
+def install(cluster: Cluster) -> None:
+    """Apply the manifest, as a user would; again, it puts right what was changed since."""
+    path = cluster.state / "scheduler.yaml"
+    path.write_text(MANIFEST.read_text("utf-8"), "utf-8")
+    said = cluster.kubectl_run(
+        *("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", str(path))
+    )
+    assert "Warning" not in said
 
 
 @dataclass
@@ -494,16 +502,21 @@ def type_check(api: Admin, path: str) -> Document | None:
     return status if status.get("observedGeneration") else None
 
 
-@contextmanager
-def as_scheduler(cluster: Cluster) -> Iterator[Admin]:
-    """The API with the service account's own token, as its pod has it."""
+def scheduler_kubeconfig(cluster: Cluster) -> Path:
+    """Credentials with the service account's own token, as its pod has them."""
     account = f"{SYSTEM}/serviceaccounts/allotment-scheduler"
     made = cluster.api.post(f"{account}/token", {"spec": {}})
     config = json.loads(cluster.kubeconfig.read_text("utf-8"))
     config["users"][0]["user"] = {"token": made["status"]["token"]}
     path = cluster.state / "as-scheduler.kubeconfig"
     path.write_text(json.dumps(config), "utf-8")
-    api = Admin(path)
+    return path
+
+
+@contextmanager
+def as_scheduler(cluster: Cluster) -> Iterator[Admin]:
+    """The API as the scheduler's service account."""
+    api = Admin(scheduler_kubeconfig(cluster))
     try:
         yield api
     finally:
@@ -573,6 +586,63 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
         assert caught.value.status == 403
     admin.patch(own, {"metadata": {"annotations": {"example.com/note": None}}})
     admin.patch(f"{own}/status", {"status": {"message": "a kubelet's business"}})
+
+
+def test_the_manifest_and_the_command_fit_together(control_plane: Cluster, place: str) -> None:
+    """`allot scheduler` with the account's own rights, reached by the manifest's own Service.
+
+    There is no kube-proxy: the Service's address is given to the interface that it listens on, and
+    its port is another one than 443, at which the API server listens there.
+    """
+    control_plane.api.delete(CONFIGURATION)  # it led to where other tests serve
+    install(control_plane)
+    service = f"{SYSTEM}/services/allotment-webhook"
+    address = control_plane.api.get(service)["spec"]["clusterIP"]
+    move = [{"op": "replace", "path": "/spec/ports/0/port", "value": 9443}]
+    control_plane.api.patch(service, move, kind="json")
+    move[0]["path"] = "/webhooks/0/clientConfig/service/port"
+    control_plane.api.patch(CONFIGURATION, move, kind="json")
+    control_plane.node.run(["ip", "address", "add", f"{address}/32", "dev", "lo"])
+    path = control_plane.log("scheduler-webhook")
+    with path.open("w", encoding="utf-8") as log:
+        process = control_plane.node.popen(
+            [
+                *(sys.executable, "-m", "allotment", "scheduler"),
+                *("--kubeconfig", str(scheduler_kubeconfig(control_plane))),
+                *("--listen", "127.0.0.1:9447", "--webhook-listen", f"{address}:9443"),
+                *("--scheduler-name", "allotment-scheduler"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until(
+            lambda: control_plane.api.get(CONFIGURATION)["webhooks"][0]["clientConfig"].get(
+                "caBundle"
+            ),
+            "the bundle",
+            timeout_s=60,
+            explain=lambda: path.read_text("utf-8")[-2000:],
+        )
+        said: list[str] = []
+
+        def is_created() -> bool:
+            said[:] = [tried(control_plane.api, place, foreign("probe"))]
+            return said == [""]
+
+        wait_until(
+            is_created,
+            "an answer of the webhook",
+            timeout_s=60,
+            explain=lambda: f"{said}\n{path.read_text('utf-8')[-2000:]}",
+        )
+        made = control_plane.api.post(place, foreign("a"))
+        assert made["metadata"]["annotations"]["allotment.dev/dialect"] == "aliyun"
+        assert made["spec"]["schedulerName"] == "allotment-scheduler"
+        assert "forbidden" not in path.read_text("utf-8").lower()
+    finally:
+        process.stop()
+        control_plane.node.run(["ip", "address", "delete", f"{address}/32", "dev", "lo"])
 
 
 # ---- certificates --------------------------------------------------------------------------------
