@@ -11,20 +11,21 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 (a property test holds them to it).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.model.requests import Request
+from allotment.placement.answers import Answer, Answers
 from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind, LinkArray
 from allotment.placement.constraints import link_score
 from allotment.placement.filters import Filter
 from allotment.placement.kinds import Kinds, is_plain, largest
 from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
-from allotment.placement.policies import POLICIES, Policy, make
+from allotment.placement.policies import Policy, make
 from allotment.placement.rankings import Ranking, Refusals, Why
 from allotment.placement.refusals import unknown_node
 from allotment.placement.refusals_at_once import refusals_at
@@ -58,6 +59,7 @@ class Cluster:
         """Of nodes that are not there."""
         self._filter = Filter(self.arrays, self._kinds)
         self._totals = Totals()
+        self._answers = Answers(self.arrays)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -207,9 +209,7 @@ class Cluster:
     def _policy(self, name: str) -> Policy:
         policy = self._policies.get(name)
         if policy is None:
-            policy = self._policies[name] = make(
-                "binpack" if name == "fragmentation" and name not in POLICIES else name
-            )
+            policy = self._policies[name] = make(name)
         return policy
 
     def _forget(self, node: Node) -> None:
@@ -282,35 +282,50 @@ class Cluster:
         Nodes where a device has the pod's affinity tag, and has room for it, come before all
         others: as KubeShare has it, an idle device is taken only where there is none.
         """
-        names = [self.arrays.names[row] for row in order]
+        rows = order.tolist()
+        answer = self._answer_for(need)
         wanted = largest(need)
         tagged = self._filter.nodes_with(wanted.request.constraints.affinity) if wanted else ()
-        looked = {name: self.place(need, name) for name in names if name in tagged}
-        near = [
-            (self._untagged(decision), name)
-            for name, decision in looked.items()
-            if isinstance(decision, PodBooking) and self._untagged(decision) < len(_used(decision))
-        ]
-        near.sort(key=lambda each: each[0])
-        found = dict.fromkeys(name for _, name in near)
-        others = [name for name, each in looked.items() if isinstance(each, NodeRejection)]
-        for name in names:
+        looked = {row: answer(row) for row in rows if self.arrays.names[row] in tagged}
+        near = sorted(
+            (row for row, each in looked.items() if each.is_near),
+            key=lambda row: looked[row].untagged,
+        )
+        found = dict.fromkeys(near)
+        others = [row for row, each in looked.items() if not each.fits]
+        for row in rows:
             if most is not None and len(found) >= most:
                 break
-            decision = looked.get(name) or self.place(need, name)
-            if isinstance(decision, PodBooking):
-                found[name] = None
-            elif name not in looked:
-                others.append(name)
-        return list(found)[:most], others
+            if row not in looked:
+                looked[row] = answer(row)
+                if not looked[row].fits:
+                    others.append(row)
+            if looked[row].fits:
+                found[row] = None
+        self._answers.trim()
+        names = self.arrays.names
+        return [names[row] for row in found][:most], [names[row] for row in others]
 
-    def _untagged(self, booking: PodBooking) -> int:
-        """Return how many of a pod's devices have no share with the affinity tag that it has."""
-        node = self._nodes[booking.node]
-        return sum(
-            bool(tag) and tag not in node.loads[node.hardware.columns[uuid]].affinities
-            for uuid, tag in _used(booking)
-        )
+    def _answer_for(self, need: PodNeed) -> Callable[[int], Answer]:
+        """Return what says of a row whether the pod has a place there."""
+        chains = [DeviceChain()] * len(need.containers)  # whether it has one, not which
+        known = self._answers.of(need)
+
+        def ask(row: int) -> Answer:
+            node = self._nodes[self.arrays.names[row]]
+            decision = node.place(need, chains)
+            if isinstance(decision, NodeRejection):
+                return Answer(fits=False)
+            used = _used(decision)
+            untagged = sum(
+                bool(tag) and tag not in node.loads[node.hardware.columns[uuid]].affinities
+                for uuid, tag in used
+            )
+            return Answer(fits=True, untagged=untagged, is_near=untagged < len(used))
+
+        if need.uid in self._homes:
+            return ask  # another pod that asks for the same finds less room where this one is
+        return lambda row: known(row, lambda: ask(row))
 
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool

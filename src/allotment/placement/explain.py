@@ -5,17 +5,19 @@ from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Rejection, Verdict
 from allotment.model.requests import EXCLUSIVE, TIMESLICE, Request
+from allotment.placement.constraints import OF_OTHER_MODEL, OF_OTHER_UUID
 from allotment.placement.fit import (
     NO_SEAT,
     NOT_ALONE,
     NOT_SELECTED,
+    NOT_SERVED,
     OTHER_MODE,
     TAKEN_WHOLE,
     TOO_LITTLE_COMPUTE,
     TOO_LITTLE_MEMORY,
 )
 
-__all__ = ["explain"]
+__all__ = ["explain", "models_of"]
 
 _NAMES = 3
 """How many shares of a device are named; of more than that, only how many."""
@@ -26,7 +28,8 @@ def explain(rejection: Rejection) -> str:
     request = rejection.request
     number = len(rejection.verdicts)
     there = format_count(number, "GPU fits", "GPUs fit")
-    lines = [f"no room for {_asked(rejection)}: {rejection.fitting} of {there}"]
+    apart = f", but not {rejection.together}" if rejection.together else ""
+    lines = [f"no room for {_asked(rejection)}: {rejection.fitting} of {there}{apart}"]
     lines += [f"  {_line(verdict, request)}" for verdict in rejection.verdicts]
     return "\n".join(lines)
 
@@ -64,7 +67,7 @@ def _reason(verdict: Verdict, request: Request) -> str:
     state, reason = verdict.state, verdict.reason
     need, have = _distinct(verdict.need_bytes, verdict.have_bytes)
     if verdict.fits:
-        is_alone = request.mode == EXCLUSIVE
+        is_alone = request.mode == EXCLUSIVE or request.constraints.is_alone
         text = "fits, need it alone, have no other share there" if is_alone else ""
         text = text or f"fits, need {need}, have {have}"
     elif reason in {NOT_ALONE, TAKEN_WHOLE, OTHER_MODE}:
@@ -81,7 +84,9 @@ def _reason(verdict: Verdict, request: Request) -> str:
         text = f"need {asked} % of compute, have {left} % ({given} % guaranteed)"
     elif reason == NO_SEAT:
         text = f"{reason}: {state.shares}"
-    elif reason in {NOT_SELECTED, state.problem}:
+    elif reason == OF_OTHER_MODEL:
+        text = f"need {models_of(request)}, have {state.device.name}"
+    elif reason in {NOT_SELECTED, NOT_SERVED, OF_OTHER_UUID, state.problem}:
         text = reason
     else:
         text = f"{reason}, need {need}, have {have}"
@@ -100,6 +105,14 @@ def _company(verdict: Verdict, request: Request) -> str:
     if verdict.reason == NOT_ALONE:
         return f"need it alone, have {format_count(state.shares, 'share')} there ({who})"
     return f"need mode {request.mode}, have shares of mode {state.mode} there ({who})"
+
+
+def models_of(request: Request) -> str:
+    """Name the models that a request admits: `A100 or H100`, `no T4`."""
+    wanted = request.constraints
+    texts = [" or ".join(rule.text for rule in wanted.models)] if wanted.models else []
+    texts += [f"no {rule.text}" for rule in wanted.not_models]
+    return " and ".join(texts)
 
 
 def _distinct(need: int, have: int) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether one device can serve its part of a request."""
 
-from dataclasses import replace
 from functools import cache
 
 from allotment.model.placements import MAX_SHARES, DeviceState, Verdict
@@ -41,27 +40,23 @@ OTHER_MODE = "its shares are of another mode"
 
 def judge(state: DeviceState, request: Request) -> Verdict:
     """Weigh one device against a request; the verdict has need and have either way."""
-    verdict = Verdict(
+    need = request.memory.of(state.device.allottable_bytes)
+    have = memory_room(state, may_oversubscribe=request.may_oversubscribe)
+    return Verdict(
         state,
-        need_bytes=request.memory.of(state.device.allottable_bytes),
-        have_bytes=memory_room(state, may_oversubscribe=request.may_oversubscribe),
+        need_bytes=need,
+        have_bytes=have,
+        reason=_unfit(state, request) or _lacks(state, request, need_bytes=need, have_bytes=have),
         need_guarantee=request.compute.guarantee,
         have_guarantee=state.free_guarantee,
     )
-    reason = _reason(verdict, request)
-    return replace(verdict, reason=reason) if reason else verdict
 
 
-def _reason(verdict: Verdict, request: Request) -> str:
-    state = verdict.state
+def _unfit(state: DeviceState, request: Request) -> str:
+    """Say why the request cannot be on a device, however much of it is left."""
     if request.selectors and not is_selected(state.device, request):
         return NOT_SELECTED
-    return (
-        unsuited(state.device, request.constraints)
-        or state.problem
-        or _company(state, request)
-        or _room(verdict, request)
-    )
+    return unsuited(state.device, request.constraints) or state.problem or _company(state, request)
 
 
 def _company(state: DeviceState, request: Request) -> str:
@@ -79,11 +74,10 @@ def _company(state: DeviceState, request: Request) -> str:
     return keeps_company(state, request.constraints)
 
 
-def _room(verdict: Verdict, request: Request) -> str:
-    state = verdict.state
-    if verdict.need_bytes > verdict.have_bytes:
+def _lacks(state: DeviceState, request: Request, *, need_bytes: int, have_bytes: int) -> str:
+    if need_bytes > have_bytes:
         return TOO_LITTLE_MEMORY
-    if verdict.need_guarantee > verdict.have_guarantee:
+    if request.compute.guarantee > state.free_guarantee:
         return TOO_LITTLE_COMPUTE
     if request.mode == SOFT and _is_crowded(state):
         return NO_SEAT

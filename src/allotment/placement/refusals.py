@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a pod cannot be on a node: one of a fixed list of reasons, and a line with need and have."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from allotment.placement.constraints import (
     OF_OTHER_UUID,
     OF_SAME_ANTI_AFFINITY,
 )
+from allotment.placement.explain import models_of
 from allotment.placement.fit import (
     NO_SEAT,
     NOT_ALONE,
@@ -36,6 +38,7 @@ __all__ = [
     "lacks_host",
     "lacks_room",
     "refused",
+    "told",
     "unknown_node",
 ]
 
@@ -80,6 +83,7 @@ class Refusal:
 
 
 _HAVE = "{have}"
+_WORD = re.compile(r"[0-9A-Za-z.]+")
 _Format = Callable[[int], str]
 
 
@@ -172,25 +176,31 @@ def asked_for(request: Request) -> str:
     """Return what a container asks for, in words: `2 GPUs with 20Gi and 30 % of compute each`."""
     several = request.count > 1
     constraints = request.constraints
-    where = " on one NUMA node" * constraints.same_numa * several
-    where += " joined by NVLink" * constraints.needs_nvlink * several
-    what = " and ".join(rule.text for rule in constraints.models)
-    word = f"{what.replace(' and ', ' or ')} GPU" if what else "GPU"
+    what = models_of(request)
+    word = ("GPUs" if several else "GPU") + (f" ({what})" if what else "")
+    number = f"{request.count}" if several else "a"
+    where = " on one NUMA node" * constraints.same_numa + " joined by NVLink" * (
+        constraints.needs_nvlink
+    )
+    end = where if several else ""
     if request.mode in {EXCLUSIVE, TIMESLICE}:
         how = "whole" if request.mode == EXCLUSIVE else "time-sliced"
-        return f"{request.count} {how} {word}s{where}" if several else f"a {how} {word}"
-    memory = request.memory
-    part = f"{memory}"
-    if memory.part is not None:
-        percent = format_percent(round(memory.part * WHOLE))
-        part = "all of its memory" if memory.part == 1 else f"{percent} % of its memory"
+        return f"{number} {how} {word}{end}"
+    part = _memory(request)
     if request.compute.guarantee:
         part += f" and {format_percent(request.compute.guarantee)} % of compute"
-    if constraints.is_alone:
-        part += ", alone"
-    return (
-        f"{request.count} {word}s with {part} each{where}" if several else f"a {word} with {part}"
-    )
+    each = " each" if several else ""
+    alone = ", alone" if constraints.is_alone else ""
+    return f"{number} {word} with {part}{each}{end}{alone}"
+
+
+def _memory(request: Request) -> str:
+    memory = request.memory
+    if memory.part is None:
+        return f"{memory}"
+    if memory.part == 1:
+        return "all of its memory"
+    return f"{format_percent(round(memory.part * WHOLE))} % of its memory"
 
 
 def _nearest(verdicts: Sequence[Verdict]) -> tuple[Reason, str, int]:
@@ -242,8 +252,20 @@ _FORMATS: Mapping[Reason, _Format] = MappingProxyType(
 
 
 def _filled(node: str, reason: Reason, stem: str, have: int) -> NodeRejection:
-    text = stem.replace(_HAVE, _FORMATS.get(reason, str)(have), 1)
+    form = _FORMATS.get(reason, str)
+    shown = form(have)
+    if form is format_bytes and shown in _WORD.findall(stem):
+        shown = f"{have}B"  # rounding hides the difference
+    text = stem.replace(_HAVE, shown, 1)
     return NodeRejection(node, reason, text, stem=stem if _HAVE in stem else "", have=have)
+
+
+def told(rejections: Iterable[NodeRejection]) -> str:
+    """Return a line for each group of nodes that fail alike: `312 nodes: need 20Gi, have ...`."""
+    return "\n".join(
+        f"{names[0] if len(names) == 1 else format_count(len(names), 'node')}: {text}"
+        for text, names in grouped(rejections)
+    )
 
 
 def grouped(rejections: Iterable[NodeRejection]) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What searches on nodes found out, kept as long as a node has not changed.
+
+Pods of one kind come in numbers, and kube-scheduler asks about one that waits again and again: all
+but a few nodes are then as they were.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from allotment.model.clusters import PodNeed
+from allotment.placement.arrays import Arrays
+
+__all__ = ["Answer", "Answers"]
+
+_MOST_KEPT = 200_000
+"""Answers, over all needs: some 20 MB."""
+
+
+class Answer(NamedTuple):
+    """Whether a pod has a place on a node, and how near that is to the tag that it looks for."""
+
+    fits: bool
+    untagged: int = 0
+    """How many devices have no share with the pod's affinity tag."""
+    is_near: bool = False
+    """Some device has such a share."""
+
+
+class Answers:
+    """By what pods ask for, and node."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._needs: OrderedDict[Hashable, dict[int, tuple[int, Answer]]] = OrderedDict()
+        self._kept = 0
+
+    def of(self, need: PodNeed) -> Callable[[int, Callable[[], Answer]], Answer]:
+        """Return what answers for pods that ask for the same: by row, or by asking."""
+        key = need.cpu_milli, need.memory_bytes, need.containers
+        known = self._needs.setdefault(key, {})
+        self._needs.move_to_end(key)
+        versions = self._arrays.version
+
+        def answer(row: int, ask: Callable[[], Answer]) -> Answer:
+            version = int(versions[row])
+            before = known.get(row)
+            if before is not None and before[0] == version:
+                return before[1]
+            if before is None:
+                self._kept += 1
+            now = ask()
+            known[row] = version, now
+            return now
+
+        return answer
+
+    def trim(self) -> None:
+        """Forget what has not been asked for the longest, where there is too much."""
+        while self._kept > _MOST_KEPT and len(self._needs) > 1:
+            _, oldest = self._needs.popitem(last=False)
+            self._kept -= len(oldest)
