@@ -5,7 +5,8 @@
     python bench/placement_policies.py --data DIR           the traces `openb`; 20 minutes
     python bench/placement_policies.py --data DIR --markdown    also into docs/performance.md
     python bench/placement_policies.py --data DIR --plot        also docs/images/placement-*.svg
-    python bench/placement_policies.py --from FILE --plot       from what --save FILE has kept
+    python bench/placement_policies.py --data DIR --figures FILE    keeps the figures in FILE, and
+                                                            replays what it has not got yet alone
 
 DIR has openb_node_list_gpu_node.csv and openb_pod_list_*.csv (Alibaba's clusterdata,
 cluster-trace-gpu-v2023, csv/): they state no licence, so that they are not in this repository.
@@ -80,12 +81,17 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, metavar="DIR", help="a folder with the traces openb")
     parser.add_argument("--traces", help="some of them, by commas: default,cpu100")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument(
+        "--policies",
+        type=lambda text: [each for each in POLICIES if each in text.split(",")],
+        default=list(POLICIES),
+    )
     parser.add_argument("--seeds", default=SEEDS)
     parser.add_argument("--variant-seeds", default=VARIANT_SEEDS)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="keep all figures, as JSON")
-    parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="replay nothing")
+    parser.add_argument(
+        "--figures", type=Path, metavar="FILE", help="keep them, and go on from them"
+    )
     parser.add_argument("--markdown", action="store_true", help="write into docs/performance.md")
     parser.add_argument("--plot", action="store_true", help="draw docs/images/placement-*.svg")
     return parser.parse_args(words)
@@ -113,21 +119,43 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def measure(chosen: argparse.Namespace) -> Documents:
-    """Replay everything."""
-    documents: Documents = {"machine": facts("none"), "traces": {}, "variants": {}}
-    del documents["machine"]["driver"]
+    """Replay what there are no figures of; they are kept after each step."""
+    documents: Documents = {"traces": {}, "variants": {}}
+    if chosen.figures is not None and chosen.figures.exists():
+        documents = json.loads(chosen.figures.read_text())
+    documents["machine"] = {key: value for key, value in facts("").items() if key != "driver"}
     told = traces(chosen)
-    for name, words in told.items():
-        seeds = ("--seeds", chosen.seeds, "--policy", chosen.policies)
-        documents["traces"][name] = simulate(*words, *seeds, "--jobs", str(chosen.jobs))
-    plotted = next((name for name in PLOTTED if name in told), next(iter(told)))
-    documents["plotted"] = plotted
-    some = [name for name in VARIANT_POLICIES if name in chosen.policies.split(",")]
-    for title, more in VARIANTS.items():
-        seeds = ("--seeds", chosen.variant_seeds, "--policy", ",".join(some))
-        words = [*told[plotted], *seeds, *more, "--jobs", str(chosen.jobs)]
-        documents["variants"][title] = simulate(*words)
+    documents["plotted"] = next((name for name in PLOTTED if name in told), next(iter(told)))
+    plotted = [*told[documents["plotted"]], "--seeds", chosen.variant_seeds]
+    # By policy first: whoever ends it early has figures to compare.
+    for policy in chosen.policies:
+        for name, words in told.items():
+            replay(documents["traces"], name, [*words, "--seeds", chosen.seeds], policy, chosen)
+            keep(documents, chosen)
+    for policy in VARIANT_POLICIES:
+        for name, more in VARIANTS.items():
+            if policy in chosen.policies:
+                replay(documents["variants"], name, [*plotted, *more], policy, chosen)
+                keep(documents, chosen)
     return documents
+
+
+def replay(
+    found: Documents, name: str, words: Sequence[str], policy: str, chosen: argparse.Namespace
+) -> None:
+    """Replay one policy, unless there are figures of it."""
+    kept = found.get(name, {"runs": [], "summary": []})
+    if all(each["policy"] != policy for each in kept["summary"]):
+        more = simulate(*words, "--policy", policy, "--jobs", str(chosen.jobs))
+        found[name] = {part: [*kept[part], *more[part]] for part in ("runs", "summary")}
+    for each in found[name].values():
+        each.sort(key=lambda one: POLICIES.index(one["policy"]))
+
+
+def keep(documents: Documents, chosen: argparse.Namespace) -> None:
+    """Write down all figures so far."""
+    if chosen.figures is not None:
+        chosen.figures.write_text(json.dumps(documents) + "\n")
 
 
 def simulate(*words: str) -> Any:  # noqa: ANN401 - JSON
@@ -150,7 +178,7 @@ def render(documents: Documents, *, command: str) -> str:
 
 def _traces_table(found: Mapping[str, Any]) -> Iterator[str]:
     first = next(iter(found.values()))
-    policies = [each["policy"] for each in first["summary"]]
+    policies = _policies(found)
     seeds = len(first["summary"][0]["seeds"])
     yield f"Percent of all GPUs allocated when 100 % have been asked for, means of {_seeds(seeds)}"
     yield "(± standard deviation):"
@@ -163,7 +191,7 @@ def _traces_table(found: Mapping[str, Any]) -> Iterator[str]:
         ours = by_policy.get(OURS)
         yield _line(
             name,
-            *(_with_spread(by_policy[policy]) for policy in policies),
+            *(_with_spread(by_policy.get(policy)) for policy in policies),
             f"{PUBLISHED[name]:.2f}" if name in PUBLISHED else "",
             "" if target is None else f"{target} {_verdict(ours, target)}",
         )
@@ -176,7 +204,14 @@ def _verdict(ours: Mapping[str, Any] | None, target: float) -> str:
     return "met" if round(ours["allocated_pct"]["100"], 2) >= target else "MISSED"
 
 
-def _with_spread(summary: Mapping[str, Any]) -> str:
+def _policies(found: Mapping[str, Any]) -> list[str]:
+    there = {each["policy"] for document in found.values() for each in document["summary"]}
+    return [policy for policy in POLICIES if policy in there]
+
+
+def _with_spread(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return ""
     spread = summary["allocated_pct_stdev"]["100"]
     mean = f"{summary['allocated_pct']['100']:.2f}"
     return mean if spread is None else f"{mean} ± {spread:.2f}"
@@ -202,7 +237,7 @@ def _policies_table(document: Mapping[str, Any], trace: str) -> Iterator[str]:
 
 def _variants_table(found: Mapping[str, Any], trace: str) -> Iterator[str]:
     first = next(iter(found.values()))
-    policies = [each["policy"] for each in first["summary"]]
+    policies = _policies(found)
     seeds = len(first["summary"][0]["seeds"])
     yield f"The same trace ({trace}) otherwise, {'means of ' if seeds > 1 else ''}{_seeds(seeds)};"
     yield "where pods leave, as a mean over time, and how many had to wait:"
@@ -210,10 +245,13 @@ def _variants_table(found: Mapping[str, Any], trace: str) -> Iterator[str]:
     yield _line("", *(f"`{name}`" for name in policies))
     yield _line(*["---"] * (len(policies) + 1))
     for title, document in found.items():
-        yield _line(title, *(_variant(each) for each in document["summary"]))
+        by_policy = {each["policy"]: each for each in document["summary"]}
+        yield _line(title, *(_variant(by_policy.get(policy)) for policy in policies))
 
 
-def _variant(summary: Mapping[str, Any]) -> str:
+def _variant(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return ""
     allocated = summary["allocated_pct"]
     if "100" in allocated:
         return f"{allocated['100']:.2f}"
@@ -292,12 +330,10 @@ def _draw_one(
 
 
 def main(words: list[str]) -> int:
-    """Replay, print and, where asked to, keep, write and draw."""
+    """Replay, print and, where asked to, write and draw."""
     chosen = arguments(words)
-    documents = json.loads(chosen.kept.read_text()) if chosen.kept else measure(chosen)
-    if chosen.save is not None:
-        chosen.save.write_text(json.dumps(documents) + "\n")
-    data = " --data DIR" if MADE_UP not in documents["traces"] else ""
+    documents = measure(chosen)
+    data = " --data DIR" if chosen.data else ""
     body = render(documents, command=f"python bench/placement_policies.py{data} --markdown")
     print(body)
     if chosen.markdown:

@@ -71,6 +71,15 @@ def test_who_waited_longest_goes_first() -> None:
     assert story.wait_s["p50"] == 9
 
 
+def test_who_waited_longest_goes_first_of_any_kind() -> None:
+    first, second = visit(1, 100, milli=900), visit(2, 100, milli=800)
+    for one, other in ((first, second), (Visit(second.pod, 1, 100), Visit(first.pod, 2, 100))):
+        story, counts = played(visit(0, 10), one, other, visit(20, 1))
+        assert (counts.placed, story.still_waiting) == (2, 2)
+        assert story.allocated_most_pct == 100
+        assert story.allocated_late_pct == one.pod.shape.size_milli / 10
+
+
 def test_who_can_never_fit_does_not_wait() -> None:
     story, counts = played(visit(0, 10), visit(1, 10, gpus=2), visit(20, 1))
     assert (counts.placed, counts.impossible, story.waited) == (2, 1, 0)

@@ -38,8 +38,10 @@ class Trouble:
     def run(self, policy: str, seed: int, progress: Progress) -> Outcome:
         if seed == 1:
             return SCENE.run(policy, seed, progress)
-        if seed == 2:  # whoever works on a terminal hits Ctrl-C
+        if seed == 2:  # Ctrl-C on a terminal goes to all processes of the group
             os.kill(self.parent, signal.SIGINT)
+            if os.getpid() != self.parent:
+                os.kill(os.getpid(), signal.SIGINT)
             for _ in range(100_000):
                 progress(0.5)
         if seed == 3:
