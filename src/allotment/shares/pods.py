@@ -275,7 +275,8 @@ class PodShares:
             if self._machine is None:
                 driver = self._driver_edits([each for each in devices if each.uuid in own])
             spec = cdi.make_spec(share, replace(content, driver=driver))
-            _write(draft / _SPEC, json.dumps(spec) + "\n")
+            # The runtime reads every spec of the folder for each that comes, as YAML: spaces cost.
+            _write(draft / _SPEC, json.dumps(spec, separators=(",", ":")) + "\n")
 
     def _content(self, directory: Path, mode: str) -> cdi.CdiContent:
         shim, libraries = self._copied()
