@@ -10,6 +10,7 @@ so that whatever this version does not know of stays as it is.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -21,7 +22,7 @@ from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.quantities import parse_whole
 from allotment.scheduler.admission import Step, merged, pointer
 
-__all__ = ["Draft", "PodChange", "pod_of", "read_pod"]
+__all__ = ["Draft", "PodChange", "pod_of", "read_pod", "whole_amount"]
 
 
 class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
@@ -192,6 +193,12 @@ def pod_of(pod: ForeignPod) -> Pod:
     )
 
 
+@lru_cache(maxsize=4096)
+def whole_amount(text: str) -> int:
+    """Read an amount as `parse_whole` does: pods are alike, and ask for the same again and again."""
+    return parse_whole(text)
+
+
 def _where(item: _Container, path: tuple[str | int, ...]) -> _Where:
     resources = item.resources
     return _Where(
@@ -227,4 +234,4 @@ def _whole(limits: Mapping[str, str]) -> Iterator[tuple[str, int]]:
         domain, slash, _ = name.partition("/")
         if slash and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io"):
             with suppress(QuantityError):
-                yield name, parse_whole(text)
+                yield name, whole_amount(text)

@@ -26,7 +26,6 @@ from allotment.dialects.translating import translate
 from allotment.model.clusters import PodNeed
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.pods import PodUid
-from allotment.model.quantities import parse_whole
 from allotment.scheduler.admission import (
     Answer,
     ReviewRequest,
@@ -35,7 +34,7 @@ from allotment.scheduler.admission import (
     read_review,
 )
 from allotment.scheduler.admission_keys import TRANSLATED, Keys, all_keys, matcher
-from allotment.scheduler.admission_pods import Draft, PodChange, pod_of, read_pod
+from allotment.scheduler.admission_pods import Draft, PodChange, pod_of, read_pod, whole_amount
 from allotment.scheduler.quota import QuotaRejection
 
 __all__ = [
@@ -135,7 +134,10 @@ class PodWebhook:
         self._titles = {each.name: each.title for each in dialects}
         self._settings = settings or WebhookSettings()
         self._quotas = quotas
-        self._keys = keys or all_keys(dialects)
+        known = keys or all_keys(dialects)
+        self._is_resource = matcher(known.resources)
+        self._is_annotation = matcher(known.annotations)
+        self._is_label = matcher(known.labels)
 
     def mutate(self, body: bytes) -> Reply:
         """Answer a review: an answer to every review, HTTP status 400 to what is none."""
@@ -307,16 +309,13 @@ class PodWebhook:
         By the keys of the dialects: what others write into a pod, and what is written at binding,
         is none of it.
         """
-        resource, annotation, label = map(
-            matcher, (self._keys.resources, self._keys.annotations, self._keys.labels)
-        )
         said = {
-            "annotations": _chosen(pod.annotations, annotation),
-            "labels": _chosen(pod.labels, label),
+            "annotations": _chosen(pod.annotations, self._is_annotation),
+            "labels": _chosen(pod.labels, self._is_label),
             "resources": [
                 [each.name, each.kind.value, {key: _amount(text) for key, text in chosen.items()}]
                 for each in pod.containers
-                if (chosen := _chosen(each.limits, resource))
+                if (chosen := _chosen(each.limits, self._is_resource))
             ],
         }
         return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()[:16]
@@ -350,7 +349,7 @@ def _chosen(values: Mapping[str, str], is_chosen: Callable[[str], bool]) -> dict
 def _amount(text: str) -> str:
     """Write an amount in one form: the API server writes 6291456000 as 6291456k."""
     try:
-        return str(parse_whole(text))
+        return str(whole_amount(text))
     except QuantityError:
         return text
 
