@@ -195,7 +195,7 @@ def pod_of(pod: ForeignPod) -> Pod:
 
 @lru_cache(maxsize=4096)
 def whole_amount(text: str) -> int:
-    """Read an amount as `parse_whole` does: pods are alike, and ask for the same again and again."""
+    """Read an amount as `parse_whole` does: pods are alike, and ask for the same time and again."""
     return parse_whole(text)
 
 
