@@ -3,7 +3,7 @@
 
 For each typical kind of pod there are *slots*: how many such pods the cluster could still take
 (`slots.py`). A slot's *price* is how often the kind comes, divided by how many slots there are, and
-by the root of the kind's size. A pod goes where the slots that it takes from all kinds are worth
+by the cube root of the kind's size. A pod goes where the slots that it takes from all kinds are worth
 least together. That is the greedy step of making Σ frequency x log(slots) as large as can be: the
 scarcer a kind's room, the dearer, without a parameter for any cluster or mix of pods.
 
@@ -28,7 +28,8 @@ __all__ = ["Fragmentation"]
 
 _MOST_SHAPES = 96
 """Kinds that have prices; those that come less often have none, unless alike to one of these."""
-_SIZE_EXPONENT = 0.5
+_SIZE_EXPONENT = 1 / 3
+"""Anything up to 1/2 gives about the same; from 3/4 on, mixes of many large pods lose by points."""
 _LEAST_SLOTS = 1.0
 """Prices rise no further when there are fewer."""
 _HALF_LIFE = 5_000
