@@ -3,9 +3,9 @@
 
 For each typical kind of pod there are *slots*: how many such pods the cluster could still take
 (`slots.py`). A slot's *price* is how often the kind comes, divided by how many slots there are, and
-by the cube root of the kind's size. A pod goes where the slots that it takes from all kinds are worth
-least together. That is the greedy step of making Σ frequency x log(slots) as large as can be: the
-scarcer a kind's room, the dearer, without a parameter for any cluster or mix of pods.
+by the cube root of the kind's size. A pod goes where the slots that it takes from all kinds are
+worth least together. That is the greedy step of making Σ frequency x log(slots) as large as can be:
+the scarcer a kind's room, the dearer, without a parameter for any cluster or mix of pods.
 
 The mix is learnt from the pods that come, and what came long ago counts less; pods that leave give
 their room back, and prices fall.
