@@ -308,20 +308,10 @@ class Cluster:
 
     def _answer_for(self, need: PodNeed) -> Callable[[int], Answer]:
         """Return what says of a row whether the pod has a place there."""
-        chains = [DeviceChain()] * len(need.containers)  # whether it has one, not which
         known = self._answers.of(need)
 
         def ask(row: int) -> Answer:
-            node = self._nodes[self.arrays.names[row]]
-            decision = node.place(need, chains)
-            if isinstance(decision, NodeRejection):
-                return Answer(fits=False)
-            used = _used(decision)
-            untagged = sum(
-                bool(tag) and tag not in node.loads[node.hardware.columns[uuid]].affinities
-                for uuid, tag in used
-            )
-            return Answer(fits=True, untagged=untagged, is_near=untagged < len(used))
+            return self._nodes[self.arrays.names[row]].answer(need)
 
         if need.uid in self._homes:
             return ask  # another pod that asks for the same finds less room where this one is
@@ -364,15 +354,6 @@ class Cluster:
             return found
 
         return why
-
-
-def _used(booking: PodBooking) -> set[tuple[str, str]]:
-    """Return a pod's devices, each with the affinity tag for which it was taken."""
-    return {
-        (each.uuid, container.affinity)
-        for container in booking.containers
-        for each in container.devices
-    }
 
 
 _BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.model.requests import EXCLUSIVE
+from allotment.placement.answers import Answer
 from allotment.placement.arrays import DeviceRoom
 from allotment.placement.booking import Footprint, Load, base_load, footprint
-from allotment.placement.fit import memory_room, open_modes
+from allotment.placement.fit import judge, memory_room, open_modes
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.refusals import lacks_host, refused
 from allotment.placement.searches import Search
@@ -128,6 +129,44 @@ class Node:
             memory_bytes=need.memory_bytes,
             containers=tuple(sorted(placed, key=lambda each: (each.place, each.name))),
         )
+
+    def answer(self, need: PodNeed) -> Answer:
+        """Say whether a pod has a place here, and how near that is to its affinity tag."""
+        quick = self._quick_answer(need)
+        if quick is not None:
+            return quick
+        decision = self.place(need, [DeviceChain()] * len(need.containers))
+        if isinstance(decision, NodeRejection):
+            return Answer(fits=False)
+        used = {
+            (each.uuid, container.affinity)
+            for container in decision.containers
+            for each in container.devices
+        }
+        untagged = sum(
+            bool(tag) and tag not in self.loads[self.hardware.columns[uuid]].affinities
+            for uuid, tag in used
+        )
+        return Answer(fits=True, untagged=untagged, is_near=untagged < len(used))
+
+    def _quick_answer(self, need: PodNeed) -> Answer | None:
+        """Answer by the number of devices that fit, where that is all there is to it."""
+        request = need.containers[0].request if len(need.containers) == 1 else None
+        if request is None or request.may_oversubscribe or self.view.may_overflow:
+            return None
+        wanted = request.constraints
+        has_pairs = request.count > 1 and (wanted.same_numa or wanted.needs_nvlink)
+        if has_pairs or need.uid in self.bookings:
+            return None
+        name, cpu, memory = self.inventory.name, self.cpu_free, self.memory_free
+        if lacks_host(need, name, cpu_free=cpu, memory_free=memory) is not None:
+            return Answer(fits=False)
+        states = [state for state in self.view.states({}) if judge(state, request).fits]
+        if len(states) < request.count:
+            return Answer(fits=False)
+        tagged = sum(wanted.affinity in state.affinities for state in states)
+        untagged = max(0, request.count - tagged) if wanted.affinity else 0
+        return Answer(fits=True, untagged=untagged, is_near=untagged < request.count)
 
     def _without(self, gone: Collection[PodBooking]) -> View:
         if not any(each.containers for each in gone):

@@ -323,6 +323,21 @@ def test_a_share_with_a_tag_draws_its_like_alone() -> None:
         assert ranking.refused["a"].reason == "tags"
 
 
+def test_what_a_search_found_out_holds_until_the_node_changes() -> None:
+    cluster = binpack(inventory("a", 10), inventory("b", 4))
+    first, second = (need(uid, 6, constraints=Constraints(exclusion="t")) for uid in "xy")
+    for _ in range(2):
+        assert cluster.rank(first).best == ["a"]
+    booked(cluster, first)
+    for _ in range(2):
+        assert cluster.rank(second).best == []
+        assert cluster.rank(first).best == ["a"]
+    cluster.release(first.uid)
+    assert cluster.rank(second).best == ["a"]
+    cluster.put(inventory("b", 16))
+    assert cluster.rank(second).best == ["a", "b"]
+
+
 def test_host_memory_is_one_budget_for_all_devices_of_a_node() -> None:
     cluster = binpack(inventory("a", 10, 10, budget=5))
     booked(cluster, need("x", 14, host=True))
