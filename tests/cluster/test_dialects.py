@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod of every dialect, as that system's documentation writes it, on a cluster with everything.
+
+The whole way with nothing in between that is not real: API server, webhook, kube-scheduler with the
+extender, binding, kubelet, agent, container. What counts is what the program in the container
+finds. The scheduler has the rights of its manifest, and its admission policies are in force.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from scheduling import PLACEMENT, Scheduler, scheduler_config
+from stories import GIB, MIB, SOFT, NodeAgent, burnt, node_agent
+from testbed import roles
+from testbed.api import Api, ApiError, Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods
+from testbed.waiting import wait_until
+
+from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
+
+ROOT = Path(__file__).resolve().parents[2]
+MANIFEST = ROOT / "deploy" / "manifests" / "scheduler.yaml"
+EXAMPLES = ROOT / "examples" / "dialects"
+CONFIGURATION = (
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/allotment-scheduler"
+)
+ACCOUNT = "/api/v1/namespaces/allotment-system/serviceaccounts/allotment-scheduler"
+SERVICE = "allotment-webhook.allotment-system.svc"
+WEBHOOK_PORT = 9448
+_NAMES = itertools.count(1)
+# Pods that name another system's scheduler are served by profiles of that name: nothing in them
+# has to change.
+PROFILES = ("default-scheduler", "allotment-scheduler", "kai-scheduler", "volcano")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an example's container has of each of its GPUs."""
+
+    container: str
+    memory: int | None
+    """Bytes; None: a part of the GPU."""
+    part: float = 0.0
+    gpus: int = 1
+    guarantee: int = 0
+    """Percent."""
+    receipt: str = ""
+    """An annotation in which that system says what a pod was given."""
+
+
+EXPECTED = {
+    "allotment": Expected(container="train", memory=4 * GIB, guarantee=30),
+    "hami": Expected(
+        container="ubuntu-container", memory=3000 * MIB, gpus=2, guarantee=30,
+        receipt="hami.io/vgpu-devices-allocated",
+    ),
+    "volcano": Expected(
+        container="cuda-container", memory=3000 * MIB, gpus=2, guarantee=50,
+        receipt="volcano.sh/vgpu-ids-new",
+    ),
+    "volcano-gpushare": Expected(container="cuda-container", memory=1024 * MIB),
+    "aliyun": Expected(
+        container="binpack-1", memory=3 * GIB, receipt="ALIYUN_COM_GPU_MEM_IDX"
+    ),
+    "ack": Expected(container="tensorflow-mnist-multigpu", memory=4 * GIB, gpus=2),
+    "ack-core": Expected(container="cuda-sample", memory=2 * GIB, guarantee=30),
+    "tencent": Expected(
+        container="nvidia", memory=7680 * MIB, guarantee=50,
+        receipt="tencent.com/predicate-gpu-idx-0",
+    ),
+    "qgpu": Expected(container="qgpu", memory=5 * GIB, guarantee=30),
+    "elastic-gpu": Expected(container="cuda", memory=2048 * MIB),
+    "kubeshare": Expected(container="cuda", memory=GIB, guarantee=50),
+    "kubeshare-sharepod": Expected(container="cuda", memory=GIB, guarantee=50),
+    "kubeshare-2": Expected(container="pytorch", memory=None, part=0.5, guarantee=50),
+    "kai": Expected(container="gpu-workload", memory=None, part=0.5),
+    "kai-memory": Expected(container="gpu-workload", memory=2000 * MIB),
+    "kai-container": Expected(container="gpu-workload", memory=None, part=0.5),
+    "nvfractions": Expected(container="gpu-workload", memory=8192 * MIB),
+    "deepomatic": Expected(container="cuda", memory=None, part=0.1, guarantee=10),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one node, with the manifest of the scheduler."""
+    del testbed_machine
+    profiles = "".join(f"  - schedulerName: {name}\n" for name in PROFILES)
+    config = scheduler_config(more=f"profiles:\n{profiles}")
+    with Cluster(state=tmp_path_factory.mktemp("dialects"), scheduler_config=config) as made:
+        made.allow_agent()
+        install(made)
+        yield made
+
+
+def install(cluster: Cluster) -> None:
+    """Applies the manifest but for what runs in pods, whose image nobody can build here."""
+    kept = {"Deployment", "PodDisruptionBudget", "ConfigMap", "Service"}
+    documents = [each for each in yaml.safe_load_all(MANIFEST.read_text("utf-8")) if each]
+    path = cluster.state / "scheduler-manifest.yaml"
+    path.write_text(
+        yaml.safe_dump_all(each for each in documents if each["kind"] not in kept), "utf-8"
+    )
+    cluster.kubectl_run("apply", "--server-side", "--force-conflicts", "-f", str(path))
+    roles.bind_agent(cluster.api, ROOT / "deploy" / "manifests" / "agent.yaml")
+    # There is no kube-proxy that would lead to the Service, so its name leads to the node.
+    hosts = "cp /etc/hosts /run/hosts && echo 127.0.0.1 {0} >>/run/hosts && mount --bind"
+    cluster.node.run(["sh", "-c", f"{hosts.format(SERVICE)} /run/hosts /etc/hosts"])
+    found = cluster.api.get(CONFIGURATION)
+    found["webhooks"][0]["clientConfig"] = {"url": f"https://{SERVICE}:{WEBHOOK_PORT}/webhook/pods"}
+    cluster.api.put(CONFIGURATION, found)
+
+
+def credentials(cluster: Cluster) -> Path:
+    """The scheduler's own: the service account's token, as its pod has it."""
+    made = cluster.api.post(f"{ACCOUNT}/token", {"spec": {}})
+    config = json.loads(cluster.kubeconfig.read_text("utf-8"))
+    config["users"][0]["user"] = {"token": made["status"]["token"]}
+    path = cluster.state / "as-scheduler.kubeconfig"
+    path.write_text(json.dumps(config), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def node(whole: Cluster) -> Iterator[NodeAgent]:
+    with node_agent(whole, SOFT) as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
+    del node
+    # KubeShare's scheduler does nothing but place GPUs: its pods become this one's.
+    flags = ("--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}")
+    flags += ("--scheduler-name", "allotment-scheduler")
+    made = Scheduler(whole, *flags, kubeconfig=str(credentials(whole)))
+    made.wait_ready()
+    wait_until(lambda: translates(whole.api), "the webhook", timeout_s=60)
+    yield made
+    made.stop()
+
+
+def translates(api: Api) -> bool:
+    body = {**example("aliyun"), "metadata": {"name": "probe"}}
+    try:
+        made = api.post("/api/v1/namespaces/default/pods", body, dryRun="All")
+    except ApiError:
+        return False
+    return "allotment.dev/dialect" in made["metadata"].get("annotations", {})
+
+
+def example(name: str) -> Json:
+    body: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text("utf-8"))
+    if body["kind"] == KIND:
+        body = pod_of_sharepod(body)
+    # Nothing here speaks to the API server, and each token is another mount.
+    body["spec"].setdefault("automountServiceAccountToken", False)
+    return body
+
+
+@pytest.fixture
+def pods(whole: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
+    del scheduler
+    made = Pods(whole, whole.make_namespace(f"dialects-{next(_NAMES)}"))
+    yield made
+    made.delete(timeout_s=60)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_pod_of_each_dialect_has_the_share_that_it_asks_for(
+    node: NodeAgent, pods: Pods, name: str
+) -> None:
+    expected = EXPECTED[name]
+    body = example(name)
+    made = pods.create(body)
+    pod_name = made["metadata"]["name"]
+    pods.wait_phase(pod_name, "Succeeded", timeout_s=90)
+    found = pods.get(pod_name)
+    annotations = found["metadata"]["annotations"]
+    placement = json.loads(annotations[PLACEMENT])
+    assert placement["pod"] == found["metadata"]["uid"]
+    (placed,) = placement["containers"].items()
+    assert placed[0] == expected.container
+    assert len(set(placed[1]["devices"])) == expected.gpus
+    assert placed[1].get("guarantee", 0) == expected.guarantee * 100
+    said = burnt(pods, pod_name, expected.container)
+    assert said.errors == ()
+    assert said.uuid in placed[1]["devices"]
+    assert said.total_bytes == placed[1]["memory"]
+    if expected.memory is not None:
+        assert said.total_bytes == expected.memory
+    else:
+        whole_device = 79.26 * GIB  # what an A100 of 80 GB has to give
+        assert said.total_bytes == pytest.approx(whole_device * expected.part, rel=0.01)
+    assert not expected.receipt or annotations[expected.receipt]
+    node.wait_exact()
+
+
+def test_every_example_is_tried() -> None:
+    # A whole GPU by NVIDIA's resource is the kubelet's: test_device_plugin.py.
+    assert {each.stem for each in EXAMPLES.glob("*.yaml")} == {*EXPECTED, "nvidia"}
+
+
+def test_pods_of_several_systems_share_one_gpu(node: NodeAgent, pods: Pods) -> None:
+    for name in ("hami", "aliyun", "kai-memory", "qgpu"):
+        body = example(name)
+        command = " ".join(body["spec"]["containers"][-1]["command"])
+        body["spec"]["containers"][-1]["command"] = ["sh", "-c", f"{command}; exec sleep 1000"]
+        body["spec"]["terminationGracePeriodSeconds"] = 1
+        if name == "hami":
+            body["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = 1
+        pods.create({**body, "metadata": {**body["metadata"], "name": name}})
+    seen = {name: burnt(pods, name, EXPECTED[name].container) for name in
+            ("hami", "aliyun", "kai-memory", "qgpu")}  # fmt: skip
+    assert len({each.uuid for each in seen.values()}) == 1
+    assert {name: each.total_bytes for name, each in seen.items()} == {
+        name: EXPECTED[name].memory for name in seen
+    }
+    node.wait_exact()
