@@ -64,3 +64,24 @@ def test_a_thread_with_a_policy_of_its_own_keeps_it() -> None:
         [sys.executable, "-c", _BATCH], capture_output=True, text=True, check=True, timeout=60
     )
     assert said.stdout.split() == ["False", str(os.SCHED_BATCH)]
+
+
+@pytest.mark.parametrize("chosen", [None, "", "-event_engine_dns"])
+def test_grpc_is_told_before_it_is_imported_and_whoever_knows_better_is_heard(
+    chosen: str | None,
+) -> None:
+    environment = {key: text for key, text in os.environ.items() if key != "GRPC_EXPERIMENTS"}
+    if chosen is not None:
+        environment["GRPC_EXPERIMENTS"] = chosen
+    say = "import os, sys, allotment.agent; print('grpc' in sys.modules,"
+    say += " os.environ['GRPC_EXPERIMENTS'])"
+    said = subprocess.run(
+        [sys.executable, "-c", say],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment,
+    )
+    meant = "-event_engine_listener" if chosen is None else chosen
+    assert said.stdout.rstrip("\n") == f"False {meant}"
