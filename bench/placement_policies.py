@@ -287,7 +287,7 @@ def draw(documents: Documents, folder: Path) -> None:
     _draw_one(
         {name: (points["arrived_pct"], points["fragmented_pct"]) for name, points in lines.items()},
         folder / "placement-fragmented.svg",
-        title="free and of no use to the pods that come, % of all GPUs",
+        title="free and of no use, % of all GPUs",
         limits=((0, 131), (0, 20)),
     )
 
@@ -312,9 +312,9 @@ def _draw_one(
     from matplotlib import pyplot as plt
 
     figure, panel = plt.subplots(figsize=(8, 4.5))
-    for number, (name, (across, up)) in enumerate(lines.items()):
+    for name, (across, up) in lines.items():
         width = 2.2 if name == OURS else 1.3
-        panel.plot(across, up, color=f"C{number}", linewidth=width, label=name)
+        panel.plot(across, up, color=f"C{POLICIES.index(name)}", linewidth=width, label=name)
     panel.set_xlabel("asked for so far, % of all GPUs")
     panel.set_ylabel(title)
     panel.set_xlim(*limits[0])
