@@ -183,7 +183,7 @@ class Extender:
             if uids:
                 found[node] = wire.MetaVictims(
                     pods=[wire.MetaPod(uid=uid) for uid in uids],
-                    num_pdb_violations=each.num_pdb_violations,
+                    num_pdb_violations=int(each.num_pdb_violations),
                 )
         return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=found))
 
@@ -281,7 +281,7 @@ def _victims(arguments: wire.PreemptionArguments) -> dict[str, wire.MetaVictims]
     return {
         node: wire.MetaVictims(
             pods=[wire.MetaPod(uid=each.metadata.uid) for each in victims.pods or ()],
-            num_pdb_violations=victims.num_pdb_violations,
+            num_pdb_violations=int(victims.num_pdb_violations),
         )
         for node, victims in (arguments.node_name_to_victims or {}).items()
     }

@@ -20,6 +20,8 @@ from allotment.scheduler.quota import QuotaBook, QuotaRejection
 __all__ = ["BookKeeper", "DialectQuotas"]
 
 _HELD = frozenset({State.RESERVED, State.UNKNOWN, State.BOUND})
+_MOST_TOLD = 20
+"""By name; how many there are, a figure says."""
 _log = structlog.get_logger(__name__)
 
 
@@ -119,4 +121,5 @@ class BookKeeper:
     def _watch_stranger(self, pod: ClusterPod) -> None:
         if pod.problem and pod.uid not in self.strangers:
             self.strangers.add(pod.uid)
-            _log.warning("a pod's GPUs are not counted", pod=str(pod), why=pod.problem)
+            if len(self.strangers) <= _MOST_TOLD:
+                _log.warning("a pod's GPUs are not counted", pod=str(pod), why=pod.problem)

@@ -103,17 +103,17 @@ class MetaPod(_Wire):
 
 
 class MetaVictims(_Wire):
-    """Pods of a node that would have to go."""
+    """Pods of a node that would have to go; the number is handed back as it came."""
 
     pods: list[MetaPod] | None = None
-    num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+    num_pdb_violations: int | float = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class Victims(_Wire):
     """Likewise, as objects."""
 
     pods: list[PodObject] | None = None
-    num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+    num_pdb_violations: int | float = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class PreemptionArguments(_Wire):

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler writes, it reads again as it was; and of others' it reads nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.dialects.decisions import MOST_CHARACTERS, read_booking, write_booking
+from allotment.dialects.placements import PLACEMENT, placements_of
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.errors import UsageError
+from allotment.model.pods import Container, ContainerKind, Pod, PodUid
+from allotment.model.requests import EXCLUSIVE, SOFT
+
+UID = PodUid("0f1e")
+
+
+@st.composite
+def containers(draw: st.DrawFn, name: str, place: int) -> PlacedContainer:
+    uuids = draw(st.lists(st.text("ab1-", min_size=1, max_size=6), min_size=1, unique=True))
+    guarantee = draw(st.integers(0, 10_000))
+    return PlacedContainer(
+        name=name,
+        devices=tuple(
+            PlacedDevice(uuid, draw(st.integers(1 << 20, 1 << 60)), guarantee) for uuid in uuids
+        ),
+        kind=draw(st.sampled_from(ContainerKind)),
+        place=place,
+        mode=draw(st.sampled_from([SOFT, EXCLUSIVE])),
+        affinity=draw(st.sampled_from(["", "red"])),
+        anti_affinity=draw(st.sampled_from(["", "blue"])),
+        exclusion=draw(st.sampled_from([None, "", "team"])),
+        may_oversubscribe=draw(st.booleans()),
+    )
+
+
+@given(st.data(), st.integers(1, 3))
+def test_a_booking_comes_back_as_it_was(data: st.DataObject, number: int) -> None:
+    booking = PodBooking(
+        uid=UID,
+        node="n1",
+        cpu_milli=300,
+        memory_bytes=5,
+        containers=tuple(data.draw(containers(f"c{each}", each)) for each in range(number)),
+    )
+    text = write_booking(booking)
+    assert read_booking(text, uid=UID, node="n1", cpu_milli=300, memory_bytes=5) == booking
+    assert write_booking(booking) == text
+
+
+def test_the_node_reads_it_too() -> None:
+    placed = PlacedContainer(name="main", devices=(PlacedDevice("GPU-1", 4 << 30, 3000),))
+    text = write_booking(PodBooking(uid=UID, node="n1", containers=(placed,)))
+    pod = Pod(
+        uid=UID,
+        namespace="ml",
+        name="train",
+        node="n1",
+        annotations={PLACEMENT: text},
+        containers=(Container("main", ContainerKind.REGULAR),),
+    )
+    wish = placements_of(pod, {"main": True})["main"]
+    assert (wish.devices, wish.memory_bytes) == (("GPU-1",), 4 << 30)
+    assert json.loads(text) == {
+        "version": 1,
+        "node": "n1",
+        "pod": "0f1e",
+        "containers": {"main": {"devices": ["GPU-1"], "memory": 4 << 30, "guarantee": 3000}},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pod": "another"},
+        {"node": "n2"},
+        {"version": 2},
+        {"pod": None},
+        {"containers": {"main": {"devices": []}}},
+        {"containers": {"main": {"devices": ["a", "a"], "memory": 1}}},
+        {"containers": {"main": {"devices": ["a"], "memories": [1, 2]}}},
+        {"containers": {"main": {"devices": ["a"], "memory": -1}}},
+        {"containers": {"main": {"devices": ["a"], "memory": 1, "guarantee": 10_001}}},
+        {"containers": {"main": {"devices": ["a"], "memory": 1, "kind": "else"}}},
+    ],
+)
+def test_what_was_not_decided_for_this_pod_on_this_node_is_refused(
+    change: dict[str, object],
+) -> None:
+    good: dict[str, object] = {
+        "version": 1,
+        "node": "n1",
+        "pod": UID,
+        "containers": {"main": {"devices": ["a"], "memory": 1}},
+    }
+    assert read_booking(json.dumps(good), uid=UID, node="n1").containers
+    with pytest.raises(UsageError):
+        read_booking(json.dumps(good | change), uid=UID, node="n1")
+
+
+@given(st.text() | st.sampled_from(["[" * 10_000, "{" * 10_000, " " * (MOST_CHARACTERS + 1)]))
+def test_any_text_is_a_placement_or_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=PLACEMENT):
+        read_booking(text, uid=UID, node="n1")

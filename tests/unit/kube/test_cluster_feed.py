@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All pods and nodes: what is kept of them, what is told, and when everything is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import msgspec
+import pytest
+
+from allotment.dialects.decisions import write_booking
+from allotment.dialects.placements import PLACEMENT
+from allotment.kube.backoff import Backoff
+from allotment.kube.cluster_feed import ClusterFeed, ClusterPod, to_cluster_pod
+from allotment.kube.inventories import DEVICES, encode
+from allotment.kube.objects import PodObject
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
+from allotment.model.pods import PodUid
+
+if TYPE_CHECKING:
+    from tests.unit.kube.conftest import Server, Watch
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+Runner = Callable[[Awaitable[object], Awaitable[None]], None]
+GPU = {"limits": {"allotment.dev/gpu": "1"}, "requests": {"cpu": "2"}}
+
+
+def pod_json(
+    name: str = "train",
+    *,
+    node: str = "",
+    version: str = "5",
+    **more: Any,  # noqa: ANN401 - any other part of it
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": f"uid-{name}",
+            "resourceVersion": version,
+            "annotations": more.get("annotations"),
+        },
+        "spec": {
+            "nodeName": node,
+            "priority": more.get("priority"),
+            "containers": [{"name": "main", "resources": more.get("resources", GPU)}],
+        },
+        "status": {"phase": more.get("phase", "Pending"), **more.get("status", {})},
+    }
+
+
+def read(document: dict[str, Any]) -> ClusterPod:
+    return to_cluster_pod(msgspec.json.decode(json.dumps(document), type=PodObject))
+
+
+def placement(uid: str = "uid-train", node: str = "n1") -> str:
+    placed = PlacedContainer(name="main", devices=(PlacedDevice("GPU-1", 4 << 30),))
+    return write_booking(PodBooking(uid=PodUid(uid), node=node, containers=(placed,)))
+
+
+def node_json(
+    name: str, devices: int = 2, annotations: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    inventory = NodeInventory(
+        name=name,
+        devices=tuple(
+            NodeDevice(uuid=f"GPU-{name}{each}", model="A100", memory_bytes=80 << 30, index=each)
+            for each in range(devices)
+        ),
+    )
+    text = {DEVICES: encode(inventory)} if devices else {}
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "annotations": {**text, **(annotations or {})},
+        },
+        "status": {"allocatable": {"cpu": "7500m", "memory": "4Gi", "pods": "110"}},
+    }
+
+
+def test_a_pod_that_waits_says_what_it_asks_for() -> None:
+    pod = read(pod_json(annotations={PLACEMENT: "copied", "other": "x"}, priority=7))
+    assert (pod.cpu_milli, pod.priority, pod.version, pod.node) == (2000, 7, "5", "")
+    assert pod.asks is not None
+    assert pod.asks.annotations == {}
+    assert pod.booking is None
+
+
+def test_a_bound_pod_has_what_was_decided_for_it() -> None:
+    pod = read(pod_json(node="n1", annotations={PLACEMENT: placement()}))
+    assert pod.booking is not None
+    assert pod.booking.cpu_milli == 2000
+    assert pod.booking.containers[0].devices == (PlacedDevice("GPU-1", 4 << 30),)
+    assert (pod.problem, pod.version) == ("", "")
+    ended = read(pod_json(node="n1", annotations={PLACEMENT: placement()}, phase="Failed"))
+    assert ended.booking is None
+
+
+@pytest.mark.parametrize(
+    "text", [placement("uid-another"), placement(node="n2"), "{}", "", "[" * 5000]
+)
+def test_what_was_not_decided_for_it_does_not_count(text: str) -> None:
+    pod = read(pod_json(node="n1", annotations={PLACEMENT: text}))
+    assert pod.booking == PodBooking(uid=PodUid("uid-train"), node="n1", cpu_milli=2000)
+    assert pod.problem
+
+
+def test_a_pod_without_our_resources_is_cpu_and_memory_alone() -> None:
+    pod = read(pod_json(node="n1", resources={"requests": {"cpu": "1", "memory": "1Gi"}}))
+    assert pod.asks is None
+    assert pod.problem == ""
+    assert pod.booking == PodBooking(
+        uid=PodUid("uid-train"), node="n1", cpu_milli=1000, memory_bytes=1 << 30
+    )
+
+
+def test_what_changes_while_containers_run_changes_nothing_here() -> None:
+    before = read(pod_json(node="n1", annotations={PLACEMENT: placement()}))
+    running = {"containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+    after = read(
+        pod_json(
+            node="n1",
+            annotations={PLACEMENT: placement()},
+            version="9",
+            phase="Running",
+            status=running,
+        )
+    )
+    assert before == after
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.nodes: dict[str, NodeInventory] = {}
+
+    def pod_put(self, pod: ClusterPod) -> None:
+        self.told.append(f"+{pod.name}@{pod.node}")
+
+    def pod_gone(self, uid: PodUid) -> None:
+        self.told.append(f"-{uid}")
+
+    def node_put(self, node: NodeInventory) -> None:
+        self.nodes[node.name] = node
+
+    def node_dropped(self, name: str) -> None:
+        self.nodes.pop(name, None)
+
+
+class TwoLists:
+    """The server's twin answers by kind of request alone: pods and nodes by their paths here."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.pods: list[dict[str, Any]] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.version = "10"
+        self.watches: dict[str, Watch] = {}
+
+    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        kind = request.url.path.rpartition("/")[2]
+        self.server.requests.append(request)
+        if "watch" in request.url.params:
+            return httpx2.Response(200, content=self.watches[kind].stream())
+        items = self.pods if kind == "pods" else self.nodes
+        metadata = {"resourceVersion": self.version}
+        return httpx2.Response(200, json={"metadata": metadata, "items": items})
+
+
+@pytest.fixture
+def lists(server: Server, new_watch: Callable[..., Watch]) -> TwoLists:
+    made = TwoLists(server)
+    made.watches = {"pods": new_watch(), "nodes": new_watch()}
+    return made
+
+
+def feed_of(lists: TwoLists, listener: Listener, impatient: Callable[[], Backoff]) -> ClusterFeed:
+    from allotment.kube.clients import Api
+
+    http = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(lists.answer), base_url="https://server"
+    )
+    return ClusterFeed(Api(http, server="https://server"), listener, backoff=impatient())
+
+
+def test_each_change_is_told_once(
+    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
+) -> None:
+    listener = Listener()
+    feed = feed_of(lists, listener, impatient)
+    lists.pods = [pod_json("a"), pod_json("b", node="n1", resources={})]
+    lists.nodes = [node_json("n1"), node_json("n2", 0)]
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        assert sorted(listener.told) == ["+a@", "+b@n1"]
+        assert listener.nodes["n1"].cpu_milli == 7500
+        assert "n2" not in listener.nodes
+        listener.told.clear()
+        watch = lists.watches["pods"]
+        watch.send(
+            {
+                "type": "MODIFIED",
+                "object": pod_json("b", node="n1", version="11", resources={}, phase="Running"),
+            }
+        )
+        watch.send({"type": "MODIFIED", "object": pod_json("a", node="n1", version="12")})
+        watch.send({"type": "DELETED", "object": pod_json("b", node="n1", version="13")})
+        await until(lambda: listener.told == ["+a@n1", "-uid-b"])
+        cordoned = node_json("n1", annotations={"hami.io/device-cordon": "GPU-n10, GPU-other"})
+        lists.watches["nodes"].send({"type": "MODIFIED", "object": cordoned})
+        await until(lambda: listener.nodes["n1"].devices[0].problem == "cordoned")
+        assert listener.nodes["n1"].devices[1].problem == ""
+        broken = node_json("n1", 0, {DEVICES: "nothing"})
+        lists.watches["nodes"].send({"type": "MODIFIED", "object": broken})
+        await until(lambda: not listener.nodes)
+
+    run(feed.run(), test())
+
+
+def test_looking_waits_for_the_watch_to_have_told_everything(
+    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
+) -> None:
+    listener = Listener()
+    feed = feed_of(lists, listener, impatient)
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        lists.version = "20"
+        lists.watches["pods"].send({"type": "ADDED", "object": pod_json("late", version="21")})
+        await feed.look()
+        assert "uid-late" in feed.pods
+
+    run(feed.run(), test())
+
+
+def test_looking_lists_anew_where_the_watch_is_silent(
+    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
+) -> None:
+    listener = Listener()
+    feed = feed_of(lists, listener, impatient)
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        lists.version = "30"
+        lists.pods = [pod_json("missed", version="25")]  # its event is lost with its connection
+        await feed.look()
+        assert "uid-missed" in feed.pods
+        assert "+missed@" in listener.told
+
+    run(feed.run(), test())

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kube-scheduler's questions, as it writes them (kubernetes 1.36, pkg/scheduler/extender.go)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_twin import GIB, Bindery, Told, book_of, cluster_pod, node, pod_json
+
+from allotment.kube.cluster_feed import ClusterPod
+from allotment.model.clusters import PodBooking
+from allotment.model.errors import UsageError
+from allotment.scheduler.binding import Binder
+from allotment.scheduler.book import Order, State
+from allotment.scheduler.extender import Extender, NotLeadingError
+from allotment.scheduler.needs import need_of
+
+NAMES = ["a", "b", "c"]
+
+
+class Scene:
+    def __init__(self, *, candidates: int = 3) -> None:
+        self.now = 10.0
+        self.leads = True
+        self.told = Told()
+        self.bindery = Bindery()
+        self.book = book_of(
+            [node("a", 1), node("b", 2), node("c", 4, model="T4")], candidates=candidates
+        )
+        self.pods: dict[str, ClusterPod] = {}
+        self.binder = Binder(self.book, self.bindery, clock=lambda: self.now)
+        self.extender = Extender(
+            self.book,
+            self.binder,
+            told=self.told,
+            pods=self.pods.get,
+            leads=lambda: self.leads,
+            clock=lambda: self.now,
+        )
+
+    def filter(self, pod: dict[str, Any], names: list[str] | None = None) -> dict[str, Any]:
+        body = {"Pod": pod, "Nodes": None, "NodeNames": NAMES if names is None else names}
+        return dict(json.loads(self.extender.filter(json.dumps(body).encode())))
+
+    def prioritize(self, pod: dict[str, Any], names: list[str]) -> dict[str, int]:
+        body = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        answer = json.loads(self.extender.prioritize(json.dumps(body).encode()))
+        return {each["Host"]: each["Score"] for each in answer}
+
+    def bind(self, name: str, where: str) -> str:
+        body = {"PodName": name, "PodNamespace": "ml", "PodUID": f"uid-{name}", "Node": where}
+        answer = asyncio.run(self.extender.bind(json.dumps(body).encode()))
+        return str(json.loads(answer)["Error"])
+
+    def book_pod(self, name: str, where: str, memory: str = "80Gi", priority: int = 0) -> None:
+        """A pod that is bound, and heard of."""
+        limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
+        pod = cluster_pod(name, limits=limits)
+        order = self.book.begin_bind(need_of(pod), where, now=self.now)
+        assert isinstance(order, Order), order
+        self.book.bound(pod.uid, now=self.now)
+        bound = replace(pod, node=where, booking=order.booking, priority=priority)
+        self.pods[pod.uid] = bound
+        self.book.pod_put(bound, now=self.now)
+
+
+def test_the_best_nodes_are_answered_best_first() -> None:
+    answer = Scene().filter(pod_json())
+    assert answer == {"NodeNames": ["a", "b", "c"]}
+
+
+def test_no_more_than_the_candidates_are_answered_and_the_others_are_not_called_failed() -> None:
+    assert Scene(candidates=1).filter(pod_json()) == {"NodeNames": ["a"]}
+
+
+def test_scores_are_unique_and_far_apart() -> None:
+    scene = Scene()
+    scene.filter(pod_json())
+    scores = scene.prioritize(pod_json(), ["c", "a", "b"])
+    assert sorted(scores, key=lambda name: -scores[name]) == ["a", "b", "c"]
+    assert (
+        min(abs(scores[one] - scores[other]) for one in scores for other in scores if one != other)
+        >= 1000
+    )
+
+
+def test_whole_nodes_are_echoed_as_they_came() -> None:
+    scene = Scene(candidates=2)
+    items = [{"metadata": {"name": each}, "extra": {"kept": each * 3}} for each in NAMES]
+    body = {"Pod": pod_json(), "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
+    answer = json.loads(scene.extender.filter(json.dumps(body).encode()))
+    assert answer == {"Nodes": {"items": items[:2]}}
+
+
+def test_a_pod_without_our_resources_passes_through() -> None:
+    scene = Scene(candidates=1)
+    plain = pod_json(limits={"cpu": "1"})
+    assert scene.filter(plain, ["x", "y"]) == {"NodeNames": ["x", "y"]}
+    assert set(scene.prioritize(plain, ["x", "y"]).values()) == {0}
+    assert not any(scene.book.counts().values())
+
+
+def test_where_nothing_fits_need_and_have_are_told_alike() -> None:
+    scene = Scene()
+    limits = {"allotment.dev/gpu": "2", "allotment.dev/gpu-memory": "180Gi"}
+    answer = scene.filter(pod_json(limits=limits), [*NAMES, "nowhere"])
+    assert answer["NodeNames"] == []
+    assert set(answer["FailedNodes"]) == {"b", "c"}
+    assert len(set(answer["FailedNodes"].values())) == 1
+    assert "90Gi" in answer["FailedNodes"]["b"]
+    assert "80Gi" in answer["FailedNodes"]["b"]
+    # No preemption makes GPUs of a node, or a node of a name.
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"a", "nowhere"}
+    assert scene.told.reasons == {"gpu-memory": 2, "too-few-gpus": 1, "unknown-node": 1}
+    assert "2 nodes" in scene.told.refusals[0]
+
+
+def test_a_pod_that_cannot_be_meant_is_refused_everywhere_with_the_next_step() -> None:
+    scene = Scene()
+    answer = scene.filter(pod_json(limits={"allotment.dev/gpu-memory": "4Gi"}))
+    assert answer["NodeNames"] == []
+    assert set(answer["FailedAndUnresolvableNodes"]) == set(NAMES)
+    assert "allotment.dev/gpu: 1" in answer["FailedAndUnresolvableNodes"]["a"]
+    assert scene.told.refusals[0].startswith("train True:")
+
+
+def test_a_copied_placement_is_not_in_the_way() -> None:
+    forged = {
+        "version": 1,
+        "pod": "another",
+        "node": "c",
+        "containers": {"main": {"devices": ["x"]}},
+    }
+    annotations = {"allotment.dev/placement": json.dumps(forged)}
+    assert Scene().filter(pod_json(annotations=annotations))["NodeNames"] == NAMES
+
+
+def test_a_pod_is_bound_where_it_was_shown() -> None:
+    scene = Scene()
+    scene.bindery.add(cluster_pod())
+    scene.filter(pod_json())
+    assert scene.bind("train", "a") == ""
+    assert scene.told.bound_pods == ["train"]
+    # kube-scheduler repeats what it got no answer to.
+    assert scene.filter(pod_json()) == {"NodeNames": ["a"]}
+    assert scene.bind("train", "a") == ""
+    assert "to node a" in scene.bind("train", "b")
+    assert len(scene.bindery.asked) == 1
+
+
+def test_a_pod_that_another_replica_was_asked_about_is_known_from_the_watch() -> None:
+    scene = Scene()
+    pod = cluster_pod()
+    assert "not known" in scene.bind("train", "a")
+    scene.bindery.add(pod)
+    scene.pods[pod.uid] = pod
+    assert scene.bind("train", "a") == ""
+
+
+def test_two_pods_are_not_shown_the_same_place() -> None:
+    scene = Scene(candidates=1)
+    whole = {"allotment.dev/gpu": "1"}
+    assert scene.filter(pod_json("one", limits=whole))["NodeNames"] == ["a"]
+    assert scene.filter(pod_json("two", limits=whole))["NodeNames"] == ["b"]
+
+
+def test_a_node_on_which_a_pod_was_never_bound_is_its_last_choice() -> None:
+    scene = Scene(candidates=1)
+    assert scene.filter(pod_json())["NodeNames"] == ["a"]
+    assert scene.filter(pod_json())["NodeNames"] == ["a"]  # the same call again
+    scene.now += 1.5  # some plugin did not want it there
+    assert scene.filter(pod_json())["NodeNames"] == ["b"]
+    assert scene.filter(pod_json(), ["a"])["NodeNames"] == ["a"]
+
+
+def test_where_only_expected_pods_are_in_the_way_the_node_is_shown_all_the_same() -> None:
+    scene = Scene(candidates=1)
+    whole = {"allotment.dev/gpu": "1"}
+    scene.filter(pod_json("one", limits=whole), ["a"])
+    assert scene.filter(pod_json("two", limits=whole), ["a"])["NodeNames"] == ["a"]
+    for name in ("one", "two"):
+        scene.bindery.add(cluster_pod(name, limits=whole))
+    assert scene.bind("two", "a") == ""  # the first to come is served
+    assert "have at most" in scene.bind("one", "a") or "whole" in scene.told.unbound_pods[0]
+    assert scene.book.state(cluster_pod("one").uid) is State.SEEN
+
+
+def test_cpu_that_kube_scheduler_has_found_is_not_doubted() -> None:
+    scene = Scene(candidates=1)
+    busy = PodBooking(uid=cluster_pod("plain").uid, node="a", cpu_milli=64_000)
+    scene.book.cluster.book(busy)
+    pod = pod_json()
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "500m"}
+    assert scene.filter(pod, ["a"])["NodeNames"] == ["a"]
+    assert scene.filter(pod, NAMES)["NodeNames"] == ["b"]
+
+
+def test_victims_are_enough_or_more_are_named_or_the_node_is_left_out() -> None:
+    scene = Scene()
+    scene.book_pod("low", "a", priority=1)
+    scene.book_pod("middle", "b", priority=5)
+    scene.book_pod("small", "b", memory="10Gi", priority=2)
+    scene.book_pod("high", "c", priority=1000)
+    for number in range(3):
+        scene.book_pod(f"high-{number}", "c", priority=1000)
+    pod = pod_json("wants", limits={"allotment.dev/gpu": "1"}, priority=100)
+    victims = {
+        "a": {"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1},
+        "b": {"Pods": [{"UID": "uid-gone"}], "NumPDBViolations": 0},
+        "c": {"Pods": [{"UID": "uid-gone"}], "NumPDBViolations": 0},
+    }
+    body = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
+    answer = json.loads(scene.extender.preempt(json.dumps(body).encode()))
+    assert answer["NodeNameToMetaVictims"] == {
+        "a": {"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1},
+        "b": {"Pods": [{"UID": "uid-gone"}, {"UID": "uid-small"}], "NumPDBViolations": 0},
+    }
+    assert scene.book.state(cluster_pod("low").uid) is State.BOUND
+
+
+def test_victims_as_objects_are_understood() -> None:
+    scene = Scene()
+    scene.book_pod("low", "a")
+    pod = pod_json("wants", limits={"allotment.dev/gpu": "1"})
+    low = pod_json("low")
+    body = {"Pod": pod, "NodeNameToVictims": {"a": {"Pods": [low], "NumPDBViolations": 0}}}
+    answer = json.loads(scene.extender.preempt(json.dumps(body).encode()))
+    assert answer["NodeNameToMetaVictims"]["a"]["Pods"] == [{"UID": "uid-low"}]
+
+
+def test_who_does_not_lead_answers_nothing() -> None:
+    scene = Scene()
+    scene.leads = False
+    with pytest.raises(NotLeadingError):
+        scene.filter(pod_json())
+    with pytest.raises(NotLeadingError):
+        scene.bind("train", "a")
+
+
+@given(
+    st.binary(max_size=300)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["Pod", "NodeNames", "metadata", "spec", "uid", "x"]), inner
+            )
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_any_body_is_answered_or_refused(body: bytes) -> None:
+    scene = Scene()
+    for question in (scene.extender.filter, scene.extender.prioritize, scene.extender.preempt):
+        with contextlib.suppress(UsageError):
+            json.loads(question(body))
+    with contextlib.suppress(UsageError):
+        asyncio.run(scene.extender.bind(body))
+
+
+def test_memory_is_of_each_gpu() -> None:
+    scene = Scene()
+    limits = {"allotment.dev/gpu": "2", "allotment.dev/gpu-memory": "40Gi"}
+    scene.bindery.add(cluster_pod(limits=limits))
+    scene.filter(pod_json(limits=limits))
+    assert scene.bind("train", "b") == ""
+    booking = scene.book.booking(cluster_pod().uid)
+    assert booking is not None
+    assert [each.memory for each in booking.containers[0].devices] == [20 * GIB, 20 * GIB]
