@@ -196,6 +196,22 @@ def test_an_event_that_the_server_has_forgotten_is_made_anew(
     assert methods == ["POST", "PATCH", "POST"]
 
 
+def test_what_happened_a_while_ago_has_its_own_time(
+    server: Server, run: Runner, until: Until
+) -> None:
+    server.writes.append(httpx2.Response(201, json={}))
+    events = _quick(server)
+
+    async def test() -> None:
+        now = 1.8e9 + 60
+        events.tell(POD, reason="ShareReady", message="a", is_warning=False, at=now - 30)
+        await until(server.bodies)
+
+    run(events.run(), test())
+    (body,) = server.bodies()
+    assert body["firstTimestamp"] == body["lastTimestamp"] == "2027-01-15T08:00:30Z"
+
+
 def test_telling_never_waits_and_what_is_too_much_is_counted(server: Server) -> None:
     dropped: list[None] = []
     events = _quick(server, on_drop=lambda: dropped.append(None))
