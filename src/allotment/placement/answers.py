@@ -7,12 +7,14 @@ but a few nodes are then as they were.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from allotment.model.clusters import PodNeed
 from allotment.placement.arrays import Arrays
 
 __all__ = ["Answer", "Answers"]
+
+_Found = TypeVar("_Found")
 
 _MOST_KEPT = 200_000
 """Answers, over all needs: some 20 MB."""
@@ -28,22 +30,22 @@ class Answer(NamedTuple):
     """Some device has such a share."""
 
 
-class Answers:
+class Answers(Generic[_Found]):
     """By what pods ask for, and node."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self._needs: OrderedDict[Hashable, dict[int, tuple[int, Answer]]] = OrderedDict()
+        self._needs: OrderedDict[Hashable, dict[int, tuple[int, _Found]]] = OrderedDict()
         self._kept = 0
 
-    def of(self, need: PodNeed) -> Callable[[int, Callable[[], Answer]], Answer]:
+    def of(self, need: PodNeed) -> Callable[[int, Callable[[], _Found]], _Found]:
         """Return what answers for pods that ask for the same: by row, or by asking."""
         key = need.cpu_milli, need.memory_bytes, need.containers
         known = self._needs.setdefault(key, {})
         self._needs.move_to_end(key)
         versions = self._arrays.version
 
-        def answer(row: int, ask: Callable[[], Answer]) -> Answer:
+        def answer(row: int, ask: Callable[[], _Found]) -> _Found:
             version = int(versions[row])
             before = known.get(row)
             if before is not None and before[0] == version:

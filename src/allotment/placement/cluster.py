@@ -12,6 +12,7 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -59,7 +60,8 @@ class Cluster:
         """Of nodes that are not there."""
         self._filter = Filter(self.arrays, self._kinds)
         self._totals = Totals()
-        self._answers = Answers(self.arrays)
+        self._answers: Answers[Answer] = Answers(self.arrays)
+        self._refusals: Answers[NodeRejection] = Answers(self.arrays)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -334,6 +336,12 @@ class Cluster:
                 ranks[name] = {devices[column].uuid: at for at, column in enumerate(order)}
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
+    def _refusal(self, need: PodNeed, name: str) -> NodeRejection:
+        decision = self.place(need, name)
+        if isinstance(decision, NodeRejection):
+            return decision
+        raise LookupError(name)  # the cluster has changed since
+
     def _why(self, need: PodNeed, kind: Kind | None = None) -> Why:
         """Return what says why nodes do not do for a pod; `kind` if it is no more than that."""
 
@@ -345,12 +353,15 @@ class Cluster:
                     dtype=np.int64,
                 )
                 found.update(refusals_at(self.arrays, need, kind, rows))
+            known = self._refusals.of(need)
             for name in names:
                 if name not in found:
-                    decision = self.place(need, name)
-                    if not isinstance(decision, NodeRejection):
-                        raise LookupError(name)  # the cluster has changed since
-                    found[name] = decision
+                    row = self.arrays.row.get(name)
+                    if row is None or need.uid in self._homes:
+                        found[name] = self._refusal(need, name)
+                    else:
+                        found[name] = known(row, partial(self._refusal, need, name))
+            self._refusals.trim()
             return found
 
         return why

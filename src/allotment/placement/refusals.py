@@ -137,7 +137,7 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
 def lacks_room(
     node: str, request: Request, reason: Reason, have: int, *, such: int
 ) -> NodeRejection:
-    """Say that the only container of a pod finds too little memory or compute on a node's devices.
+    """Say that the only container of a pod finds too little of something on a node's devices.
 
     `have`: the most on any of them, in bytes or basis points; `such`: how many have enough.
     """

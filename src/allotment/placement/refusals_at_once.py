@@ -39,14 +39,17 @@ def refusals_at(
     lacks_compute = is_open & has_memory & (arrays.free[rows] < kind.guarantee)
     compute = np.where(lacks_compute, arrays.free[rows], -1).max(axis=1).tolist()
     memory = np.where(is_open & ~has_memory, arrays.free_memory[rows], -1).max(axis=1).tolist()
+    matching: list[bool] = arrays.matching(kind, rows).any(axis=1).tolist()
     known: dict[tuple[Reason, int, int], NodeRejection] = {}
     for place, row in enumerate(rows.tolist()):
         if compute[place] >= 0:
             key = Reason.GPU_COMPUTE, int(compute[place]), such[place]
         elif memory[place] >= 0:
             key = Reason.GPU_MEMORY, int(memory[place]), such[place]
+        elif not matching[place]:
+            key = Reason.MODEL, 0, 0
         else:
-            continue
+            continue  # who is on its devices is to be asked there
         name = arrays.names[row]
         alike = known.get(key)
         if alike is None:
