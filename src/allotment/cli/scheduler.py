@@ -34,7 +34,8 @@ extenders:
     managedResources:
       - name: {resource}
         ignoredByScheduler: false
-"""
+      # These stay on pods that were translated, and no node offers them.
+{ignored}"""
 
 
 @click.command(short_help="Choose node and GPU of pods: kube-scheduler's extender.")
@@ -251,6 +252,21 @@ def _chain(option: str, text: str) -> tuple[str, ...]:
     return names
 
 
+def _left_over() -> list[str]:
+    """Return other systems' resources that nobody counts once a pod has been translated."""
+    from allotment.dialects.systems import foreign_dialects
+    from allotment.scheduler.admission_keys import keys_of
+
+    # NVIDIA's own are counted by the kubelet's plugins as ever.
+    names = {
+        name
+        for dialect in foreign_dialects()
+        if dialect.name != "nvidia"
+        for name in (*keys_of(dialect).resources, *getattr(dialect, "resources", ()))
+    }
+    return sorted(each for each in names if "*" not in each and each != "nvidia.com/gpu")
+
+
 def _named(text: str, what: str, example: str) -> tuple[str, str]:
     """Take NAMESPACE/NAME apart."""
     from allotment.model.errors import UsageError
@@ -274,6 +290,9 @@ def _configuration(listen: str, *, is_tls: bool) -> str:
         scheduler="default-scheduler",
         url=f"{'https' if is_tls else 'http'}://{shown}:{port}",
         https="true" if is_tls else "false",
+        ignored="".join(
+            f"      - name: {name}\n        ignoredByScheduler: true\n" for name in _left_over()
+        ),
         tls="    tlsConfig:\n      caFile: /path/of/ca.crt\n" if is_tls else "",
     )
 

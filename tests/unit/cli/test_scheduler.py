@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot scheduler`, as far as it goes without a cluster: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from allotment.cli.scheduler import command
+from allotment.model.errors import AllotError, UsageError
+
+
+def test_the_configuration_is_one_of_kube_scheduler() -> None:
+    result = CliRunner().invoke(command, ["--print-config", "--listen", ":9000"])
+    assert result.exit_code == 0, result.output
+    config = yaml.safe_load(result.output)
+    assert config["kind"] == "KubeSchedulerConfiguration"
+    [extender] = config["extenders"]
+    assert extender["urlPrefix"] == "http://127.0.0.1:9000"
+    assert extender["nodeCacheCapable"] is True
+    assert extender["ignorable"] is False
+    managed = {each["name"]: each["ignoredByScheduler"] for each in extender["managedResources"]}
+    assert managed["allotment.dev/gpu"] is False
+    assert managed["nvidia.com/gpumem"] is True
+    assert "nvidia.com/gpu" not in managed
+
+
+def test_the_configuration_names_the_authority_where_it_is_https() -> None:
+    options = ["--print-config", "--listen", "[::1]:9000", "--tls-cert-file", "x.crt"]
+    config = yaml.safe_load(CliRunner().invoke(command, options).output)
+    [extender] = config["extenders"]
+    assert extender["urlPrefix"] == "https://[::1]:9000"
+    assert extender["enableHTTPS"] is True
+    assert extender["tlsConfig"]["caFile"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--policy", "binpack,,spread"], "chain of policies"),
+        (["--gpu-policy", "binpack,binpack"], "chain of policies"),
+        (["--policy", "best"], "best"),
+        (["--lease", "here"], "Lease"),
+        (["--lease", "a/b/c"], "Lease"),
+        (["--lease-duration", "3", "--lease-renew", "2"], "renewed"),
+        (["--listen", "nowhere"], "address"),
+        (["--metrics-listen", "nowhere"], "address"),
+        (["--webhook-service", "x"], "Service"),
+        (["--tls-cert-file", "only.crt"], "belong together"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_next_step(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    result = CliRunner().invoke(command, ["--kubeconfig", str(kubeconfig), *options])
+    assert isinstance(result.exception, UsageError), result.exception
+    assert words in result.exception.message
+    assert result.exception.hint
+
+
+def test_no_way_to_the_api_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    result = CliRunner().invoke(command, [])
+    assert isinstance(result.exception, AllotError)
+    assert "kubeconfig" in (result.exception.hint or "")
