@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from testbed import roles
 from testbed.api import Api as Admin
 from testbed.api import ApiError
@@ -310,6 +311,28 @@ def test_a_pod_of_each_dialect_is_stored_in_our_own_words(
     assert copied["spec"]["containers"][0]["resources"] == resources
 
 
+def test_the_examples_of_all_systems_are_taken_as_they_are(
+    control_plane: Cluster, answering: Running, place: str
+) -> None:
+    """As each system's own documentation writes them; NVIDIA's whole GPU stays the kubelet's."""
+    del answering
+    dialects: dict[str, str] = {}
+    for path in sorted((ROOT / "examples" / "dialects").glob("*.yaml")):
+        for body in yaml.safe_load_all(path.read_text("utf-8")):
+            if body["kind"] != "Pod":
+                continue
+            body["metadata"].pop("namespace", None)
+            made = control_plane.api.post(place, body, dryRun="All")
+            written = made["metadata"].get("annotations", {})
+            dialects[path.stem] = written.get("allotment.dev/dialect", "")
+            asks = any(
+                GPU in each["resources"].get("limits", {}) for each in made["spec"]["containers"]
+            )
+            assert asks == (path.stem != "nvidia"), path.name
+    assert {name for name, dialect in dialects.items() if not dialect} == {"allotment", "nvidia"}
+    print(dialects)  # noqa: T201 - for whoever looks
+
+
 def test_kubectl_shows_why_a_pod_is_refused(
     control_plane: Cluster, answering: Running, place: str, tmp_path: Path
 ) -> None:
@@ -323,6 +346,7 @@ def test_kubectl_shows_why_a_pod_is_refused(
     with pytest.raises(TestbedError) as caught:
         control_plane.kubectl_run("--namespace", namespace, "apply", "-f", str(path))
     said = str(caught.value)
+    print(said)  # noqa: T201 - for the guide
     assert 'admission webhook "pods.allotment.dev" denied the request' in said
     assert f"pod {namespace}/wrong, container 'main': {MEMORY} is 4 bytes, less than 1Mi" in said
     assert "hint: ask for at least 1Mi of each GPU" in said

@@ -464,8 +464,8 @@ def test_any_body_gets_an_answer(body: bytes) -> None:
     assert webhook().mutate(body).status == 400
 
 
-def test_an_answer_takes_a_fraction_of_a_millisecond() -> None:
-    """Not a limit but a proportion: 1000 reviews in less than what 5 ms each would be."""
+def test_an_answer_takes_less_than_what_the_api_server_would_notice() -> None:
+    """By processor time, whatever else the machine does: 5 ms for four containers at most."""
     document = pod(
         *(container(f"c{each}", aliyun=4) for each in range(4)),
         annotations={f"example.com/{each}": "x" * 100 for each in range(100)},
