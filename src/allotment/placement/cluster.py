@@ -28,7 +28,7 @@ from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import Policy, make
 from allotment.placement.rankings import Ranking, Refusals, Why
-from allotment.placement.refusals import unknown_node
+from allotment.placement.refusals import Reason, unknown_node
 from allotment.placement.refusals_at_once import refusals_at
 from allotment.placement.totals import ModelTotals, Totals
 
@@ -340,7 +340,7 @@ class Cluster:
         decision = self.place(need, name)
         if isinstance(decision, NodeRejection):
             return decision
-        raise LookupError(name)  # the cluster has changed since
+        return NodeRejection(name, Reason.CHANGED, "had no room, and has changed since")
 
     def _why(self, need: PodNeed, kind: Kind | None = None) -> Why:
         """Return what says why nodes do not do for a pod; `kind` if it is no more than that."""

@@ -67,6 +67,8 @@ class Reason(StrEnum):
     """Enough GPUs, but not on one NUMA node or not joined by NVLink."""
     CONTAINERS = "containers"
     """Each container has room by itself, and all of them together have not."""
+    CHANGED = "changed"
+    """It had no room when it was asked, and has some by now."""
     UNDECIDED = "undecided"
     """There were too many choices to look at all of them."""
 

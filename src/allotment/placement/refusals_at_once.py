@@ -39,7 +39,7 @@ def refusals_at(
     lacks_compute = is_open & has_memory & (arrays.free[rows] < kind.guarantee)
     compute = np.where(lacks_compute, arrays.free[rows], -1).max(axis=1).tolist()
     memory = np.where(is_open & ~has_memory, arrays.free_memory[rows], -1).max(axis=1).tolist()
-    matching: list[bool] = arrays.matching(kind, rows).any(axis=1).tolist()
+    matching = arrays.matching(kind, rows).sum(axis=1).tolist()
     known: dict[tuple[Reason, int, int], NodeRejection] = {}
     for place, row in enumerate(rows.tolist()):
         if compute[place] >= 0:

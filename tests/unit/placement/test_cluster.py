@@ -338,6 +338,16 @@ def test_what_a_search_found_out_holds_until_the_node_changes() -> None:
     assert cluster.rank(second).best == ["a", "b"]
 
 
+def test_a_refusal_that_is_asked_for_late_is_still_one() -> None:
+    cluster = binpack(inventory("a", 10))
+    booked(cluster, need("x", 8))
+    for constraints in (Constraints(), Constraints(exclusion="t")):
+        ranking = cluster.rank(need("y", 8, constraints=constraints))
+        cluster.release(PodUid("x"))
+        assert ranking.refused["a"].reason == "changed"
+        booked(cluster, need("x", 8))
+
+
 def test_host_memory_is_one_budget_for_all_devices_of_a_node() -> None:
     cluster = binpack(inventory("a", 10, 10, budget=5))
     booked(cluster, need("x", 14, host=True))
