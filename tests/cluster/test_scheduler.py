@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -84,3 +86,107 @@ def test_pods_are_bound_with_their_placement(pods: Pods) -> None:
     # Four fit on a device, in memory and in compute: packed, they need three.
     assert taken(items) == dict.fromkeys(taken(items), (80 * GIB, 10_000))
     assert len(taken(items)) == 3
+
+
+def test_a_pod_for_which_there_is_no_room_is_told_need_and_have(pods: Pods) -> None:
+    pods.create(gpu_pod("large", memory="90Gi", compute=None))
+    event = pods.wait_event("large", reason="DoesNotFit", contains="90Gi")
+    assert "80Gi" in event["message"]
+    # kube-scheduler's own words, in the pod's condition: one sentence for all nodes.
+    found = pods.wait(
+        "large",
+        lambda each: "have at most 80Gi" in str(each["status"].get("conditions")),
+        "condition with need and have",
+    )
+    [condition] = found["status"]["conditions"]
+    assert condition["reason"] == "Unschedulable"
+    assert "6 need a GPU with 90Gi" in condition["message"]
+
+
+def test_a_pod_that_cannot_be_meant_is_told_the_next_step(pods: Pods) -> None:
+    annotations = {"allotment.dev/compute": "300"}
+    pods.create(gpu_pod("wrong", annotations=annotations))
+    event = pods.wait_event("wrong", reason="BadRequest")
+    assert "allotment.dev/compute" in event["message"]
+
+
+def test_a_place_that_is_given_back_is_given_again(pods: Pods, scheduler: Scheduler) -> None:
+    for number in range(24):
+        pods.create(gpu_pod(f"whole-{number}", memory=None, compute=100))
+    pods.create(gpu_pod("waits", memory=None, compute=100))
+    items = wait_bound(pods, 24)
+    assert len(taken(items)) == 24
+    bound = next(each for each in items if each["spec"].get("nodeName"))["metadata"]["name"]
+    path = f"/api/v1/namespaces/{pods.namespace}/pods/{bound}"
+    pods.cluster.api.delete(path, gracePeriodSeconds="0")
+    wait_bound(pods, 24)
+    wait_until(lambda: scheduler.figure('allotment_scheduler_pods{state="bound"}') == 24,
+               "24 bound pods in the figures", timeout_s=10)  # fmt: skip
+
+
+def test_nothing_is_forgotten_by_a_scheduler_that_is_killed(
+    pods: Pods, scheduler: Scheduler
+) -> None:
+    for number in range(10):
+        pods.create(gpu_pod(f"before-{number}", memory="40Gi", compute=50))
+    wait_bound(pods, 10)
+    scheduler.process.stop(number=signal.SIGKILL)
+    for number in range(38):
+        pods.create(gpu_pod(f"after-{number}", memory="40Gi", compute=50))
+    scheduler.restart(signal.SIGKILL)
+    scheduler.wait_ready()
+    items = wait_bound(pods, 48, timeout_s=120)
+    assert len(placements(items)) == 48
+    assert taken(items) == dict.fromkeys(taken(items), (80 * GIB, 10_000))
+
+
+def test_of_two_replicas_the_one_that_lives_answers(control_plane: Cluster) -> None:
+    flags = ("--lease", "default/two-replicas")
+    pair = [
+        Scheduler(control_plane, *flags, port=9500 + each, name=f"replica-{each}")
+        for each in range(2)
+    ]
+    try:
+        leader = wait_until(lambda: leader_of(pair), "a leader", timeout_s=60)
+        follower = next(each for each in pair if each is not leader)
+        wait_until(
+            lambda: "another replica leads" in follower.get("/readyz")[1],
+            "a follower",
+            timeout_s=60,
+        )
+        assert follower.get("/healthz")[0] == 200
+        leader.process.stop(number=signal.SIGKILL)
+        wait_until(lambda: leader_of([follower]), "another leader", timeout_s=20)
+        leader.restart(signal.SIGKILL)
+        wait_until(
+            lambda: "another replica leads" in leader.get("/readyz")[1], "a follower", timeout_s=60
+        )
+        # Told to end, it leaves at once: nobody waits for its lease.
+        began = time.monotonic()
+        follower.stop()
+        wait_until(lambda: leader_of([leader]), "a leader", timeout_s=20, every_s=0.02)
+        assert time.monotonic() - began < 10
+    finally:
+        for each in pair:
+            each.stop()
+
+
+def leader_of(replicas: list[Scheduler]) -> Scheduler | None:
+    return next((each for each in replicas if each.get("/readyz")[0] == 200), None)
+
+
+def test_whole_nodes_may_be_sent_in_place_of_names(
+    testbed_machine: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    del testbed_machine
+    config = scheduler_config(by_name=False)
+    state = tmp_path_factory.mktemp("whole-nodes")
+    with Cluster(state=state, settings=None, scheduler_config=config) as made:
+        add_gpu_nodes(made, [inventory(f"n{number}", devices=1) for number in range(3)])
+        scheduler = Scheduler(made, "--candidates", "3")
+        scheduler.wait_ready()
+        own = Pods(made, "default")
+        for number in range(3):
+            own.create(gpu_pod(f"p{number}", memory="80Gi", compute=100))
+        assert len(taken(wait_bound(own, 3))) == 3
+        scheduler.stop()

@@ -2,5 +2,6 @@
 """Figures for Prometheus.
 
 agent      what the node agent counts
+scheduler  what the scheduler counts
 serving    /metrics, /healthz and /readyz over HTTP
 """

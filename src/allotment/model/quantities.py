@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from allotment.model.errors import QuantityError
 from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS, format_bytes
@@ -164,7 +165,9 @@ def parse_rounded_up(text: str, *, parts: int = 1) -> int:
     return -int(-amount // 1)
 
 
+@lru_cache(maxsize=4096)
 def _quantity(text: str) -> Fraction:
+    """Read a text; of all that a cluster has there are few different ones."""
     if len(text) > _MAX_TEXT:
         raise _refuse(f"{text[:20]}...", "it is too long", _WHOLE_HINT)
     if text.startswith("-"):
