@@ -58,13 +58,31 @@ DIALECTS = foreign_dialects()
 def control_plane(
     testbed_machine: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """A control plane without nodes: pods are created here, and run nowhere."""
+    """A control plane without nodes: pods are created here, and run nowhere.
+
+    Its kube-scheduler has the manifest's configuration: it would not start if that were wrong.
+    """
     del testbed_machine
-    with Cluster(state=tmp_path_factory.mktemp("webhook"), settings=None) as made:
+    with Cluster(
+        state=tmp_path_factory.mktemp("webhook"),
+        settings=None,
+        scheduler_config=scheduler_configuration(),
+    ) as made:
         made.allow_agent()
         roles.bind_agent(made.api, MANIFEST)
         install(made)
         yield made
+
+
+def scheduler_configuration() -> str:
+    """The manifest's, for a kube-scheduler that runs alone and outside of a pod."""
+    documents = yaml.safe_load_all(MANIFEST.read_text("utf-8"))
+    (text,) = (each["data"]["config.yaml"] for each in documents if each["kind"] == "ConfigMap")
+    alone: Document = {
+        "clientConnection": {"kubeconfig": "{kubeconfig}"},
+        "leaderElection": {"leaderElect": False},
+    }
+    return json.dumps(yaml.safe_load(text) | alone)
 
 
 def install(cluster: Cluster) -> None:

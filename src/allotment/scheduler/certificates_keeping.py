@@ -23,7 +23,7 @@ import structlog
 from allotment.kube.backoff import Backoff
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.webhooks import KeptSecret, Webhook
-from allotment.model.errors import UsageError
+from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission_rules import CONDITION
 from allotment.scheduler.certificates import CertificateSet, Lives, next_set, read_set
 
@@ -111,7 +111,7 @@ class CertificateKeeper:
         return bool(self._served) and self.problem is None
 
     async def prepare(self) -> None:
-        """Do what is due once. Raises `KubeError`, `UsageError`."""
+        """Do what is due once. Raises `KubeError`, `UsageError`, `PrerequisiteError`."""
         for _ in range(_ATTEMPTS):
             try:
                 kept = await self._kept()
@@ -132,7 +132,7 @@ class CertificateKeeper:
         while True:
             try:
                 await self.prepare()
-            except (KubeError, UsageError) as error:
+            except AllotError as error:
                 if str(error) != str(self.problem):
                     _log.warning(error.message, hint=error.hint)
                 self.problem = error
@@ -204,12 +204,21 @@ def service_names(service: str, namespace: str) -> tuple[str, ...]:
 
 
 def load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Put a certificate into a context, also one in use. ssl reads it from a file alone."""
-    with tempfile.TemporaryDirectory(prefix="allotment-") as folder:
-        path = Path(folder, "chain.pem")
-        path.touch(mode=0o600)
-        path.write_bytes(certificate + key)
-        context.load_cert_chain(path)
+    """Put a certificate into a context, also one in use. ssl reads it from a file alone.
+
+    Raises `PrerequisiteError`: there is nowhere to write it.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="allotment-") as folder:
+            path = Path(folder, "chain.pem")
+            path.touch(mode=0o600)
+            path.write_bytes(certificate + key)
+            context.load_cert_chain(path)
+    except OSError as error:
+        raise PrerequisiteError(
+            f"the webhook's certificate cannot be put into a file to be read by TLS: {error}",
+            hint="give it a folder to write to: mount an emptyDir at /tmp, or set TMPDIR",
+        ) from error
 
 
 def _context() -> ssl.SSLContext:

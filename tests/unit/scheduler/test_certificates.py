@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError, UnreachableError
 from allotment.kube.webhooks import KeptSecret, Webhook
-from allotment.model.errors import UsageError
+from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.scheduler.certificates import CertificateSet, Lives, Signed, next_set, read_set
 from allotment.scheduler.certificates_keeping import (
     CertificateKeeper,
@@ -255,6 +255,16 @@ def test_no_key_is_left_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     kept = first()
     load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), kept.server.certificate, kept.server.key)
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_place_to_write_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    kept = first()
+    with pytest.raises(PrerequisiteError) as caught:
+        load_chain(
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), kept.server.certificate, kept.server.key
+        )
+    assert "emptyDir" in str(caught.value.hint)
 
 
 # ---- keeping -------------------------------------------------------------------------------------
