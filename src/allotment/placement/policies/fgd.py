@@ -110,7 +110,7 @@ def fragmentation(
     numbers = np.arange(len(arrays)) if rows is None else rows
     state = _State(arrays, numbers, typical)
     lost = np.where(state.runs(state.count, arrays.cpu_free[numbers]), state.bad, state.total)
-    return np.asarray(lost @ typical.part / max(typical.part.sum(), 1e-300), dtype=np.float64)
+    return np.asarray(lost @ typical.part, dtype=np.float64)
 
 
 def _is_share(kind: Kind) -> bool:
@@ -119,9 +119,11 @@ def _is_share(kind: Kind) -> bool:
 
 def _as_arrays(typical: list[tuple[Kind, float]]) -> _Typical:
     kinds = tuple(kind for kind, _ in typical)
+    part = np.array([part for _, part in typical], dtype=np.float64)
     return _Typical(
         kinds,
-        np.array([part for _, part in typical], dtype=np.float64),
+        # Of the typical ones alone, as the authors have it: the steps of the score go by the scale.
+        part / max(part.sum(), 1e-300),
         np.array([kind.cpu_milli for kind in kinds], dtype=np.float64),
         np.array([kind.size // max(1, kind.count) for kind in kinds], dtype=np.float64),
         np.array([kind.count for kind in kinds], dtype=np.float64),
