@@ -35,7 +35,7 @@ GATHER_S: Final = 0.2
 """What changes within so short a time is told at once."""
 LEAST_S: Final = 2.0
 """From one look to the next: many pods that start at once are no reason for as many writes."""
-WATCH_S: Final = 0.25
+WATCH_S: Final = 0.5
 """How often it is asked whether shares have come or gone: `allot run` tells nobody."""
 LOOK_S: Final = 10.0
 """How often everything is looked at without news: `allot resize` and `suspend` change a share."""
@@ -177,7 +177,7 @@ class Announcing:
         before = 0
         while True:
             with contextlib.suppress(OSError):  # emptied, or not made yet: then it is told of later
-                now = os.stat(self._shares).st_mtime_ns  # noqa: PTH116 - four times a second
+                now = os.stat(self._shares).st_mtime_ns  # noqa: PTH116 - twice a second
                 if now != before:
                     before = now
                     self.wake()
