@@ -4,8 +4,8 @@
     .venv/bin/python bench/placement.py [--nodes 1213 | 5000] [--policy fragmentation]
 
 The cluster is made up: the sizes and models of a production cluster of 1,213 nodes and 6,212 GPUs,
-or so many nodes of eight GPUs each, filled by half with pods of about a hundred kinds. Then pods
-come and go, one booked for each released; each is ranked over all nodes, placed and booked. A
+or so many nodes of eight GPUs each, filled by half, at random, with pods of a hundred kinds. Then
+pods come and go, one booked for each released; each is ranked over all nodes, placed and booked. A
 "new" kind is one that nobody has asked for before, a "repeated" one has been asked for, and nodes
 have changed since.
 """
@@ -13,6 +13,7 @@ have changed since.
 import argparse
 import gc
 import platform
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -139,10 +140,17 @@ class Run:
         self.names = list(self.cluster.arrays.row)
 
     def fill(self, part: float) -> None:
-        """Fill the cluster to this part of its time."""
+        """Fill the cluster to this part of its time, on nodes at random: no two are left alike."""
         while self.full() < part:
             for _ in range(100):
-                self.one(self.random.choice(self.kinds), "filling")
+                self.number += 1
+                uid = PodUid(f"pod-{self.number}")
+                need = replace(self.random.choice(self.kinds), uid=uid)
+                self.cluster.arrived(need)
+                booking = self.cluster.place(need, self.random.choice(self.names))
+                if isinstance(booking, PodBooking):
+                    self.cluster.book(booking)
+                    self.booked.append(uid)
 
     def full(self) -> float:
         """Return which part of all time is given away."""
@@ -200,9 +208,10 @@ def main() -> None:
     start = time.perf_counter()
     run.fill(0.5)
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{len(run.names)} nodes, policy {args.policy}, {100 * run.full():.0f} % full:"
-        f" {len(run.booked)} pods in {time.perf_counter() - start:.1f} s"
+        f" {len(run.booked)} pods in {time.perf_counter() - start:.1f} s, {largest} MiB"
     )
     run.watch.times.clear()
     for _ in range(args.pods):
