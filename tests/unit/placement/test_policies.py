@@ -14,6 +14,7 @@ from allotment.model.requests import EXCLUSIVE, SOFT
 from allotment.placement.arrays import Arrays, DeviceRoom, Kind, LinkArray
 from allotment.placement.policies import POLICIES, Policy, best, choose_on, make
 from allotment.placement.policies.fgd import Fgd, fragmentation
+from allotment.placement.policies.mixes import Mix
 
 GIB = 2**30
 DETERMINED = sorted(set(POLICIES) - {"random"})
@@ -244,3 +245,12 @@ def test_fgd_goes_in_whole_steps_so_that_small_gains_are_equal() -> None:
 
 def test_fgd_without_arrivals_is_first_fit() -> None:
     assert chosen(Fgd(), share(), [room(1000)], [room(), room(2500)]) == ("n1", (0,))
+
+
+def test_typical_kinds_are_cut_where_they_make_up_enough_and_sum_to_one() -> None:
+    mix = Mix()
+    rare, small, large = (Kind(count=1, guarantee=each) for each in (1000, 2000, 3000))
+    same = Kind(count=1, guarantee=3000, memory_bytes=GIB, device_memory_bytes=GIB)
+    mix.expect({rare: 10.0, small: 45.0, large: 25.0, same: 20.0})
+    assert [kind for kind, _ in mix.typical(0.95)] == [large, small, rare]
+    assert mix.typical(0.9) == [(large, 0.5), (small, 0.5)]

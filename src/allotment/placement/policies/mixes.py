@@ -70,17 +70,22 @@ class Mix:
     def typical(self, part: float) -> list[tuple[Kind, float]]:
         """Return the most frequent kinds that make up this part of all pods, with frequencies.
 
-        Frequencies are of all pods, and so sum to about `part`. Ties go by what the kinds ask for.
+        Kinds that differ in memory alone are one, without memory. Frequencies are of those that are
+        returned, and so sum to 1. Among equally frequent ones the largest come first.
         """
-        total = sum(self._counts.values())
+        counts: dict[Kind, float] = {}
+        for kind, count in self._counts.items():
+            bare = replace(kind, memory_bytes=0, device_memory_bytes=0, device_memory_part=None)
+            counts[bare] = counts.get(bare, 0.0) + count
+        total = sum(counts.values())
         chosen: list[tuple[Kind, float]] = []
         reached = 0.0
-        for kind, count in sorted(self._counts.items(), key=_order):
+        for kind, count in sorted(counts.items(), key=_frequency, reverse=True):
             if reached >= part * total:
                 break
-            chosen.append((kind, count / total))
+            chosen.append((kind, count))
             reached += count
-        return chosen
+        return [(kind, count / reached) for kind, count in chosen]
 
     def shapes(self, most: int) -> list[tuple[Kind, float]]:
         """Return the most frequent shapes that ask for devices: a kind for each, and its count.
@@ -123,6 +128,12 @@ def shape_of(kind: Kind) -> Shape:
         int(log2(1 + kind.cpu_milli)),
         int(log2(1 + kind.memory_bytes)),
     )
+
+
+def _frequency(each: tuple[Kind, float]) -> tuple[float, int, int, int, str, str]:
+    kind, count = each
+    models = "|".join(sorted(kind.models or ()))
+    return count, kind.cpu_milli, kind.guarantee, kind.count, models, kind.mode
 
 
 def _order(each: tuple[Kind, float]) -> tuple[float, list[str], str]:
