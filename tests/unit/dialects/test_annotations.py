@@ -207,3 +207,7 @@ def test_a_placement_says_how_much_a_part_is() -> None:
         assert without.request == requests(subject)["train"]
     with pytest.raises(UsageError, match=r"allotment\.dev/gpu-memory comes to"):
         placed(pod(container("train", gpu=1, memory=GI)), ["GPU-1"], memory=5 * GI)
+
+
+def test_who_places_does_not_look_at_an_earlier_placement() -> None:
+    assert requests(pod(placement="copied from elsewhere")) == requests(pod())
