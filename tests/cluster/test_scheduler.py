@@ -190,3 +190,15 @@ def test_whole_nodes_may_be_sent_in_place_of_names(
             own.create(gpu_pod(f"p{number}", memory="80Gi", compute=100))
         assert len(taken(wait_bound(own, 3))) == 3
         scheduler.stop()
+
+
+def test_a_webhook_that_is_not_installed_is_not_in_the_way(control_plane: Cluster) -> None:
+    flags = ("--webhook-listen", "127.0.0.1:9543", "--metrics-listen", "0.0.0.0:9544")
+    scheduler = Scheduler(control_plane, *flags, port=9542, name="with-webhook")
+    try:
+        scheduler.wait_ready()
+        time.sleep(2.0)  # its secret and its configuration are not there, and it asks again
+        assert scheduler.get("/readyz")[0] == 200
+        assert scheduler.process.is_running
+    finally:
+        scheduler.stop()

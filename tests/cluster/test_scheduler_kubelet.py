@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the agent that tells of its GPUs to the pod that has just the share chosen for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduling import GIB, Scheduler, placements, scheduler_config
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+
+
+def test_a_pod_runs_on_the_gpu_that_was_chosen_for_it(own_cluster: Callable[..., Cluster]) -> None:
+    cluster = own_cluster(scheduler_config=scheduler_config())
+    cluster.allow_agent()
+    config = cluster.apply_config()
+    agent = cluster.start_agent("--config-map", config, "--default-config", "soft")
+    cluster.wait_agent(agent)
+    scheduler = Scheduler(cluster)
+    scheduler.wait_ready()
+    pods = Pods(cluster, "default")
+    limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": "60Gi"}
+    for name in ("a", "b"):
+        burn = container(["allot", "burn", "--memory", "59Gi"], limits=limits)
+        pods.create(pod(name, burn))
+    for name in ("a", "b"):
+        pods.wait_phase(name, "Succeeded", timeout_s=120)
+        assert "59" in pods.logs(name)
+    placed = placements([pods.get(name) for name in ("a", "b")])
+    parts = [placed[name]["containers"]["main"] for name in ("a", "b")]
+    assert [each["memory"] for each in parts] == [60 * GIB, 60 * GIB]
+    assert parts[0]["devices"] != parts[1]["devices"]
+    assert (
+        scheduler.figure('allotment_scheduler_device_devices{model="NVIDIA A100-SXM4-80GB"}') == 2
+    )
+    scheduler.stop()
+    agent.stop()
