@@ -332,6 +332,12 @@ def test_what_a_search_found_out_holds_until_the_node_changes() -> None:
     for _ in range(2):
         assert cluster.rank(second).best == []
         assert cluster.rank(first).best == ["a"]
+    apart = [need(uid, 1, constraints=Constraints(anti_affinity="t")) for uid in "vw"]
+    booked(cluster, apart[0], "b")
+    for _ in range(2):
+        assert cluster.rank(apart[1], ["b"]).best == []
+        assert cluster.rank(apart[0], ["b"]).best == ["b"]
+    cluster.release(apart[0].uid)
     cluster.release(first.uid)
     assert cluster.rank(second).best == ["a"]
     cluster.put(inventory("b", 16))

@@ -150,6 +150,22 @@ def test_an_init_container_goes_into_the_room_of_those_that_follow() -> None:
     assert there.room(1).free_memory == 10
 
 
+def test_room_of_its_own_pod_goes_before_what_a_policy_likes() -> None:
+    taken = Taken(memory=2, shares=1, mode=SOFT)
+    there = Node(node(device(0, 10), device(1, 10, taken=taken)))
+    need = pod((INIT, request(8)), (REGULAR, request(9)))
+    assert uuids(placed(there, need)) == [["GPU-0"], ["GPU-0"]]
+
+
+def test_an_affinity_tag_goes_before_what_a_policy_likes() -> None:
+    there = Node(node(device(0, 10), device(1, 10)))
+    need = pod((REGULAR, request(3, constraints=Constraints(affinity="a"))))
+    there.book(placed(there, replace(need, uid=PodUid("first"))))
+    decision = there.place(need, [DeviceChain(policies=("spread",))])
+    assert isinstance(decision, PodBooking)
+    assert uuids(decision) == [["GPU-0"]]
+
+
 def test_a_sidecar_counts_beside_init_containers_that_follow_it() -> None:
     there = Node(node(device(0, 10)))
     before = pod((SIDECAR, request(4)), (INIT, request(7)))
