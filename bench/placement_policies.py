@@ -172,7 +172,8 @@ def render(documents: Documents, *, command: str) -> str:
     lines += [f"- {name}: {value}" for name, value in documents["machine"].items()]
     lines += ["", *_traces_table(documents["traces"]), ""]
     lines += [*_policies_table(documents["traces"][documents["plotted"]], documents["plotted"])]
-    lines += ["", *_variants_table(documents["variants"], documents["plotted"])]
+    if documents["variants"]:
+        lines += ["", *_variants_table(documents["variants"], documents["plotted"])]
     return "\n".join(lines)
 
 
