@@ -19,7 +19,7 @@ def test_a_pod_runs_on_the_gpu_that_was_chosen_for_it(own_cluster: Callable[...,
     scheduler = Scheduler(cluster)
     scheduler.wait_ready()
     pods = Pods(cluster, "default")
-    limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": "60Gi"}
+    limits: dict[str, str | int] = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": "60Gi"}
     for name in ("a", "b"):
         burn = container(["allot", "burn", "--memory", "59Gi"], limits=limits)
         pods.create(pod(name, burn))
