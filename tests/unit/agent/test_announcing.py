@@ -196,13 +196,22 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_nothing_is_told_before_it_is_known(world: World) -> None:
+def test_nothing_is_told_before_it_is_known_what_is_offered(world: World) -> None:
     async def test() -> None:
-        world.announcing.wake()
-        await asyncio.sleep(0.4)
+        world.pods.is_synced = True
+        await asyncio.sleep(0.6)
+        assert world.node.written == []
         world.offer(SOFT)
-        await asyncio.sleep(0.4)
-        # What pods have placements would not be known, and all shares would count twice.
+        await until(lambda: world.taken() == [0, 0])
+
+    world.run(test())
+
+
+def test_nothing_is_told_before_the_pods_are_known(world: World) -> None:
+    async def test() -> None:
+        world.offer(SOFT)
+        await asyncio.sleep(0.6)
+        # Which of them have placements would not be known: their shares would count twice.
         assert world.node.written == []
         world.pods.is_synced = True
         world.announcing.wake()
