@@ -226,6 +226,21 @@ def test_what_comes_is_learnt() -> None:
     assert (first.row, second.row) == (0, 1)
 
 
+def test_choices_that_a_node_had_are_forgotten_when_it_changes() -> None:
+    share = Kind(count=1, guarantee=3000)
+    mix = {WHOLE_ONE: 1.0, share: 1.0}
+    arrays = built([room(), room(3000)], [room(4000), room(9000)])
+    old, new = Fragmentation(), Fragmentation()
+    for policy in (old, new):
+        policy.expect(mix)
+    old.costs(arrays, share)
+    arrays.set_device(0, 1, room(0))
+    arrays.set_device(1, 0, room(0))
+    arrays.set_device(1, 1, room(1000))
+    assert old.costs(arrays, share).tolist() == pytest.approx(new.costs(arrays, share).tolist())
+    assert old.device_order(arrays, share, 0) == [0]
+
+
 def test_another_cluster_is_looked_at_anew() -> None:
     policy = Fragmentation()
     policy.expect({WHOLE_ONE: 1.0})
