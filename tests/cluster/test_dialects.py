@@ -139,8 +139,8 @@ def node(whole: Cluster) -> Iterator[NodeAgent]:
 def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
     del node
     # KubeShare's scheduler does nothing but place GPUs: its pods become this one's.
-    flags = ("--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}")
-    flags += ("--scheduler-name", "allotment-scheduler")
+    flags = ["--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}"]
+    flags += ["--scheduler-name", "allotment-scheduler"]
     made = Scheduler(whole, *flags, kubeconfig=str(credentials(whole)))
     made.wait_ready()
     wait_until(lambda: translates(whole.api), "the webhook", timeout_s=60)
