@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from allotment.dialects.foreign import DIALECT
-from allotment.dialects.placements import PLACEMENT, placements_of
+from allotment.dialects.placements import LEFT_OUT, MOST_CHARACTERS, PLACEMENT, placements_of
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.values import (
     DEVICE_POLICIES,
@@ -107,6 +107,7 @@ def wishes_of(
             problem = f"the annotation {shown(key)} is not known{meant(key, KEYS)}"
             known = ", ".join(sorted(KEYS))
             raise refusal(pod, None, problem, hint=f"correct or remove it; there are: {known}")
+    _check_length(pod, KEYS if has_placement else KEYS - {PLACEMENT})
     wishes = dict.fromkeys(takers, Wishes())
     for key in sorted(_READERS):
         for name, text in _by_container(pod, key, takers).items():
@@ -116,6 +117,15 @@ def wishes_of(
         for name, placement in placements_of(pod, can_take).items():
             wishes[name] = replace(wishes[name], placement=placement)
     return wishes
+
+
+def _check_length(pod: Pod, keys: frozenset[str]) -> None:
+    """Refuse what was not kept, whatever it said: many of these values are any text."""
+    for key in sorted(keys & pod.annotations.keys()):
+        if pod.annotations[key] == LEFT_OUT:
+            problem = f"the annotation {key} is too long, or those before it are: all that begin"
+            problem += f" with {PREFIX} may have {MOST_CHARACTERS} characters together"
+            raise refusal(pod, None, problem, hint="shorten or remove some of them")
 
 
 def _by_container(pod: Pod, key: str, takers: Mapping[str, frozenset[str]]) -> dict[str, str]:

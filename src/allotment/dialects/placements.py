@@ -20,10 +20,23 @@ from allotment.model.errors import UsageError
 from allotment.model.pods import Pod
 from allotment.model.quantities import MAX_BYTES
 
-__all__ = ["PLACEMENT", "PLACEMENT_VERSION", "bound_placements", "placements_of"]
+__all__ = [
+    "LEFT_OUT",
+    "MOST_CHARACTERS",
+    "PLACEMENT",
+    "PLACEMENT_VERSION",
+    "bound_placements",
+    "placements_of",
+]
 
 PLACEMENT = "allotment.dev/placement"
 PLACEMENT_VERSION = 1
+MOST_CHARACTERS = 64 << 10
+"""Of all annotations of ours on a pod; what is beyond is not kept."""
+LEFT_OUT = (
+    f"(left out: a pod's allotment.dev/... annotations may have {MOST_CHARACTERS} characters)"
+)
+"""In place of such a value. Whoever reads annotations refuses it."""
 
 _REMOVE = (
     f"remove the annotation {PLACEMENT}, so that the node chooses, or let a scheduler write it"

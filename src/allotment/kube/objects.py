@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from allotment.dialects.placements import LEFT_OUT, MOST_CHARACTERS
 from allotment.model.errors import QuantityError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.quantities import parse_whole
@@ -30,8 +31,6 @@ _OURS = "allotment.dev/"
 # How much of the agent's memory a pod has is not its author's to say: annotations have 256 KiB.
 _MAX_UID = 64
 _MAX_KEYS = 32  # more than there are that mean something: one that is not known is among them
-_MAX_TEXT = 64 << 10
-_TOO_LONG = f"(left out: a pod's annotations of {_OURS} may have {_MAX_TEXT} characters)"
 
 T = TypeVar("T")
 
@@ -159,12 +158,12 @@ def to_pod(item: PodObject) -> Pod:
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:
-    """Keep what is said to us; in place of what is too long, a text that means nothing anywhere."""
+    """Keep what is said to us; in place of what is too long, a text that no reader accepts."""
     ours = sorted((key, text) for key, text in written.items() if key.startswith(_OURS))
     kept = {}
-    left = _MAX_TEXT
+    left = MOST_CHARACTERS
     for key, text in ours[:_MAX_KEYS]:
-        kept[key] = text if len(text) <= left else _TOO_LONG
+        kept[key] = text if len(text) <= left else LEFT_OUT
         left -= len(kept[key])
     return kept
 
