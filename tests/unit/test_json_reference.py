@@ -17,6 +17,7 @@ from allotment.burn.plans import BurnPlan
 from allotment.burn.reports import BurnDevice, BurnError, BurnReport, ProcessReport
 from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
+from allotment.cli.explain import document as explain_document
 from allotment.cli.machines import DeviceRow
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
@@ -24,6 +25,16 @@ from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
+from allotment.scheduler.explaining import (
+    Asked,
+    Explanation,
+    Group,
+    Obstacle,
+    Obstacles,
+    Part,
+    Standing,
+)
+from allotment.scheduler.explaining_evidence import Condition
 from allotment.shares.views import (
     ComputeView,
     DeviceView,
@@ -163,14 +174,38 @@ def burn_example() -> object:
     return BurnReport(plan=BurnPlan(), processes=[process]).to_document()
 
 
+def explain_example() -> object:
+    """What `allot explain pod` prints of a pod of which there is everything to say."""
+    part = Part(uuid=UUID, memory=1, guarantee=2, index=3, model="A100", memory_total=4)
+    asked = Asked(name="train", kind="regular", text="a GPU with 1Gi", mode="soft", parts=(part,))
+    explanation = Explanation(
+        namespace="lab",
+        name="one",
+        uid="0",
+        standing=Standing.PENDING,
+        scheduler="allotment-scheduler",
+        policies=("fragmentation",),
+        containers=(asked,),
+        obstacles=(Obstacle(Obstacles.QUOTA, "need 2, have 1"),),
+        condition=Condition(type="PodScheduled", reason="Unschedulable", message="0/1 nodes"),
+        nodes=2,
+        fitting=("a",),
+        proposal=(asked,),
+        refused=(Group("no-gpu", "need a GPU, have no GPU", ("b",)),),
+        others=("nvidia.com/gpu",),
+    )
+    return explain_document(explanation, ["quotas: refused"])
+
+
 @pytest.mark.parametrize(
     ("command", "document"),
     [
         ("allot devices", devices_example()),
         ("allot ps", shares_example()),
         ("allot burn", burn_example()),
+        ("allot explain pod", explain_example()),
     ],
-    ids=["devices", "ps", "burn"],
+    ids=["devices", "ps", "burn", "explain"],
 )
 def test_fields_are_the_documented_ones(command: str, document: object) -> None:
     assert set(fields(document)) == documented(command)

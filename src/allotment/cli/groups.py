@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "agent": "Share this node's GPUs among pods: the Kubernetes device plugin.",
     "simulate": "Replay a trace or a live cluster: what would a policy make of it?",
     "scheduler": "Choose node and GPU of pods: kube-scheduler's extender.",
+    "explain": "Say why a pod is where it is, or why it waits.",
     "burn": "Use a GPU, and report what happened.",
     "demo": "Two programs share a GPU, before your eyes.",
     "doctor": "Name what this machine lacks, and the fix.",

@@ -321,7 +321,7 @@ def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
 
     try:
         from allotment.kube.clients import connect
-        from allotment.simulate.live import LiveCluster, read_cluster
+        from allotment.kube.live import LiveCluster, read_cluster
         from allotment.simulate.live_scenes import LiveScene, Replayed
     except ModuleNotFoundError as error:
         raise _missing(error, "kubernetes") from error

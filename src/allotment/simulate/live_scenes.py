@@ -12,6 +12,7 @@ from enum import StrEnum
 from random import Random
 from time import perf_counter, perf_counter_ns
 
+from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeRejection, PodNeed
 from allotment.model.errors import UsageError
 from allotment.placement.arrays import Kind
@@ -19,7 +20,6 @@ from allotment.placement.cluster import Cluster, Refusals
 from allotment.placement.kinds import Kinds
 from allotment.placement.policies.fgd import fragmentation
 from allotment.simulate.arriving import Counts, Progress
-from allotment.simulate.live import LiveCluster, LivePod
 from allotment.simulate.outcomes import Moment, Outcome, Refit, Unplaced, decisions_of
 
 __all__ = ["LiveScene", "Replayed"]

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allotment.cli import main
+from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeDevice, NodeInventory, PodNeed, WantedContainer
 from allotment.model.pods import PodUid
 from allotment.model.requests import whole_devices
-from allotment.simulate.live import LiveCluster, LivePod
 from allotment.simulate.live_scenes import LiveScene
 from allotment.simulate.outcomes import document_of, summaries_of
 

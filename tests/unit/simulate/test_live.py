@@ -12,6 +12,7 @@ from allotment.dialects.decisions import write_booking
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, KubeError
 from allotment.kube.inventories import CORDONS, DEVICES, encode
+from allotment.kube.live import LiveCluster, read_cluster
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -21,7 +22,6 @@ from allotment.model.clusters import (
 )
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
-from allotment.simulate.live import LiveCluster, read_cluster
 from allotment.simulate.live_scenes import LiveScene, Replayed
 from allotment.simulate.outcomes import Outcome, Refit, document_of, summaries_of
 

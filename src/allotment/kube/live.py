@@ -53,6 +53,10 @@ class LivePod:
     priority: int = 0
     created: str = ""
     """RFC 3339, in UTC: sorts as a text."""
+    dialect: str = ""
+    """Whose syntax it was written in, if it was translated."""
+    scheduler: str = ""
+    """The one that it names."""
 
     @property
     def can_move(self) -> bool:
@@ -72,19 +76,24 @@ class LiveCluster:
     """As a scheduler takes them: the highest priority first, then the oldest."""
     problems: tuple[str, ...] = ()
     """What could not be read, and is left out therefore."""
+    without_devices: tuple[str, ...] = ()
+    """Nodes that say nothing of devices, by name."""
 
 
 async def read_cluster(api: Api) -> LiveCluster:
     """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem."""
     problems: list[str] = []
     nodes = []
+    others = []
     async for node in _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
             found = _inventory(node)
         except UsageError as error:
             problems.append(error.message)
             continue
-        if found is not None:
+        if found is None:
+            others.append(node.metadata.name)
+        else:
             nodes.append(found)
     pods = []
     async for pod in _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
@@ -97,7 +106,7 @@ async def read_cluster(api: Api) -> LiveCluster:
             problems.append(error.message)
     nodes.sort(key=lambda node: node.name)
     pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
-    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems))
+    return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
 
 
 def _inventory(node: NodeObject) -> NodeInventory | None:
@@ -127,10 +136,12 @@ def _pod(item: _DatedPod) -> LivePod:
         memory_bytes=memory_bytes,
         containers=wanted(replace(to_pod(item), uid=PodUid(meta.uid))),
     )
-    booking = to_cluster_pod(item).booking
+    pod = to_cluster_pod(item)
     return LivePod(
         need=need,
-        booking=booking,
+        booking=pod.booking,
+        dialect=pod.dialect,
+        scheduler=item.spec.scheduler_name,
         priority=item.spec.priority or 0,
         created=meta.creation_timestamp,
     )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `allot explain` reads of the API server: a pod, and all that is to be known about it."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+import msgspec
+
+from allotment.dialects.foreign import ForeignPod
+from allotment.kube.clients import Api
+from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
+from allotment.kube.live import LiveCluster, read_cluster
+from allotment.kube.objects import ObjectList, PodObject, PodStatus
+from allotment.kube.quotas import NamespaceQuota, QuotaObject, quota_of
+from allotment.scheduler.admission_pods import read_pod
+
+__all__ = ["AskedPod", "Condition", "Evidence", "read_evidence"]
+
+_NEAR: Final = 3
+
+
+class Condition(msgspec.Struct, kw_only=True, rename="camel"):
+    """One of a pod's `status.conditions`."""
+
+    type: str
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class _Status(PodStatus):
+    """With what schedulers have written."""
+
+    conditions: list[Condition] | None = None
+
+
+class AskedPod(PodObject):
+    """The pod that is asked about."""
+
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was read of the API server."""
+
+    item: AskedPod
+    foreign: ForeignPod
+    """The same pod, as dialects read it."""
+    cluster: LiveCluster
+    quotas: tuple[NamespaceQuota, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+
+_pod: Final = msgspec.json.Decoder(AskedPod)
+_pods: Final = msgspec.json.Decoder(ObjectList[PodObject])
+_quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
+
+
+async def read_evidence(api: Api, namespace: str, name: str) -> Evidence:
+    """Read the pod, all nodes and pods, and the quotas of its namespace.
+
+    Raises `KubeError`; `ObjectMissingError` for a pod that is not there, with names near to it.
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    try:
+        body = await api.get(path, asked=f"read pod {namespace}/{name}")
+    except ObjectMissingError as error:
+        raise ObjectMissingError(
+            f"there is no pod {namespace}/{name}",
+            hint=await _near(api, namespace, name),
+            status=error.status,
+        ) from error
+    try:
+        item = _pod.decode(body)
+    except msgspec.MsgspecError as error:
+        raise KubeError(f"cannot read pod {namespace}/{name}: {error}") from error
+    foreign = read_pod(body, namespace=namespace).pod
+    cluster = await read_cluster(api)
+    problems = list(cluster.problems)
+    quotas: tuple[NamespaceQuota, ...] = ()
+    try:
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+        page = _quotas.decode(await api.get(path, asked="list resourcequotas"))
+        quotas = tuple(quota_of(each) for each in page.items or ())
+    except DeniedError as error:
+        problems.append(f"quotas: {error.message}")
+    return Evidence(
+        item=item, foreign=foreign, cluster=cluster, quotas=quotas, problems=tuple(problems)
+    )
+
+
+async def _near(api: Api, namespace: str, name: str) -> str:
+    """Say which pod may have been meant."""
+    try:
+        body = await api.get(f"/api/v1/namespaces/{namespace}/pods", asked="list pods")
+        names = [each.metadata.name for each in _pods.decode(body).items or ()]
+        close = [each for each in names if name in each][:_NEAR]
+        close = close or get_close_matches(name, names, n=_NEAR)
+        if close:
+            return f"did you mean {' or '.join(f'{namespace}/{each}' for each in close)}?"
+        params = {"fieldSelector": f"metadata.name={name}"}
+        body = await api.get("/api/v1/pods", asked="list pods", params=params)
+        found = [each.metadata.namespace for each in _pods.decode(body).items or ()]
+    except (KubeError, msgspec.MsgspecError):
+        return f"`kubectl get pods --namespace {namespace}` lists those there are"
+    if found:
+        return f"did you mean {' or '.join(f'{each}/{name}' for each in found[:_NEAR])}?"
+    if not names:
+        return f"namespace {namespace} has no pod at all; `kubectl get pods -A` lists all"
+    return f"`kubectl get pods --namespace {namespace}` lists those there are"
