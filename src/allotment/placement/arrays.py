@@ -113,6 +113,7 @@ class Arrays:
         self._links: dict[int, LinkArray] = {}
         self._unused: list[int] = []
         self._order: IntArray | None = None
+        self._rows: IntArray | None = None
         self._masks: dict[frozenset[str], BoolArray] = {}
         self._room: dict[str, NDArray[np.generic]] = {}
         self._grow(rows=0, columns=1)
@@ -125,6 +126,13 @@ class Arrays:
     def columns(self) -> int:
         """Return the number of columns: the devices of the largest node so far, at least 1."""
         return int(self.free.shape[1])
+
+    @property
+    def rows(self) -> IntArray:
+        """Return the rows that have a node, in order. To be read only."""
+        if self._rows is None:
+            self._rows = np.array(sorted(self.row.values()), dtype=np.int64)
+        return self._rows
 
     @property
     def order(self) -> IntArray:
@@ -180,7 +188,7 @@ class Arrays:
         self.cpu_free[row] = -1
         self.memory_free[row] = -1
         self._unused.append(row)
-        self._order = None
+        self._order = self._rows = None
         self._touch(row)
 
     def links(self, row: int) -> LinkArray | None:
@@ -257,7 +265,7 @@ class Arrays:
             self._grow(rows=row + 1, columns=self.columns)
         self.names[row] = name
         self.row[name] = row
-        self._order = None
+        self._order = self._rows = None
         return row
 
     def _clear(self, row: int) -> None:

@@ -12,6 +12,7 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 import numpy as np
@@ -138,11 +139,16 @@ class Cluster:
 
         `names`: of these nodes alone.
         """
-        rows, unknown = self._rows(names)
         kind = self._kinds.of(need)
-        costs = self._costs(need, kind, rows)
+        everywhere = self._costs(need, kind)
         # The arrays do not know that a pod's own booking is not in its way.
         plain = is_plain(need) and need.uid not in self._homes
+        if plain and most is not None and (names is None or isinstance(names, AbstractSet)):
+            few = self._first(everywhere, kind, names, most)
+            if few is not None:
+                return Ranking(few, Refusals(self._unfit(names, everywhere), self._why(need, kind)))
+        rows, unknown = self._rows(names)
+        costs = [each[rows] for each in everywhere]
         fits = np.isfinite(costs[0]) if plain else self._may_fit(need, rows)
         order = self._in_order(rows, costs, fits)
         refused = [self.arrays.names[row] for row in rows[~fits]]
@@ -190,6 +196,11 @@ class Cluster:
         node = self._nodes.get(home)
         return node.bookings[uid] if node else self._homeless[home][uid]
 
+    def version(self, name: str) -> int:
+        """Return a number that is another one once anything on this node has changed; -1: none."""
+        row = self.arrays.row.get(name)
+        return -1 if row is None else int(self.arrays.version[row])
+
     def node(self, name: str) -> NodeInventory | None:
         """Return a node as it was put; None: it is not there."""
         there = self._nodes.get(name)
@@ -233,18 +244,58 @@ class Cluster:
     def _rows(self, names: Collection[str] | None) -> tuple[IntArray, list[str]]:
         """Return the rows of these nodes, and the names that are not known."""
         if names is None:
-            return np.array(sorted(self.arrays.row.values()), dtype=np.int64), []
+            return self.arrays.rows, []
         row = self.arrays.row
         rows = [row[name] for name in names if name in row]
         return np.array(rows, dtype=np.int64), [name for name in names if name not in row]
 
-    def _costs(self, need: PodNeed, kind: Kind, rows: IntArray) -> list[FloatArray]:
+    def _costs(self, need: PodNeed, kind: Kind) -> list[FloatArray]:
+        """Return the costs of all rows, by each policy of the chain."""
         wanted = largest(need)
         chosen = wanted.request.preferences.node_policies if wanted else ()
         return [
-            self._policy(name).costs(self.arrays, kind)[rows]
-            for name in chosen or self._node_policies
+            self._policy(name).costs(self.arrays, kind) for name in chosen or self._node_policies
         ]
+
+    def _first(
+        self, costs: Sequence[FloatArray], kind: Kind, names: AbstractSet[str] | None, most: int
+    ) -> list[str] | None:
+        """Return the best nodes of these, where they are found without looking at all of them.
+
+        That is so when few are wanted and most are asked about. None: they are to be sorted.
+        """
+        arrays = self.arrays
+        if len(costs) != 1 or not 0 < most <= _FEW or not len(arrays):
+            return None
+        left = costs[0].copy()
+        found: list[str] = []
+        for _ in range(_TRIED):
+            lowest = left.min()
+            if lowest == np.inf:
+                return None
+            tied = (left == lowest).nonzero()[0]
+            row = int(tied[arrays.order[tied].argmin()] if len(tied) > 1 else tied[0])
+            name = arrays.names[row]
+            if name and (names is None or name in names):
+                if kind.count > 1 and self._nodes[name].view.may_overflow:
+                    return None
+                found.append(name)
+                if len(found) == most:
+                    return found
+            left[row] = np.inf
+        return None
+
+    def _unfit(
+        self, names: AbstractSet[str] | None, costs: Sequence[FloatArray]
+    ) -> Callable[[], list[str]]:
+        """Return what names the nodes that do not do, of these."""
+
+        def find() -> list[str]:
+            rows, unknown = self._rows(names)
+            known = rows[rows < len(costs[0])]
+            return [*(self.arrays.names[row] for row in known[costs[0][known] == np.inf]), *unknown]
+
+        return find
 
     def _may_fit(self, need: PodNeed, rows: IntArray) -> BoolArray:
         fits = self._filter.may_fit(need, rows)
@@ -367,6 +418,10 @@ class Cluster:
         return why
 
 
+_FEW = 8
+"""More nodes than that are found by sorting all of them."""
+_TRIED = 24
+"""So many of the best are looked for among those that are asked about, before all are sorted."""
 _BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})
 """Policies for devices that `ordering` knows without the arrays."""
 

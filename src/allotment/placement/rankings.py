@@ -4,6 +4,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from allotment.model.clusters import NodeRejection
 
@@ -16,10 +17,15 @@ Why = Callable[[Collection[str]], Mapping[str, NodeRejection]]
 class Refusals(Mapping[str, NodeRejection]):
     """Why nodes do not do, by name: worked out for all of them when any of it is asked for."""
 
-    def __init__(self, names: Iterable[str], why: Why) -> None:
-        self._names = dict.fromkeys(names)
+    def __init__(self, names: Iterable[str] | Callable[[], Iterable[str]], why: Why) -> None:
+        """Names that take time to find may be given as what finds them."""
+        self._found = names
         self._known: Mapping[str, NodeRejection] | None = None
         self._why = why
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(self._found() if callable(self._found) else self._found)
 
     def __getitem__(self, name: str) -> NodeRejection:
         """Return why this node does not do."""

@@ -35,6 +35,7 @@ __all__ = [
     "Reason",
     "Refusal",
     "grouped",
+    "lacks_devices",
     "lacks_host",
     "lacks_room",
     "refused",
@@ -122,11 +123,8 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
         text = f"{whose}need {asked}, have more choices than can be looked at"
         return NodeRejection(node, Reason.UNDECIDED, text)
     verdicts = refusal.verdicts
-    if not verdicts:
-        return NodeRejection(node, Reason.NO_GPU, f"{whose}need {asked}, have no GPU")
-    if len(verdicts) < request.count:
-        stem = f"{whose}need {asked}, have {_HAVE}"
-        return _filled(node, Reason.TOO_FEW_GPUS, stem, len(verdicts))
+    if len(verdicts) < max(1, request.count):
+        return lacks_devices(node, request, len(verdicts), whose=whose)
     fitting = sum(verdict.fits for verdict in verdicts)
     if fitting >= request.count:
         return _apart(node, whose, request, refusal)
@@ -134,6 +132,14 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     others = "beside the pod's other containers: " if refusal.depth else ""
     stem = f"{whose}need {asked}, have {others}{_such(fitting)}{have}"
     return _filled(node, reason, stem, amount)
+
+
+def lacks_devices(node: str, request: Request, number: int, *, whose: str = "") -> NodeRejection:
+    """Say that a node has only so many devices, whatever is on them."""
+    asked = asked_for(request)
+    if not number:
+        return NodeRejection(node, Reason.NO_GPU, f"{whose}need {asked}, have no GPU")
+    return _filled(node, Reason.TOO_FEW_GPUS, f"{whose}need {asked}, have {_HAVE}", number)
 
 
 def lacks_room(

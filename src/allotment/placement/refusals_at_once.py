@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from allotment.model.clusters import NodeRejection, PodNeed
+from allotment.model.requests import Request
 from allotment.placement.arrays import Arrays, BoolArray, IntArray, Kind
-from allotment.placement.refusals import Reason, lacks_host, lacks_room
+from allotment.placement.refusals import Reason, lacks_devices, lacks_host, lacks_room
 
 __all__ = ["refusals_at"]
 
@@ -30,8 +31,10 @@ def refusals_at(
     if not need.containers:
         return found
     rows = rows[_has_host(arrays, kind, rows)]
-    rows = rows[arrays.gpu_there[rows].sum(axis=1) >= kind.count]
     request = need.containers[0].request
+    is_small = arrays.gpu_there[rows].sum(axis=1) < kind.count
+    found.update(_too_few(arrays, request, rows[is_small]))
+    rows = rows[~is_small]
     anything = replace(kind, guarantee=0, device_memory_bytes=0, device_memory_part=None)
     is_open = arrays.serving(anything, rows)
     such = arrays.serving(kind, rows).sum(axis=1).tolist()
@@ -55,6 +58,19 @@ def refusals_at(
         if alike is None:
             reason, have, number = key
             alike = known[key] = lacks_room(name, request, reason, have, such=number)
+        found[name] = NodeRejection(name, alike.reason, alike.text, alike.stem, alike.have)
+    return found
+
+
+def _too_few(arrays: Arrays, request: Request, rows: IntArray) -> dict[str, NodeRejection]:
+    """Refuse rows that do not have as many devices as are asked for, whatever is on them."""
+    found: dict[str, NodeRejection] = {}
+    known: dict[int, NodeRejection] = {}
+    for row, number in zip(rows.tolist(), arrays.gpu_there[rows].sum(axis=1).tolist(), strict=True):
+        name = arrays.names[row]
+        if number not in known:
+            known[number] = lacks_devices(name, request, number)
+        alike = known[number]
         found[name] = NodeRejection(name, alike.reason, alike.text, alike.stem, alike.have)
     return found
 

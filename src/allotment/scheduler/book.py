@@ -138,6 +138,8 @@ class _Entry:
     booking: PodBooking | None = None
     since: float = 0.0
     """Of the state."""
+    seen_at: int = -1
+    """The version of its node as it was with the booking."""
     is_confirmed: bool = False
     """Bound, and the watch has said so."""
     order: dict[str, int] = field(default_factory=dict)
@@ -165,8 +167,6 @@ class Book:
         """Bound pods that have no devices: CPU and memory alone."""
         self._expected: dict[PodUid, str] = {}
         """Their nodes."""
-        self._names: set[str] = set()
-        """Of all nodes."""
 
     # ---- what kube-scheduler asks ----------------------------------------------------------------
 
@@ -215,15 +215,14 @@ class Book:
             return Order(entry.booking, entry.need, entry.version, is_begun=True)
         if entry is None:
             entry = self._entries[need.uid] = _Entry(need, since=now)
+        expected = self._as_expected(entry, need, node)
         entry.need, entry.version = need, version or entry.version
-        self._drop_expectation(entry)
-        placed = self._place(need, node) if node else NodeRejection(node, BINDING, "no node named")
-        if isinstance(placed, NodeRejection):
-            placed = self._place_before_expected(need, node, placed)
+        placed = self._placed_anew(entry, node) if expected is None else expected
         if isinstance(placed, NodeRejection):
             return Turned(placed)
         over = self._quotas.check(need, booking=placed) if self._quotas is not None else None
         if over is not None:
+            self._drop_expectation(entry)
             self.cluster.release(need.uid)
             return Turned(NodeRejection(node, QUOTA, str(over)))
         self._hold(entry, placed, State.RESERVED, now=now)
@@ -296,12 +295,10 @@ class Book:
 
     def node_put(self, node: NodeInventory) -> None:
         """A node came or changed. Who is booked on it stays booked."""
-        self._names.add(node.name)
         self.cluster.put(node)
 
     def node_dropped(self, name: str) -> None:
         """A node is gone, or has no devices. Who is booked on it stays booked, should it return."""
-        self._names.discard(name)
         self.cluster.drop(name)
 
     # ---- time and rank ---------------------------------------------------------------------------
@@ -381,10 +378,8 @@ class Book:
     def _chosen(self, entry: _Entry, names: Collection[str]) -> Choice:
         """Rank; where nothing fits, see whether that is for the sake of pods that may not come."""
         need = entry.need
-        # Mostly all nodes are asked about, and to find that out takes less than to find each.
-        asked = None if self._names and self._names == set(names) else names
         most = self.settings.candidates + len(entry.avoided)
-        ranking = self.cluster.rank(need, asked, most=most)
+        ranking = self.cluster.rank(need, names, most=most)
         if not ranking.best and self._expected:
             with_them, ranking = ranking, self._rank_without_expected(need, names, most)
             ranking = ranking if ranking.best else with_them
@@ -426,6 +421,30 @@ class Book:
             return placed
         return replace(light, cpu_milli=need.cpu_milli, memory_bytes=need.memory_bytes)
 
+    def _as_expected(self, entry: _Entry, need: PodNeed, node: str) -> PodBooking | None:
+        """Return what a pod was expected to take, if nothing on that node has changed since.
+
+        To choose once more would give the same, and takes as long as to choose a node.
+        """
+        booking = entry.booking
+        is_same = (
+            entry.state is State.EXPECTED
+            and booking is not None
+            and booking.node == node
+            and entry.need == need
+            and entry.seen_at == self.cluster.version(node)
+        )
+        return booking if is_same else None
+
+    def _placed_anew(self, entry: _Entry, node: str) -> PodBooking | NodeRejection:
+        self._drop_expectation(entry)
+        if not node:
+            return NodeRejection(node, BINDING, "no node named")
+        placed = self._place(entry.need, node)
+        if isinstance(placed, NodeRejection):
+            placed = self._place_before_expected(entry.need, node, placed)
+        return placed
+
     def _place_before_expected(
         self, need: PodNeed, node: str, rejection: NodeRejection
     ) -> PodBooking | NodeRejection:
@@ -444,8 +463,11 @@ class Book:
         return placed
 
     def _hold(self, entry: _Entry, booking: PodBooking, state: State, *, now: float) -> None:
-        self.cluster.book(booking)
+        if entry.booking is not booking:
+            self.cluster.book(booking)
+        self._expected.pop(entry.need.uid, None)
         entry.booking, entry.state, entry.since = booking, state, now
+        entry.seen_at = self.cluster.version(booking.node)
         entry.is_confirmed = False
         if self._quotas is not None and state is State.RESERVED:
             # Who is being bound counts: as many may be at once as a quota has room for.

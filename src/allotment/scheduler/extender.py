@@ -12,8 +12,10 @@ weight and by ten, and has no bound (pkg/scheduler/schedule_one.go, `prioritizeN
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
+
+import msgspec
 
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
 from allotment.kube.objects import PodObject
@@ -97,19 +99,19 @@ class Extender:
         self._check()
         arguments = wire.read_filter(body)
         asked = wire.node_names(arguments)
-        by_name = arguments.node_names is not None
         pod = _pod(arguments.pod)
         if pod.asks is None or pod.node:
-            names = [name for name in asked if pod.node in {"", name}]
-            return wire.encode(wire.some_nodes(names, asked, by_name=by_name))
+            passed = [name for name in asked if pod.node in {"", name}]
+            return wire.encode(wire.some_nodes(passed, asked))
         try:
             need = need_of(pod)
         except UsageError as error:
-            return self._mistaken(pod, error, asked, by_name=by_name)
+            return self._mistaken(pod, error, asked)
         if self._receipts is not None and pod.dialect:
             self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
-        choice = self._book.filter(need, asked.keys(), now=self._clock(), version=pod.version)
-        result = wire.some_nodes(choice.best, asked, by_name=by_name)
+        names = asked if isinstance(asked, wire.NamesAsked) else asked.keys()
+        choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
+        result = wire.some_nodes(choice.best, asked)
         if not choice.best and asked:
             result.failed_nodes, result.failed_and_unresolvable_nodes = self._failed(
                 pod, choice.refused
@@ -228,11 +230,14 @@ class Extender:
         return [*victims, *added]
 
     def _mistaken(
-        self, pod: ClusterPod, error: UsageError, asked: Iterable[str], *, by_name: bool
+        self,
+        pod: ClusterPod,
+        error: UsageError,
+        asked: wire.NamesAsked | Mapping[str, msgspec.Raw],
     ) -> bytes:
         text = _sentence(error)
         self._told.refused(pod, text, is_mistaken=True)
-        result = wire.some_nodes((), {}, by_name=by_name)
+        result = wire.some_nodes((), asked)
         result.failed_and_unresolvable_nodes = dict.fromkeys(asked, text)
         return wire.encode(result)
 

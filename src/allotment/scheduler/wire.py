@@ -6,7 +6,9 @@ objects, which come where an extender has no view of its own, are not decoded: t
 and the bytes are handed back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cached_property
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ __all__ = [
     "HostPriority",
     "MetaPod",
     "MetaVictims",
+    "NamesAsked",
     "PreemptionArguments",
     "PreemptionResult",
     "Victims",
@@ -56,12 +59,49 @@ class _Named(msgspec.Struct):
     metadata: _Name
 
 
+_NULL: Final = msgspec.Raw(b"null")
+
+
 class FilterArguments(_Wire):
     """`ExtenderArgs`, of filter and prioritize."""
 
     pod: PodObject
     nodes: _Items | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = _NULL
+    """A list of text, as it came: `NamesAsked`."""
+
+
+class NamesAsked(AbstractSet[str]):
+    """The names of the nodes that are asked about, read when one has to go through them.
+
+    That takes longer than to look for the few that matter: names of nodes have no character that is
+    written in another way in JSON, so that such a name is there where it stands between quotes.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        """Take the list as it came."""
+        self._raw = raw
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        names: list[str] = _read(_names, self._raw, "ExtenderArgs")
+        return dict.fromkeys(names)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether the node is asked about."""
+        return isinstance(name, str) and b'"%s"' % name.encode() in self._raw
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through them, as they came. Raises `UsageError` where they are no list of names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any."""
+        return b'"' in self._raw
 
 
 class FilterResult(_Wire, omit_defaults=True):
@@ -135,6 +175,7 @@ _filter: Final = msgspec.json.Decoder(FilterArguments)
 _binding: Final = msgspec.json.Decoder(BindingArguments)
 _preemption: Final = msgspec.json.Decoder(PreemptionArguments)
 _named: Final = msgspec.json.Decoder(_Named)
+_names: Final = msgspec.json.Decoder(list[str])
 
 
 def encode(answer: object) -> bytes:
@@ -157,25 +198,27 @@ def read_preemption(body: bytes) -> PreemptionArguments:
     return _read(_preemption, body, "ExtenderPreemptionArgs")
 
 
-def node_names(arguments: FilterArguments) -> Mapping[str, msgspec.Raw | None]:
+def node_names(arguments: FilterArguments) -> NamesAsked | dict[str, msgspec.Raw]:
     """Return the nodes that are asked about, each with its object where that came.
 
-    Raises `UsageError` for an object without a name.
+    Raises `UsageError` for what is no list, and for an object without a name.
     """
-    if arguments.node_names is not None:
-        return dict.fromkeys(arguments.node_names)
+    raw = bytes(arguments.node_names)
+    if raw != b"null":
+        if not raw.startswith(b"["):
+            _read(_names, raw, "ExtenderArgs")
+        return NamesAsked(raw)
     items = arguments.nodes.items if arguments.nodes is not None else None
-    return {_read(_named, raw, "Node").metadata.name: raw for raw in items or ()}
+    return {_read(_named, each, "Node").metadata.name: each for each in items or ()}
 
 
 def some_nodes(
-    chosen: Iterable[str], asked: Mapping[str, msgspec.Raw | None], *, by_name: bool
+    chosen: Iterable[str], asked: NamesAsked | Mapping[str, msgspec.Raw]
 ) -> FilterResult:
     """Answer with some of the nodes, in the form in which they came."""
-    if by_name:
+    if isinstance(asked, NamesAsked):
         return FilterResult(node_names=list(chosen))
-    objects = (asked[name] for name in chosen)
-    return FilterResult(nodes={"items": [raw for raw in objects if raw is not None]})
+    return FilterResult(nodes={"items": [asked[name] for name in chosen]})
 
 
 def _read(decoder: "msgspec.json.Decoder[T]", body: bytes | msgspec.Raw, what: str) -> T:
