@@ -17,6 +17,7 @@ tenancy/       who has what: from the kubelet's ids to the shares of a pod's con
 labels/        the node's labels, as NVIDIA's GPU feature discovery has them
 reports        events, log and figures in one call
 promptness     being answered at once on a busy node
+ending         ends the process in time, whatever hangs
 running        puts it all together
 """
 

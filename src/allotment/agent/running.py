@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from allotment.agent.configuring import Configuring
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.device_plugin.serving import Duties
+from allotment.agent.ending import Ending
 from allotment.agent.health.actions import policy_of
 from allotment.agent.health.memory import Memory
 from allotment.agent.health.watching import HealthWatch
@@ -72,6 +72,7 @@ _FIGURES_S: Final = 15.0
 _GOODBYE_S: Final = 2.0
 _LOCK: Final = "agent.lock"
 _WORKER: Final = "agent-worker"
+_WORKERS: Final = (_WORKER, "tenancy")
 
 
 def run(settings: AgentSettings) -> None:
@@ -81,10 +82,14 @@ def run(settings: AgentSettings) -> None:
     # When each series began: as many lines again, and of no use.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     be_prompt()
+    ending = Ending()
+    ending.listen()
     try:
-        asyncio.run(_main(settings))
+        asyncio.run(_main(settings, ending))
     except* AllotError as group:
         raise _first(group) from None
+    finally:
+        ending.begin()  # the interpreter's own end waits for threads, too
 
 
 def _check(settings: AgentSettings) -> None:
@@ -111,18 +116,15 @@ def _first(group: BaseExceptionGroup[AllotError]) -> AllotError:
     return error
 
 
-async def _main(settings: AgentSettings) -> None:
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def _main(settings: AgentSettings, ending: Ending) -> None:
+    # Threads of the loop's own making would be waited for at its end.
     workers = ThreadPoolExecutor(thread_name_prefix=_WORKER)
-    loop.set_default_executor(workers)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    asyncio.get_running_loop().set_default_executor(workers)
     api = connect(settings.kubeconfig)
     try:
         agent = _Agent(settings, api)
         task = asyncio.create_task(agent.run())
-        waiting = asyncio.create_task(ended.wait())
+        waiting = asyncio.create_task(ending.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not task.done():
@@ -133,7 +135,7 @@ async def _main(settings: AgentSettings) -> None:
     finally:
         await api.aclose()
         workers.shutdown(wait=False, cancel_futures=True)
-        if ended.is_set():
+        if ending.has_begun:
             await _leave_hung_threads()
 
 
@@ -143,7 +145,7 @@ async def _leave_hung_threads() -> None:
     Python waits for every thread of an executor, and such a one may never come back.
     """
     deadline = time.monotonic() + _GOODBYE_S
-    while stuck := [each for each in threading.enumerate() if each.name.startswith(_WORKER)]:
+    while stuck := [each for each in threading.enumerate() if each.name.startswith(_WORKERS)]:
         if time.monotonic() > deadline:
             _log.warning("left threads that do not answer", threads=len(stuck))
             sys.stderr.flush()

@@ -308,8 +308,10 @@ class Tenants:
     async def _keep_looking(self) -> None:
         while True:
             wait = await self.look()
+            # Not `wait_for`: Python 3.11's swallows a cancellation that meets with news.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
             await asyncio.sleep(self._patience.pause)
             self._wake.clear()
 

@@ -637,6 +637,25 @@ def test_the_loop_does_it_by_itself() -> None:
 # ---- what another plugin gave, and what is missing -----------------------------------------------
 
 
+def test_the_loop_ends_whenever_it_is_told_to() -> None:
+    """At each of the event loop's turns: Python 3.11's `wait_for` lost a cancellation at one."""
+
+    async def story() -> None:
+        for turns in range(120):
+            async with scene() as node:
+                node.admit("1", part())
+                loop = asyncio.create_task(node.tenants.run())
+                for turn in range(turns):
+                    if turn % 3 == 2:
+                        node.tenants._wake.set()  # noqa: SLF001 - news at all times
+                    await asyncio.sleep(0)
+                loop.cancel()
+                done, _ = await asyncio.wait({loop}, timeout=5)
+                assert done, f"it goes on after a cancellation at turn {turns}"
+
+    asyncio.run(story())
+
+
 def test_taking_over_from_another_plugin_disturbs_nobody() -> None:
     async def story() -> None:
         async with scene() as node:

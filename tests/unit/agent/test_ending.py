@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's process ends in time: in order where it can, and whatever hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import allotment
+from allotment.agent.ending import BOUND_S, Ending, left_tasks, left_threads
+
+_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: away
+clusters: [{name: away, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: away, context: {cluster: away, user: nobody}}]
+users: [{name: nobody, user: {}}]
+"""
+
+
+class Process:
+    """What has become of the process: nothing yet, or its status."""
+
+    def __init__(self, bound_s: float) -> None:
+        self.left: queue.Queue[int] = queue.Queue()
+        self.ending = Ending(bound_s=bound_s, leave=self.left.put)
+        self.ending.start()
+
+
+def test_an_end_that_hangs_is_bounded() -> None:
+    async def story() -> float:
+        process = Process(bound_s=0.2)
+        began = time.monotonic()
+        process.ending.heard(signal.SIGTERM)
+        await process.ending.wait()
+        assert process.ending.has_begun
+        assert await asyncio.to_thread(process.left.get, timeout=10) == 1
+        return time.monotonic() - began
+
+    assert asyncio.run(story()) >= 0.2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
+    process = Process(bound_s=60)
+    process.ending.heard(signal.SIGTERM)
+    process.ending.heard(number)
+    assert process.left.get(timeout=10) == 128 + number
+
+
+def test_an_end_without_a_signal_is_bounded_and_the_first_signal_after_it_ends_at_once() -> None:
+    process = Process(bound_s=0.1)
+    process.ending.begin()
+    assert process.left.get(timeout=10) == 1
+    process = Process(bound_s=60)
+    process.ending.begin()
+    process.ending.heard(signal.SIGINT)
+    assert process.left.get(timeout=10) == 128 + signal.SIGINT
+
+
+def test_other_signals_are_nothing() -> None:
+    process = Process(bound_s=0.1)
+    process.ending.heard(signal.SIGCHLD)
+    process.ending.heard(signal.SIGCHLD)
+    with pytest.raises(queue.Empty):
+        process.left.get(timeout=0.3)
+    assert not process.ending.has_begun
+    process.ending.begin()
+
+
+def test_what_is_left_is_named() -> None:
+    async def hangs_in_a_test() -> None:
+        await asyncio.Event().wait()
+
+    async def story() -> list[str]:
+        task = asyncio.create_task(hangs_in_a_test())
+        await asyncio.sleep(0)
+        found = await asyncio.to_thread(left_tasks, asyncio.get_running_loop())
+        task.cancel()
+        return found
+
+    assert any(
+        re.search(r"hangs_in_a_test \(test_ending.py:\d+\)", each) for each in asyncio.run(story())
+    )
+    let_go = threading.Event()
+    thread = threading.Thread(target=let_go.wait, name="hangs")
+    thread.start()
+    try:
+        assert any(each.startswith("hangs (threading.py:") for each in left_threads())
+    finally:
+        let_go.set()
+        thread.join()
+
+
+_HANGING = """
+import asyncio, sys, time
+from allotment.agent.ending import Ending
+
+ending = Ending(bound_s=0.5)
+ending.listen()
+
+async def main():
+    if sys.argv[1] == "loop":
+        print("there", flush=True)
+        time.sleep(60)
+    waiting = asyncio.create_task(ending.wait())
+    print("there", flush=True)
+    await waiting
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("what", ["task", "loop"])
+def test_a_process_that_hangs_ends_and_says_where(what: str) -> None:
+    command = [sys.executable, "-c", _HANGING, what]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "there\n"
+        agent.send_signal(signal.SIGTERM)
+        said = agent.stdout.read()
+        assert agent.wait(30) == 1
+    assert "it has not ended within 0.5 s" in said
+    assert {"task": "main (", "loop": "MainThread ("}[what] in said
+
+
+def test_the_agent_ends_at_a_signal_at_any_time(tmp_path: Path) -> None:
+    """Without an API server, a kubelet and a configuration: everything waits for something."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(_KUBECONFIG)
+
+    def ends_after(number: int) -> str | None:
+        folder = tmp_path / str(number)
+        (folder / "dp").mkdir(parents=True)
+        command = [
+            *(sys.executable, "-c", "import sys; from allotment.cli import main; sys.exit(main())"),
+            *("agent", "--simulated", "a100-80gb:2", "--metrics-address", "off"),
+            *("--kubelet-socket", str(folder / "dp/kubelet.sock"), "--cdi", "off"),
+            *("--cdi-dir", str(folder / "cdi"), "--state", str(folder / "state")),
+            *("--kubeconfig", str(kubeconfig), "--config-file", str(folder / "none.yaml")),
+            *("--output-file=", "--node-name", "n"),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as agent:
+            assert agent.stderr is not None
+            said = agent.stderr.readline()  # from its first line on it hears signals
+            time.sleep(number * 0.4)
+            began = time.monotonic()
+            agent.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
+            said += agent.stderr.read()
+            status = agent.wait(30)
+            took = time.monotonic() - began
+        # On a busy machine an end takes a while; one that hangs would say so.
+        is_well = status == 0 and "ended at once" not in said and took < BOUND_S
+        return None if is_well else f"{number}: status {status} after {took:.1f} s\n{said}"
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [each for each in pool.map(ends_after, range(8)) if each is not None]
+    assert not found, "\n".join(found)
+
+
+def test_nobody_uses_what_loses_cancellations() -> None:
+    """`asyncio.wait_for` of Python 3.11 returns instead when its answer comes at that moment."""
+    root = Path(allotment.__file__).parent
+    uses = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "asyncio.wait_for(" in path.read_text("utf-8")
+    ]
+    assert uses == []
