@@ -5,14 +5,32 @@ A pod that runs by another system's share when Allotment comes to its node keeps
 is counted, so that nobody else is given the same.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from allotment.dialects.foreign import DIALECT, ForeignDialect, ForeignPod, NodeView
 from allotment.model.clusters import NodeInventory, PodBooking
 from allotment.model.pods import PodUid
 
-__all__ = ["node_view", "taken_over"]
+__all__ = ["may_be_given", "node_view", "taken_over"]
+
+_OURS = "allotment.dev/"
+_KUBERNETES = re.compile(r"(?:[^/]*\.)?kubernetes\.io/|[^/]*$")
+_MARKS = re.compile(r"kubeshare/|sharedgpu/|gpu-fraction|gpu-memory|runai-|received-resource-type$")
+"""What KubeShare's and KAI's pods have: these two ask by annotations and labels alone."""
+
+
+def may_be_given(resources: Iterable[str], written: Iterable[str]) -> bool:
+    """Tell by the names of its resources and annotations whether to look at a pod more closely.
+
+    Most pods of a cluster have no GPU, and no time is to be spent on them. The record alone is not
+    enough: anybody may write that on a pod, but for a resource that no plugin gives the kubelet
+    refuses the pod.
+    """
+    return any(
+        not each.startswith(_OURS) and _KUBERNETES.match(each) is None for each in resources
+    ) or any(_MARKS.match(each) is not None for each in written)
 
 
 def taken_over(

@@ -9,7 +9,7 @@ placement, and a binding that comes late cannot bind a pod that has changed sinc
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -69,9 +69,15 @@ _pod = msgspec.json.Decoder(PodObject)
 class Bindings:
     """Binds pods, and reads one by itself."""
 
-    def __init__(self, api: Exchange) -> None:
-        """Take a connection: an `Api`, or `LightApi`, which costs less."""
+    def __init__(
+        self, api: Exchange, *, complete: Callable[[ClusterPod], ClusterPod] = lambda pod: pod
+    ) -> None:
+        """Take a connection: an `Api`, or `LightApi`, which costs less.
+
+        `complete` adds to a pod that was read what others than the API server know of it.
+        """
         self._api = api
+        self._complete = complete
 
     async def bind(self, binding: Binding) -> None:
         """Bind. Raises `KubeError`; where it `is_passing`, the pod may have been bound or not."""
@@ -103,7 +109,7 @@ class Bindings:
             item = _pod.decode(body)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise KubeError(f"pod {namespace}/{name} is not understood: {error}") from error
-        return to_cluster_pod(item) if item.metadata.uid == uid else None
+        return self._complete(to_cluster_pod(item)) if item.metadata.uid == uid else None
 
 
 class LightApi:

@@ -16,12 +16,13 @@ import msgspec
 import structlog
 
 from allotment.dialects.decisions import placement_of, read_booking
-from allotment.dialects.foreign import DIALECT
+from allotment.dialects.foreign import DIALECT, ForeignPod
 from allotment.dialects.placements import PLACEMENT
 from allotment.kube.amounts import amounts, requests_of
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
+from allotment.kube.foreign_pods import foreign_pod
 from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode
 from allotment.kube.objects import Metadata, NodeObject, ObjectList, PodObject, to_pod
 from allotment.kube.watching import Following, Subject
@@ -64,6 +65,9 @@ class ClusterPod:
     """What a pod that is bound has, until it has ended."""
     problem: str = ""
     """Why its placement does not count; or that it asks for GPUs and has none."""
+    foreign: ForeignPod | None = None
+    """As its author wrote it, of a pod that is bound and to which another system may have given
+    GPUs; what these are depends on the node's own."""
 
     def __str__(self) -> str:
         """Name it as people do."""
@@ -157,10 +161,11 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             dialect=(meta.annotations or {}).get(DIALECT, ""),
             asks=_without_state(item, uid) if _asks(item) else None,
         )
-    booking, asks, problem = None, None, ""
+    booking, asks, problem, foreign = None, None, "", None
     if item.status.phase not in _ENDED:
         booking, problem = _booking(item, uid, cpu_milli, memory_bytes)
         asks = _without_state(item, uid) if _asks(item) else None
+        foreign = foreign_pod(item) if asks is None else None
     return ClusterPod(
         uid=uid,
         namespace=meta.namespace,
@@ -173,6 +178,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         asks=asks,
         booking=booking,
         problem=problem,
+        foreign=foreign,
     )
 
 

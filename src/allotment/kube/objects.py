@@ -86,6 +86,8 @@ class ContainerSpec(_Narrow):
     restart_policy: str | None = None
     """Its own, in place of the pod's; of an init container, Always makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
+    env: msgspec.Raw | None = None
+    """Its variables, not decoded: of few pods somebody needs them."""
 
 
 class PodSpec(_Narrow):

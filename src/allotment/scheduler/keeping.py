@@ -16,6 +16,7 @@ from allotment.model.pods import Pod, PodUid
 from allotment.scheduler.book import Book, State
 from allotment.scheduler.needs import need_of
 from allotment.scheduler.quota import QuotaBook, QuotaRejection
+from allotment.scheduler.taking_over import TakeOver
 
 __all__ = ["BookKeeper", "DialectQuotas"]
 
@@ -61,11 +62,13 @@ class BookKeeper:
         book: Book,
         quotas: DialectQuotas,
         *,
+        take_over: TakeOver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with what the books hold."""
+        """Begin with what the books hold. Without `take_over` no other system's pods count."""
         self._book = book
         self._quotas = quotas
+        self._take_over = take_over or TakeOver((), node=book.cluster.node)
         self._clock = clock
         self._needs: dict[PodUid, tuple[Pod, PodNeed | None]] = {}
         self.strangers: set[PodUid] = set()
@@ -74,7 +77,7 @@ class BookKeeper:
     def pod_put(self, pod: ClusterPod) -> None:
         """A pod came or changed."""
         self._watch_stranger(pod)
-        self._book.pod_put(pod, now=self._clock())
+        self._book.pod_put(self._take_over.put(pod), now=self._clock())
         if pod.asks is None:
             self._forget(pod.uid)
             return
@@ -96,12 +99,15 @@ class BookKeeper:
     def pod_gone(self, uid: PodUid) -> None:
         """A pod is gone."""
         self.strangers.discard(uid)
+        self._take_over.gone(uid)
         self._book.pod_gone(uid)
         self._forget(uid)
 
     def node_put(self, node: NodeInventory) -> None:
         """A node came or changed."""
         self._book.node_put(node)
+        for pod in self._take_over.on(node.name):
+            self._book.pod_put(pod, now=self._clock())
 
     def node_dropped(self, name: str) -> None:
         """A node is gone, or has no devices."""

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import structlog
+
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.events import Events, Reference
 from allotment.metrics.scheduler import SchedulerMetrics
@@ -17,6 +19,9 @@ _SAME_S: Final = 300.0
 """The same is said of a pod once in so long: kube-scheduler asks again at every change of the
 cluster, and says it in its own event each time."""
 _MOST_KNOWN: Final = 4096
+_MOST_LOGGED: Final = 20
+"""Of pods that cannot be taken over, by name; how many there are, a figure says."""
+_log = structlog.get_logger(__name__)
 
 
 class Reports:
@@ -33,6 +38,7 @@ class Reports:
         self._metrics = metrics
         self._events = events
         self._clock = clock
+        self._not_taken_over = 0
         self._said: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def refused(self, pod: ClusterPod, text: str, *, is_mistaken: bool) -> None:
@@ -55,6 +61,13 @@ class Reports:
         """A pod was not bound to the node chosen for it."""
         self._metrics.count("pods_unbound")
         self._say(pod, "NotBound", f"not bound to node {node}: {text}")
+
+    def not_taken_over(self, pod: ClusterPod, text: str) -> None:
+        """What another system has given a pod that runs cannot be read, and is not counted."""
+        self._not_taken_over += 1
+        if self._not_taken_over <= _MOST_LOGGED:
+            _log.warning("a pod's GPUs are not counted", pod=str(pod), why=text)
+        self._say(pod, "NotTakenOver", f"its GPUs are not counted, and may be given again: {text}")
 
     def _say(self, pod: ClusterPod | PodNeed, reason: str, text: str) -> None:
         if self._events is None:

@@ -7,7 +7,6 @@ they were given.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import ssl
@@ -40,15 +39,18 @@ from allotment.scheduler.book import Book
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.keeping import BookKeeper, DialectQuotas
 from allotment.scheduler.leading import Leading
+from allotment.scheduler.memory import keep_settled
 from allotment.scheduler.quota import QuotaBook
 from allotment.scheduler.quota_following import follow_quotas
+from allotment.scheduler.quota_units import units_of
 from allotment.scheduler.receipts import Receipts
 from allotment.scheduler.reports import Reports
 from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
+from allotment.scheduler.taking_over import TakeOver
 from allotment.scheduler.webhook_serving import WebhookService
 
-__all__ = ["run"]
+__all__ = ["Scheduler", "run"]
 
 _log = structlog.get_logger("allotment.scheduler")
 
@@ -57,6 +59,7 @@ _BEAT_S: Final = 1.0
 _HANGS_S: Final = 30.0
 _GOODBYE_S: Final = 5.0
 _CERTIFICATE_S: Final = 2.0
+_QUIET_S: Final = 1.0
 
 
 def run(settings: SchedulerSettings) -> None:
@@ -88,7 +91,7 @@ async def _main(settings: SchedulerSettings) -> None:
         if LightApi.suits(config):
             light = LightApi(config)
             stack.push_async_callback(light.aclose)
-        scheduler = _Scheduler(settings, api, light, tls)
+        scheduler = Scheduler(settings, api, light, tls)
         task = asyncio.create_task(scheduler.run())
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +126,7 @@ def _tls(settings: SchedulerSettings) -> ssl.SSLContext | None:
     return context
 
 
-class _Scheduler:
+class Scheduler:
     """The parts, each given what it needs of the others."""
 
     def __init__(
@@ -133,30 +136,33 @@ class _Scheduler:
         light: Exchange,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """Put it together; nothing is asked or opened yet."""
         self._settings = settings
         self._tls = tls
-        self._metrics = SchedulerMetrics()
+        self.metrics = SchedulerMetrics()
         self._events = Events(
             api,
             component="allotment-scheduler",
             node=settings.identity,
-            on_drop=partial(self._metrics.count, "events_dropped"),
+            on_drop=partial(self.metrics.count, "events_dropped"),
         )
         cluster = Cluster(
             node_policies=settings.node_policies, device_policies=settings.device_policies
         )
         dialects = foreign_dialects(settings.dialects)
-        quotas = DialectQuotas(QuotaBook())
+        quotas = DialectQuotas(QuotaBook(units=units_of(settings.dialects)))
         self._followed_quotas = FollowedQuotas(api)
-        self._quota_book = quotas.quotas
+        self.quotas = quotas.quotas
         self._book = Book(cluster, settings=settings.book, quotas=quotas)
-        self._keeper = BookKeeper(self._book, quotas)
+        reports = Reports(self.metrics, self._events)
+        self._take_over = TakeOver(dialects, node=cluster.node, on_unread=reports.not_taken_over)
+        self._keeper = BookKeeper(self._book, quotas, take_over=self._take_over)
         self._feed = ClusterFeed(api, self._keeper)
         self._election = _election(settings, api)
         self._leading = Leading(self._feed, self._election, on_end=self._rest)
         self._binder = Binder(
             self._book,
-            Bindings(light),
+            Bindings(light, complete=self._take_over.completed),
             clock=time.monotonic,
             may_write=self._may_write,
             receipt=self._receipt,
@@ -165,18 +171,22 @@ class _Scheduler:
         self._extender = Extender(
             self._book,
             self._binder,
-            told=Reports(self._metrics, self._events),
+            told=reports,
             pods=self._feed.pods.get,
             leads=self._may_write,
             receipts=self._receipts,
         )
-        self._webhook: WebhookService | None = None
+        self.webhook: WebhookService | None = None
         if settings.webhook is not None:
-            self._webhook = WebhookService(
-                api, settings.webhook, dialects=dialects, quotas=self._quota_book
+            self.webhook = WebhookService(
+                api,
+                settings.webhook,
+                dialects=dialects,
+                quotas=self.quotas,
+                on_answer=self._reviewed,
             )
-        self._beat_at = time.monotonic()
-        self._metrics.watch_models(self._totals)
+        self._beat_at = self._asked_at = time.monotonic()
+        self.metrics.watch_models(self._totals)
         self._web = Web(
             application(
                 {
@@ -185,8 +195,8 @@ class _Scheduler:
                     "bind": self._extender.bind,
                     "preempt": self._extender.preempt,
                 },
-                probes=self._probes(),
-                registry=self._metrics.registry,
+                probes=self.probes(),
+                registry=self.metrics.registry,
                 on_answer=self._answered,
             )
         )
@@ -198,19 +208,19 @@ class _Scheduler:
         _log.info("listening", version=__version__, port=port, tls=self._tls is not None)
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
-                address, registry = settings.metrics_listen, self._metrics.registry
-                stack.enter_context(Server(address, registry, self._probes()))
+                address, registry = settings.metrics_listen, self.metrics.registry
+                stack.enter_context(Server(address, registry, self.probes()))
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._feed.run())
                 group.create_task(self._leading.run())
                 group.create_task(self._events.run())
                 group.create_task(self._tick())
                 group.create_task(self._beat())
-                group.create_task(self._settle_memory())
+                group.create_task(keep_settled(self._feed.wait_synced, self._is_quiet))
                 group.create_task(self._followed_quotas.run())
-                group.create_task(follow_quotas(self._followed_quotas, self._quota_book))
-                if self._webhook is not None:
-                    group.create_task(self._webhook.run())
+                group.create_task(follow_quotas(self._followed_quotas, self.quotas))
+                if self.webhook is not None:
+                    group.create_task(self.webhook.run())
                 if self._election is not None:
                     group.create_task(self._election.run())
                 if self._tls is not None:
@@ -221,8 +231,8 @@ class _Scheduler:
         """Stop answering, finish what is begun, and let another replica lead."""
         self._leading.resign()
         await self._web.close()
-        if self._webhook is not None:
-            await self._webhook.close()
+        if self.webhook is not None:
+            await self.webhook.close()
         await self._binder.drain(timeout_s=_GOODBYE_S)
         if self._election is not None:
             with contextlib.suppress(KubeError, TimeoutError):
@@ -246,10 +256,12 @@ class _Scheduler:
                 with contextlib.suppress(KubeError):  # it is asked for again
                     await self._binder.reread(each.uid, each.namespace, each.name)
             for state, number in self._book.counts().items():
-                self._metrics.set("pods", number, state.value)
-            self._metrics.set("leading", self._leading.leads)
-            self._metrics.set("api_synced", not self._feed.problems)
-            self._metrics.set("pods_without_placement", len(self._keeper.strangers))
+                self.metrics.set("pods", number, state.value)
+            self.metrics.set("leading", self._leading.leads)
+            self.metrics.set("api_synced", not self._feed.problems)
+            self.metrics.set("pods_without_placement", len(self._keeper.strangers))
+            self.metrics.set("pods_taken_over", len(self._take_over.taken))
+            self.metrics.set("pods_not_taken_over", len(self._take_over.unread))
             await asyncio.sleep(_TICK_S)
 
     async def _beat(self) -> NoReturn:
@@ -257,17 +269,8 @@ class _Scheduler:
             self._beat_at = time.monotonic()
             await asyncio.sleep(_BEAT_S)
 
-    async def _settle_memory(self) -> None:
-        """Keep what is there for good out of the garbage collector's sight.
-
-        A full collection over 30,000 pods takes a tenth of a second, in which nobody is answered.
-        """
-        gc.disable()
-        await self._feed.wait_synced()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
-        gc.enable()
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._asked_at > _QUIET_S
 
     async def _renew_certificate(self, context: ssl.SSLContext) -> NoReturn:
         """Serve a new certificate as soon as its files have changed."""
@@ -290,20 +293,26 @@ class _Scheduler:
             known = stamp
             _log.info("a new certificate is served")
 
-    def _probes(self) -> Probes:
-        return Probes(is_healthy=self._unhealthy, is_ready=self._leading_amiss)
+    def probes(self) -> Probes:
+        """Return what tells whether it lives, and whether it is of use."""
+        return Probes(is_healthy=self._unhealthy, is_ready=self._amiss)
 
     def _unhealthy(self) -> Sequence[str]:
         silent_s = time.monotonic() - self._beat_at
         return [f"nothing has happened for {silent_s:.0f} s"] if silent_s > _HANGS_S else []
 
-    def _leading_amiss(self) -> Sequence[str]:
-        return self._leading.amiss()
+    def _amiss(self) -> Sequence[str]:
+        webhook = self.webhook.amiss() if self.webhook is not None else ()
+        return [*self._leading.amiss(), *webhook]
+
+    def _reviewed(self, seconds: float, status: int) -> None:
+        self.metrics.observe("webhook_seconds", seconds, str(status))
 
     def _answered(self, verb: str, seconds: float, is_good: bool) -> None:  # noqa: FBT001 - a callback
-        self._metrics.observe("request_seconds", seconds, verb)
+        self._asked_at = time.monotonic()
+        self.metrics.observe("request_seconds", seconds, verb)
         if not is_good:
-            self._metrics.count("requests_failed", verb)
+            self.metrics.count("requests_failed", verb)
 
     def _totals(self) -> Mapping[str, Mapping[str, float]]:
         return {

@@ -89,9 +89,9 @@ class WebhookService:
             keeping,
         )
         webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
-        app = webhook_application(webhook, on_answer=on_answer)
+        self.app: Final = webhook_application(webhook, on_answer=on_answer)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
+            self.app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
         )
 
     async def run(self) -> NoReturn:
