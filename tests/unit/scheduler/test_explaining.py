@@ -341,6 +341,9 @@ def test_what_a_pod_has_itself_is_not_in_its_way() -> None:
     found = Twin([node("a", devices=1)], both).explain()
     assert found.rank == 1
     assert found.fitting == ("a",)
+    # Nor does it count for its node: among nodes without anything on them, the first by name.
+    alone = Twin([node("a"), node("b")], [pod("it", asking(), on=("b", 0))])
+    assert alone.explain(policies=("binpack",)).fitting == ("a", "b")
 
 
 def test_a_node_that_has_no_room_any_more_is_none_of_those() -> None:
