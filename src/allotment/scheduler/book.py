@@ -16,6 +16,7 @@ Whatever comes twice, late or out of order: each event looks at the state that i
 does not fit to it changes nothing.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -167,6 +168,9 @@ class Book:
         """Bound pods that have no devices: CPU and memory alone."""
         self._expected: dict[PodUid, str] = {}
         """Their nodes."""
+        self._open: dict[PodUid, None] = {}
+        """All but those that are bound for certain, of which time changes nothing; and some that
+        have come to that since the last tick."""
 
     # ---- what kube-scheduler asks ----------------------------------------------------------------
 
@@ -179,6 +183,7 @@ class Book:
             return self._held(entry, names)
         if entry is None:
             entry = self._entries[need.uid] = _Entry(need, since=now)
+            self._open[need.uid] = None
         self._leave(entry, now=now)
         entry.need, entry.version, entry.since = need, version or entry.version, now
         choice = self._chosen(entry, names)
@@ -215,6 +220,7 @@ class Book:
             return Order(entry.booking, entry.need, entry.version, is_begun=True)
         if entry is None:
             entry = self._entries[need.uid] = _Entry(need, since=now)
+            self._open[need.uid] = None
         expected = self._as_expected(entry, need, node)
         entry.need, entry.version = need, version or entry.version
         placed = self._placed_anew(entry, node) if expected is None else expected
@@ -310,10 +316,14 @@ class Book:
             if now - self._entries[uid].since >= settings.expected_s:
                 self._leave(self._entries[uid], now=now)
         doubtful = []
-        for uid, entry in list(self._entries.items()):
+        for uid in list(self._open):
+            entry = self._entries.get(uid)
+            if entry is None or (entry.state is State.BOUND and entry.is_confirmed):
+                del self._open[uid]
+                continue
             age = now - entry.since
             if entry.state is State.SEEN and age >= settings.forgotten_s:
-                del self._entries[uid]
+                del self._entries[uid], self._open[uid]
             elif age >= settings.confirmed_s and (
                 entry.state is State.UNKNOWN
                 or (entry.state is State.BOUND and not entry.is_confirmed)
@@ -353,10 +363,10 @@ class Book:
 
     def counts(self) -> dict[State, int]:
         """Return how many pods are in each state."""
-        counts = dict.fromkeys(State, 0)
-        for entry in self._entries.values():
-            counts[entry.state] += 1
-        return counts
+        there = [uid for uid in self._open if uid in self._entries]
+        counts = Counter(self._entries[uid].state.value for uid in there)
+        counts[State.BOUND.value] += len(self._entries) - len(there)
+        return {state: counts[state.value] for state in State}
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -466,6 +476,7 @@ class Book:
         if entry.booking is not booking:
             self.cluster.book(booking)
         self._expected.pop(entry.need.uid, None)
+        self._open[entry.need.uid] = None
         entry.booking, entry.state, entry.since = booking, state, now
         entry.seen_at = self.cluster.version(booking.node)
         entry.is_confirmed = False

@@ -99,7 +99,7 @@ class Extender:
         self._check()
         arguments = wire.read_filter(body)
         asked = wire.node_names(arguments)
-        pod = _pod(arguments.pod)
+        pod = self._pod(arguments.pod)
         if pod.asks is None or pod.node:
             passed = [name for name in asked if pod.node in {"", name}]
             return wire.encode(wire.some_nodes(passed, asked))
@@ -123,7 +123,7 @@ class Extender:
         self._check()
         arguments = wire.read_filter(body)
         names = list(wire.node_names(arguments))
-        pod = _pod(arguments.pod)
+        pod = self._pod(arguments.pod)
         if pod.asks is None:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         try:
@@ -170,7 +170,7 @@ class Extender:
         self._check()
         arguments = wire.read_preemption(body)
         victims = _victims(arguments)
-        pod = _pod(arguments.pod)
+        pod = self._pod(arguments.pod)
         if pod.asks is None:
             return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=victims))
         try:
@@ -188,6 +188,18 @@ class Extender:
                     num_pdb_violations=int(each.num_pdb_violations),
                 )
         return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=found))
+
+    def _pod(self, item: PodObject) -> ClusterPod:
+        """Say what a pod is to a scheduler. The watch has mostly told of this very version."""
+        uid, version = item.metadata.uid, item.metadata.resource_version
+        if not uid:
+            raise UsageError(
+                "the pod has no uid", hint="kube-scheduler sends pods as the API server has them"
+            )
+        heard = self._pods(uid)
+        if heard is not None and version and heard.version == version:
+            return heard
+        return to_cluster_pod(item)
 
     def _check(self) -> None:
         if not self._leads():
@@ -263,14 +275,6 @@ class Extender:
         self._told.rejected(reasons)
         self._told.refused(pod, _summary(groups), is_mistaken=False)
         return failed, hopeless
-
-
-def _pod(item: PodObject) -> ClusterPod:
-    if not item.metadata.uid:
-        raise UsageError(
-            "the pod has no uid", hint="kube-scheduler sends pods as the API server has them"
-        )
-    return to_cluster_pod(item)
 
 
 def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
