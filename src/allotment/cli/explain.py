@@ -288,7 +288,8 @@ def _print_parts(asked: Sequence[Asked]) -> None:
 def _rest(explanation: Explanation) -> Iterator[str]:
     """Yield what keeps it, what of nodes does and does not do, and what kube-scheduler says."""
     if explanation.obstacles:
-        yield "\nBefore any GPU is looked at:"
+        is_waiting = explanation.standing == "pending"
+        yield "\nBefore any GPU is looked at:" if is_waiting else "\nTo be told of it:"
         for each in explanation.obstacles:
             yield f"  {each.text}"
             if each.hint:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live cluster as it is at one moment: its nodes with devices, and its pods.
 
-Read once, by lists; nothing is followed and nothing is written.
+Read once, by lists; nothing is followed and nothing is written. What other systems gave pods that
+still run is counted by their records, as they write them by default.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import msgspec
 
+from allotment.dialects.foreign import ForeignDialect, ForeignPod
 from allotment.dialects.registry import wanted
+from allotment.dialects.systems import foreign_dialects
+from allotment.dialects.taking_over import taken_over
 from allotment.kube.amounts import amounts, requests_of
 from allotment.kube.clients import Api
 from allotment.kube.cluster_feed import to_cluster_pod
@@ -57,6 +61,8 @@ class LivePod:
     """Whose syntax it was written in, if it was translated."""
     scheduler: str = ""
     """The one that it names."""
+    foreign: ForeignPod | None = None
+    """As its author wrote it, where another system may have given it devices."""
 
     @property
     def can_move(self) -> bool:
@@ -105,6 +111,9 @@ async def read_cluster(api: Api) -> LiveCluster:
         except UsageError as error:
             problems.append(error.message)
     nodes.sort(key=lambda node: node.name)
+    by_name = {node.name: node for node in nodes}
+    dialects = foreign_dialects()
+    pods = [_with_devices(pod, by_name, dialects, problems) for pod in pods]
     pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
     return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
 
@@ -142,9 +151,30 @@ def _pod(item: _DatedPod) -> LivePod:
         booking=pod.booking,
         dialect=pod.dialect,
         scheduler=item.spec.scheduler_name,
+        foreign=pod.foreign,
         priority=item.spec.priority or 0,
         created=meta.creation_timestamp,
     )
+
+
+def _with_devices(
+    pod: LivePod,
+    nodes: Mapping[str, NodeInventory],
+    dialects: Sequence[ForeignDialect],
+    problems: list[str],
+) -> LivePod:
+    """Add the devices that another system gave a pod that it bound."""
+    node = nodes.get(pod.booking.node) if pod.booking is not None else None
+    if pod.foreign is None or pod.booking is None or node is None:
+        return pod
+    try:
+        found = taken_over(pod.foreign, node, dialects, uid=pod.need.uid)
+    except UsageError as error:
+        problems.append(f"GPUs of another system: {error.message}")
+        return pod
+    if found is None:
+        return pod
+    return replace(pod, booking=replace(pod.booking, containers=found.containers))
 
 
 async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> AsyncIterator[_Item]:

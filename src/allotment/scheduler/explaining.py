@@ -72,6 +72,8 @@ class Obstacles(StrEnum):
     SCHEDULER = "scheduler"
     QUOTA = "quota"
     NO_INVENTORY = "no-inventory"
+    FOREIGN = "foreign"
+    """Another system has bound it."""
     UNPLACED = "unplaced"
     """It is on a node, and what is written there of its GPUs does not count."""
     DELETED = "deleted"
@@ -176,6 +178,7 @@ def explained(
     cluster = _cluster(pod, live, policies, device_policies)
     known = foreign_dialects() if dialects is None else dialects
     need, dialect, obstacles = _need(evidence, pod, known)
+    pod = _with_record(pod, live)
     standing = _standing(item, pod)
     if item.metadata.deletion_timestamp is not None:
         obstacles.append(Obstacle(Obstacles.DELETED, "it is being deleted"))
@@ -226,6 +229,15 @@ def _placed(
     return replace(explanation, fitting=tuple(ranking.best), refused=groups, proposal=proposal)
 
 
+def _with_record(pod: ClusterPod, live: LiveCluster) -> ClusterPod:
+    """Add what another system has given the pod, by its record."""
+    if pod.foreign is None:
+        return pod
+    known = next((each for each in live.pods if each.need.uid == pod.uid), None)
+    is_same = known is not None and known.booking is not None and known.booking.node == pod.node
+    return replace(pod, booking=known.booking) if known is not None and is_same else pod
+
+
 def _standing(item: AskedPod, pod: ClusterPod) -> Standing:
     if item.status.phase in _ENDED:
         return Standing.ENDED
@@ -258,7 +270,7 @@ def _need(
     A pod that nobody has translated is read as the webhook would have.
     """
     try:
-        if pod.node:
+        if pod.node and pod.foreign is None:
             return need_of(pod), pod.dialect, []
         translation = translate(evidence.foreign, dialects)
         if translation is None:
@@ -273,6 +285,9 @@ def _need(
         return None, pod.dialect, [Obstacle(Obstacles.REFUSED, error.message, error.hint or "")]
     title = next(each.title for each in dialects if each.name == translation.dialect)
     need = replace(need_of(replace(pod, asks=None)), containers=containers)
+    if pod.node:
+        text = f"it is written in {title} words, and that system has bound it"
+        return need, translation.dialect, [Obstacle(Obstacles.FOREIGN, text)]
     return need, translation.dialect, [_untranslated(evidence.foreign, title)]
 
 
@@ -310,7 +325,7 @@ def _of_scheduler(evidence: Evidence) -> list[Obstacle]:
     placed = [
         each.scheduler
         for each in evidence.cluster.pods
-        if each.booking is not None and each.booking.containers
+        if each.foreign is None and each.booking is not None and each.booking.containers
     ]
     found = []
     if _condition(evidence.item) is None:

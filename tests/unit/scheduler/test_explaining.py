@@ -373,6 +373,38 @@ def test_a_forged_placement_does_not_count() -> None:
     assert kinds(found) == [Obstacles.UNPLACED]
 
 
+HAMI = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "30720"}
+RECORD = {
+    "hami.io/vgpu-node": "a",
+    "hami.io/vgpu-devices-allocated": "GPU-a-0,NVIDIA,30720,50:;",
+}
+
+
+def test_what_another_system_gave_a_pod_that_runs_is_not_free() -> None:
+    runs = pod("runs", HAMI, node="a", annotations=RECORD, scheduler="hami-scheduler")
+    twin = Twin([node("a", devices=1)], [runs, pod("it", asking())])
+    found = twin.explain()
+    assert found.fitting == ()
+    assert "have at most 10Gi" in found.refused[0].text
+    # Whom HAMi's pods name says nothing about who places ours.
+    assert found.obstacles == ()
+    other = twin.explain("runs")
+    assert other.standing is Standing.PLACED
+    assert kinds(other) == [Obstacles.FOREIGN]
+    assert other.dialect == "hami"
+    [part] = other.containers[0].parts
+    assert (part.uuid, part.memory, part.guarantee) == ("GPU-a-0", 30 * GI, 5000)
+
+
+def test_a_record_that_cannot_be_read_is_told() -> None:
+    record = RECORD | {"hami.io/vgpu-devices-allocated": "GPU-a-0,NVIDIA,much,50:;"}
+    runs = pod("runs", HAMI, node="a", annotations=record)
+    twin = Twin([node("a", devices=1)], [runs, pod("it", asking())])
+    assert any("GPUs of another system" in each for each in twin.read("it").problems)
+    assert twin.explain().fitting == ("a",)
+    assert twin.explain("runs").standing is Standing.BOUND
+
+
 def test_a_pod_that_has_ended_has_nothing() -> None:
     found = Twin([node("a")], [pod("it", asking(), on=("a", 0), phase="Succeeded")]).explain()
     assert found.standing is Standing.ENDED
