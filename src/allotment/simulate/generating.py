@@ -53,13 +53,18 @@ _SHARES = 3078
 """How many of those with one ask for a part of it."""
 _SHARE_MILLI = 563
 """The mean of these parts."""
-_POD_CORES = 10.5
-"""The mean of all pods."""
-_MOST_CORES = 8
-"""For each GPU of a pod with several: there is room for it on all models."""
+_POD_CORES = {"none": 17.6, "share": 6.0, "whole": 11.1, "several": 9.5}
+"""The mean of each sort's pods; of those with several GPUs, for each GPU."""
+_CORES = {
+    "none": (8, 12, 16, 16, 32),
+    "share": (2, 3, 4, 4, 6, 8, 12),
+    "whole": (3, 4, 8, 8, 10, 10, 11, 11, 12, 14, 16, 18, 24),
+    "several": (8, 10, 11),
+}
+"""Among which a sort's kinds are divided. A node has 12 cores for each GPU, or far more."""
 _KINDS = {"none": 14, "share": 34, "whole": 34, "several": 3}
 """How many different ones there are of each sort (of each number of several GPUs)."""
-_STEEPNESS = 1.6  # of the kinds' frequencies, by rank: 35 of them are 95 of 100 pods
+_STEEPNESS = 1.4  # of the kinds' frequencies, by rank: some 50 of them are 95 of 100 pods
 _SPAN_S = 30 * 24 * 3600
 _DURATION_S = 600.0  # the median
 _DURATION_SPREAD = 2.1  # of its logarithm
@@ -112,7 +117,6 @@ def _pods(
             kinds += _share_kinds(dice, _scaled(shares, scale))
         sort = {0: "none", 1: "whole"}.get(gpus, "several")
         kinds += _whole_kinds(dice, _scaled(number - shares, scale), gpus=gpus, sort=sort)
-    kinds = _with_cores(kinds)
     dice.shuffle(kinds)
     times = sorted(dice.uniform(0, _SPAN_S) for _ in kinds)
     return [
@@ -127,27 +131,32 @@ def _pods(
     ]
 
 
-def _with_cores(kinds: Sequence[_Kind]) -> list[_Kind]:
+def _with_cores(kinds: Sequence[_Kind], mean: float) -> list[_Kind]:
     """Bring the mean of the cores to what it should be."""
-    factor = _POD_CORES * 1000 * len(kinds) / sum(each.shape.cpu_milli for each in kinds)
+    factor = mean * 1000 * len(kinds) / sum(each.shape.cpu_milli for each in kinds)
     return [replace(each, shape=_with_factor(each.shape, factor)) for each in kinds]
 
 
 def _with_factor(shape: PodShape, factor: float) -> PodShape:
-    cpu_milli = 50 * round(shape.cpu_milli * factor / 50)
-    if shape.gpus > 1:
-        cpu_milli = min(cpu_milli, shape.gpus * _MOST_CORES * 1000)
-    return replace(shape, cpu_milli=cpu_milli)
+    return replace(shape, cpu_milli=50 * round(shape.cpu_milli * factor / 50))
+
+
+def _cores(dice: Random, sort: str) -> list[int]:
+    """Return the cores of each kind of a sort: every amount as often as the others."""
+    amounts = _CORES[sort]
+    cores = [amounts[index % len(amounts)] for index in range(_KINDS[sort])]
+    dice.shuffle(cores)
+    return cores
 
 
 def _share_kinds(dice: Random, number: int) -> list[_Kind]:
     parts = sorted(dice.sample(range(5, 96), k=16), key=lambda _: dice.random())
     kinds = [
-        _kind(dice, gpus=1, milli=10 * parts[index % len(parts)], cores=dice.choice((2, 3, 4, 8)))
-        for index in range(_KINDS["share"])
+        _kind(dice, gpus=1, milli=10 * parts[index % len(parts)], cores=cores)
+        for index, cores in enumerate(_cores(dice, "share"))
     ]
     chosen = dice.choices(kinds, weights=_weights(len(kinds)), k=number)
-    return _moved(chosen, dice)
+    return _with_cores(_moved(chosen, dice), _POD_CORES["share"])
 
 
 def _moved(chosen: list[_Kind], dice: Random) -> list[_Kind]:
@@ -164,17 +173,12 @@ def _moved(chosen: list[_Kind], dice: Random) -> list[_Kind]:
 
 
 def _whole_kinds(dice: Random, number: int, *, gpus: int, sort: str) -> list[_Kind]:
-    cores = {"none": (4, 8, 12, 16, 24, 32), "whole": (4, 8, 10, 12, 14, 16)}.get(sort)
     kinds = [
-        _kind(
-            dice,
-            gpus=gpus,
-            milli=MILLI if gpus else 0,
-            cores=dice.choice(cores) if cores else gpus * dice.choice((4, 6, 8)),
-        )
-        for _ in range(_KINDS[sort])
+        _kind(dice, gpus=gpus, milli=MILLI if gpus else 0, cores=max(1, gpus) * cores)
+        for cores in _cores(dice, sort)
     ]
-    return dice.choices(kinds, weights=_weights(len(kinds)), k=number)
+    chosen = dice.choices(kinds, weights=_weights(len(kinds)), k=number)
+    return _with_cores(chosen, _POD_CORES[sort] * (gpus if sort == "several" else 1))
 
 
 def _kind(dice: Random, *, gpus: int, milli: int, cores: int) -> _Kind:
