@@ -136,6 +136,8 @@ def build(arch: str, into: Path, *, force: bool = False) -> list[Path]:
         if force or not is_current(library, output):
             output.parent.mkdir(parents=True, exist_ok=True)
             part = output.with_name(output.name + ".part")
+            # Standard error: the build hook's and the callers' standard output is others'.
+            print(f"compiling {library.name} for {arch} ...", file=sys.stderr, flush=True)
             command = compile_command(library, arch, output=part)
             # zig's wrapper opens no terminal; a captured error is shown whole, once.
             done = subprocess.run(command, cwd=NATIVE, capture_output=True, text=True, check=False)

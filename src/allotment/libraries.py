@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from allotment.model.errors import LibraryMissingError
+from allotment.model.errors import LibraryBrokenError, LibraryMissingError
+
+if TYPE_CHECKING:
+    import ctypes
 
 LEDGER: Final = "liballotment-ledger.so"
 SHIM: Final = "liballotment-shim.so"
@@ -26,3 +29,19 @@ def library_path(name: str) -> Path:
     if not path.exists():
         raise LibraryMissingError(path)
     return path
+
+
+def load_library(name: str) -> ctypes.CDLL:
+    """Load a library of this installation.
+
+    Raises:
+        LibraryMissingError: the package was installed without its native part.
+        LibraryBrokenError: the file is cut off, or another machine's.
+    """
+    import ctypes  # late: most commands load none
+
+    path = library_path(name)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryBrokenError(path, str(error).removeprefix(f"{path}: ")) from error

@@ -13,6 +13,7 @@ hears also while the main thread is busy.
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import signal
@@ -33,6 +34,9 @@ BOUND_S: Final = 7.0
 """How long an end may take. A DaemonSet's pod has 10 s, and is killed then without a word."""
 _TELL_S: Final = 1.0
 """How long telling what is left may take: standard error may be what hangs."""
+_AGAIN_S: Final = 1.0
+"""What comes within so long is the same signal once more: `timeout`, and a terminal's Ctrl-C under
+another program that passes it on, send theirs to the process and to its group."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,10 +47,15 @@ class Ending:
     """
 
     def __init__(
-        self, *, bound_s: float = BOUND_S, leave: Callable[[int], object] = os._exit
+        self,
+        *,
+        bound_s: float = BOUND_S,
+        again_s: float = _AGAIN_S,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:
         """Know of no end yet."""
         self._bound_s = bound_s
+        self._again_s = again_s
         self._leave = leave
         self._ear, self._mouth = os.pipe()  # as long as the process: nobody closes them
         os.set_blocking(self._mouth, False)
@@ -91,6 +100,7 @@ class Ending:
 
     def _run(self) -> None:
         deadline: float | None = None
+        signalled = math.inf  # when first
         while True:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._ear], [], [], left_s)[0]:
@@ -100,10 +110,14 @@ class Ending:
             for number in os.read(self._ear, 64):
                 if number and number not in _SIGNALS:
                     continue
+                now = time.monotonic()
+                is_second = number and now - signalled >= self._again_s
+                if number:
+                    signalled = min(signalled, now)
                 if deadline is None:
-                    deadline = time.monotonic() + self._bound_s
+                    deadline = now + self._bound_s
                     self._start_end()
-                elif number:
+                elif is_second:
                     self._tell("a second signal: ended at once")
                     self._leave(128 + number)
                     return

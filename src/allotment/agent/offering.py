@@ -123,7 +123,7 @@ class Offering:
             return  # nothing has been said yet: what the node has stays as it is
         self._tell_problems(offer)
         if offer != self._offer:
-            _log.info("offering", **{each.name: _amount(each) for each in offer.resources})
+            _log.info("to be offered", **{each.name: _amount(each) for each in offer.resources})
         self._offer = offer
         await self._node.set_capacity(offer.quantities)
         for follower in self.followers:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -70,6 +71,11 @@ _HANGS_S: Final = 30.0
 """A loop that has not turned for so long is not coming back: the probe fails."""
 _FIGURES_S: Final = 15.0
 _GOODBYE_S: Final = 2.0
+_NODE_NAME: Final = re.compile(
+    r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
+"""RFC 1123, as the API server checks it."""
+_MOST_NAME: Final = 253
 _LOCK: Final = "agent.lock"
 _WORKER: Final = "agent-worker"
 _WORKERS: Final = (_WORKER, "tenancy")
@@ -95,6 +101,12 @@ def run(settings: AgentSettings) -> None:
 def _check(settings: AgentSettings) -> None:
     """Refuse what can be seen to be wrong before anything is started. Raises `UsageError`."""
     overlay(options=settings.options, environment=settings.environment)
+    if len(settings.node) > _MOST_NAME or not _NODE_NAME.fullmatch(settings.node):
+        raise UsageError(
+            f"{settings.node!r} cannot be the name of a Kubernetes node",
+            hint="it has lowercase letters, digits, `-` and `.` only, and begins and ends with one"
+            " of the first two; see `kubectl get nodes`, and give --node-name (NODE_NAME)",
+        )
     if settings.simulated:
         parse_spec(settings.simulated)
     if settings.metrics_address is not None:
@@ -428,7 +440,9 @@ class _Agent:
     async def _inputs(self) -> Inputs:
         config = self._configuring.current
         if config is None:
-            raise NoDevicesError("there is no configuration yet")
+            raise NoDevicesError(
+                "there is no configuration yet: the labels stay as they are until there is one"
+            )
         facts = await asyncio.to_thread(self._facts.read)
         return Inputs(facts=facts, offer=self._offering.current, config=config)
 
@@ -451,6 +465,8 @@ class _Agent:
         config = self._configuring.current
         if self._gpus.problem and (config is None or config.fail_on_init_error):
             found.append(f"GPUs: {self._gpus.problem}")
+        if self._is_serving and self._plugins.problem is not None:
+            found.append(self._plugins.problem)
         found += [
             f"{name} is not registered at the kubelet"
             for name, is_registered in self._plugins.registered.items()

@@ -128,7 +128,7 @@ def command(
     from allotment.agent.settings import AgentSettings, CdiUse
 
     settings = AgentSettings(
-        node=node_name or os.uname().nodename,
+        node=node_name or os.uname().nodename.lower(),  # as the kubelet names it
         kubeconfig=kubeconfig,
         state=state,
         simulated=simulated,

@@ -99,7 +99,7 @@ class AllotGroup(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            fail(error.format_message(), _hint_of(error), error.exit_code)
+            fail(error.format_message(), _hint_of(error, args), error.exit_code)
         except AllotError as error:
             fail(error.message, error.hint, error.exit_code)
         except OSError as error:
@@ -120,11 +120,16 @@ class AllotUsageError(click.UsageError):
         self.hint = hint
 
 
-def _hint_of(error: click.ClickException) -> str | None:
+def _hint_of(error: click.ClickException, args: Sequence[str] | None) -> str | None:
     if isinstance(error, AllotUsageError):
         return error.hint
     context = getattr(error, "ctx", None)
-    return f"see `{context.command_path if context else 'allot'} --help`"
+    if context is not None:
+        return f"see `{context.command_path} --help`"
+    # click's parser does not say whose option lacks its value.
+    words = list(sys.argv[1:] if args is None else args)
+    command = f" {words[0]}" if words and words[0] in COMMANDS else ""
+    return f"see `allot{command} --help`"
 
 
 def fail(message: str, hint: str | None, exit_code: int) -> NoReturn:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from allotment.devices.simulated import MACHINE_VARIABLE
-from allotment.libraries import SIMULATED_NVML, library_path
+from allotment.libraries import SIMULATED_NVML, load_library
 from allotment.model.errors import NoDevicesError
 
 __all__ = ["hold", "leave", "nvml_of", "release", "simulated_library"]
@@ -50,7 +50,7 @@ class _Libraries:
     def load_simulated(self) -> ctypes.CDLL:
         if self.simulated is None:
             self.load_real()
-            self.simulated = ctypes.CDLL(str(library_path(SIMULATED_NVML)))
+            self.simulated = load_library(SIMULATED_NVML)
         return self.simulated
 
 

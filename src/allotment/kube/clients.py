@@ -55,6 +55,8 @@ class Api:
         self.server = server
         self.namespace = namespace
         """The service account's own, or the kubeconfig's."""
+        self.is_away = False
+        """It cannot be reached, and that has been told: one who follows it says so for all."""
 
     async def get(self, path: str, *, asked: str, params: Mapping[str, str] | None = None) -> bytes:
         """Read an object or a list. `asked` says what for, in an error: `list pods`.
@@ -215,13 +217,21 @@ def configuration(
         return _chosen(KubeConfig.from_file(path))
     except (ConfigError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         # lightkube takes the file apart as it comes: all of these say that it is not one.
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        what = _what_is_wrong(error)
         raise KubeError(
             f"{path or service_account}: not a usable way to the API server: {what}",
             hint="`kubectl --kubeconfig PATH cluster-info` tells whether kubectl can use it",
         ) from error
     except yaml.YAMLError as error:
         raise KubeError(f"{path}: not a kubeconfig: {error}", hint="it is no YAML") from error
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    # Text or a list where a mapping belongs; the interpreter's words would help nobody.
+    is_other = isinstance(error, AttributeError | TypeError)
+    return "it is no kubeconfig" if is_other else str(error)
 
 
 def _chosen(config: KubeConfig) -> SingleConfig:

@@ -18,7 +18,7 @@ import structlog
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
-from allotment.kube.errors import GoneError, KubeError, explain_refusal
+from allotment.kube.errors import GoneError, KubeError, UnreachableError, explain_refusal
 from allotment.kube.objects import Metadata, ObjectList, WatchEvent
 from allotment.kube.signals import Signal
 
@@ -271,6 +271,7 @@ class Following(Generic[ItemT, ValueT]):
 
     def _heard(self) -> None:
         if self.problem is not None:
+            self._api.is_away = False
             _log.info("API server is back", subject=self._subject.name)
             self.problem = None
             self.signal.notify()
@@ -278,7 +279,10 @@ class Following(Generic[ItemT, ValueT]):
     def _tell(self, problem: KubeError) -> None:
         """Note why nothing is heard; in the log once for each kind of trouble."""
         if self.problem is None or self.problem.status != problem.status:
-            _log.warning(problem.message, subject=self._subject.name, hint=problem.hint)
+            is_away = isinstance(problem, UnreachableError)
+            tell = _log.debug if is_away and self._api.is_away else _log.warning
+            tell(problem.message, subject=self._subject.name, hint=problem.hint)
+            self._api.is_away = self._api.is_away or is_away
             self.problem = problem
             self.signal.notify()
         self.problem = problem

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from allotment.ledger import lease_layout as layout
 from allotment.ledger.lengths import cut_down
-from allotment.libraries import LEDGER, library_path
+from allotment.libraries import LEDGER, load_library
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import DoesNotFitError, LedgerError
 from allotment.model.formats import format_bytes
@@ -153,7 +153,7 @@ class Leases:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(library_path(LEDGER)))
+    library = load_library(LEDGER)
     text, word, number = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int
     library.allot_contract_create.argtypes = [text, text]
     library.allot_contract_take.argtypes = [text, text, word, ctypes.POINTER(word)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allotment.ledger import layout
 from allotment.ledger.lengths import cut_down
 from allotment.ledger.snapshots import damaged
-from allotment.libraries import LEDGER, library_path
+from allotment.libraries import LEDGER, load_library
 from allotment.model.errors import LedgerError, LimitBelowUseError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Ledger(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(library_path(LEDGER)))
+    library = load_library(LEDGER)
     library.allot_ledger_create.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.allot_ledger_open.argtypes = [ctypes.POINTER(_Ledger), ctypes.c_char_p]
     library.allot_ledger_close.argtypes = [ctypes.POINTER(_Ledger)]

@@ -135,6 +135,17 @@ class LibraryMissingError(PrerequisiteError):
         )
 
 
+class LibraryBrokenError(PrerequisiteError):
+    """A native library of this installation is there and cannot be loaded."""
+
+    def __init__(self, path: PurePath, problem: str) -> None:
+        """Name the file, and what the loader says."""
+        super().__init__(
+            f"{path} cannot be loaded: {problem}",
+            hint="build it anew: `make native` in a clone, or reinstall the wheel",
+        )
+
+
 class CommandNotExecutableError(AllotError):
     """The command to run is there and cannot be executed."""
 

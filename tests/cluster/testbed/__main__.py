@@ -138,6 +138,7 @@ def _hold(state: Path, chosen: argparse.Namespace) -> None:
     _wait_for_last_end(state)
     settings = None if chosen.fake_nodes else NodeSettings(has_cdi=not chosen.no_cdi)
     started = time.monotonic()
+    _say("The cluster is starting; that takes some seconds.")
     with foreground():
         try:
             with Cluster(state=state, settings=settings) as cluster:
@@ -226,7 +227,7 @@ def _instructions(cluster: Cluster, chosen: argparse.Namespace) -> str:
         lines += [
             "  then: allot ps, allot top, allot devices",
             "  The agent runs there without a pod (no `kubectl exec`). Ended, it is started again:",
-            "  pkill -f 'allotment agent'",
+            f"  nsenter --target {cluster.node.pid} --mount --pid -- pkill -f 'allotment agent'",
         ]
     lines += ["", f"its logs:   {cluster.state / 'logs'}", "to end it:  Ctrl-C"]
     return "\n".join(["", *lines, ""])

@@ -32,9 +32,9 @@ users: [{name: nobody, user: {}}]
 class Process:
     """What has become of the process: nothing yet, or its status."""
 
-    def __init__(self, bound_s: float) -> None:
+    def __init__(self, bound_s: float, again_s: float = 0.0) -> None:
         self.left: queue.Queue[int] = queue.Queue()
-        self.ending = Ending(bound_s=bound_s, leave=self.left.put)
+        self.ending = Ending(bound_s=bound_s, again_s=again_s, leave=self.left.put)
         self.ending.start()
 
 
@@ -59,14 +59,17 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
     assert process.left.get(timeout=10) == 128 + number
 
 
-def test_an_end_without_a_signal_is_bounded_and_the_first_signal_after_it_ends_at_once() -> None:
+def test_an_end_without_a_signal_is_bounded() -> None:
     process = Process(bound_s=0.1)
     process.ending.begin()
     assert process.left.get(timeout=10) == 1
-    process = Process(bound_s=60)
-    process.ending.begin()
-    process.ending.heard(signal.SIGINT)
-    assert process.left.get(timeout=10) == 128 + signal.SIGINT
+
+
+def test_the_same_signal_sent_to_process_and_group_is_one() -> None:
+    process = Process(bound_s=0.3, again_s=10)
+    process.ending.heard(signal.SIGTERM)
+    process.ending.heard(signal.SIGTERM)
+    assert process.left.get(timeout=10) == 1  # by its bound, not at once
 
 
 def test_other_signals_are_nothing() -> None:

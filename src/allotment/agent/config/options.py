@@ -236,7 +236,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         env=("GFD_OUTPUT_FILE",),
         key="flags.gfd.outputFile",
         default="/etc/kubernetes/node-feature-discovery/features.d/gfd",
-        help="The feature file; empty: none.",
+        help="The feature file; empty: standard output.",
     ),
     Option(
         flag="machine-type-file",

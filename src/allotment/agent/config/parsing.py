@@ -9,6 +9,7 @@ with NVIDIA's words, so that a search for them finds the same answers.
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Final
 
 import msgspec
@@ -97,9 +98,10 @@ def _explained(message: str, document: Value, source: str) -> UsageError:
         words = _MISSING_WORDS.get((pattern_of(path), key), f"`{key}` is missing")
         return UsageError(f"{source}: {path}: {words}", hint=f"add `{key}:`")
     if choices := choices_at(path):
-        return UsageError(
-            f"{source}: {path}: {_shown(at(document, path))} is none of {', '.join(choices)}"
-        )
+        shown = _shown(at(document, path))
+        near = get_close_matches(shown.lower(), choices, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        return UsageError(f"{source}: {path}: '{shown}' is none of {', '.join(choices)}{meant}")
     if expected := _EXPECTED.match(what):
         return _wrong_kind(path, expected, at(document, path), source)
     return UsageError(f"{source}: {path}: {what}")

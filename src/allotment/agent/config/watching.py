@@ -80,7 +80,9 @@ def _outcome(reading: asyncio.Task[_T]) -> _T | AllotError:
         return error
 
 
-_MOUNTED: Final = "check that it is mounted into the agent's container"
+_MOUNTED: Final = (
+    "name the file by --config-file (CONFIG_FILE); in a container, see that it is mounted there"
+)
 
 
 def _read(path: Path) -> str:

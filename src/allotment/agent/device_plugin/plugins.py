@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from allotment.agent.device_plugin.registering import KubeletSocket, register, socket_of
 from allotment.agent.device_plugin.serving import (
     DRAFT_PREFIX,
@@ -37,6 +39,8 @@ from allotment.agent.resources import Resource
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 
 __all__ = ["DevicePlugins"]
+
+_log = structlog.get_logger("allotment.agent")
 
 _POLL_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.1
@@ -82,6 +86,7 @@ class DevicePlugins:
         self._held_asked = -_HELD_S
         self._is_held_known = False
         self._nudge = asyncio.Event()
+        self._is_waiting = False
 
     def offer(self, resources: Sequence[Resource]) -> None:
         """Offer these resources, and no others, from now on. Servers follow at once."""
@@ -90,6 +95,11 @@ class DevicePlugins:
             if name in self._offered:
                 plugin.server.update(self._offered[name])
         self._nudge.set()
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be registered at present; None: nothing is known to be in the way."""
+        return f"waiting for the kubelet at {self._kubelet}" if self._is_waiting else None
 
     @property
     def registered(self) -> Mapping[str, bool]:
@@ -127,6 +137,7 @@ class DevicePlugins:
     async def _compare(self) -> None:
         # First the kubelet's socket, then the plugins': it removes theirs before it makes its own.
         kubelet = socket_of(self._kubelet)
+        self._tell_waiting(is_there=kubelet is not None)
         await self._ask_who_holds()
         wanted = dict(self._offered)
         for name in self._held.difference(wanted):
@@ -140,6 +151,16 @@ class DevicePlugins:
         )
         for name in [each for each in self._plugins if self._has_left(each)]:
             await self._plugins.pop(name).server.stop()
+
+    def _tell_waiting(self, *, is_there: bool) -> None:
+        """Say once that the kubelet is not there: nothing is offered without it."""
+        if not is_there and not self._is_waiting:
+            _log.warning(
+                f"waiting for the kubelet at {self._kubelet}",
+                hint="is it running on this machine? Where its socket is elsewhere:"
+                " --kubelet-socket (KUBELET_SOCKET)",
+            )
+        self._is_waiting = not is_there
 
     async def _ask_who_holds(self) -> None:
         """Look for resources of ours that containers have; seldom, and when some are given up."""
@@ -190,6 +211,8 @@ class DevicePlugins:
                 await register(plugin.server, self._kubelet)
                 plugin.kubelet, plugin.registered_at = kubelet, time.monotonic()
                 self._duties.reports.count("registrations", resource=name, result="registered")
+                if name in self._offered:
+                    _log.info("offering", **{name: _amount(self._offered[name])})
         except AllotError as error:
             plugin.kubelet = None
             self._duties.reports.count("registrations", resource=name, result="failed")
@@ -216,3 +239,9 @@ class DevicePlugins:
             hint = f"; {error.hint}" if error.hint else ""
             message = f"{error.message}{hint}"
             self._duties.reports.node("DevicePluginNotRegistered", message, is_warning=True)
+
+
+def _amount(resource: Resource) -> str:
+    healthy = sum(each.is_healthy for each in resource.slots)
+    whole = len(resource.slots)
+    return f"{healthy}" if healthy == whole else f"{healthy} of {whole}"
