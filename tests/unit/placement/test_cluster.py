@@ -472,6 +472,10 @@ class Events(RuleBasedStateMachine):
             else:
                 assert ranking.refused[name] == decision
         assert self.cluster.rank(pod, most=1).best == ranking.best[:1]
+        asked = frozenset(sorted(self.nodes)[::2])
+        few = self.cluster.rank(pod, asked, most=2)
+        assert few.best == [name for name in ranking.best if name in asked][:2]
+        assert few.refused.keys() <= ranking.refused.keys() & asked
         if ranking.best:
             decision = self.cluster.place(pod, ranking.best[0])
             assert isinstance(decision, PodBooking)

@@ -274,3 +274,47 @@ def test_memory_is_of_each_gpu() -> None:
     booking = scene.book.booking(cluster_pod().uid)
     assert booking is not None
     assert [each.memory for each in booking.containers[0].devices] == [20 * GIB, 20 * GIB]
+
+
+def test_a_device_that_fails_between_filter_and_bind_is_not_given() -> None:
+    scene = Scene(candidates=1)
+    assert scene.filter(pod_json(), ["b"]) == {"NodeNames": ["b"]}
+    [uid] = scene.book.by_node()["b"]
+    known, expected = scene.book.need(uid), scene.book.booking(uid)
+    assert known is not None
+    assert expected is not None
+    [chosen] = expected.containers[0].devices
+    there = node("b", 2)
+    devices = tuple(
+        replace(each, problem="sick") if each.uuid == chosen.uuid else each
+        for each in there.devices
+    )
+    scene.book.node_put(replace(there, devices=devices))
+    order = scene.book.begin_bind(known[0], "b", now=scene.now)
+    assert isinstance(order, Order)
+    assert order.booking.containers[0].devices[0].uuid != chosen.uuid
+
+
+def test_a_name_is_asked_about_as_a_whole() -> None:
+    answer = Scene().filter(pod_json(), ["aa", "b.a", "c-a"])
+    assert not answer.get("NodeNames")
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"aa", "b.a", "c-a"}
+
+
+@pytest.mark.parametrize("names", ['"a"', "[1]", '{"a": 1}', "[[]]"])
+def test_names_that_are_no_list_of_names_are_refused(names: str) -> None:
+    body = f'{{"Pod": {json.dumps(pod_json())}, "NodeNames": {names}}}'
+    with pytest.raises(UsageError, match="ExtenderArgs"):
+        Scene().extender.prioritize(body.encode())
+
+
+def test_time_is_asked_about_pods_until_they_are_bound_for_certain() -> None:
+    scene = Scene()
+    scene.book_pod("p", "a", memory="8Gi")
+    scene.filter(pod_json())
+    for _ in range(2):
+        assert scene.book.tick(scene.now) == []
+        counts = scene.book.counts()
+        assert (counts[State.BOUND], counts[State.EXPECTED]) == (1, 1)
+    scene.book.tick(scene.now + 10)
+    assert scene.book.counts()[State.EXPECTED] == 0
