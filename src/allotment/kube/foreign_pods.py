@@ -95,8 +95,6 @@ def _container(spec: ContainerSpec, kind: ContainerKind, left: _Left) -> Foreign
 
 
 def _environment(spec: ContainerSpec) -> dict[str, str]:
-    if spec.env is None:
-        return {}
     try:
         found = _variables.decode(spec.env)
     except msgspec.MsgspecError:

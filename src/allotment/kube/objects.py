@@ -86,7 +86,7 @@ class ContainerSpec(_Narrow):
     restart_policy: str | None = None
     """Its own, in place of the pod's; of an init container, Always makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
-    env: msgspec.Raw | None = None
+    env: msgspec.Raw = msgspec.Raw(b"null")
     """Its variables, not decoded: of few pods somebody needs them."""
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prometheus_client.exposition import generate_latest
 
@@ -56,3 +58,13 @@ def test_models_are_asked_for_when_the_figures_are() -> None:
 def test_names_say_what_they_are() -> None:
     assert len({each.name for each in FIGURES}) == len(FIGURES)
     assert all(each.help.endswith(".") or each.help.endswith("none.") for each in FIGURES)
+
+
+def test_each_is_in_the_reference_with_its_labels(root: Path) -> None:
+    text = (root / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    for each in FIGURES:
+        name = f"allotment_scheduler_{each.name}{'_total' if each.kind == 'counter' else ''}"
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        assert f"| `{name}` | {labels} |" in text
+    for name in MODEL_FIGURES:
+        assert f"| `allotment_scheduler_device_{name}` | `model` |" in text
