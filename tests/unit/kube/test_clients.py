@@ -217,3 +217,11 @@ def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
         server.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["plain text", "- a", "7"])
+def test_what_is_no_kubeconfig_is_called_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(KubeError, match="it is no kubeconfig"):
+        connect(path)

@@ -344,3 +344,15 @@ def test_a_sockets_path_is_short_enough(name: str) -> None:
 def test_resources_have_sockets_of_their_own() -> None:
     names = ("a.b/c", "a/b.c", "a/b_c", "a.b/c-d", "a.b-c/d")
     assert len({socket_name(name, Path("/x")) for name in names}) == len(names)
+
+
+def test_a_kubelet_that_is_not_there_is_waited_for_and_told_of(world: World) -> None:
+    async def story() -> None:
+        async with world.serving(world.gpus(2)) as plugins:
+            await world.until(lambda: plugins.problem is not None)
+            assert str(world.kubelet.folder / "kubelet.sock") in (plugins.problem or "")
+            await world.kubelet.start()
+            await world.until(lambda: plugins.problem is None)
+            await world.until(lambda: all(plugins.registered.values()))
+
+    asyncio.run(story())
