@@ -192,13 +192,23 @@ def test_whole_nodes_may_be_sent_in_place_of_names(
         scheduler.stop()
 
 
-def test_a_webhook_that_is_not_installed_is_not_in_the_way(control_plane: Cluster) -> None:
+def test_a_webhook_that_is_not_installed_is_told(control_plane: Cluster) -> None:
     flags = ("--webhook-listen", "127.0.0.1:9543", "--metrics-listen", "0.0.0.0:9544")
     scheduler = Scheduler(control_plane, *flags, port=9542, name="with-webhook")
     try:
-        scheduler.wait_ready()
-        time.sleep(2.0)  # its secret and its configuration are not there, and it asks again
-        assert scheduler.get("/readyz")[0] == 200
+        # It leads, and says what is amiss: its secret and its configuration are not there.
+        wait_until(
+            lambda: scheduler.figure("allotment_scheduler_leading") == 1, "a leader", timeout_s=60
+        )
+        wait_until(
+            lambda: "the webhook's certificates: " in scheduler.get("/readyz")[1],
+            "the reason",
+            timeout_s=20,
+        )
+        status, text = scheduler.get("/readyz")
+        assert status == 503
+        assert len(text.splitlines()) == 1
+        time.sleep(2.0)  # it asks again
         assert scheduler.process.is_running
     finally:
         scheduler.stop()
