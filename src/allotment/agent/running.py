@@ -8,7 +8,6 @@ another start would not find again, in the state folder, at the kubelet or at th
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import sys
@@ -54,6 +53,7 @@ from allotment.kube.events import Events
 from allotment.kube.nodes import OwnNode
 from allotment.kube.pods import NodePods
 from allotment.metrics.agent import AgentMetrics
+from allotment.metrics.logs import start_log
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
@@ -84,7 +84,7 @@ _WORKERS: Final = (_WORKER, "tenancy")
 def run(settings: AgentSettings) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises `AllotError` where it cannot start."""
     _check(settings)
-    _start_log(settings)
+    start_log(as_json=settings.log_format == "json", is_verbose=settings.verbose)
     # When each series began: as many lines again, and of no use.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     be_prompt()
@@ -473,25 +473,3 @@ class _Agent:
             if not is_registered
         ]
         return found
-
-
-def _start_log(settings: AgentSettings) -> None:
-    """Write the log to standard error, each line at once."""
-    level = logging.DEBUG if settings.verbose else logging.INFO
-    renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer()
-        if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.StackInfoRenderer(),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

@@ -7,10 +7,8 @@ they were given.
 
 import asyncio
 import contextlib
-import logging
 import signal
 import ssl
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,6 +26,7 @@ from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
 from allotment.kube.leases import Candidate, LeaseElection
 from allotment.kube.quotas import FollowedQuotas
+from allotment.metrics.logs import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.clusters import PodBooking, PodNeed
@@ -67,7 +66,7 @@ def run(settings: SchedulerSettings) -> None:
     parse_address(settings.listen)
     if settings.metrics_listen is not None:
         parse_address(settings.metrics_listen)
-    _start_log(settings)
+    start_log(as_json=settings.log_format == "json", is_verbose=settings.verbose)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         asyncio.run(_main(settings))
@@ -352,26 +351,4 @@ def _election(settings: SchedulerSettings, api: Api) -> LeaseElection | None:
         namespace=lease.namespace,
         name=lease.name,
         candidate=Candidate(settings.identity, settings.lease_times),
-    )
-
-
-def _start_log(settings: SchedulerSettings) -> None:
-    """Write the log to standard error, each line at once."""
-    level = logging.DEBUG if settings.verbose else logging.INFO
-    renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer()
-        if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.StackInfoRenderer(),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
