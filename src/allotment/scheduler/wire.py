@@ -9,7 +9,7 @@ and the bytes are handed back.
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ class _Items(msgspec.Struct, kw_only=True):
 
 
 class _Name(msgspec.Struct):
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Named(msgspec.Struct):
