@@ -27,6 +27,7 @@ from allotment.scheduler import wire
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.receipts import Receipts
 
 __all__ = ["Extender", "NotLeadingError", "Told"]
@@ -93,6 +94,7 @@ class Extender:
         self._leads = leads
         self._receipts = receipts
         self._clock = clock
+        self._preemption = Preemption(book, pods=pods)
 
     def filter(self, body: bytes) -> bytes:
         """Answer which of the nodes do for a pod: the best ones, best first."""
@@ -168,26 +170,7 @@ class Extender:
     def preempt(self, body: bytes) -> bytes:
         """Answer on which of the nodes the pod fits once these pods are gone, and which more."""
         self._check()
-        arguments = wire.read_preemption(body)
-        victims = _victims(arguments)
-        pod = self._pod(arguments.pod)
-        if pod.asks is None:
-            return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=victims))
-        try:
-            need = need_of(pod)
-        except UsageError:
-            return wire.encode(wire.PreemptionResult(node_name_to_meta_victims={}))
-        found = {}
-        there = self._book.by_node()
-        for node, each in victims.items():
-            chosen = [PodUid(one.uid) for one in each.pods or ()]
-            uids = self._enough(pod, need, node, chosen, there.get(node, ()))
-            if uids:
-                found[node] = wire.MetaVictims(
-                    pods=[wire.MetaPod(uid=uid) for uid in uids],
-                    num_pdb_violations=int(each.num_pdb_violations),
-                )
-        return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=found))
+        return self._preemption.preempt(body, pod_of=self._pod)
 
     def _pod(self, item: PodObject) -> ClusterPod:
         """Say what a pod is to a scheduler. The watch has mostly told of this very version."""
@@ -204,42 +187,6 @@ class Extender:
     def _check(self) -> None:
         if not self._leads():
             raise NotLeadingError
-
-    def _enough(
-        self,
-        pod: ClusterPod,
-        need: PodNeed,
-        node: str,
-        victims: list[PodUid],
-        there: Sequence[PodUid],
-    ) -> list[PodUid]:
-        """Return the victims with which the pod fits: these, and if need be more; or none.
-
-        kube-scheduler has chosen them by what it counts, which are a node's sums. Where no single
-        GPU becomes free by that, pods of a lower priority are added, the lowest first, and those
-        given back that turn out not to be in the way.
-        """
-        if isinstance(self._book.preempt(need, node, victims), PodBooking):
-            return victims
-        lower = sorted(
-            (each.priority, each.uid)
-            for uid in there
-            if uid not in victims
-            and (each := self._pods(uid)) is not None
-            and each.priority < pod.priority
-        )
-        added: list[PodUid] = []
-        for _, uid in lower:
-            added.append(uid)
-            if isinstance(self._book.preempt(need, node, [*victims, *added]), PodBooking):
-                break
-        else:
-            return []
-        for uid in list(reversed(added)):
-            fewer = [each for each in added if each != uid]
-            if isinstance(self._book.preempt(need, node, [*victims, *fewer]), PodBooking):
-                added = fewer
-        return [*victims, *added]
 
     def _mistaken(
         self,
@@ -282,18 +229,6 @@ def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
     return [
         wire.HostPriority(host=name, score=(last - rank) * STEP) for rank, name in enumerate(ranked)
     ]
-
-
-def _victims(arguments: wire.PreemptionArguments) -> dict[str, wire.MetaVictims]:
-    if arguments.node_name_to_meta_victims is not None:
-        return arguments.node_name_to_meta_victims
-    return {
-        node: wire.MetaVictims(
-            pods=[wire.MetaPod(uid=each.metadata.uid) for each in victims.pods or ()],
-            num_pdb_violations=int(victims.num_pdb_violations),
-        )
-        for node, victims in (arguments.node_name_to_victims or {}).items()
-    }
 
 
 def _summary(groups: Sequence[tuple[str, tuple[str, ...]]]) -> str:
