@@ -20,6 +20,7 @@ from typing import Annotated, Final, NoReturn
 import msgspec
 from msgspec import Meta
 
+from allotment.dialects.annotations import MODES
 from allotment.model.clusters import NodeDevice, NodeInventory, Taken
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
@@ -36,20 +37,26 @@ CORDONS: Final = ("allotment.dev/device-cordon", "hami.io/device-cordon")
 
 MOST_CHARACTERS: Final = 128 << 10
 """All annotations of an object have 256 KiB."""
-MOST_DEVICES: Final = 256
-MOST_LINKED: Final = 64
-"""With more devices than these, links are left out: they are as many as there are pairs."""
+MOST_DEVICES: Final = 32
+"""As many GPUs as NVIDIA's driver serves on one machine (NV_MAX_DEVICES, nvlimits.h). Schedulers
+look at all nodes at once, in arrays as wide as the node with the most devices: so one node cannot
+make every decision about all others slower by more than that."""
 LONGEST_PROBLEM: Final = 200
 _LONGEST_UUID: Final = 128
 _LONGEST_NAME: Final = 256
 _MOST_SHARES: Final = 1 << 20
 _MOST_POINTS: Final = 1 << 20
 _LARGEST_INDEX: Final = 1 << 16
+_LARGEST_NUMA: Final = 1023
+"""Linux knows 1,024 NUMA nodes at most (CONFIG_NODES_SHIFT)."""
+_MOST_MEMORY: Final = 1 << 50
+"""Of a device: a thousand times what the largest has, and exact in floats and their sums."""
 
 _UuidText = Annotated[str, Meta(min_length=1, max_length=_LONGEST_UUID)]
 _Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
 _Word = Annotated[str, Meta(min_length=1, max_length=64)]
 _Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+_DeviceBytes = Annotated[int, Meta(ge=0, le=_MOST_MEMORY)]
 _Points = Annotated[int, Meta(ge=0, le=_MOST_POINTS)]
 _Shares = Annotated[int, Meta(ge=0, le=_MOST_SHARES)]
 _Place = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
@@ -68,11 +75,11 @@ class _Taken(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Device(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: _UuidText
     model: _Name
-    memory: _Bytes
+    memory: _DeviceBytes
     index: Annotated[int, Meta(ge=0, le=_LARGEST_INDEX)] = 0
-    numa: Annotated[int, Meta(ge=0, le=_LARGEST_INDEX)] | None = None
+    numa: Annotated[int, Meta(ge=0, le=_LARGEST_NUMA)] | None = None
     modes: Annotated[tuple[_Word, ...], Meta(max_length=16)] | None = None
-    """None: as most have them."""
+    """None: as most have them. Those that are not known here serve nobody who asks here."""
     shares: _Shares = _USUAL_SHARES
     guarantee: Annotated[int, Meta(ge=0, le=WHOLE)] = WHOLE
     problem: Annotated[str, Meta(max_length=1024)] = ""
@@ -86,7 +93,7 @@ class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     host: _Bytes = 0
     links: Annotated[
         tuple[tuple[_Place, _Place, _Points], ...],
-        Meta(max_length=MOST_LINKED * (MOST_LINKED - 1) // 2),
+        Meta(max_length=MOST_DEVICES * (MOST_DEVICES - 1) // 2),
     ] = ()
 
 
@@ -103,20 +110,16 @@ def encode(inventory: NodeInventory) -> str:
     """Write the annotation. The same devices always give the same text.
 
     Left out, rather than to write what would not be read: text of problems and names beyond their
-    bounds, links of more than 64 devices. Raises `ValueError` for more than an annotation can hold.
+    bounds. Raises `ValueError` for more than an annotation can hold.
     """
     devices = sorted(inventory.devices, key=_by_place)
     if len(devices) > MOST_DEVICES:
         raise ValueError(f"{len(devices)} devices, more than {MOST_DEVICES}")
     places = {each.uuid: place for place, each in enumerate(devices)}
-    links = (
-        sorted(
-            (places[one], places[other], min(points, _MOST_POINTS))
-            for (one, other), points in inventory.links.items()
-            if points > 0 and one < other and one in places and other in places
-        )
-        if len(devices) <= MOST_LINKED
-        else ()
+    links = sorted(
+        (places[one], places[other], min(points, _MOST_POINTS))
+        for (one, other), points in inventory.links.items()
+        if points > 0 and one < other and one in places and other in places
     )
     document = _Inventory(
         version=VERSION,
@@ -209,12 +212,16 @@ def _read(device: _Device) -> NodeDevice:
         memory_bytes=device.memory,
         index=device.index,
         numa_node=device.numa,
-        modes=_USUAL_MODES if device.modes is None else device.modes,
+        modes=_USUAL_MODES if device.modes is None else _known(device.modes),
         max_shares=device.shares,
         problem=device.problem,
         taken=Taken(taken.memory, taken.guarantee, taken.shares, taken.mode),
         guarantee=device.guarantee,
     )
+
+
+def _known(modes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for each in modes if each in MODES))
 
 
 def _check_version(name: str, text: str) -> None:

@@ -9,7 +9,7 @@ goes up, so that a policy knows which of the costs that it keeps are out of date
 Guarantees are in basis points of a device's time, memory is in bytes, CPU in thousandths of a core.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -27,6 +27,8 @@ IntArray = NDArray[np.int64]
 LinkArray = NDArray[np.float32]
 
 _NO_NUMA = -1
+_NO_MODEL = -1
+_MOST_MASKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class Arrays:
     memory: FloatArray
     shares: NDArray[np.int32]
     model: NDArray[np.int16]
-    """Index into `model_names`; -1 where there is no device."""
+    """Index into `model_names`; -1 where there is no device. Read it with the names: both change."""
     modes: NDArray[np.uint8]
     """Bits by index into `mode_names`: of which modes it takes one more share now."""
     numa: NDArray[np.int16]
@@ -107,7 +109,10 @@ class Arrays:
         """By row; empty where there is no node."""
         self.row: dict[str, int] = {}
         self.model_names: list[str] = []
+        """Those that devices have; empty where one is gone: its place is for the next."""
         self.mode_names: list[str] = []
+        self.names_version = 0
+        """How many times a place in either of these came to mean something else."""
         self.changes = 0
         """How many times any row was written."""
         self._links: dict[int, LinkArray] = {}
@@ -115,6 +120,10 @@ class Arrays:
         self._order: IntArray | None = None
         self._rows: IntArray | None = None
         self._masks: dict[frozenset[str], BoolArray] = {}
+        self._places: dict[str, int] = {}
+        """Of models that are there, in `model_names`."""
+        self._of_model: list[int] = []
+        """How many devices there are of each."""
         self._room: dict[str, NDArray[np.generic]] = {}
         self._grow(rows=0, columns=1)
 
@@ -159,9 +168,12 @@ class Arrays:
             row = self._new_row(name)
         if len(devices) > self.columns:
             self._grow(rows=len(self), columns=len(devices))
+        # Counted as there until the new ones are written: most are of the same models.
+        before = self.model[row].tolist()
         self._clear(row)
         for column, device in enumerate(devices):
             self._write(row, column, device)
+        self._release(before)
         if links is not None:
             self._links[row] = links
         self.set_host(row, cpu_free=cpu_free, memory_free=memory_free)
@@ -183,6 +195,7 @@ class Arrays:
         row = self.row.pop(name, None)
         if row is None:
             return
+        self._release(self.model[row].tolist())
         self._clear(row)
         self.names[row] = ""
         self.cpu_free[row] = -1
@@ -236,6 +249,8 @@ class Arrays:
         if mask is None:
             # One place more: -1, which stands for no device, reads the last one.
             mask = np.array([*(name in kind.models for name in self.model_names), False])
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
             self._masks[kind.models] = mask
         fits: BoolArray = mask[self.model[rows]]
         return fits
@@ -276,11 +291,11 @@ class Arrays:
     def _write(self, row: int, column: int, device: DeviceRoom) -> None:
         bits = 0
         for mode in device.modes:
-            bits |= 1 << _index(self.mode_names, mode)
-        models = len(self.model_names)
-        self.model[row, column] = _index(self.model_names, device.model)
-        if len(self.model_names) > models:
-            self._masks.clear()
+            bits |= 1 << self._mode(mode)
+        before = int(self.model[row, column])
+        if before == _NO_MODEL or self.model_names[before] != device.model:
+            self.model[row, column] = self._taken(device.model)
+            self._release([before])
         self.gpu_there[row, column] = True
         self.usable[row, column] = bits != 0
         self.idle[row, column] = device.shares == 0
@@ -290,6 +305,46 @@ class Arrays:
         self.shares[row, column] = device.shares
         self.modes[row, column] = bits
         self.numa[row, column] = _NO_NUMA if device.numa_node is None else device.numa_node
+
+    def _mode(self, name: str) -> int:
+        """Return the mode's place, at the end where it is new."""
+        if name not in self.mode_names:
+            self.mode_names.append(name)
+            self.names_version += 1
+        return self.mode_names.index(name)
+
+    def _taken(self, model: str) -> int:
+        """Return the model's place, with one more device there."""
+        place = self._places.get(model)
+        if place is None:
+            unused = (at for at, number in enumerate(self._of_model) if not number)
+            place = next(unused, len(self.model_names))
+            if place == len(self.model_names):
+                self.model_names.append(model)
+                self._of_model.append(0)
+            self.model_names[place] = model
+            self._places[model] = place
+            self._names_changed()
+        self._of_model[place] += 1
+        return place
+
+    def _release(self, places: Iterable[int]) -> None:
+        """Count one device less at each of these places; one that has none is for another model.
+
+        Whoever may write a node's devices may write another model with each write.
+        """
+        for place in places:
+            if place == _NO_MODEL:
+                continue
+            self._of_model[place] -= 1
+            if not self._of_model[place]:
+                del self._places[self.model_names[place]]
+                self.model_names[place] = ""
+                self._names_changed()
+
+    def _names_changed(self) -> None:
+        self.names_version += 1
+        self._masks.clear()
 
     def _grow(self, *, rows: int, columns: int) -> None:
         """Have room for so many rows and columns; views of what is in use go into the arrays."""
@@ -322,7 +377,7 @@ _BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("free_memory", 0, np.float64),
     ("memory", 0, np.float64),
     ("shares", 0, np.int32),
-    ("model", -1, np.int16),
+    ("model", _NO_MODEL, np.int16),
     ("modes", 0, np.uint8),
     ("numa", _NO_NUMA, np.int16),
 )
@@ -331,10 +386,3 @@ _BY_NODE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("memory_free", -1, np.float64),
     ("version", 0, np.int64),
 )
-
-
-def _index(names: list[str], name: str) -> int:
-    """Return the name's place, at the end where it is new."""
-    if name not in names:
-        names.append(name)
-    return names.index(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether one device can serve its part of a request."""
 
-from functools import cache
+from functools import lru_cache
 
 from allotment.model.placements import MAX_SHARES, DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
@@ -118,6 +118,6 @@ def _is_crowded(state: DeviceState) -> bool:
     return state.shares + state.seats_kept >= state.most_shares
 
 
-@cache
+@lru_cache(maxsize=64)
 def _plain(mode: str) -> Request:
     return Request(MemoryAmount("0", size_bytes=0), mode=mode)

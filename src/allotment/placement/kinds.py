@@ -98,10 +98,11 @@ class Kinds:
             selectors = ()  # a UUID beside them may be of any model
         key = rules, selectors
         known = self._models.get(key)
-        if known is None or known[0] != len(names):
+        version = self._arrays.names_version
+        if known is None or known[0] != version:
             if len(self._models) >= _MOST_KEPT:
                 self._models.clear()
-            known = len(names), _matching(names, rules, selectors, request)
+            known = version, _matching(names, rules, selectors, request)
             self._models[key] = known
         return known[1]
 

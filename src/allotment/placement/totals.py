@@ -46,7 +46,7 @@ class Totals:
 
     def by_model(self) -> dict[str, ModelTotals]:
         """Return the sums of each model that is there."""
-        return {name: replace(each) for name, each in sorted(self._models.items()) if each.devices}
+        return {name: replace(each) for name, each in sorted(self._models.items())}
 
     def put(self, node: Node) -> None:
         """Count a node that is not counted."""
@@ -68,7 +68,10 @@ class Totals:
         """Count a node no longer, which is as it was when it was counted last."""
         devices = node.inventory.devices
         for device, each in zip(devices, self._counted.pop(node.inventory.name), strict=True):
-            self._models[device.model].add(each, sign=-1)
+            total = self._models[device.model]
+            total.add(each, sign=-1)
+            if not total.devices:
+                del self._models[device.model]
 
 
 def _totals_of(device: NodeDevice, load: Load) -> ModelTotals:

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.model.clusters import PodNeed, WantedContainer
+from allotment.model.pods import PodUid
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import EXCLUSIVE, SOFT
+from allotment.model.requests import EXCLUSIVE, SOFT, Constraints, ModelRule, Request
 from allotment.placement.arrays import Arrays, DeviceRoom, Kind
+from allotment.placement.kinds import Kinds
 
 GIB = 2**30
 
@@ -183,3 +186,43 @@ def test_what_is_there_at_the_end_does_not_depend_on_what_was(
     assert {name: int(arrays.gpu_there[row].sum()) for name, row in arrays.row.items()} == there
     assert sorted(filter(None, arrays.names)) == sorted(there)
     assert arrays.fitting(Kind(count=1)).sum() == len(there)
+
+
+def test_models_that_are_gone_make_room_for_others() -> None:
+    # There are places for 32,767: whoever writes a node's devices must not be able to fill them.
+    arrays = Arrays()
+    put(arrays, "a", room(model="A100"))
+    wanted = Kind(count=1, models=frozenset({"A100"}))
+    for number in range(40_000):
+        put(arrays, "b", room(model=f"forged {number}"), room(model="T4"))
+    assert len(arrays.model_names) <= 4
+    assert arrays.matching(wanted).tolist() == [[True, False], [False, False]]
+    arrays.drop("b")
+    put(arrays, "c", room(model="H100"))
+    assert [arrays.model_names[arrays.model[arrays.row[name], 0]] for name in "ac"] == [
+        "A100",
+        "H100",
+    ]
+
+
+def test_a_place_that_is_another_models_now_is_not_taken_for_the_first() -> None:
+    arrays = Arrays()
+    kinds = Kinds(arrays)
+    need = PodNeed(
+        uid=PodUid("p"),
+        containers=(
+            WantedContainer(
+                name="main",
+                request=Request(
+                    MemoryAmount("0", size_bytes=0),
+                    constraints=Constraints(models=(ModelRule("T4"),)),
+                ),
+            ),
+        ),
+    )
+    row = put(arrays, "a", room(model="T4"))
+    assert arrays.matching(kinds.of(need)).tolist() == [[True]]
+    arrays.set_device(row, 0, room(model="A10"))
+    assert arrays.matching(kinds.of(need)).tolist() == [[False]]
+    arrays.set_device(row, 0, room(model="T4 16 GB"))
+    assert arrays.matching(kinds.of(need)).tolist() == [[True]]

@@ -85,7 +85,7 @@ class Types:
         self.kinds = tuple(kinds)
         self.place = {kind: place for place, kind in enumerate(kinds)}
         self._arrays = arrays
-        self._names = (len(arrays.model_names), len(arrays.mode_names))
+        self._names = arrays.names_version
         self._suits_model = np.ones((len(arrays.model_names) + 1, len(kinds)), dtype=np.bool_)
         self._suits_model[-1] = False
         self._bits = np.zeros(len(kinds), dtype=np.int64)
@@ -114,8 +114,8 @@ class Types:
 
     @property
     def is_current(self) -> bool:
-        """Does the cluster know no model or mode that was not there at the beginning?"""
-        return self._names == (len(self._arrays.model_names), len(self._arrays.mode_names))
+        """Are models and modes of the cluster where they were at the beginning?"""
+        return self._names == self._arrays.names_version
 
     def parts(self, room: Room) -> FloatArray:
         """Return how many shares of each kind each device could take, by device and kind."""
