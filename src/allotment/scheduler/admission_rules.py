@@ -4,15 +4,17 @@
 In CEL, so that it costs no call, and holds while no scheduler runs:
 
 * `webhook_condition`: the webhook is asked about pods with a dialect's key, and about no other. It
-  fails closed: while it is away, these wait to be created, and all others go on.
+  fails closed: while it is away, these wait to be created, and all others go on. A pod's label
+  leaves it to another system; whoever asks in Allotment's own words is asked about in any case.
 * `untranslated_condition`: what asks for a share in another system's words and has not been
   translated is refused. So it is also where the webhook's configuration is gone, was told to ignore
   failures, or another webhook wrote such a request after ours had looked.
+* `left_alone_rule`: where an administrator has the webhook look at nothing, nobody has a share:
+  neither quota nor any other rule would be asked about it.
 * `PLACEMENT_RULES`: what was decided for a pod is written when it is bound, by the scheduler's own
   service account, and by nobody at another time.
 
-`deploy/manifests/scheduler.yaml` has these expressions for the default configuration; a test holds
-it to them. A scheduler that is configured otherwise writes its own into the webhook.
+`admission_manifests` makes the objects of these expressions, for the dialects that are spoken.
 """
 
 from collections.abc import Collection
@@ -26,12 +28,22 @@ from allotment.scheduler.admission_keys import OWN, TRANSLATED, Keys
 __all__ = [
     "BINDING_RULE",
     "CONDITION",
+    "IGNORE",
+    "IGNORE_LABELS",
+    "OPTED_OUT",
+    "OWN_CONDITION",
     "PLACEMENT_RULES",
     "TRANSLATED_RULE",
     "VARIABLES",
+    "left_alone_rule",
     "untranslated_condition",
     "webhook_condition",
 ]
+
+IGNORE_LABELS: Final = ("allotment.dev/webhook", "hami.io/webhook")
+"""With the value `ignore` on a pod it is another system's, with all that it asks for in other words
+than Allotment's own; on a namespace, all pods in it are left as they are."""
+IGNORE: Final = "ignore"
 
 CONDITION: Final = "asks-for-gpus"
 """The name of the webhook's match condition."""
@@ -45,13 +57,17 @@ _LIMITS: Final = "c.?resources.?limits.orValue({})"
 
 
 def webhook_condition(keys: Keys) -> str:
-    """Return the expression that is true of a pod with one of these keys: `Keys.match`, in CEL."""
-    return _any(
-        _in_limits(keys.resources),
+    """Return the expression that is true of the pods about which the API server asks.
+
+    It is `Keys.match`, in CEL, but for pods that another system is to have.
+    """
+    others = _any(
+        _in_limits(keys.resources - OWN.asking_resources),
         _among(_ANNOTATIONS, keys.annotations),
         _among(_LABELS, keys.labels),
         _one_of(_SCHEDULER, keys.schedulers),
     )
+    return f"{OWN_CONDITION} || !{OPTED_OUT} && ({others})"
 
 
 def untranslated_condition(keys: Keys) -> str:
@@ -61,6 +77,16 @@ def untranslated_condition(keys: Keys) -> str:
         _among(_ANNOTATIONS, keys.asking_annotations - OWN.asking_annotations, is_asked=True),
         _among(_LABELS, keys.asking_labels - OWN.asking_labels, is_asked=True),
     )
+
+
+def left_alone_rule(namespaces: Collection[str]) -> str:
+    """Return the expression that is true where the webhook looks: not in these namespaces.
+
+    For a validation alone: a match condition knows of no namespace's labels.
+    """
+    named = _one_of("request.namespace", namespaces)
+    labelled = _labelled("namespaceObject.metadata.?labels.orValue({})")
+    return f"!({_any(named, labelled)})"
 
 
 TRANSLATED_RULE: Final = f"'{DIALECT}' in {_ANNOTATIONS}"
@@ -89,6 +115,12 @@ PLACEMENT_RULES: Final = (
 
 BINDING_RULE: Final = f"{_NEW}.all(k, !{_OURS})"
 """Of a Binding, whose annotations go to the pod, unless the scheduler writes."""
+
+
+def _labelled(labels: str) -> str:
+    """Return the expression that is true of labels that ask to be left alone."""
+    listed = ", ".join(map(_quoted, IGNORE_LABELS))
+    return f"[{listed}].exists(k, {labels}[?k].orValue('') == '{IGNORE}')"
 
 
 def _in_limits(names: Collection[str], *, is_asked: bool = False) -> str:
@@ -129,3 +161,10 @@ def _quoted(text: str) -> str:
     """Write a string of CEL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+OWN_CONDITION: Final = _in_limits(OWN.asking_resources)
+"""True of a pod that asks for a share in Allotment's own words."""
+
+OPTED_OUT: Final = _labelled(_LABELS)
+"""True of a pod that its author leaves to another system."""

@@ -32,10 +32,10 @@ from allotment.model.errors import UsageError
 from allotment.placement.cluster import Cluster
 from allotment.placement.kinds import largest
 from allotment.placement.refusals import asked_for, grouped, unknown_node
+from allotment.scheduler.admission_rules import IGNORE_LABELS
 from allotment.scheduler.explaining_evidence import AskedPod, Condition, Evidence
 from allotment.scheduler.needs import need_of
 from allotment.scheduler.quota import QuotaBook
-from allotment.scheduler.webhook import IGNORE_LABELS
 
 __all__ = [
     "Asked",

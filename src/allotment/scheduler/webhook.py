@@ -20,7 +20,7 @@ import msgspec
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.annotations import CLASS, COMPUTE, MEMORY, PREFIX
 from allotment.dialects.foreign import DIALECT, ForeignDialect, ForeignPod, Translation
-from allotment.dialects.native import Changes, applied, wanted_of, written
+from allotment.dialects.native import Changes, applied, is_native, wanted_of, written
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.translating import translate
 from allotment.model.clusters import PodNeed
@@ -35,10 +35,10 @@ from allotment.scheduler.admission import (
 )
 from allotment.scheduler.admission_keys import TRANSLATED, Keys, all_keys, matcher
 from allotment.scheduler.admission_pods import Draft, PodChange, pod_of, read_pod, whole_amount
+from allotment.scheduler.admission_rules import IGNORE, IGNORE_LABELS
 from allotment.scheduler.quota import QuotaRejection
 
 __all__ = [
-    "IGNORE_LABELS",
     "PATH",
     "TRANSLATED",
     "Defaults",
@@ -49,13 +49,9 @@ __all__ = [
     "routes",
 ]
 
-IGNORE_LABELS: Final = ("allotment.dev/webhook", "hami.io/webhook")
-"""With the value `ignore` on a pod or its namespace, the pod stays as it is."""
-
 PATH: Final = "/webhook/pods"
 """Where the API server posts its reviews."""
 
-_IGNORE = "ignore"
 _MIRROR = "kubernetes.io/config.mirror"
 _NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
@@ -95,6 +91,7 @@ class WebhookSettings:
     """Privileged containers may have shares. They see every GPU of the node, and nothing holds
     them to their part."""
     ignored_namespaces: frozenset[str] = frozenset({"kube-system"})
+    """Besides those with a label that says so."""
     defaults: Defaults = field(default=Defaults())
 
 
@@ -154,7 +151,7 @@ class PodWebhook:
             return Answer()
         try:
             draft = read_pod(request.object, namespace=request.namespace)
-            if self._is_ignored(draft.pod, request.user_info):
+            if self._is_left_alone(draft.pod, request.user_info):
                 return Answer()
             return self._answer(draft)
         except UsageError as error:
@@ -162,11 +159,13 @@ class PodWebhook:
         except _ForbiddenError as error:
             return Answer(refusal=str(error), code=_FORBIDDEN, reason="Forbidden")
 
-    def _is_ignored(self, pod: ForeignPod, by: UserInfo) -> bool:
+    def _is_left_alone(self, pod: ForeignPod, by: UserInfo) -> bool:
         if _MIRROR in pod.annotations and _NODES in (by.groups or ()):
             return True  # a node tells of a static pod, which nobody but its file can change
+        if is_native(pod):
+            return False  # no other system gives it that: our rules are the only ones
         return pod.namespace in self._settings.ignored_namespaces or any(
-            pod.labels.get(each) == _IGNORE for each in IGNORE_LABELS
+            pod.labels.get(each) == IGNORE for each in IGNORE_LABELS
         )
 
     def _answer(self, draft: Draft) -> Answer:

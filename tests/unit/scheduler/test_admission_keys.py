@@ -16,8 +16,9 @@ from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.hami import HamiDialect
 from allotment.dialects.hami_settings import HamiSettings
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
-from allotment.dialects.systems import foreign_dialects
+from allotment.dialects.systems import DialectSettings, foreign_dialects, load_settings
 from allotment.scheduler.admission_keys import Keys, all_keys, keys_of, matcher
+from allotment.scheduler.admission_manifests import Installation, admission_objects, as_yaml
 from allotment.scheduler.admission_pods import read_pod
 from allotment.scheduler.admission_rules import (
     BINDING_RULE,
@@ -25,10 +26,12 @@ from allotment.scheduler.admission_rules import (
     PLACEMENT_RULES,
     TRANSLATED_RULE,
     VARIABLES,
+    left_alone_rule,
     untranslated_condition,
     webhook_condition,
 )
 
+POLICY = "ValidatingAdmissionPolicy"
 DIALECTS = foreign_dialects()
 ALL = all_keys(DIALECTS)
 
@@ -137,44 +140,94 @@ def test_keys_add_up() -> None:
 # ---- the manifest --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def documents(root: Path) -> dict[tuple[str, str], Any]:
-    text = (root / "deploy" / "manifests" / "scheduler.yaml").read_text("utf-8")
-    found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
-    assert len(found) == text.count("\n---\n") + 1
-    return found
+def test_the_manifest_has_what_the_command_prints(root: Path) -> None:
+    """A difference? Write at its end what `allot scheduler --print-manifests` prints."""
+    manifest = (root / "deploy" / "manifests" / "scheduler.yaml").read_text("utf-8")
+    printed = as_yaml(admission_objects(ALL))
+    begin = printed.splitlines()[0]
+    assert manifest.count(begin) == 1
+    assert manifest[manifest.index(begin) :] == printed
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
+def objects(keys: Keys, **its: Any) -> dict[tuple[str, str], Any]:  # noqa: ANN401 - any field
+    text = as_yaml(admission_objects(keys, Installation(**its)))
+    return {
+        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each
+    }
 
 
-def test_the_manifest_asks_by_the_same_keys(documents: dict[tuple[str, str], Any]) -> None:
-    """A difference? Write what stands on the right of the comparison into the manifest."""
-    webhooks = documents["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
-    (condition,) = webhooks[0]["matchConditions"]
-    assert condition["name"] == CONDITION
-    assert one_line(condition["expression"]) == webhook_condition(ALL)
-    policy = documents["ValidatingAdmissionPolicy", "allotment-translated"]["spec"]
-    conditions = {each["name"]: each["expression"] for each in policy["matchConditions"]}
-    assert one_line(conditions[CONDITION]) == untranslated_condition(ALL)
-    (rule,) = policy["validations"]
-    assert one_line(rule["expression"]) == TRANSLATED_RULE
+def conditions(policy: Any) -> dict[str, str]:  # noqa: ANN401 - an object
+    return {each["name"]: each["expression"] for each in policy["matchConditions"]}
 
 
-def test_the_manifest_holds_placements_by_the_same_rules(
-    documents: dict[tuple[str, str], Any],
-) -> None:
-    policy = documents["ValidatingAdmissionPolicy", "allotment-placements"]["spec"]
-    found = [one_line(each["expression"]) for each in policy["validations"]]
-    assert found == list(PLACEMENT_RULES)
-    variables = {each["name"]: one_line(each["expression"]) for each in policy["variables"]}
+def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
+    found = objects(ALL)
+    (webhook,) = found["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    assert conditions(webhook) == {CONDITION: webhook_condition(ALL)}
+    policies = {name: each["spec"] for (kind, name), each in found.items() if kind == POLICY}
+    translated = policies["allotment-translated"]
+    assert conditions(translated)[CONDITION] == untranslated_condition(ALL)
+    rules = {
+        name: [each["expression"] for each in spec["validations"]]
+        for name, spec in policies.items()
+    }
+    assert rules == {
+        "allotment-translated": [TRANSLATED_RULE],
+        "allotment-left-alone": [left_alone_rule(["kube-system"])],
+        "allotment-placements": list(PLACEMENT_RULES),
+        "allotment-bindings": [BINDING_RULE],
+    }
+    variables = {
+        each["name"]: each["expression"] for each in policies["allotment-placements"]["variables"]
+    }
     assert variables == VARIABLES
-    bindings = documents["ValidatingAdmissionPolicy", "allotment-bindings"]["spec"]
-    assert [one_line(each["expression"]) for each in bindings["validations"]] == [BINDING_RULE]
+    bound = {each["spec"]["policyName"] for (kind, _), each in found.items() if "Binding" in kind}
+    assert bound == set(policies)
+
+
+def test_no_object_knows_a_dialect_that_is_not_spoken() -> None:
+    spoken = foreign_dialects(DialectSettings(disabled=frozenset({"kai", "hami"})))
+    text = as_yaml(admission_objects(all_keys(spoken)))
+    for key in ("gpu-fraction", "nvidia.com/gpumem", "nvidia.com/container.", "hami-scheduler"):
+        assert f"'{key}" not in text, key
+        assert f"'{key}" in as_yaml(admission_objects(ALL)), key
+    assert "aliyun.com/gpu-mem" in text
+
+
+def test_all_objects_go_by_the_names_that_are_configured() -> None:
+    renamed = foreign_dialects(
+        load_settings("hami: {resourceMemoryName: example.com/vmem}\nkai: {prefix: example.com/c.}")
+    )
+    found = objects(
+        all_keys(renamed),
+        namespace="gpus",
+        service="hook",
+        configuration="gpus",
+        ignored_namespaces=("kube-system", "legacy"),
+    )
+    (webhook,) = found["MutatingWebhookConfiguration", "gpus"]["webhooks"]
+    translated = found[POLICY, "allotment-translated"]["spec"]
+    for each in (webhook, translated):
+        assert "'example.com/vmem'" in conditions(each)[CONDITION]
+        assert "startsWith('example.com/c.')" in conditions(each)[CONDITION]
+        assert "nvidia.com/gpumem'" not in conditions(each)[CONDITION]
+    service = webhook["clientConfig"]["service"]
+    assert (service["namespace"], service["name"]) == ("gpus", "hook")
+    for selector in (
+        webhook["namespaceSelector"],
+        translated["matchConstraints"]["namespaceSelector"],
+    ):
+        named = selector["matchExpressions"][0]
+        assert named["values"] == ["kube-system", "legacy"]
+    (rule,) = found[POLICY, "allotment-left-alone"]["spec"]["validations"]
+    assert "request.namespace in ['kube-system', 'legacy']" in rule["expression"]
+    for name in ("allotment-placements", "allotment-bindings"):
+        (other,) = found[POLICY, name]["spec"]["matchConditions"]
+        assert "'system:serviceaccount:gpus:allotment-scheduler'" in other["expression"]
 
 
 def test_texts_in_expressions_end_where_they_should() -> None:
     keys = Keys(asking_resources=frozenset({"it's", "a\\b"}))
     assert r"r in ['a\\b', 'it\'s']" in webhook_condition(keys)
-    assert webhook_condition(Keys()) == "false"
+    assert untranslated_condition(Keys()) == "false"
+    assert webhook_condition(Keys()).endswith("&& (false)")

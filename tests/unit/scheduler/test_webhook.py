@@ -363,6 +363,31 @@ def test_ignored_namespaces_stay_as_they_are() -> None:
     assert "patch" not in response(webhook(), pod(container(aliyun=4)), namespace="kube-system")
 
 
+@pytest.mark.parametrize("label", ["allotment.dev/webhook", "hami.io/webhook"])
+@pytest.mark.parametrize("place", ["team", "kube-system"])
+def test_whoever_asks_in_our_own_words_does_not_opt_out_of_the_rules(
+    label: str, place: str
+) -> None:
+    """The label leaves a pod to another system; a share of ours is ours, and no other's."""
+    labels = {label: "ignore"}
+    privileged = container(gpu=1, memory="8Gi") | {"securityContext": {"privileged": True}}
+    message, code = refused(webhook(), pod(privileged, labels=labels), namespace=place)
+    assert ("it is privileged" in message, code) == (True, 403)
+    first = pod(container("other", cpu=1), labels=labels, initContainers=[privileged])
+    assert "it is privileged" in refused(webhook(), first, namespace=place)[0]
+    book = QuotaBook()
+    hard = {"limits.allotment.dev/gpu-memory": "8Gi"}
+    book.set_quotas([NamespaceQuota(namespace=place, name="gpus", hard=hard)])
+    settings = WebhookSettings(scheduler_name="ours")
+    hook = PodWebhook(DIALECTS, settings=settings, quotas=book)
+    large = pod(container(gpu=1, memory="9Gi"), labels=labels)
+    assert "need 9Gi of GPU memory" in refused(hook, large, namespace=place)[0]
+    small = pod(container(memory="8Gi"), labels=labels)
+    after = admitted(hook, small, namespace=place)
+    assert limits(after)[GPU] == "1"
+    assert after["spec"]["schedulerName"] == "ours"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
