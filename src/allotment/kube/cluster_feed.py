@@ -57,6 +57,10 @@ class ClusterPod:
     cpu_milli: int = 0
     memory_bytes: int = 0
     priority: int = 0
+    nominated_node: str = ""
+    """Of one that waits: where other pods are being ended for it."""
+    is_ending: bool = False
+    """It is being deleted, and has what it has until it is gone."""
     dialect: str = ""
     """Whose syntax it was written in, if it was translated."""
     asks: Pod | None = None
@@ -158,6 +162,8 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             cpu_milli=cpu_milli,
             memory_bytes=memory_bytes,
             priority=item.spec.priority or 0,
+            nominated_node=item.status.nominated_node_name,
+            is_ending=meta.deletion_timestamp is not None,
             dialect=(meta.annotations or {}).get(DIALECT, ""),
             asks=_without_state(item, uid) if _asks(item) else None,
         )
@@ -174,6 +180,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         priority=item.spec.priority or 0,
+        is_ending=meta.deletion_timestamp is not None,
         dialect=(meta.annotations or {}).get(DIALECT, "") if asks else "",
         asks=asks,
         booking=booking,

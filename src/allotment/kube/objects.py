@@ -133,6 +133,8 @@ class PodStatus(_Narrow):
     """`status` of a pod."""
 
     phase: str = ""
+    nominated_node_name: str = ""
+    """Where other pods are being ended for this one."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 

@@ -94,6 +94,8 @@ class PodNeed:
     name: str = ""
     cpu_milli: int = 0
     memory_bytes: int = 0
+    priority: int = 0
+    """Who gives way to whom, where devices are kept for a pod that others are being ended for."""
     containers: tuple[WantedContainer, ...] = ()
     """Those that ask for devices."""
 

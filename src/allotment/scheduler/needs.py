@@ -20,5 +20,6 @@ def need_of(pod: ClusterPod) -> PodNeed:
         name=pod.name,
         cpu_milli=pod.cpu_milli,
         memory_bytes=pod.memory_bytes,
+        priority=pod.priority,
         containers=() if pod.asks is None else wanted(pod.asks),
     )
