@@ -35,7 +35,7 @@ from allotment.kube.quotas import FollowedQuotas
 from allotment.model.quantities import parse_whole
 from allotment.scheduler.certificates import Lives
 from allotment.scheduler.quota import QuotaBook
-from allotment.scheduler.quota_following import follow_quotas
+from allotment.scheduler.quota_following import QuotaFeed
 from allotment.scheduler.webhook import WebhookSettings
 from allotment.scheduler.webhook_serving import ListenSettings, WebhookService
 
@@ -132,7 +132,7 @@ def webhook(cluster: Cluster, **changes: Any) -> Iterator[Running]:  # noqa: ANN
             running = Running(service, quotas, asyncio.get_running_loop())
             tasks = [
                 asyncio.create_task(each)
-                for each in (service.run(), quotas.run(), follow_quotas(quotas, book))
+                for each in (service.run(), quotas.run(), QuotaFeed(quotas, book).run())
             ]
             async with asyncio.timeout(30):
                 while not (service.port and service.keeper.is_ready and quotas.is_synced):
@@ -452,6 +452,42 @@ def test_while_the_webhook_is_away_pods_with_shares_wait_to_be_created(
         )
 
 
+def test_a_label_leaves_no_share_of_ours_to_itself(
+    control_plane: Cluster, answering: Running, place: str
+) -> None:
+    """On a pod it has no say in our own words; on a namespace nobody asks in them."""
+    del answering
+    label = {"allotment.dev/webhook": "ignore"}
+    privileged = pod("privileged", container(["true"], limits={GPU: "1"}), labels=label)
+    privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    assert "it is privileged" in refused(control_plane.api, place, privileged)
+    body = pod("small", container(["true"], limits={MEMORY: "2Gi"}), labels=label)
+    made = control_plane.api.post(place, body)
+    assert made["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
+    opted = foreign("opted")
+    opted["metadata"]["labels"] = label
+    assert "annotations" not in control_plane.api.post(place, opted)["metadata"]
+    namespace = place.removesuffix("/pods")
+    for key in ("allotment.dev/webhook", "hami.io/webhook"):
+        control_plane.api.patch(namespace, {"metadata": {"labels": {key: "ignore"}}})
+        wait_until(
+            lambda: "are left alone by" in tried(control_plane.api, place, privileged),
+            "the namespace's label",
+            timeout_s=30,
+        )
+        control_plane.api.post(place, foreign(f"by-{key.partition('.')[0]}"))
+        control_plane.api.patch(namespace, {"metadata": {"labels": {key: None}}})
+        wait_until(
+            lambda: "it is privileged" in tried(control_plane.api, place, privileged),
+            "the webhook again",
+            timeout_s=30,
+        )
+    system = "/api/v1/namespaces/kube-system/pods"
+    own = plain("own", **{GPU: "1"})
+    assert "are left alone by" in refused(control_plane.api, system, own)
+    control_plane.api.post(system, plain("cpu", cpu="1"), dryRun="All")
+
+
 def was_created(api: Admin, place: str) -> bool:
     try:
         api.post(place, foreign("opted-namespace"))
@@ -531,7 +567,10 @@ def tried(api: Admin, path: str, body: Document) -> str:
 
 
 def test_the_policies_are_understood(control_plane: Cluster) -> None:
-    for name in ("allotment-translated", "allotment-placements", "allotment-bindings"):
+    for document in yaml.safe_load_all(MANIFEST.read_text("utf-8")):
+        if document["kind"] != "ValidatingAdmissionPolicy":
+            continue
+        name = document["metadata"]["name"]
         path = f"{ADMISSION}/validatingadmissionpolicies/{name}"
         status = wait_until(
             partial(type_check, control_plane.api, path), f"type check of {name}", timeout_s=30
