@@ -188,6 +188,14 @@ class Cluster:
         """Return what there is of each model, and what of it is given away."""
         return self._totals.by_model()
 
+    def told_twice(self) -> dict[str, frozenset[str]]:
+        """Return the devices of which more than one node tells, by UUID, and these nodes.
+
+        One of them is wrong, or an older name of the same machine. Nobody can know which, so that
+        each counts as a node with this device.
+        """
+        return self._filter.told_twice()
+
     def booking(self, uid: PodUid) -> PodBooking | None:
         """Return what a pod has; None: nothing."""
         home = self._homes.get(uid)

@@ -19,6 +19,8 @@ from allotment.placement.kinds import Kinds
 
 __all__ = ["Filter"]
 
+_NOWHERE: frozenset[str] = frozenset()
+
 
 class Filter:
     """Knows on which nodes which tags and devices are."""
@@ -26,20 +28,35 @@ class Filter:
     def __init__(self, arrays: Arrays, kinds: Kinds) -> None:
         self._arrays = arrays
         self._kinds = kinds
-        self._homes: dict[str, str] = {}
-        """On which node each device is."""
+        self._homes: dict[str, frozenset[str]] = {}
+        """On which nodes each device is: on one, unless two nodes tell of the same."""
+        self._told_twice: set[str] = set()
         self._tagged: dict[tuple[str, str], Counter[str]] = {}
         """By tag, what tag it is first, how many containers with it are on each node."""
 
     def put(self, node: NodeInventory) -> None:
         """Hear of a node's devices."""
-        self._homes.update((each.uuid, node.name) for each in node.devices)
+        for device in node.devices:
+            self._move(device.uuid, self._homes.get(device.uuid, _NOWHERE) | {node.name})
 
     def drop(self, node: NodeInventory) -> None:
         """Hear that a node's devices are gone."""
         for device in node.devices:
-            if self._homes.get(device.uuid) == node.name:
-                del self._homes[device.uuid]
+            self._move(device.uuid, self._homes.get(device.uuid, _NOWHERE) - {node.name})
+
+    def told_twice(self) -> dict[str, frozenset[str]]:
+        """Return the devices of which more than one node tells, by UUID, and these nodes."""
+        return {uuid: self._homes[uuid] for uuid in self._told_twice}
+
+    def _move(self, uuid: str, nodes: frozenset[str]) -> None:
+        if nodes:
+            self._homes[uuid] = nodes
+        else:
+            self._homes.pop(uuid, None)
+        if len(nodes) > 1:
+            self._told_twice.add(uuid)
+        else:
+            self._told_twice.discard(uuid)
 
     def tag(self, booking: PodBooking, *, sign: int) -> None:
         """Count a pod's tags; `sign` -1: no longer."""
@@ -82,8 +99,8 @@ class Filter:
         for key in _tags(wanted.affinity, wanted.exclusion):
             suits &= idle | self._on(self._tagged.get(key, ()), rows)
         if wanted.uuids:
-            homes = [self._homes[uuid] for uuid in wanted.uuids if uuid in self._homes]
-            suits &= self._on(homes, rows)
+            homes = (self._homes.get(uuid, _NOWHERE) for uuid in wanted.uuids)
+            suits &= self._on(_NOWHERE.union(*homes), rows)
         return suits
 
     def _on(self, names: Iterable[str], rows: IntArray) -> BoolArray:
