@@ -3,6 +3,9 @@
 
     python bench/scheduler.py                     the table; root, Linux
     python bench/scheduler.py --only rate         pods with GPUs against pods that ask only CPU
+    python bench/scheduler.py --only cost         the same in processor time, by process
+    python bench/scheduler.py --only replay [--nodes CSV --pods CSV] [--seed N]
+                                                  a whole trace, beside `allot simulate`
     python bench/scheduler.py --only latency      filter and prioritize by themselves
     python bench/scheduler.py --only delay        600 pods while each binding takes 2 s
     python bench/scheduler.py --only restart      100 pods right after a restart
@@ -24,20 +27,24 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "cluster"))
 
+from scheduler_cost import costs
 from scheduler_days import delays, failovers, restarts
 from scheduler_figures import Figure, Scale, shown
 from scheduler_latency import latencies
 from scheduler_rate import rates
+from scheduler_replay import replays
 from scheduler_start import starts
 from testbed.requirements import why_not
 
 QUESTIONS: Final[dict[str, Callable[[Scale], Iterator[Figure]]]] = {
     "latency": latencies,
     "rate": rates,
+    "cost": costs,
     "delay": delays,
     "restart": restarts,
     "failover": failovers,
     "start": starts,
+    "replay": replays,
 }
 
 
@@ -49,7 +56,12 @@ def main() -> int:
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     parser.add_argument("--policy", default="fragmentation")
     parser.add_argument("--candidates", type=int, default=1)
+    parser.add_argument("--nodes", type=Path, metavar="CSV", help="of replay: openb's columns")
+    parser.add_argument("--pods", type=Path, metavar="CSV", help="likewise")
+    parser.add_argument("--seed", type=int, default=42, help="of replay")
     options = parser.parse_args()
+    if (options.nodes is None) != (options.pods is None):
+        parser.error("--nodes and --pods belong together")
     chosen = options.only.split(",") if options.only else list(QUESTIONS)
     for each in chosen:
         if each not in QUESTIONS:
@@ -57,7 +69,13 @@ def main() -> int:
     if (reason := why_not()) is not None and set(chosen) != {"latency"}:
         print(reason, file=sys.stderr)
         return 1
-    scale = Scale(is_quick=options.quick, policy=options.policy, candidates=options.candidates)
+    scale = Scale(
+        is_quick=options.quick,
+        policy=options.policy,
+        candidates=options.candidates,
+        trace=(options.nodes, options.pods) if options.nodes is not None else None,
+        seed=options.seed,
+    )
     found: list[Figure] = []
     for each in chosen:
         for figure in QUESTIONS[each](scale):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,6 +26,10 @@ class Scale:
     is_quick: bool = False
     policy: str = "fragmentation"
     candidates: int = 1
+    trace: tuple[Path, Path] | None = None
+    """Files of nodes and pods; None: they are made up."""
+    seed: int = 42
+    tune: float = 1.3
 
     def of(self, number: int) -> int:
         """A tenth where it is to be quick."""

@@ -10,6 +10,7 @@ import json
 import ssl
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,9 +37,25 @@ class _Spec(msgspec.Struct, rename="camel"):
     node_name: str = ""
 
 
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
 class _Pod(msgspec.Struct):
     metadata: _Metadata
     spec: _Spec
+    status: _Status
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether kube-scheduler has said that there is no place for it."""
+        conditions = self.status.conditions or ()
+        return any(each.type == "PodScheduled" and each.status == "False" for each in conditions)
 
 
 class _Event(msgspec.Struct):
@@ -47,17 +64,23 @@ class _Event(msgspec.Struct):
 
 
 class Watcher:
-    """Notes when each pod was first seen bound. A thread with a connection of its own."""
+    """Notes when each pod was first seen bound. A thread with a connection of its own.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Of pods that are not bound it hears where it is to say how many have been tried: it takes time.
+    """
+
+    def __init__(self, cluster: Cluster, *, hears_all: bool = False) -> None:
         self.seen: dict[str, float] = {}
+        self._tried: dict[str, set[str]] = defaultdict(set)
         config = json.loads(cluster.kubeconfig.read_text())
         cluster_config = config["clusters"][0]["cluster"]
         context = ssl.create_default_context(cafile=cluster_config["certificate-authority"])
         address = cluster_config["server"].removeprefix("https://")
         self._connection = http.client.HTTPSConnection(address, context=context, timeout=600)
         token = config["users"][0]["user"]["token"]
-        path = "/api/v1/pods?watch=true&fieldSelector=spec.nodeName!="
+        path = "/api/v1/pods?watch=true"
+        if not hears_all:
+            path += "&fieldSelector=spec.nodeName!="
         self._connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         self._answer = self._connection.getresponse()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -68,13 +91,21 @@ class Watcher:
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
             while line := self._answer.readline():
                 now = time.monotonic()
-                metadata = decoder.decode(line).object.metadata
-                self.seen.setdefault(f"{metadata.namespace}/{metadata.name}", now)
+                pod = decoder.decode(line).object
+                name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+                if pod.spec.node_name:
+                    self.seen.setdefault(name, now)
+                if pod.spec.node_name or pod.is_refused:
+                    self._tried[pod.metadata.namespace].add(name)
 
     def of(self, namespace: str) -> list[float]:
         """When pods of a namespace were bound, in order."""
         start = f"{namespace}/"
         return sorted(at for name, at in list(self.seen.items()) if name.startswith(start))
+
+    def tried(self, namespace: str) -> int:
+        """How many pods of a namespace are bound, or were refused at least once."""
+        return len(self._tried[namespace])
 
     def close(self) -> None:
         """Ends it."""
@@ -85,10 +116,12 @@ class Watcher:
 class Ground:
     """The cluster and what is asked of it."""
 
-    def __init__(self, cluster: Cluster, inventories: Sequence[NodeInventory]) -> None:
+    def __init__(
+        self, cluster: Cluster, inventories: Sequence[NodeInventory], *, hears_all: bool = False
+    ) -> None:
         self.cluster = cluster
         self.inventories = inventories
-        self.watcher = Watcher(cluster)
+        self.watcher = Watcher(cluster, hears_all=hears_all)
 
     def namespace(self) -> str:
         """A fresh one."""
@@ -152,12 +185,18 @@ def plain_body(name: str) -> Json:
 
 
 @contextlib.contextmanager
-def ground(inventories: Sequence[NodeInventory], *, port: int | None = None) -> Iterator[Ground]:
+def ground(
+    inventories: Sequence[NodeInventory], *, port: int | None = None, hears_all: bool = False
+) -> Iterator[Ground]:
     """A running control plane with these nodes; no scheduler of ours yet."""
     config = scheduler_config() if port is None else scheduler_config(port=port)
+    alike: dict[tuple[int, int], list[NodeInventory]] = defaultdict(list)
+    for each in inventories:
+        alike[each.cpu_milli, each.memory_bytes].append(each)
     with Cluster(settings=None, scheduler_config=config) as cluster:
-        add_gpu_nodes(cluster, inventories, cpu="96")
-        made = Ground(cluster, inventories)
+        for (cpu, memory), some in alike.items():
+            add_gpu_nodes(cluster, some, cpu=f"{cpu}m", memory=str(memory))
+        made = Ground(cluster, inventories, hears_all=hears_all)
         try:
             yield made
         finally:
