@@ -10,9 +10,16 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from allotment.dialects.foreign import ForeignDialect, ForeignPod, NodeView
+from allotment.dialects.foreign import ForeignDialect, ForeignPod
 from allotment.dialects.native import applied, wanted_of, written
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.dialects.taking_over import node_view, taken_over
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
@@ -22,11 +29,14 @@ Result = TypeVar("Result")
 GI = 1 << 30
 MI = 1 << 20
 UUIDS = ("GPU-a", "GPU-b", "GPU-c")
-NODE = NodeView(
-    indexes={"GPU-a": 0, "GPU-b": 1, "GPU-c": 7},
-    models=dict.fromkeys(UUIDS, "Tesla T4"),
-    memory_bytes=dict.fromkeys(UUIDS, 15 * GI),
+INVENTORY = NodeInventory(
+    name="node-1",
+    devices=tuple(
+        NodeDevice(uuid=uuid, model="Tesla T4", memory_bytes=15 * GI, index=index)
+        for uuid, index in zip(UUIDS, (0, 1, 7), strict=True)
+    ),
 )
+NODE = node_view(INVENTORY)
 
 texts = st.one_of(
     st.text(max_size=30),
@@ -113,9 +123,16 @@ def check_translation(dialect: ForeignDialect, subject: ForeignPod) -> None:
     ]
 
 
+def taken(
+    dialect: ForeignDialect, subject: ForeignPod, node: NodeInventory = INVENTORY
+) -> PodBooking | None:
+    """What a dialect's system has given a pod that runs."""
+    return taken_over(subject, node, (dialect,), uid=PodUid(""))
+
+
 def check_take_over(dialect: ForeignDialect, subject: ForeignPod) -> None:
     """Whatever stands on a running pod is read as devices of the node, or refused by name."""
-    found = outcome(lambda: dialect.take_over(subject, NODE))
+    found = outcome(lambda: taken(dialect, subject))
     if isinstance(found, UsageError):
         assert str(subject) in found.message
     elif found is not None:

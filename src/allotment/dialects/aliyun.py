@@ -10,14 +10,13 @@ of a GPU; both are sums over as many GPUs as a label of the pod says, which have
 Koordinator's `pkg/scheduler/plugins/ack`.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Final
 
 import msgspec
 
 from allotment.dialects.foreign import (
-    DIALECT,
     ForeignContainer,
     ForeignPod,
     NodeView,
@@ -32,7 +31,6 @@ from allotment.dialects.foreign_amounts import (
     PLACE_ANEW,
     Name,
     amount_of,
-    booked,
     bytes_of,
     compute_of,
     is_asked,
@@ -43,7 +41,7 @@ from allotment.dialects.foreign_amounts import (
     uuids_by_index,
 )
 from allotment.dialects.protocol import meant, refusal, shown
-from allotment.model.clusters import PlacedDevice, PodBooking
+from allotment.model.clusters import PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
@@ -283,60 +281,32 @@ class AliyunDialect:
             }
         return written
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Read either form. Raises `UsageError`."""
-        if DIALECT in pod.annotations:
-            return None
         if ALLOCATION in pod.annotations:
-            return booked(pod, self._allocated(pod, node))
+            return self._allocated(pod, node)
         text = pod.annotations.get(IDX)
         if text is None or text.strip() == str(_NOTHING):
-            return None
-        (uuid, *more) = uuids_by_index(pod, IDX, text, node=node)
-        if more:
-            problem = f"the annotation {IDX} is {shown(text)}, and this form has one GPU for a pod"
-            raise refusal(pod, None, problem, hint=PLACE_ANEW)
-        units = {
-            each.name: amount_of(pod, each, self.settings.memory)
+            return {}
+        uuids = uuids_by_index(pod, IDX, text, node=node)
+        return {
+            each.name: uuids
             for each in regular_containers(pod)
+            if amount_of(pod, each, self.settings.memory)
         }
-        if not any(units.values()):
-            total = number_of(pod, None, f"the annotation {POD}", pod.annotations.get(POD, ""))
-            units = dict.fromkeys(list(units)[:1], total)
-        return booked(
-            pod,
-            {
-                name: (PlacedDevice(uuid, self._bytes(pod, number)),)
-                for name, number in units.items()
-                if number
-            },
-        )
 
-    def _allocated(self, pod: ForeignPod, node: NodeView) -> dict[str, list[PlacedDevice]]:
+    def _allocated(self, pod: ForeignPod, node: NodeView) -> dict[str, Sequence[str]]:
         containers = regular_containers(pod)
-        memory = _decode(pod, ALLOCATION)
-        compute = _decode(pod, CORE_ALLOCATION) if CORE_ALLOCATION in pod.annotations else {}
-        parts: dict[str, list[PlacedDevice]] = {}
-        for place, devices in memory.items():
+        found: dict[str, Sequence[str]] = {}
+        for place, devices in _decode(pod, ALLOCATION).items():
             number = number_of(pod, None, f"a container in the annotation {ALLOCATION}", place)
             if number >= len(containers):
                 problem = f"the annotation {ALLOCATION} has container {number}, of"
                 problem += f" {format_count(len(containers), 'container')}"
                 raise refusal(pod, None, problem, hint=PLACE_ANEW)
-            for index, units in devices.items():
-                uuid = uuid_at(pod, ALLOCATION, index, node=node)
-                percent = compute.get(place, {}).get(index, 0)
-                part = PlacedDevice(
-                    uuid,
-                    self._bytes(pod, units),
-                    min(WHOLE, max(0, percent) * PERCENT),
-                )
-                parts.setdefault(containers[number].name, []).append(part)
-        return parts
-
-    def _bytes(self, pod: ForeignPod, units: int) -> int:
-        size = bytes_of(pod, None, "what it was given of a GPU", max(0, units), unit=self._unit)
-        return size.size_bytes or 0
+            uuids = [uuid_at(pod, ALLOCATION, index, node=node) for index in devices]
+            found[containers[number].name] = uuids
+        return found
 
 
 def _compute(pod: ForeignPod, container: ForeignContainer, percent: int, *, count: int) -> Compute:

@@ -7,7 +7,7 @@ plugin's variable `DP_NUMBER_CONTAINERS_PER_GPU` says; it is a setting here.
 (Deepomatic/shared-gpu-nvidia-k8s-device-plugin, README.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -85,10 +85,10 @@ class DeepomaticDialect:
         """Its plugin writes nothing on pods."""
         return {}
 
-    def take_over(
+    def given(
         self,
         pod: ForeignPod,  # noqa: ARG002 - of the protocol
         node: NodeView,  # noqa: ARG002
-    ) -> PodBooking | None:
+    ) -> Mapping[str, Sequence[str]]:
         """Nothing on a pod says what it has."""
-        return None
+        return {}

@@ -9,7 +9,7 @@ too: its own tools read annotations that say what a pod was given, and `receipt`
 binding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "ForeignContainer",
     "ForeignDialect",
     "ForeignPod",
+    "Marks",
     "NodeView",
     "Translated",
     "Translation",
@@ -95,6 +96,18 @@ class NodeView:
     memory_bytes: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """By what a pod is known to be a system's whose words alone might be anybody's."""
+
+    schedulers: frozenset[str] = frozenset()
+    labels: frozenset[str] = frozenset()
+
+    def are_on(self, pod: ForeignPod) -> bool:
+        """Whether a pod has one of them."""
+        return pod.scheduler in self.schedulers or not self.labels.isdisjoint(pod.labels)
+
+
 class ForeignDialect(Protocol):
     """One existing system's way of writing a request. It has no state but its settings."""
 
@@ -122,9 +135,10 @@ class ForeignDialect(Protocol):
         """Return the annotations in which this system says what a pod was given. Unix seconds."""
         ...
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read what a running pod was given by that system itself; None: nothing was.
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Return which GPUs that system itself gave the containers of a running pod, as UUIDs.
 
-        `uid`, CPU and memory are the caller's to fill in. Raises `UsageError` if it cannot be read.
+        Empty: it gave none. Where it is, and nothing else: how much of them it is, the pod's own
+        request says, which cannot be edited. Raises `UsageError` if it cannot be read.
         """
         ...

@@ -6,7 +6,7 @@ nothing: an amount that is no whole number is refused, with the container and th
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -14,11 +14,11 @@ from msgspec import Meta
 
 from allotment.dialects.foreign import ForeignContainer, ForeignPod, NodeView
 from allotment.dialects.protocol import refusal, shown
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import PlacedDevice
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
-from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.pods import ContainerKind
 from allotment.model.quantities import LEAST_BYTES, MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
@@ -29,8 +29,8 @@ __all__ = [
     "PERCENT",
     "PLACE_ANEW",
     "Name",
+    "SchedulerName",
     "amount_of",
-    "booked",
     "bytes_of",
     "compute_of",
     "decimal_of",
@@ -55,6 +55,8 @@ PLACE_ANEW: Final = "restart the pod, so that it is placed anew"
 """The hint where what another system wrote cannot be read."""
 Name = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[^/\s]+/[^/\s]+$")]
 """Of a resource, an annotation or a label, as settings have it."""
+SchedulerName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9.-]+$")]
+"""As pods have it in `spec.schedulerName`."""
 
 _MOST_BYTES = 1 << 48
 """More memory than any GPU has: a number with a unit (`4Gi`) where units were to be counted."""
@@ -210,18 +212,3 @@ def uuid_at(pod: ForeignPod, name: str, text: str, *, node: NodeView) -> str:
     problem = f"the annotation {name} names GPU {index}, which the node has not"
     there = ", ".join(map(str, sorted(uuids))) or "none"
     raise refusal(pod, None, problem, hint=f"the node has the GPUs: {there}")
-
-
-def booked(pod: ForeignPod, parts: Mapping[str, Sequence[PlacedDevice]]) -> PodBooking | None:
-    """Return the booking of what containers have, by their names; None: no container has any."""
-    containers = tuple(
-        PlacedContainer(
-            name=container.name,
-            devices=tuple(parts[container.name]),
-            kind=container.kind,
-            place=place,
-        )
-        for place, container in enumerate(pod.containers)
-        if parts.get(container.name)
-    )
-    return PodBooking(uid=PodUid(""), node=pod.node, containers=containers) if containers else None

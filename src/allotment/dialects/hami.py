@@ -9,12 +9,11 @@ of HAMi's, or that asks for HAMi's scheduler, or where the settings say so.
 (HAMi v2.10, `docs/config.md`, `pkg/device/nvidia/device.go`, `pkg/scheduler/policy`.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from allotment.dialects.foreign import (
-    DIALECT,
     ForeignContainer,
     ForeignPod,
     NodeView,
@@ -26,7 +25,7 @@ from allotment.dialects.hami_settings import HamiSettings
 from allotment.dialects.protocol import refusal, shown
 from allotment.dialects.quantities import flag_of, items_of, keys_of, model_rules, word_of
 from allotment.dialects.values import weights_of
-from allotment.dialects.vgpu_records import booked, decode, encode
+from allotment.dialects.vgpu_records import encode, recorded
 from allotment.dialects.vgpu_requests import Asked, Names, asked, request_of, sharing_mode
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import ComputeClass, revised
@@ -83,7 +82,6 @@ _WEIGHTS: Final[Mapping[str, str]] = {"slot": "shares", "core": "compute", "memo
 _CLASSES: Final[Mapping[int, ComputeClass]] = {0: ComputeClass.LATENCY, 1: ComputeClass.BESTEFFORT}
 _NO_CEILING: Final = "disable"
 _CORE_POLICIES: Final = ("default", "force", _NO_CEILING)
-_FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,22 +171,14 @@ class HamiDialect:
             ALLOCATED: encode((had.get(each.name, ()) for each in pod.containers), ends=True),
         }
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:  # noqa: ARG002
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
         """Read what HAMi gave a pod that it bound."""
-        text = pod.annotations.get(ALLOCATED)
-        if text is None or DIALECT in pod.annotations or pod.annotations.get(PHASE) == _FAILED:
-            return None
-        if not pod.node or pod.annotations.get(NODE) != pod.node:
-            return None  # it was copied from another pod
-        try:
-            given = decode(text, ends=True)
-        except UsageError as error:
-            problem = f"the annotation {ALLOCATED}: {error.message}"
-            raise refusal(pod, None, problem, hint=error.hint or "") from error
+        if ALLOCATED not in pod.annotations or pod.annotations.get(NODE) != pod.node:
+            return {}  # of another node: it was copied from another pod
         # Before v2.10 init containers were left out.
         regular = [each.name for each in regular_containers(pod)]
         everyone = [each.name for each in pod.containers]
-        return booked(pod, ALLOCATED, given, regular if len(given) == len(regular) else everyone)
+        return recorded(pod, ALLOCATED, regular, everyone, ends=True)
 
     def _request(
         self, pod: ForeignPod, container: ForeignContainer, its: Asked, rules: _Rules

@@ -8,23 +8,24 @@
 The first two are of one container of the pod, the first or a named one: a part of each GPU's
 memory, or MiB of it. NvFractions name the container in the key, and have a limit above the request.
 None of them says anything of compute. A limit is reserved whole here: what nobody else counts on
-cannot be taken away again. (KAI-Scheduler `docs/gpu-sharing`; kai-scheduler/gpu-fractioning.)
+cannot be taken away again. Words like `gpu-memory` are anybody's: they are KAI's on a pod that
+names its scheduler or one of its queues. (KAI-Scheduler `docs/gpu-sharing`;
+kai-scheduler/gpu-fractioning.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
 import msgspec
 
-from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
+from allotment.dialects.foreign import ForeignPod, Marks, NodeView, Translated, Translation
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     MIB,
-    PLACE_ANEW,
     Name,
-    booked,
+    SchedulerName,
     bytes_of,
     compute_of,
     decimal_of,
@@ -35,7 +36,7 @@ from allotment.dialects.foreign_amounts import (
 )
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.values import part_amount
-from allotment.model.clusters import PlacedDevice, PodBooking
+from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
@@ -74,6 +75,10 @@ class KaiSettings(
     """Of NvFractions' annotations: a container's name follows."""
     guarantees_compute: bool = False
     """Does `gpu-fraction` guarantee that part of the GPU's time, too? Run:ai's did, before 3.0."""
+    scheduler_names: frozenset[SchedulerName] = frozenset({"kai-scheduler", "runai-scheduler"})
+    """A pod that asks for one of these schedulers is KAI's."""
+    queue_labels: frozenset[Name] = frozenset({QUEUE, "runai/queue"})
+    """So is one with one of these labels, whoever schedules it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,19 @@ class KaiDialect:
         self.settings = settings or KaiSettings()
 
     @property
+    def marks(self) -> Marks:
+        """Return by what a pod is known to be KAI's."""
+        return Marks(schedulers=self.settings.scheduler_names, labels=self.settings.queue_labels)
+
+    @property
     def annotations(self) -> tuple[str, ...]:
         """Return the annotations that it reads; one that ends with `*` is the beginning of some."""
         return (*_PLAIN, CONTAINER, MPS, SHARING_MODE, f"{self.settings.prefix}*")
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Go by what asks for something: a label for a queue, or `mps`, does not by itself."""
+        if not self.marks.are_on(pod):
+            return ()
         plain = [each for each in _PLAIN if each in pod.annotations]
         return (*plain, *(each.key for each in self._fields(pod) if each.field != _GIVEN))
 
@@ -122,9 +134,10 @@ class KaiDialect:
         else:
             request = self._plain(pod, count)
             requests[self._container(pod)] = request
-        if QUEUE in pod.labels:
-            text = f"the label {QUEUE}: it stays on the pod, and no queue orders or limits pods"
-            passed_over.append(text)
+        passed_over += (
+            f"the label {each}: it stays on the pod, and no queue orders or limits pods"
+            for each in sorted(self.settings.queue_labels & pod.labels.keys())
+        )
         return Translation(
             dialect=self.name,
             containers=tuple(
@@ -158,7 +171,7 @@ class KaiDialect:
                 problem = f"the annotation {shown(each.key)} names a container that the pod has not"
                 hint = f"its containers are: {', '.join(names) or 'none'}"
                 raise refusal(pod, None, problem + meant(each.container, names), hint=hint)
-            if each.field == _GIVEN:
+            if each.field == _GIVEN and not pod.node:
                 problem = f"the annotation {shown(each.key)} says what was given, and nothing was"
                 hint = "remove it: the scheduler writes it"
                 raise refusal(pod, each.container, problem, hint=hint)
@@ -283,30 +296,19 @@ class KaiDialect:
             if each.name in named
         }
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read what NvFractions were given; of the plain ones another pod knows which GPU it is."""
-        if DIALECT in pod.annotations:
-            return None
-        fields = self._fields(pod)
-        given = [each for each in fields if each.field == _GIVEN and each.text.strip()]
-        if given:
-            parts: dict[str, list[PlacedDevice]] = {}
-            for each in given:
-                mine = [field for field in fields if field.container == each.container]
-                sizes = {
-                    field.field: _quantity(pod, field)
-                    for field in mine
-                    if field.field in {_MEMORY_REQUEST, _MEMORY_LIMIT}
-                }
-                size = sizes.get(_MEMORY_LIMIT, sizes.get(_MEMORY_REQUEST))
-                parts[each.container] = [
-                    PlacedDevice(uuid, node.memory_bytes[uuid] if size is None else size)
-                    for uuid in _uuids(pod, each, node)
-                ]
-            return booked(pod, parts)
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Read what NvFractions were given; of the plain ones another pod knows which GPU it is.
+
+        A label is anybody's to write at any time, a scheduler's name is not: that alone counts.
+        """
+        if pod.scheduler not in self.settings.scheduler_names:
+            return {}
+        fields = [each for each in self._fields(pod) if each.field == _GIVEN and each.text.strip()]
+        if fields:
+            return {each.container: _uuids(each, node) for each in fields}
         groups = [each for each in pod.labels if each.partition("/")[0] == _GROUP_LABEL]
         if not groups and pod.annotations.get(RECEIVED) != "Fraction":
-            return None
+            return {}
         problem = "it has a part of a GPU by a reservation pod, which alone knows of which"
         hint = "end it before the node is taken over, or let it end there"
         raise refusal(pod, None, problem, hint=hint)
@@ -338,14 +340,7 @@ def _quantity(pod: ForeignPod, field: _Field) -> int:
     return units_of(amount.size_bytes or 0, MIB) * MIB
 
 
-def _uuids(pod: ForeignPod, field: _Field, node: NodeView) -> list[str]:
+def _uuids(field: _Field, node: NodeView) -> list[str]:
     """Read UUIDs, or indexes: the container toolkit takes both."""
     indexes = {str(index): uuid for uuid, index in node.indexes.items()}
-    found = []
-    for text in field.text.split(","):
-        uuid = indexes.get(text.strip(), text.strip())
-        if uuid not in node.memory_bytes:
-            problem = f"the annotation {shown(field.key)} has {shown(uuid)}, no GPU of the node"
-            raise refusal(pod, field.container, problem, hint=PLACE_ANEW)
-        found.append(uuid)
-    return found
+    return [indexes.get(each.strip(), each.strip()) for each in field.text.split(",")]

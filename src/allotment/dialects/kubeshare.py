@@ -12,16 +12,14 @@ of 2.0.)
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from allotment.dialects.foreign import DIALECT, ForeignPod, NodeView, Translated, Translation
+from allotment.dialects.foreign import ForeignPod, NodeView, Translated, Translation
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
-    PLACE_ANEW,
-    booked,
     bytes_of,
     compute_of,
     decimal_of,
@@ -32,15 +30,16 @@ from allotment.dialects.foreign_amounts import (
 )
 from allotment.dialects.protocol import refusal, shown
 from allotment.dialects.values import part_amount
-from allotment.model.clusters import PlacedDevice, PodBooking
-from allotment.model.compute import WHOLE
+from allotment.model.clusters import PodBooking
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
 
-__all__ = ["KubeShare2Dialect", "KubeShareDialect"]
+__all__ = ["SCHEDULER", "KubeShare2Dialect", "KubeShareDialect"]
 
 _ZERO = re.compile(r"\s*0+(?:\.0*)?\s*|\s*\.0+\s*", re.ASCII)
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+SCHEDULER: Final = "kubeshare-scheduler"
+"""By this name KubeShare 2.0's pods ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +144,16 @@ class KubeShareDialect:
         del pod, booking, node, now
         return {}
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read what KubeShare's device manager gave each container: the GPU is in a variable."""
-        if DIALECT in pod.annotations or not self.recognises(pod):
-            return None
-        containers = regular_containers(pod)
-        text = containers[0].environment.get(_VISIBLE, "").strip() if containers else ""
-        if not text:
-            return None
-        if text not in node.memory_bytes:
-            problem = f"the variable {_VISIBLE} is {shown(text)}, which is no GPU of the node"
-            raise refusal(pod, containers[0].name, problem, hint=PLACE_ANEW)
-        asked = self._asked(pod)
-        memory = asked.memory or node.memory_bytes[text]
-        part = PlacedDevice(text, memory, compute_of(asked.request, asked.limit).guarantee)
-        return booked(pod, {containers[0].name: [part]})
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Refuse a pod that runs by KubeShare 1.0: its GPU is in a variable, and in nothing else.
+
+        Whoever makes a pod writes its variables, and no scheduler's name tells these apart.
+        """
+        del node
+        problem = f"it runs by KubeShare 1.0, which writes the GPU into the variable {_VISIBLE},"
+        problem += " as anybody may"
+        hint = "end it before the node is taken over, or let it end there"
+        raise refusal(pod, None, problem, hint=hint)
 
 
 class KubeShare2Dialect:
@@ -291,27 +285,14 @@ class KubeShare2Dialect:
             written[self.MODEL] = models.pop().replace(" ", "-")
         return written
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read the annotations that KubeShare's scheduler wrote."""
-        if DIALECT in pod.annotations or self.UUID not in pod.annotations:
-            return None
-        asked = self._asked(pod)
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Read the annotation that KubeShare's scheduler wrote on a pod of its own."""
+        del node
+        text = pod.annotations.get(self.UUID)
+        if text is None or pod.scheduler != SCHEDULER:
+            return {}
         container = _taker(pod, self.LIMIT)
-        parts: list[PlacedDevice] = []
-        for text in pod.annotations[self.UUID].strip(", ").split(","):
-            uuid = text.strip()
-            if uuid not in node.memory_bytes:
-                problem = f"the annotation {self.UUID} has {shown(uuid)}, no GPU of the node"
-                raise refusal(pod, None, problem, hint=PLACE_ANEW)
-            if asked.limit > 1:
-                parts.append(PlacedDevice(uuid, node.memory_bytes[uuid], WHOLE))
-                continue
-            size = number_of(
-                pod, None, f"the annotation {self.MEMORY}", pod.annotations.get(self.MEMORY, "0")
-            )
-            compute = compute_of(asked.request, asked.limit)
-            parts.append(PlacedDevice(uuid, size or node.memory_bytes[uuid], compute.guarantee))
-        return booked(pod, {container: parts})
+        return {container: [each.strip() for each in text.strip(", ").split(",")]}
 
 
 def _recognised(there: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:

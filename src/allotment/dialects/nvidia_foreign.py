@@ -8,7 +8,7 @@ a plugin may have whole GPUs and replicas translated into shares.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -105,13 +105,13 @@ class NvidiaForeign:
         """NVIDIA's plugin writes nothing on pods."""
         return {}
 
-    def take_over(
+    def given(
         self,
         pod: ForeignPod,  # noqa: ARG002 - of the protocol
         node: NodeView,  # noqa: ARG002
-    ) -> PodBooking | None:
+    ) -> Mapping[str, Sequence[str]]:
         """Nothing on a pod says what it has: the node's agent reads that from the kubelet."""
-        return None
+        return {}
 
     def _is_translated(self, name: str) -> bool:
         if name == self._settings.gpu:

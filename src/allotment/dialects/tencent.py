@@ -9,7 +9,7 @@ annotation `tencent.com/vcuda-core-limit` lets all parts of the pod have more wh
 (gpu-manager `README.md` and `pkg/services/virtual-manager`; gpu-admission `pkg/util`.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Meta
 
 from allotment.dialects.foreign import (
-    DIALECT,
     ForeignContainer,
     ForeignPod,
     NodeView,
@@ -28,10 +27,8 @@ from allotment.dialects.foreign_amounts import (
     GIB,
     MAX_DEVICES,
     MIB,
-    PERCENT,
     Name,
     amount_of,
-    booked,
     bytes_of,
     compute_of,
     index_list,
@@ -42,8 +39,8 @@ from allotment.dialects.foreign_amounts import (
     whole_cards,
 )
 from allotment.dialects.protocol import refusal
-from allotment.model.clusters import PlacedDevice, PodBooking
-from allotment.model.compute import WHOLE, Compute
+from allotment.model.clusters import PodBooking
+from allotment.model.compute import Compute
 from allotment.model.formats import format_count
 from allotment.model.requests import Request
 
@@ -178,30 +175,16 @@ class TencentDialect:
         time = str(int(now * 1e9))
         return {**written, NODE: booking.node, TIME: time, ASSIGNED: "true"}
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read which GPUs each container has; how much of them its limits say."""
-        if DIALECT in pod.annotations:
-            return None
-        parts: dict[str, list[PlacedDevice]] = {}
-        for place, container in enumerate(regular_containers(pod)):
-            name = f"{INDEX_PREFIX}{place}"
-            core = amount_of(pod, container, self.settings.core)
-            if name not in pod.annotations or not core:
-                continue
-            uuids = uuids_by_index(pod, name, pod.annotations[name], node=node)
-            if core >= _CARD:
-                whole = node.memory_bytes
-                parts[container.name] = [
-                    PlacedDevice(uuid, whole.get(uuid, 0), WHOLE) for uuid in uuids
-                ]
-                continue
-            memory = amount_of(pod, container, self.settings.memory)
-            block = self.settings.memory_block_bytes
-            size = bytes_of(pod, container.name, self.settings.memory, memory, unit=block)
-            parts[container.name] = [
-                PlacedDevice(uuid, size.size_bytes or 0, core * PERCENT) for uuid in uuids
-            ]
-        return booked(pod, parts)
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Read which GPUs each container has, by its place among the regular ones."""
+        places = {
+            f"{INDEX_PREFIX}{place}": each for place, each in enumerate(regular_containers(pod))
+        }
+        return {
+            each.name: uuids_by_index(pod, key, pod.annotations[key], node=node)
+            for key, each in places.items()
+            if key in pod.annotations
+        }
 
 
 def cards_of(pod: ForeignPod, container: ForeignContainer, name: str, core: int) -> int:

@@ -10,14 +10,12 @@ elastic-gpu counts memory in MiB, and knows no classes. (TKE, "Using qGPU" and "
 Online/Offline Hybrid Deployment"; elastic-gpu `pkg/utils`.)
 """
 
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from allotment.dialects.foreign import (
-    DIALECT,
     ForeignContainer,
     ForeignPod,
     NodeView,
@@ -27,10 +25,8 @@ from allotment.dialects.foreign import (
 from allotment.dialects.foreign_amounts import (
     GIB,
     MIB,
-    PERCENT,
     Name,
     amount_of,
-    booked,
     bytes_of,
     index_list,
     is_asked,
@@ -40,8 +36,8 @@ from allotment.dialects.foreign_amounts import (
 )
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.tencent import cards_of, percent_compute
-from allotment.model.clusters import PlacedDevice, PodBooking
-from allotment.model.compute import WHOLE, Compute, ComputeClass
+from allotment.model.clusters import PodBooking
+from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import UsageError
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -188,11 +184,9 @@ class QgpuDialect:
         del pod, booking, node, now
         return {}
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Refuse a pod that runs by qGPU: on which GPU it is cannot be read."""
         del node
-        if DIALECT in pod.annotations or not self.recognises(pod):
-            return None
         problem = "it runs by qGPU, which does not say on which GPU"
         hint = "end it before the node is taken over, or let it end there"
         raise refusal(pod, None, problem, hint=hint)
@@ -270,31 +264,14 @@ class ElasticGpuDialect:
         }
         return {**written, ASSUMED: "true"} if written else {}
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read which GPUs each container has; how much of them its limits say."""
-        if DIALECT in pod.annotations:
-            return None
-        parts: dict[str, list[PlacedDevice]] = {}
-        for container in regular_containers(pod):
-            name = f"{CONTAINER_PREFIX}{container.name}"
-            if name not in pod.annotations:
-                continue
-            core = amount_of(pod, container, self.settings.core)
-            memory = amount_of(pod, container, self.settings.memory)
-            size = (
-                bytes_of(pod, container.name, self.settings.memory, memory, unit=MIB)
-                if memory
-                else MemoryAmount("100%", part=Fraction(1))
-            )
-            parts[container.name] = [
-                PlacedDevice(
-                    uuid,
-                    size.of(node.memory_bytes.get(uuid, 0)),
-                    min(WHOLE, core * PERCENT),
-                )
-                for uuid in uuids_by_index(pod, name, pod.annotations[name], node=node)
-            ]
-        return booked(pod, parts)
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Read which GPUs each container has, by its name."""
+        keys = {f"{CONTAINER_PREFIX}{each.name}": each.name for each in regular_containers(pod)}
+        return {
+            name: uuids_by_index(pod, key, pod.annotations[key], node=node)
+            for key, name in keys.items()
+            if key in pod.annotations
+        }
 
 
 def _is_elastic_receipt(name: str) -> bool:

@@ -8,34 +8,23 @@ Volcano has those alone that ask, and none at the end. (HAMi v2.10 `pkg/device/d
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from allotment.dialects.foreign import ForeignPod
-from allotment.dialects.foreign_amounts import MIB, PERCENT
+from allotment.dialects.foreign_amounts import MIB, PERCENT, PLACE_ANEW
 from allotment.dialects.protocol import refusal, shown
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
-from allotment.model.compute import WHOLE
+from allotment.model.clusters import PlacedDevice
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
-from allotment.model.pods import PodUid
-from allotment.model.quantities import MAX_BYTES
-from allotment.model.requests import SOFT
 
-__all__ = ["MIG", "MOST_CHARACTERS", "Given", "booked", "decode", "encode"]
+__all__ = ["MOST_CHARACTERS", "encode", "recorded"]
 
 MOST_CHARACTERS: Final = 64 << 10
-MIG: Final = "mig"
-"""How a device with the place of an instance in its name is enforced."""
 _TYPE: Final = "NVIDIA"
-_MIG = re.compile(r"(?P<uuid>[^\[\]]+)\[(?P<place>[0-9]+-[0-9]+)\]", re.ASCII)
+_MIG = re.compile(r"(?P<uuid>[^\[\]]+)\[[0-9]+-[0-9]+\]", re.ASCII)
 _UUID = re.compile(r"[A-Za-z0-9./_-]{1,128}", re.ASCII)
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _FIELDS: Final = 4
-_WHOLE_PERCENT: Final = WHOLE // PERCENT
-
-Given = tuple[tuple[PlacedDevice, ...], str]
-"""What a container has, and how it is enforced; no devices: it has none."""
 
 
 def encode(containers: Iterable[Sequence[PlacedDevice]], *, ends: bool) -> str:
@@ -44,40 +33,24 @@ def encode(containers: Iterable[Sequence[PlacedDevice]], *, ends: bool) -> str:
     return "".join(f"{each};" for each in parts) if ends else ";".join(parts)
 
 
-def decode(text: str, *, ends: bool) -> tuple[Given, ...]:
-    """Read what containers have. Raises `UsageError`: what is wrong, without whose it is."""
-    if len(text) > MOST_CHARACTERS:
-        problem = f"it has {len(text)} characters, more than {MOST_CHARACTERS}"
-        raise UsageError(problem, hint="delete the pod, so that it is placed anew")
-    if not text:
-        return ()
-    return tuple(map(_container, (text.removesuffix(";") if ends else text).split(";")))
+def recorded(
+    pod: ForeignPod, key: str, *orders: Sequence[str], ends: bool
+) -> Mapping[str, Sequence[str]]:
+    """Read an annotation as the UUIDs that containers have, by their names.
 
-
-def booked(
-    pod: ForeignPod, key: str, given: Sequence[Given], names: Sequence[str]
-) -> PodBooking | None:
-    """Return the booking of what containers of these names have, in their order; None: nothing.
-
-    Raises `UsageError` if the record has another number of containers.
+    `orders` has the containers of which it may speak, the likelier ones first: those count that are
+    as many as it has. Raises `UsageError`.
     """
-    if len(given) != len(names):
-        problem = f"the annotation {key} has {format_count(len(given), 'container')}, the pod"
-        problem += f" {len(names)} of which it can speak"
-        raise refusal(pod, None, problem, hint="delete the pod, so that it is placed anew")
-    had = dict(zip(names, given, strict=True))
-    containers = tuple(
-        PlacedContainer(
-            name=each.name,
-            devices=had[each.name][0],
-            kind=each.kind,
-            place=place,
-            mode=had[each.name][1],
-        )
-        for place, each in enumerate(pod.containers)
-        if each.name in had and had[each.name][0]
-    )
-    return PodBooking(uid=PodUid(""), node=pod.node, containers=containers) if containers else None
+    text = pod.annotations[key]
+    if len(text) > MOST_CHARACTERS:
+        raise _wrong(pod, key, f"has {len(text)} characters, more than {MOST_CHARACTERS}")
+    found = (text.removesuffix(";") if ends else text).split(";") if text else []
+    given = [_container(pod, key, each) for each in found]
+    names = next((each for each in orders if len(each) == len(given)), None)
+    if names is None:
+        problem = f"has {format_count(len(given), 'container')}, the pod {len(orders[-1])}"
+        raise _wrong(pod, key, f"{problem} of which it can speak")
+    return {name: uuids for name, uuids in zip(names, given, strict=True) if uuids}
 
 
 def _encoded(device: PlacedDevice) -> str:
@@ -85,47 +58,29 @@ def _encoded(device: PlacedDevice) -> str:
     return f"{device.uuid},{_TYPE},{device.memory // MIB},{percent}:"
 
 
-def _container(text: str) -> Given:
+def _container(pod: ForeignPod, key: str, text: str) -> list[str]:
     if not text:
-        return (), SOFT
+        return []
     if not text.endswith(":"):
-        raise _wrong(text, "does not end with ':'")
-    devices = [_device(each) for each in text[:-1].split(":")]
-    modes = {mode for _, mode in devices}
-    if len(modes) > 1:
-        raise _wrong(text, "has MIG devices beside parts of GPUs")
-    return _merged(device for device, _ in devices), modes.pop()
+        raise _wrong(pod, key, f"has {shown(text)}, which does not end with ':'")
+    return [_device(pod, key, each) for each in text[:-1].split(":")]
 
 
-def _merged(devices: Iterable[PlacedDevice]) -> tuple[PlacedDevice, ...]:
-    """Return each device once: a container may have several MIG devices of one GPU."""
-    found: dict[str, PlacedDevice] = {}
-    for each in devices:
-        had = found.get(each.uuid, PlacedDevice(each.uuid, 0))
-        guarantee = min(WHOLE, had.guarantee + each.guarantee)
-        found[each.uuid] = PlacedDevice(each.uuid, had.memory + each.memory, guarantee)
-    return tuple(found.values())
-
-
-def _device(text: str) -> tuple[PlacedDevice, str]:
+def _device(pod: ForeignPod, key: str, text: str) -> str:
+    """Return the UUID of one device, or of the GPU that it is a MIG device of."""
     fields = text.split(",")
     if len(fields) != _FIELDS:
-        raise _wrong(text, f"has {len(fields)} fields, not {_FIELDS}: UUID,{_TYPE},MiB,percent")
-    name, word, memory, percent = fields
+        problem = f"has {shown(text)} with {len(fields)} fields, not {_FIELDS}"
+        raise _wrong(pod, key, f"{problem}: UUID,{_TYPE},MiB,percent")
+    name, word, _, _ = fields
     if word != _TYPE:
-        raise _wrong(text, f"is not of type {_TYPE}")
-    if not _NUMBER.fullmatch(memory) or int(memory) * MIB > MAX_BYTES:
-        raise _wrong(text, "has no amount of memory in MiB")
-    if not _NUMBER.fullmatch(percent):
-        raise _wrong(text, "has no percentage")
+        raise _wrong(pod, key, f"has {shown(text)}, which is not of type {_TYPE}")
     mig = _MIG.fullmatch(name)
     uuid = mig["uuid"] if mig else name
     if not _UUID.fullmatch(uuid):
-        raise _wrong(text, "has no UUID")
-    guarantee = min(int(percent), _WHOLE_PERCENT) * PERCENT
-    return PlacedDevice(uuid, int(memory) * MIB, guarantee), MIG if mig else SOFT
+        raise _wrong(pod, key, f"has {shown(text)}, which has no UUID")
+    return uuid
 
 
-def _wrong(text: str, problem: str) -> UsageError:
-    hint = "delete the pod, so that it is placed anew"
-    return UsageError(f"{shown(text)} {problem}", hint=hint)
+def _wrong(pod: ForeignPod, key: str, problem: str) -> UsageError:
+    return refusal(pod, None, f"the annotation {key} {problem}", hint=PLACE_ANEW)

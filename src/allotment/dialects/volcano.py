@@ -10,7 +10,7 @@ nobody else is on. Volcano counts neither in init containers; here they are coun
 `pkg/scheduler/api/devices/nvidia`.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from allotment.dialects.foreign import (
-    DIALECT,
     ForeignContainer,
     ForeignPod,
     NodeView,
@@ -30,7 +29,6 @@ from allotment.dialects.foreign_amounts import (
     MIB,
     Name,
     amount_of,
-    booked,
     bytes_of,
     index_list,
     regular_containers,
@@ -39,12 +37,9 @@ from allotment.dialects.foreign_amounts import (
 )
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import items_of, keys_of, model_rules
-from allotment.dialects.vgpu_records import booked as booked_by_record
-from allotment.dialects.vgpu_records import decode, encode
+from allotment.dialects.vgpu_records import encode, recorded
 from allotment.dialects.vgpu_requests import Names, asked, request_of, sharing_mode
-from allotment.model.clusters import PlacedDevice, PodBooking
-from allotment.model.compute import WHOLE
-from allotment.model.errors import UsageError
+from allotment.model.clusters import PodBooking
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import SOFT, Constraints, Request
 
@@ -88,8 +83,6 @@ GPUSHARE_RESOURCES = (GPU_MEMORY, GPU_NUMBER)
 GPU_INDEX: Final = "volcano.sh/gpu-index"
 PREDICATE_TIME: Final = "volcano.sh/predicate-time"
 GPUSHARE_RECEIPTS = (GPU_INDEX, PREDICATE_TIME)
-
-_FAILED: Final = "failed"
 
 
 class VolcanoSettings(
@@ -182,22 +175,14 @@ class VolcanoDialect:
             PHASE: "success",
         }
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:  # noqa: ARG002
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
         """Read what Volcano gave a pod that it bound."""
-        text = pod.annotations.get(IDS)
-        if text is None or DIALECT in pod.annotations or pod.annotations.get(PHASE) == _FAILED:
-            return None
-        if not pod.node or pod.annotations.get(NODE) != pod.node:
-            return None  # it was copied from another pod
+        if IDS not in pod.annotations or pod.annotations.get(NODE) != pod.node:
+            return {}  # of another node: it was copied from another pod
         # Volcano looks at these two alone.
         told_by = (self._names.count, self._names.memory)
         names = [each.name for each in regular_containers(pod) if keys_of(each, told_by)]
-        try:
-            given = decode(text, ends=False)
-        except UsageError as error:
-            problem = f"the annotation {IDS}: {error.message}"
-            raise refusal(pod, None, problem, hint=error.hint or "") from error
-        return booked_by_record(pod, IDS, given, names)
+        return recorded(pod, IDS, names, ends=False)
 
 
 class VolcanoGpuShareDialect:
@@ -236,30 +221,19 @@ class VolcanoGpuShareDialect:
         moment = str(int(now * 1_000_000_000))
         return {GPU_INDEX: indexes, PREDICATE_TIME: moment} if indexes else {}
 
-    def take_over(self, pod: ForeignPod, node: NodeView) -> PodBooking | None:
-        """Read what Volcano gave a pod: it had one GPU for memory, or as many as it asked for."""
-        text = pod.annotations.get(GPU_INDEX)
-        if text is None or DIALECT in pod.annotations or not pod.node:
-            return None
-        uuids = uuids_by_index(pod, GPU_INDEX, text, node=node)
-        parts: dict[str, tuple[PlacedDevice, ...]] = {}
-        left = list(uuids)
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        """Read what Volcano gave a pod: one GPU for memory, or as many as were asked for."""
+        if GPU_INDEX not in pod.annotations:
+            return {}
+        left = uuids_by_index(pod, GPU_INDEX, pod.annotations[GPU_INDEX], node=node)
+        first = left[:1]
+        found: dict[str, Sequence[str]] = {}
         for container in pod.containers:
-            request = self._request(pod, container)
-            if request is None:
-                continue
-            if request.memory.size_bytes is not None:
-                parts[container.name] = (PlacedDevice(uuids[0], request.memory.size_bytes),)
-                continue
-            mine, left = left[: request.count], left[request.count :]
-            if len(mine) < request.count:
-                problem = f"the annotation {GPU_INDEX} names too few GPUs for it"
-                hint = "delete the pod, so that it is placed anew"
-                raise refusal(pod, container.name, problem, hint=hint)
-            parts[container.name] = tuple(
-                PlacedDevice(uuid, node.memory_bytes.get(uuid, 0), WHOLE) for uuid in mine
-            )
-        return booked(pod, parts)
+            if amount_of(pod, container, GPU_MEMORY):
+                found[container.name] = first
+            elif number := amount_of(pod, container, GPU_NUMBER):
+                found[container.name], left = left[:number], left[number:]
+        return found
 
     def _request(self, pod: ForeignPod, container: ForeignContainer) -> Request | None:
         memory = amount_of(pod, container, GPU_MEMORY)

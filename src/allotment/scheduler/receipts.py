@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from allotment.dialects.foreign import ForeignDialect, ForeignPod, NodeView
+from allotment.dialects.foreign import ForeignDialect, ForeignPod
+from allotment.dialects.taking_over import node_view
 from allotment.kube.errors import KubeError
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import AllotError
@@ -76,7 +77,7 @@ class Receipts:
                 body = await self._read(need.namespace, need.name)
                 self._keep(need.uid, dialect, need.namespace, body)
             _, pod = self._pods.pop(need.uid)
-            return speaker.receipt(pod, booking, _view(node), now=self._clock())
+            return speaker.receipt(pod, booking, node_view(node), now=self._clock())
         except (AllotError, KubeError, ValueError, KeyError) as error:
             _log.warning("no receipt", dialect=dialect, pod=str(need), why=str(error))
             return {}
@@ -85,11 +86,3 @@ class Receipts:
         self._pods[uid] = (dialect, read_pod(raw, namespace=namespace).pod)
         while len(self._pods) > _MOST_KEPT:
             self._pods.popitem(last=False)
-
-
-def _view(node: NodeInventory) -> NodeView:
-    return NodeView(
-        indexes={each.uuid: each.index for each in node.devices},
-        models={each.uuid: each.model for each in node.devices},
-        memory_bytes={each.uuid: each.memory_bytes for each in node.devices},
-    )

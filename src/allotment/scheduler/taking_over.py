@@ -3,10 +3,11 @@
 
 What a record means depends on the GPUs of the node (some systems name them by index), so that a pod
 is looked at again when its node changes. Of a node that publishes no devices nothing is read:
-nothing is placed there either.
+nothing is placed there either. Counted are the pods of those systems that were named at start:
+moving from one is a passing state. Those of others are told, each once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from allotment.dialects.foreign import ForeignDialect
@@ -31,10 +32,15 @@ class TakeOver:
         dialects: Sequence[ForeignDialect],
         *,
         node: Callable[[str], NodeInventory | None],
+        systems: Collection[str] = (),
         on_unread: Callable[[ClusterPod, str], None] = _nobody,
     ) -> None:
-        """`node` finds a node's devices; `on_unread` is told once of each pod and reason."""
+        """`node` finds a node's devices; `systems` has the dialects whose pods are counted.
+
+        `on_unread` is told once of each pod and reason.
+        """
         self._dialects = dialects
+        self._systems = frozenset(systems)
         self._node = node
         self._on_unread = on_unread
         self._pods: dict[PodUid, ClusterPod] = {}
@@ -43,7 +49,7 @@ class TakeOver:
         self.taken: set[PodUid] = set()
         """Those whose GPUs are booked."""
         self.unread: dict[PodUid, str] = {}
-        """Those that have GPUs of which nobody can say how much they have, with the reason."""
+        """Those that have GPUs of another system that are not counted, with the reason."""
 
     def put(self, pod: ClusterPod) -> ClusterPod:
         """Take note of a pod that came or changed; return it with what it was given."""
@@ -92,7 +98,9 @@ class TakeOver:
         if node is None:
             return pod, ""
         try:
-            found = taken_over(pod.foreign, node, self._dialects, uid=pod.uid)
+            found = taken_over(
+                pod.foreign, node, self._dialects, uid=pod.uid, systems=self._systems
+            )
         except UsageError as error:
             return pod, f"{error.message}; hint: {error.hint}" if error.hint else error.message
         if found is None or not found.containers:

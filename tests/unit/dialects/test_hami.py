@@ -5,14 +5,22 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from foreign_pods import taken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, NodeView, Translation
+from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
 from allotment.dialects.hami import ANNOTATIONS, HamiDialect
 from allotment.dialects.hami_settings import HamiSettings, load_hami
 from allotment.dialects.native import written
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.dialects.taking_over import node_view
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
@@ -26,7 +34,14 @@ NAMES = {
     "cores": "nvidia.com/gpucores",
     "priority": "nvidia.com/priority",
 }
-NODE = NodeView(indexes={"GPU-1": 0, "GPU-2": 1}, models={}, memory_bytes={})
+INVENTORY = NodeInventory(
+    name="node-1",
+    devices=tuple(
+        NodeDevice(uuid=f"GPU-{number}", model="Tesla T4", memory_bytes=15 << 30)
+        for number in range(1, 5)
+    ),
+)
+NODE = node_view(INVENTORY)
 
 
 def container(name: str = "train", /, **amounts: object) -> ForeignContainer:
@@ -297,48 +312,66 @@ def running(record: str, *containers: ForeignContainer, **changes: str) -> Forei
 
 def test_take_over_of_what_hami_gave() -> None:
     init = replace(container("init"), kind=ContainerKind.INIT)
-    main = container("train", gpu=1)
+    main = container("train", gpu=1, mem=1000, cores=30)
     expected = booking(has("train", PlacedDevice("GPU-1", 1000 * MI, 3000), place=1))
     for record in (";GPU-1,NVIDIA,1000,30:;", "GPU-1,NVIDIA,1000,30:;"):
-        assert HamiDialect().take_over(running(record, init, main), NODE) == expected
+        assert taken(HamiDialect(), running(record, init, main), INVENTORY) == expected
 
 
-def test_take_over_of_a_mig_device() -> None:
-    found = HamiDialect().take_over(running("GPU-1[0-2],NVIDIA,9728,0:;", container()), NODE)
-    assert found is not None
-    assert found.containers[0].mode == "mig"
-    assert found.containers[0].devices == (PlacedDevice("GPU-1", 9728 * MI),)
-    two = running("GPU-1[0-2],NVIDIA,9728,0:GPU-1[0-3],NVIDIA,1,0:;", container())
-    found = HamiDialect().take_over(two, NODE)
-    assert found is not None
-    assert found.containers[0].devices == (PlacedDevice("GPU-1", 9729 * MI),)
+def test_how_much_it_is_the_pod_s_request_says_and_not_the_record() -> None:
+    asking = container(gpu=1, mem=1000, cores=30)
+    expected = booking(has("train", PlacedDevice("GPU-1", 1000 * MI, 3000)))
+    for record in ("GPU-1,NVIDIA,1,0:;", "GPU-1,NVIDIA,99999,100:;", "GPU-1[0-2],NVIDIA,9728,0:;"):
+        assert taken(HamiDialect(), running(record, asking), INVENTORY) == expected
 
 
-def test_more_cores_than_a_gpu_has_are_all_of_them() -> None:
-    found = HamiDialect().take_over(running("GPU-1,NVIDIA,1,150:;", container()), NODE)
-    assert found is not None
-    assert found.containers[0].devices == (PlacedDevice("GPU-1", MI, WHOLE),)
+def test_two_mig_devices_of_one_gpu_are_twice_as_much_of_it() -> None:
+    record = "GPU-1[0-2],NVIDIA,9728,0:GPU-1[2-2],NVIDIA,1,0:;"
+    found = taken(HamiDialect(), running(record, container(gpu=2, mem=1000)), INVENTORY)
+    assert found == booking(has("train", PlacedDevice("GPU-1", 2000 * MI)))
+
+
+@pytest.mark.parametrize(
+    ("record", "word"),
+    [
+        ("GPU-1,NVIDIA,1000,30:GPU-2,NVIDIA,1000,30:;", "asks for 1 GPU, and its record names 2"),
+        (";", "asks for 1 GPU, and its record names 0"),
+        ("GPU-9,NVIDIA,1000,30:;", "'GPU-9', which is no GPU of the node"),
+    ],
+)
+def test_a_record_that_is_not_of_what_the_pod_asks_for_is_told(record: str, word: str) -> None:
+    other = container("other", gpu=1, mem=1)
+    asking = container(gpu=1, mem=1000, cores=30)
+    with pytest.raises(UsageError, match=word):
+        taken(HamiDialect(), running(f"GPU-1,NVIDIA,1,0:;{record}", other, asking), INVENTORY)
+
+
+def test_a_pod_that_asks_for_nothing_of_hami_s_has_nothing_of_it() -> None:
+    record = "GPU-1,NVIDIA,15000,100:;"
+    asking = ForeignContainer(name="train", limits={"cpu": "1", "nvidia.com/gpu": "1"})
+    assert taken(HamiDialect(), running(record, asking), INVENTORY) is None
+    served = replace(running(record, asking), scheduler="hami-scheduler")
+    assert taken(HamiDialect(), served, INVENTORY) is not None
 
 
 def test_a_record_beyond_all_bounds_is_not_read() -> None:
     record = "GPU-1,NVIDIA,1,1:;" * 5000
     with pytest.raises(UsageError, match="has 90000 characters, more than 65536"):
-        HamiDialect().take_over(running(record, container()), NODE)
+        taken(HamiDialect(), running(record, container(gpu=1, mem=1)), INVENTORY)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"hami.io/vgpu-node": "node-2"},
-        {"hami.io/bind-phase": "failed"},
         {DIALECT: "hami"},
     ],
     ids=str,
 )
-def test_no_take_over_of_what_was_copied_failed_or_is_ours(changes: dict[str, str]) -> None:
-    subject = running("GPU-1,NVIDIA,1000,30:;", container(), **changes)
-    assert HamiDialect().take_over(subject, NODE) is None
-    assert HamiDialect().take_over(replace(subject, annotations={}), NODE) is None
+def test_no_take_over_of_what_was_copied_or_is_ours(changes: dict[str, str]) -> None:
+    subject = running("GPU-1,NVIDIA,1000,30:;", container(gpu=1, mem=1000), **changes)
+    assert taken(HamiDialect(), subject, INVENTORY) is None
+    assert taken(HamiDialect(), replace(subject, annotations={}), INVENTORY) is None
 
 
 @pytest.mark.parametrize(
@@ -348,46 +381,43 @@ def test_no_take_over_of_what_was_copied_failed_or_is_ours(changes: dict[str, st
         "GPU-1,NVIDIA,1000:;",
         "GPU-1,NVIDIA,1000,30",
         "GPU-1,MLU,1000,30:;",
-        "GPU-1,NVIDIA,-1,30:;",
-        "GPU-1,NVIDIA,1000,x:;",
         ",NVIDIA,1000,30:;",
-        "GPU-1,NVIDIA,99999999999999999,30:;",
         "x" * 100_000,
     ],
     ids=lambda text: text[:30],
 )
 def test_records_that_cannot_be_read_are_refused(record: str) -> None:
     with pytest.raises(UsageError, match=r"hami\.io/vgpu-devices-allocated") as refused:
-        HamiDialect().take_over(running(record, container()), NODE)
+        taken(HamiDialect(), running(record, container(gpu=1, mem=1)), INVENTORY)
     assert refused.value.message.startswith("pod team/train-0: ")
     assert refused.value.hint
     assert len(refused.value.message) < 300
 
 
-DEVICES = st.lists(
-    st.builds(
-        PlacedDevice,
-        st.from_regex(r"GPU-[0-9a-f]{4}", fullmatch=True),
-        st.integers(0, 1 << 20).map(lambda size: size * MI),
-        st.integers(0, 100).map(lambda percent: percent * 100),
-    ),
-    max_size=3,
-    unique_by=lambda device: device.uuid,
-).map(tuple)
-
-
-@given(st.lists(DEVICES, min_size=1, max_size=4))
-def test_what_is_written_is_taken_over(devices: list[tuple[PlacedDevice, ...]]) -> None:
-    names = [f"c{place}" for place in range(len(devices))]
-    placed = [
-        has(name, *its, place=place)
-        for place, (name, its) in enumerate(zip(names, devices, strict=True))
-    ]
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["GPU-1", "GPU-2", "GPU-3"]), max_size=3, unique=True),
+            st.integers(1, 1000),
+            st.integers(0, 99),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_what_is_written_is_taken_over(parts: list[tuple[list[str], int, int]]) -> None:
+    asking, placed = [], []
+    for place, (uuids, mebibytes, percent) in enumerate(parts):
+        name = f"c{place}"
+        amounts = {"gpu": len(uuids), "mem": mebibytes, "cores": percent} if uuids else {}
+        asking.append(container(name, **amounts))
+        had = (PlacedDevice(uuid, mebibytes * MI, percent * 100) for uuid in uuids)
+        placed.append(has(name, *had, place=place))
     expected = booking(*(each for each in placed if each.devices))
-    subject = pod(*map(container, names))
+    subject = pod(*asking)
     record = HamiDialect().receipt(subject, expected, NODE, now=0)
-    found = HamiDialect().take_over(replace(subject, node="node-1", annotations=record), NODE)
-    assert found == (expected if expected.containers else None)
+    running_ = replace(subject, node="node-1", annotations=record)
+    assert taken(HamiDialect(), running_, INVENTORY) == (expected if expected.containers else None)
 
 
 # ---- the settings file ---------------------------------------------------------------------------

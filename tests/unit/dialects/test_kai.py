@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KAI's dialect: fractions, MiB, NvFractions."""
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from foreign_pods import (
     check_translation,
     documented,
     given_to,
+    taken,
     texts,
 )
 from hypothesis import given
@@ -234,7 +236,7 @@ def test_devices_are_counted_for_it_too() -> None:
 )
 def test_fractions_are_refused_with_the_reason(annotations: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError, match=word) as caught:
-        translated(annotations)
+        KAI.translate(replace(pod(annotations), node=""))
     assert caught.value.message.startswith("pod team/gpu-sharing")
     assert caught.value.hint
 
@@ -259,29 +261,37 @@ def test_the_receipt_names_the_gpus_where_fractions_were_asked_for() -> None:
         f"{PREFIX}trainer.gpus.devices": "GPU-c,GPU-a",
     }
     running = pod({**subject.annotations, **receipt})
-    assert given_to(KAI.take_over(running, NODE)) == given_to(given)
-    assert KAI.take_over(pod({**running.annotations, DIALECT: "kai"}), NODE) is None
+    assert given_to(taken(KAI, running)) == given_to(given)
+    assert taken(KAI, pod({**running.annotations, DIALECT: "kai"})) is None
     plain = KAI.receipt(pod({"gpu-fraction": "0.5"}), given, NODE, now=0)
     assert plain == {"received-resource-type": "Fraction"}
 
 
-def test_indexes_and_a_missing_size_are_understood() -> None:
-    running = pod(field("gpus.devices", "7, 0"))
-    whole = (PlacedDevice("GPU-c", 15 * GI), PlacedDevice("GPU-a", 15 * GI))
-    assert given_to(KAI.take_over(running, NODE)) == {"trainer": whole}
+def test_indexes_are_understood_on_pods_of_its_scheduler() -> None:
+    asked = field("gpu-memory.request", "1Gi") | {"gpu-fraction-num-devices": "2"}
+    running = pod(field("gpus.devices", "7, 0") | asked)
+    parts = (PlacedDevice("GPU-c", GI), PlacedDevice("GPU-a", GI))
+    assert given_to(taken(KAI, running)) == {"trainer": parts}
+    # Anybody may put a label on a pod that another scheduler has bound.
+    queued = replace(running, scheduler="default-scheduler", labels={QUEUE: "team"})
+    assert KAI.recognises(queued)
+    assert taken(KAI, queued) is None
 
 
 def test_which_gpu_a_plain_fraction_has_cannot_be_read() -> None:
     running = pod({"gpu-fraction": "0.5"}, labels={"runai-gpu-group": "6f0d"})
     with pytest.raises(UsageError, match="reservation pod"):
-        KAI.take_over(running, NODE)
-    assert KAI.take_over(pod({"gpu-fraction": "0.5"}), NODE) is None
+        taken(KAI, running)
+    assert taken(KAI, pod({"gpu-fraction": "0.5"})) is None
 
 
 @pytest.mark.parametrize("text", ["GPU-x", "all", "5", "GPU-a,,GPU-b"])
 def test_what_cannot_be_read_is_an_error_and_no_guess(text: str) -> None:
+    asked = field("gpu-memory.request", "1Gi") | {
+        "gpu-fraction-num-devices": str(len(text.split(",")))
+    }
     with pytest.raises(UsageError, match="no GPU of the node"):
-        KAI.take_over(pod(field("gpus.devices", text)), NODE)
+        taken(KAI, pod(field("gpus.devices", text) | asked))
 
 
 # ---- any text ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from foreign_pods import (
     documented,
     given_to,
     outcome,
+    taken,
     texts,
 )
 from hypothesis import given
@@ -184,24 +185,14 @@ def test_nothing_is_written_that_would_be_a_wish_in_a_copy() -> None:
     assert V1.receipt(first(), given, NODE, now=0) == {}
 
 
-def test_a_running_pod_is_taken_over_by_its_variable() -> None:
+def test_a_running_pod_is_told_and_its_variable_is_not_believed() -> None:
     environment = {"NVIDIA_VISIBLE_DEVICES": "GPU-b"}
-    running = pod(
-        dict(first().annotations),
-        containers=(ForeignContainer(name="main", environment=environment),),
-        node="node-1",
-    )
-    assert given_to(V1.take_over(running, NODE)) == {"main": (PlacedDevice("GPU-b", GI, 5000),)}
-    ours = pod({**running.annotations, DIALECT: "kubeshare"}, containers=running.containers)
-    assert V1.take_over(ours, NODE) is None
-    assert V1.take_over(first(), NODE) is None
-
-
-def test_a_variable_that_names_no_gpu_of_the_node_is_an_error() -> None:
-    environment = {"NVIDIA_VISIBLE_DEVICES": "all"}
     containers = (ForeignContainer(name="main", environment=environment),)
-    with pytest.raises(UsageError, match="'all'"):
-        V1.take_over(pod(dict(first().annotations), containers=containers), NODE)
+    running = pod(dict(first().annotations), containers=containers, node="node-1")
+    with pytest.raises(UsageError, match="NVIDIA_VISIBLE_DEVICES, as anybody may"):
+        taken(V1, running)
+    ours = {**running.annotations, DIALECT: "kubeshare"}
+    assert taken(V1, pod(ours, containers=containers, node="node-1")) is None
 
 
 # ---- 2.0 -----------------------------------------------------------------------------------------
@@ -277,6 +268,11 @@ def test_labels_are_refused_with_the_reason(labels: dict[str, str], word: str) -
     assert caught.value.hint
 
 
+def served(annotations: dict[str, str], labels: dict[str, str]) -> ForeignPod:
+    """A pod that KubeShare's scheduler has bound."""
+    return replace(pod(annotations, labels, node="node-1"), scheduler="kubeshare-scheduler")
+
+
 def test_the_receipt_of_labels_reads_back() -> None:
     subject = second(gpu_request="0.5", gpu_limit="1.0", gpu_mem="1073741824")
     given = booking(main=[PlacedDevice("GPU-c", GI, 5000)])
@@ -286,18 +282,21 @@ def test_the_receipt_of_labels_reads_back() -> None:
         "sharedgpu/gpu_mem": "1073741824",
         "sharedgpu/gpu_model": "Tesla-T4",
     }
-    running = pod(dict(receipt), dict(subject.labels), node="node-1")
-    assert given_to(V2.take_over(running, NODE)) == given_to(given)
+    running = served(dict(receipt), dict(subject.labels))
+    assert given_to(taken(V2, running)) == given_to(given)
+    assert taken(V2, replace(running, scheduler="default-scheduler")) is None
+    less = {**receipt, "sharedgpu/gpu_mem": "1048576"}
+    assert given_to(taken(V2, replace(running, annotations=less))) == given_to(given)
 
 
 def test_whole_gpus_are_taken_over_whole() -> None:
-    running = pod({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, dict(second(gpu_request="2").labels))
+    running = served({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, dict(second(gpu_request="2").labels))
     with pytest.raises(UsageError, match="gpu_limit"):
-        V2.take_over(running, NODE)
+        taken(V2, running)
     labels = dict(second(gpu_request="2", gpu_limit="2").labels)
-    running = pod({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, labels)
+    running = served({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, labels)
     whole = tuple(PlacedDevice(each, 15 * GI, WHOLE) for each in ("GPU-a", "GPU-c"))
-    assert given_to(V2.take_over(running, NODE)) == {"main": whole}
+    assert given_to(taken(V2, running)) == {"main": whole}
 
 
 # ---- SharePod objects ----------------------------------------------------------------------------

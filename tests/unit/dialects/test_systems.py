@@ -6,27 +6,38 @@ import re
 from dataclasses import replace
 
 import pytest
+from foreign_pods import taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allotment.dialects import deepomatic, hami, volcano
 from allotment.dialects.aliyun import AliyunSettings
-from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, NodeView
+from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod
 from allotment.dialects.hami_settings import HamiSettings, load_hami
 from allotment.dialects.native import applied, is_native, native_pod, wanted_of, written
 from allotment.dialects.nvidia_foreign import NvidiaSettings
 from allotment.dialects.systems import NAMES, DialectSettings, foreign_dialects, load_settings
+from allotment.dialects.taking_over import node_view
 from allotment.dialects.translating import translate
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
 
 DIALECTS = foreign_dialects()
-NODE = NodeView(
-    indexes={"GPU-1": 0, "GPU-2": 1},
-    models={"GPU-1": "Tesla T4", "GPU-2": "Tesla T4"},
-    memory_bytes={"GPU-1": 16 << 30, "GPU-2": 16 << 30},
+INVENTORY = NodeInventory(
+    name="node-1",
+    devices=(
+        NodeDevice(uuid="GPU-1", model="Tesla T4", memory_bytes=16 << 30),
+        NodeDevice(uuid="GPU-2", model="Tesla T4", memory_bytes=16 << 30, index=1),
+    ),
 )
+NODE = node_view(INVENTORY)
 
 
 def test_every_dialect_has_a_name_of_its_own() -> None:
@@ -219,7 +230,7 @@ def test_any_record_is_taken_over_or_refused_with_where(subject: ForeignPod) -> 
         refused: UsageError | None = None
         found: PodBooking | None = None
         try:
-            found = dialect.take_over(subject, NODE)
+            found = taken(dialect, subject, INVENTORY)
         except UsageError as error:
             refused = error
         assert refused is None or (refused.hint and "team/train-0" in refused.message)

@@ -1,79 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other systems left on pods that they bound is booked, once."""
+"""What other systems left on pods that they bound is booked, held to what these ask for."""
 
 from dataclasses import replace
 
 import pytest
+from foreign_pods import GI, INVENTORY, MI, outcome, texts
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod
-from allotment.dialects.systems import foreign_dialects
-from allotment.dialects.taking_over import node_view, taken_over
-from allotment.model.clusters import (
-    NodeDevice,
-    NodeInventory,
-    PlacedContainer,
-    PlacedDevice,
-    PodBooking,
-)
+from allotment.dialects.systems import NAMES, foreign_dialects
+from allotment.dialects.taking_over import SYSTEMS, may_be_given, node_view, taken_over
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
 
 DIALECTS = foreign_dialects()
-MI = 1 << 20
-NODE = NodeInventory(
-    name="node-1",
-    devices=(
-        NodeDevice(uuid="GPU-1", model="Tesla T4", memory_bytes=15 << 30),
-        NodeDevice(uuid="GPU-2", model="Tesla T4", memory_bytes=15 << 30, index=1),
-    ),
-)
 ALLOCATED = "hami.io/vgpu-devices-allocated"
+UID = PodUid("uid-1")
 
 
-def running(record: str = ";GPU-2,NVIDIA,100,30:;") -> ForeignPod:
+def pod(
+    annotations: dict[str, str],
+    limits: dict[str, str] | None = None,
+    *,
+    labels: dict[str, str] | None = None,
+    scheduler: str = "default-scheduler",
+) -> ForeignPod:
     return ForeignPod(
         namespace="team",
         name="train-0",
         node="node-1",
-        annotations={"hami.io/vgpu-node": "node-1", ALLOCATED: record},
+        annotations=annotations,
+        labels=labels or {},
         containers=(
             ForeignContainer(name="init", kind=ContainerKind.INIT),
-            ForeignContainer(name="train"),
+            ForeignContainer(name="train", limits=limits or {"cpu": "1"}),
         ),
+        scheduler=scheduler,
     )
 
 
-def test_what_another_system_gave_is_booked() -> None:
-    train = PlacedContainer(name="train", devices=(PlacedDevice("GPU-2", 100 * MI, 3000),), place=1)
-    assert taken_over(running(), NODE, DIALECTS, uid=PodUid("uid-1")) == PodBooking(
-        uid=PodUid("uid-1"), node="node-1", containers=(train,)
-    )
+HAMI = pod(
+    {"hami.io/vgpu-node": "node-1", ALLOCATED: ";GPU-b,NVIDIA,100,30:;"},
+    {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "100", "nvidia.com/gpucores": "30"},
+)
+RUNNING = {
+    "hami": HAMI,
+    "volcano": pod(
+        {"volcano.sh/vgpu-node": "node-1", "volcano.sh/vgpu-ids-new": "GPU-b,NVIDIA,100,30:"},
+        {"volcano.sh/vgpu-memory": "100", "volcano.sh/vgpu-cores": "30"},
+    ),
+    "volcano-gpushare": pod({"volcano.sh/gpu-index": "1"}, {"volcano.sh/gpu-memory": "100"}),
+    "aliyun": pod(
+        {"scheduler.framework.gpushare.allocation": '{"0":{"1":1}}'}, {"aliyun.com/gpu-mem": "1"}
+    ),
+    "tencent": pod(
+        {"tencent.com/predicate-gpu-idx-0": "1"},
+        {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "4"},
+    ),
+    "elastic-gpu": pod({"elasticgpu.io/container-train": "1"}, {"elasticgpu.io/gpu-memory": "100"}),
+    "kubeshare-2": pod(
+        {"sharedgpu/gpu_uuid": "GPU-b"},
+        labels={"sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_request": "0.5"},
+        scheduler="kubeshare-scheduler",
+    ),
+    "kai": pod(
+        {
+            "nvidia.com/container.train.gpu-memory.limit": "1Gi",
+            "nvidia.com/container.train.gpus.devices": "GPU-b",
+        },
+        scheduler="kai-scheduler",
+    ),
+}
+HAS = {
+    "hami": (100 * MI, 3000),
+    "volcano": (100 * MI, 3000),
+    "volcano-gpushare": (100 * MI, 0),
+    "aliyun": (GI, 0),
+    "tencent": (GI, 3000),
+    "elastic-gpu": (100 * MI, 0),
+    "kubeshare-2": (15 * GI // 2, 5000),
+    "kai": (GI, 0),
+}
 
 
-def test_records_by_index_are_read_by_the_nodes_own() -> None:
-    subject = ForeignPod(
-        namespace="team",
-        name="train-0",
-        node="node-1",
-        annotations={"volcano.sh/gpu-index": "1"},
-        containers=(ForeignContainer(name="train", limits={"volcano.sh/gpu-memory": "100"}),),
-    )
-    found = taken_over(subject, NODE, DIALECTS, uid=PodUid("uid-1"))
-    assert found is not None
-    assert found.containers[0].devices == (PlacedDevice("GPU-2", 100 * MI),)
-    assert node_view(NODE).indexes == {"GPU-1": 0, "GPU-2": 1}
+def books(subject: ForeignPod, **options: tuple[str, ...]) -> PodBooking | None:
+    return taken_over(subject, INVENTORY, DIALECTS, uid=UID, **options)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_another_system_gave_is_booked_where_it_is_named(system: str) -> None:
+    subject = RUNNING[system]
+    train = PlacedContainer(name="train", devices=(PlacedDevice("GPU-b", *HAS[system]),), place=1)
+    expected = PodBooking(uid=UID, node="node-1", containers=(train,))
+    assert books(subject, systems=(system,)) == expected
+    others = tuple(each for each in SYSTEMS if each != system)
+    with pytest.raises(UsageError, match="these pods are not counted") as told:
+        books(subject, systems=others)
+    assert f"--take-over {system}" in str(told.value.hint)
+    names = (*subject.annotations, *subject.labels)
+    assert may_be_given(subject.containers[1].limits, names)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_record_alone_gives_nothing(system: str) -> None:
+    """Anybody may write annotations and labels on a pod; what is fixed is what it was made as."""
+    subject = RUNNING[system]
+    bare = tuple(replace(each, limits={"cpu": "10m"}) for each in subject.containers)
+    marks = {**subject.annotations, "kubeshare/x": "y", "kai.scheduler/queue": "team"}
+    forged = replace(
+        subject, containers=bare, scheduler="default-scheduler", annotations=marks,
+        labels={**subject.labels, "kai.scheduler/queue": "team"},
+    )  # fmt: skip
+    assert books(forged) is None
+    assert books(replace(forged, scheduler="hami-scheduler")) is None
 
 
 def test_nothing_is_taken_over_of_ours_or_of_other_nodes() -> None:
-    subject = running()
-    ours = replace(subject, annotations={**subject.annotations, DIALECT: "hami"})
-    elsewhere = replace(NODE, name="node-2")
-    assert taken_over(ours, NODE, DIALECTS, uid=PodUid("u")) is None
-    assert taken_over(subject, elsewhere, DIALECTS, uid=PodUid("u")) is None
-    assert taken_over(replace(subject, node=""), NODE, DIALECTS, uid=PodUid("u")) is None
-    assert taken_over(replace(subject, annotations={}), NODE, DIALECTS, uid=PodUid("u")) is None
+    ours = replace(HAMI, annotations={**HAMI.annotations, DIALECT: "hami"})
+    elsewhere = replace(INVENTORY, name="node-2")
+    assert books(ours) is None
+    assert taken_over(HAMI, elsewhere, DIALECTS, uid=UID) is None
+    assert books(replace(HAMI, node="")) is None
+    assert books(replace(HAMI, annotations={})) is None
 
 
 def test_a_record_that_cannot_be_read_is_told() -> None:
+    broken = {**HAMI.annotations, ALLOCATED: "x"}
     with pytest.raises(UsageError, match="pod team/train-0: the annotation hami"):
-        taken_over(running("x"), NODE, DIALECTS, uid=PodUid("u"))
+        books(replace(HAMI, annotations=broken))
+
+
+def test_systems_of_which_nothing_can_be_read_cannot_be_named() -> None:
+    assert {*SYSTEMS} == {*NAMES} - {"qgpu", "kubeshare", "deepomatic", "nvidia"}
+
+
+RECORDS = st.one_of(
+    texts,
+    st.builds(
+        lambda uuid, memory, percent: f"{uuid},NVIDIA,{memory},{percent}:;",
+        st.sampled_from(["GPU-a", "GPU-b", "GPU-x"]), texts, texts,
+    ),
+    st.builds(lambda index, units: f'{{"0":{{"{index}":{units}}}}}', st.integers(0, 9), texts),
+)  # fmt: skip
+KEYS = sorted({key for each in RUNNING.values() for key in each.annotations if key != "x"} - {
+    "nvidia.com/container.train.gpu-memory.limit"})  # fmt: skip
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@given(records=st.dictionaries(st.sampled_from(KEYS), RECORDS, max_size=4))
+def test_no_record_is_believed_beyond_what_is_asked_for(
+    system: str, records: dict[str, str]
+) -> None:
+    subject = RUNNING[system]
+    subject = replace(subject, annotations={**subject.annotations, **records})
+    found = outcome(lambda: books(subject))
+    if isinstance(found, PodBooking):
+        ((part,),) = (each.devices for each in found.containers)
+        assert part.uuid in node_view(INVENTORY).memory_bytes
+        assert (part.memory, part.guarantee) == HAS[system]

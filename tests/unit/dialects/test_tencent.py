@@ -14,6 +14,7 @@ from foreign_pods import (
     check_translation,
     documented,
     given_to,
+    taken,
     texts,
 )
 from hypothesis import given
@@ -204,16 +205,16 @@ def test_a_receipt_reads_back_as_what_was_given() -> None:
     )
     receipt = TencentDialect().receipt(subject, given, NODE, now=0)
     running = pod(*subject.containers, **receipt)
-    assert given_to(TencentDialect().take_over(running, NODE)) == given_to(given)
+    assert given_to(taken(TencentDialect(), running)) == given_to(given)
     ours = pod(*subject.containers, **receipt, **{DIALECT: "tencent"})
-    assert TencentDialect().take_over(ours, NODE) is None
+    assert taken(TencentDialect(), ours) is None
 
 
 @pytest.mark.parametrize("text", ["9", "", "0,0", "GPU-a", "-1"])
 def test_what_cannot_be_read_is_an_error_and_no_guess(text: str) -> None:
     running = pod(container(core=30, memory=8), **{"tencent.com/predicate-gpu-idx-0": text})
     with pytest.raises(UsageError, match="predicate-gpu-idx-0"):
-        TencentDialect().take_over(running, NODE)
+        taken(TencentDialect(), running)
 
 
 # ---- qGPU ----------------------------------------------------------------------------------------
@@ -280,8 +281,8 @@ def test_qgpu_writes_no_receipt_and_a_running_pod_of_its_is_no_guess() -> None:
     given = booking(main=[PlacedDevice("GPU-a", 5 * GI, 3000)])
     assert QgpuDialect().receipt(subject, given, NODE, now=0) == {}
     with pytest.raises(UsageError, match="qGPU"):
-        QgpuDialect().take_over(subject, NODE)
-    assert QgpuDialect().take_over(pod(container()), NODE) is None
+        taken(QgpuDialect(), subject)
+    assert taken(QgpuDialect(), pod(container())) is None
 
 
 # ---- elastic-gpu ---------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_elastic_gpus_receipt_reads_back() -> None:
     receipt = ElasticGpuDialect().receipt(subject, given, NODE, now=0)
     assert receipt == {"elasticgpu.io/container-train": "7", "elasticgpu.io/assumed": "true"}
     running = pod(*subject.containers, **receipt)
-    assert given_to(ElasticGpuDialect().take_over(running, NODE)) == given_to(given)
+    assert given_to(taken(ElasticGpuDialect(), running)) == given_to(given)
 
 
 def test_a_key_that_kubernetes_would_refuse_is_not_written() -> None:

@@ -5,26 +5,39 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from foreign_pods import taken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, NodeView, Translation
+from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
 from allotment.dialects.native import written
+from allotment.dialects.taking_over import node_view
 from allotment.dialects.volcano import (
     VolcanoDialect,
     VolcanoGpuShareDialect,
     VolcanoSettings,
 )
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import (
+    NodeDevice,
+    NodeInventory,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
 from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.requests import ModelRule, Request
 
 MI = 1 << 20
-NODE = NodeView(
-    indexes={"GPU-a": 0, "GPU-b": 1}, models={}, memory_bytes={"GPU-a": 16 << 30, "GPU-b": 8 << 30}
+INVENTORY = NodeInventory(
+    name="node-1",
+    devices=(
+        NodeDevice(uuid="GPU-a", model="Tesla T4", memory_bytes=16 << 30),
+        NodeDevice(uuid="GPU-b", model="Tesla T4", memory_bytes=8 << 30, index=1),
+    ),
 )
+NODE = node_view(INVENTORY)
 
 
 def container(name: str = "train", /, **amounts: object) -> ForeignContainer:
@@ -136,38 +149,34 @@ def test_receipt_has_those_that_ask_and_no_end() -> None:
     }
 
 
-DEVICES = st.lists(
-    st.builds(
-        PlacedDevice,
-        st.from_regex(r"GPU-[0-9a-f]{4}", fullmatch=True),
-        st.integers(0, 1 << 20).map(lambda size: size * MI),
-        st.integers(0, 100).map(lambda percent: percent * 100),
-    ),
-    min_size=1,
-    max_size=3,
-    unique_by=lambda device: device.uuid,
-).map(tuple)
-
-
-@given(st.lists(DEVICES, min_size=1, max_size=4))
-def test_what_is_written_is_taken_over(devices: list[tuple[PlacedDevice, ...]]) -> None:
-    names = [f"c{place}" for place in range(len(devices))]
-    asking = [container(name, vgpu_number=1) for name in names]
-    asking[0] = container(names[0], vgpu_memory=1)  # which asks for one GPU, too
-    subject = pod(container("web"), *asking)
-    expected = booking(
-        *(
-            has(name, *its, place=place + 1)
-            for place, (name, its) in enumerate(zip(names, devices, strict=True))
-        )
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["GPU-a", "GPU-b"]), min_size=1, max_size=2, unique=True),
+            st.integers(1, 1000),
+            st.integers(0, 99),
+        ),
+        min_size=1,
+        max_size=4,
     )
+)
+def test_what_is_written_is_taken_over(parts: list[tuple[list[str], int, int]]) -> None:
+    asking, placed = [container("web")], []
+    for place, (uuids, mebibytes, percent) in enumerate(parts, 1):
+        amounts = {"vgpu_memory": mebibytes, "vgpu_cores": percent}
+        if len(uuids) > 1:  # memory alone asks for one GPU, too
+            amounts["vgpu_number"] = len(uuids)
+        asking.append(container(f"c{place}", **amounts))
+        had = (PlacedDevice(uuid, mebibytes * MI, percent * 100) for uuid in uuids)
+        placed.append(has(f"c{place}", *had, place=place))
+    expected, subject = booking(*placed), pod(*asking)
     record = VolcanoDialect().receipt(subject, expected, NODE, now=0)
     written_ = replace(subject, annotations=record)
-    assert VolcanoDialect().take_over(written_, NODE) == expected
+    assert taken(VolcanoDialect(), written_, INVENTORY) == expected
     ours = replace(subject, annotations={**record, DIALECT: "volcano"})
-    assert VolcanoDialect().take_over(ours, NODE) is None
+    assert taken(VolcanoDialect(), ours, INVENTORY) is None
     moved = replace(written_, node="node-2")
-    assert VolcanoDialect().take_over(moved, NODE) is None
+    assert taken(VolcanoDialect(), moved, INVENTORY) is None
 
 
 def test_a_record_of_more_containers_than_ask_is_refused() -> None:
@@ -177,7 +186,7 @@ def test_a_record_of_more_containers_than_ask_is_refused() -> None:
     }
     subject = replace(pod(container(vgpu_number=1), container("web")), annotations=record)
     with pytest.raises(UsageError, match="has 2 containers, the pod 1 of which"):
-        VolcanoDialect().take_over(subject, NODE)
+        taken(VolcanoDialect(), subject, INVENTORY)
 
 
 # ---- GPU sharing ---------------------------------------------------------------------------------
@@ -212,10 +221,10 @@ def test_gpu_sharing_writes_indexes_and_reads_them() -> None:
     dialect = VolcanoGpuShareDialect()
     record = dialect.receipt(subject, expected, NODE, now=2.5)
     assert record == {"volcano.sh/gpu-index": "1", "volcano.sh/predicate-time": "2500000000"}
-    assert dialect.take_over(replace(subject, annotations=record), NODE) == expected
+    assert taken(dialect, replace(subject, annotations=record), INVENTORY) == expected
     whole = pod(container(gpu_number=2), gpu_index="0,1")
-    found = dialect.take_over(whole, NODE)
+    found = taken(dialect, whole, INVENTORY)
     assert found is not None
     assert [each.memory for each in found.containers[0].devices] == [16 << 30, 8 << 30]
-    with pytest.raises(UsageError, match="names too few GPUs"):
-        dialect.take_over(pod(container(gpu_number=2), gpu_index="0"), NODE)
+    with pytest.raises(UsageError, match="asks for 2 GPUs, and its record names 1"):
+        taken(dialect, pod(container(gpu_number=2), gpu_index="0"), INVENTORY)
