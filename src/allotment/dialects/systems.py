@@ -9,9 +9,9 @@ A section has the name of a dialect and what that one may have set otherwise. Th
 are `disabled` are not translated: their pods are left as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -34,11 +34,23 @@ from allotment.dialects.tencent_qgpu import (
 from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
 from allotment.model.errors import UsageError
 
-__all__ = ["NAMES", "SETTINGS", "DialectSettings", "foreign_dialects", "load_settings"]
+__all__ = [
+    "NAMES",
+    "SETTINGS",
+    "DialectSettings",
+    "foreign_dialects",
+    "load_settings",
+    "read_section",
+    "read_sections",
+    "settings_of",
+]
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_CHARACTERS: Final = 1 << 20
 _MAX_SHOWN: Final = 200
 _DISABLED: Final = "disabled"
+_HINT: Final = "write a section by the name of a dialect: hami: {memoryFactor: 10}"
 
 SETTINGS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "hami": HamiSettings,
@@ -92,38 +104,66 @@ def foreign_dialects(settings: DialectSettings | None = None) -> tuple[ForeignDi
 
 def load_settings(text: str) -> DialectSettings:
     """Read a cluster's settings, YAML or JSON; empty: all as usual. Raises `UsageError`."""
+    return settings_of(read_sections(text))
+
+
+def read_sections(text: str) -> dict[Any, object]:
+    """Read YAML or JSON into its sections, whosever they are. Raises `UsageError`."""
     import yaml
 
-    hint = "write a section by the name of a dialect: hami: {memoryFactor: 10}"
     if len(text) > _MAX_CHARACTERS:
-        problem = f"the dialects' settings have {len(text)} characters"
-        raise UsageError(f"{problem}, more than {_MAX_CHARACTERS}", hint=hint)
+        problem = f"the settings have {len(text)} characters"
+        raise UsageError(f"{problem}, more than {_MAX_CHARACTERS}", hint=_HINT)
     try:
         document: Any = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = f"the dialects' settings are no YAML: {str(error)[:_MAX_SHOWN]}"
-        raise UsageError(problem, hint=hint) from error
+        problem = f"the settings are no YAML: {str(error)[:_MAX_SHOWN]}"
+        raise UsageError(problem, hint=_HINT) from error
     if document is None:
-        return DialectSettings()
+        return {}
     if not isinstance(document, dict):
-        raise UsageError("the dialects' settings have no sections", hint=hint)
+        raise UsageError("the settings have no sections", hint=_HINT)
+    return document
+
+
+def settings_of(document: Mapping[Any, object], *, more: Iterable[str] = ()) -> DialectSettings:
+    """Read the dialects' sections. `more` names others of the same file. Raises `UsageError`."""
     sections: dict[str, object] = {}
     told: list[str] = []
-    disabled = _names(document.pop(_DISABLED, []))
+    disabled = _names(document.get(_DISABLED, []))
     for name, section in document.items():
+        if name == _DISABLED:
+            continue
         if not isinstance(name, str) or name not in SETTINGS:
-            problem = f"the dialects' settings: {shown(str(name))} has none"
-            known = (*SETTINGS, _DISABLED)
-            more = f"there are sections for: {', '.join(SETTINGS)}; and {_DISABLED}"
-            raise UsageError(problem + meant(str(name), known), hint=more)
-        if not isinstance(section, dict):
-            raise UsageError(f"the dialects' settings: {name} is no section", hint=hint)
+            problem = f"the settings: {shown(str(name))} has none"
+            known = (*SETTINGS, _DISABLED, *more)
+            hint = f"there are sections for: {', '.join((*SETTINGS, *more))}; and {_DISABLED}"
+            raise UsageError(problem + meant(str(name), known), hint=hint)
         if name == "hami":
+            if not isinstance(section, dict):
+                raise UsageError(f"the settings: {name} is no section", hint=_HINT)
             sections[name], more_told = hami_of(section)
             told += (f"hami.{each}" for each in more_told)
         else:
-            sections[name] = _section(name, section, SETTINGS[name])
+            sections[name] = read_section(name, section, SETTINGS[name])
     return DialectSettings(sections=sections, disabled=disabled, told=tuple(told))
+
+
+def read_section(name: str, section: object, kind: type[T]) -> T:
+    """Read a section. Raises `UsageError`: it is none, or has what is not known."""
+    known = [each.encode_name for each in msgspec.structs.fields(kind)]
+    hint = f"there are: {', '.join(known)}"
+    if not isinstance(section, Mapping):
+        raise UsageError(f"the settings: {name} is no section", hint=hint)
+    for key in section:
+        if key not in known:
+            problem = f"the settings: {name} has {shown(str(key))}, which is not known"
+            raise UsageError(problem + meant(str(key), known), hint=hint)
+    try:
+        return msgspec.convert(section, kind)
+    except msgspec.ValidationError as error:
+        problem = f"the settings, section {name}: {str(error)[:_MAX_SHOWN]}"
+        raise UsageError(problem, hint="correct or remove it") from error
 
 
 def _made(dialect: type, settings: DialectSettings) -> ForeignDialect:
@@ -137,23 +177,9 @@ def _made(dialect: type, settings: DialectSettings) -> ForeignDialect:
 def _names(found: object) -> frozenset[str]:
     hint = f"write some of: {', '.join(NAMES)}"
     if not isinstance(found, list):
-        raise UsageError(f"the dialects' settings: {_DISABLED} is no list", hint=hint)
+        raise UsageError(f"the settings: {_DISABLED} is no list", hint=hint)
     for each in found:
         if each not in NAMES:
-            problem = f"the dialects' settings: {_DISABLED} has {shown(str(each))}"
+            problem = f"the settings: {_DISABLED} has {shown(str(each))}"
             raise UsageError(problem + meant(str(each), NAMES), hint=hint)
     return frozenset(found)
-
-
-def _section(name: str, section: Mapping[Any, object], kind: type[msgspec.Struct]) -> object:
-    known = [each.encode_name for each in msgspec.structs.fields(kind)]
-    for key in section:
-        if key not in known:
-            problem = f"the dialects' settings: {name} has {shown(str(key))}, which is not known"
-            hint = f"there are: {', '.join(known)}"
-            raise UsageError(problem + meant(str(key), known), hint=hint)
-    try:
-        return msgspec.convert(section, kind)
-    except msgspec.ValidationError as error:
-        problem = f"the dialects' settings, section {name}: {str(error)[:_MAX_SHOWN]}"
-        raise UsageError(problem, hint="correct or remove it") from error

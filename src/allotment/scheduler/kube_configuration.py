@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-scheduler has to be told, so that it asks this one: a KubeSchedulerConfiguration."""
+
+from collections.abc import Sequence
+
+from allotment.dialects.allotment import GPU
+from allotment.dialects.foreign import ForeignDialect
+from allotment.scheduler.admission_keys import keys_of
+
+__all__ = ["kube_configuration", "left_over"]
+
+_CONFIG = """\
+# A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
+# with {resource}, and nothing about any other.
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+# All nodes are to be looked at: where some are left out, the best one may be among them.
+percentageOfNodesToScore: 100
+profiles:
+  - schedulerName: {scheduler}
+extenders:
+  - urlPrefix: {url}
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    bindVerb: bind
+    preemptVerb: preempt
+    weight: 1
+    enableHTTPS: {https}
+{tls}    nodeCacheCapable: true
+    ignorable: false
+    httpTimeout: 30s
+    managedResources:
+      - name: {resource}
+        ignoredByScheduler: false
+      # These stay on pods that were translated, and no node offers them.
+{ignored}"""
+
+
+def kube_configuration(
+    dialects: Sequence[ForeignDialect], *, host: str, port: int, is_tls: bool, scheduler: str
+) -> str:
+    """Write the configuration of a kube-scheduler that goes by the name `scheduler`."""
+    shown = f"[{host}]" if ":" in host else host
+    return _CONFIG.format(
+        resource=GPU,
+        scheduler=scheduler,
+        url=f"{'https' if is_tls else 'http'}://{shown}:{port}",
+        https="true" if is_tls else "false",
+        ignored="".join(
+            f"      - name: {name}\n        ignoredByScheduler: true\n"
+            for name in left_over(dialects)
+        ),
+        tls="    tlsConfig:\n      caFile: /path/of/ca.crt\n" if is_tls else "",
+    )
+
+
+def left_over(dialects: Sequence[ForeignDialect]) -> list[str]:
+    """Return other systems' resources that nobody counts once a pod has been translated."""
+    # NVIDIA's own are counted by the kubelet's plugins as ever.
+    names = {
+        name
+        for dialect in dialects
+        if dialect.name != "nvidia"
+        for name in (*keys_of(dialect).resources, *getattr(dialect, "resources", ()))
+    }
+    return sorted(each for each in names if "*" not in each and each != "nvidia.com/gpu")
