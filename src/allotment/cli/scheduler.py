@@ -10,32 +10,7 @@ import click
 
 _LISTEN = "127.0.0.1:9447"
 _LEASE = "allotment-system/allotment-scheduler"
-
-_CONFIG = """\
-# A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
-# with {resource}, and nothing about any other.
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-# All nodes are to be looked at: where some are left out, the best one may be among them.
-percentageOfNodesToScore: 100
-profiles:
-  - schedulerName: {scheduler}
-extenders:
-  - urlPrefix: {url}
-    filterVerb: filter
-    prioritizeVerb: prioritize
-    bindVerb: bind
-    preemptVerb: preempt
-    weight: 1
-    enableHTTPS: {https}
-{tls}    nodeCacheCapable: true
-    ignorable: false
-    httpTimeout: 30s
-    managedResources:
-      - name: {resource}
-        ignoredByScheduler: false
-      # These stay on pods that were translated, and no node offers them.
-{ignored}"""
+_WEBHOOK = "allotment-system/allotment-webhook"
 
 
 @click.command(short_help="Choose node and GPU of pods: kube-scheduler's extender.")
@@ -107,7 +82,7 @@ extenders:
 @click.option(
     "--webhook-service",
     metavar="NAMESPACE/NAME",
-    default="allotment-system/allotment-webhook",
+    default=_WEBHOOK,
     show_default=True,
     help="The Service by which the API server reaches it; the Secret of its certificates is named"
     " like it.",
@@ -131,8 +106,16 @@ extenders:
     "dialects",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="What is set otherwise in a dialect, or which is not spoken (YAML; docs/reference/"
-    "dialects.md).",
+    help="What is set otherwise in a dialect or in the webhook, and which dialects are not spoken"
+    " (YAML; docs/reference/config.md).",
+)
+@click.option(
+    "--take-over",
+    "take_over",
+    metavar="D[,D...]",
+    default="",
+    help="Count what pods of these dialects' own systems have that run already: while their nodes"
+    " are taken over with them, and no longer (docs/reference/dialects.md).",
 )
 @click.option(
     "--lease",
@@ -160,6 +143,21 @@ extenders:
     help="How often it is renewed: at most a half of its duration.",
 )
 @click.option(
+    "--service",
+    metavar="NAMESPACE/NAME|off",
+    default="off",
+    show_default=True,
+    help="Lead this Service, which has no selector, to the replica that answers: it writes --pod-ip"
+    " into the EndpointSlice NAME-ipv4 or NAME-ipv6.",
+)
+@click.option(
+    "--pod-ip",
+    metavar="ADDRESS",
+    default="",
+    envvar="POD_IP",
+    help="At which address this replica is reached.  [env: POD_IP]",
+)
+@click.option(
     "--identity",
     metavar="NAME",
     envvar="POD_NAME",
@@ -169,6 +167,12 @@ extenders:
     "--print-config",
     is_flag=True,
     help="Print a kube-scheduler configuration that asks this scheduler, and end.",
+)
+@click.option(
+    "--print-manifests",
+    is_flag=True,
+    help="Print the webhook's configuration and the admission policies for these --dialects, for"
+    " `kubectl apply -f -`, and end.",
 )
 @click.option(
     "--log-format",
@@ -193,11 +197,15 @@ def command(
     webhook_configuration: str,
     scheduler_name: str,
     dialects: Path | None,
+    take_over: str,
     lease: str,
     lease_duration: int,
     lease_renew: float,
+    service: str,
+    pod_ip: str,
     identity: str | None,
     print_config: bool,
+    print_manifests: bool,
     log_format: str,
     verbose: bool,
 ) -> None:
@@ -211,11 +219,22 @@ def command(
     \b
     Examples:
       allot scheduler --print-config > kube-scheduler.yaml
+      allot scheduler --dialects settings.yaml --print-manifests | kubectl apply -f -
       allot scheduler --kubeconfig ~/.kube/config --listen 127.0.0.1:9447
       allot scheduler --listen :9447 --lease allotment-system/allotment-scheduler
     """  # noqa: D301 - click's mark
-    if print_config:
-        click.echo(_configuration(listen, is_tls=tls_cert_file is not None), nl=False)
+    if print_config or print_manifests:
+        if print_config and print_manifests:
+            raise click.UsageError("--print-config and --print-manifests are for two files")
+        if print_config:
+            _print_configuration(
+                listen,
+                is_tls=tls_cert_file is not None,
+                scheduler=scheduler_name,
+                dialects=dialects,
+            )
+        else:
+            _print_manifests(dialects, service=webhook_service, configuration=webhook_configuration)
         return
     _start(
         {
@@ -226,6 +245,7 @@ def command(
             "metrics_listen": metrics_listen,
             "node_policies": _chain("--policy", policies),
             "device_policies": _chain("--gpu-policy", gpu_policies),
+            "take_over": _systems(take_over),
             "identity": identity or f"{os.uname().nodename}-{secrets.token_hex(4)}",
             "log_format": log_format,
             "verbose": verbose,
@@ -234,6 +254,7 @@ def command(
         lease=lease,
         lease_duration=lease_duration,
         lease_renew=lease_renew,
+        reached=(service, pod_ip),
         webhook=(webhook_listen, webhook_service, webhook_configuration, scheduler_name),
         dialects=dialects,
     )
@@ -252,19 +273,20 @@ def _chain(option: str, text: str) -> tuple[str, ...]:
     return names
 
 
-def _left_over() -> list[str]:
-    """Return other systems' resources that nobody counts once a pod has been translated."""
-    from allotment.dialects.systems import foreign_dialects
-    from allotment.scheduler.admission_keys import keys_of
+def _systems(text: str) -> frozenset[str]:
+    """Take a list of dialects apart whose systems say what they gave."""
+    from allotment.dialects.protocol import meant, shown
+    from allotment.dialects.taking_over import SYSTEMS
+    from allotment.model.errors import UsageError
 
-    # NVIDIA's own are counted by the kubelet's plugins as ever.
-    names = {
-        name
-        for dialect in foreign_dialects()
-        if dialect.name != "nvidia"
-        for name in (*keys_of(dialect).resources, *getattr(dialect, "resources", ()))
-    }
-    return sorted(each for each in names if "*" not in each and each != "nvidia.com/gpu")
+    names = [each.strip() for each in text.split(",")] if text else []
+    for each in names:
+        if each not in SYSTEMS:
+            raise UsageError(
+                f"--take-over has {shown(each)}, of which nothing is read{meant(each, SYSTEMS)}",
+                hint=f"write some of: {', '.join(SYSTEMS)}; drain nodes of other systems",
+            )
+    return frozenset(names)
 
 
 def _named(text: str, what: str, example: str) -> tuple[str, str]:
@@ -279,22 +301,59 @@ def _named(text: str, what: str, example: str) -> tuple[str, str]:
     return namespace, name
 
 
-def _configuration(listen: str, *, is_tls: bool) -> str:
+def _reached(service: str, address: str) -> tuple[str, str, str] | None:
+    """Take the Service's name apart, and look at the address; None: no Service."""
+    from ipaddress import ip_address
+
+    from allotment.model.errors import UsageError
+
+    if service == "off":
+        return None
+    named = _named(service, "a Service", "allotment-system/allotment-scheduler, or off")
+    try:
+        return (*named, str(ip_address(address)))
+    except ValueError as error:
+        raise UsageError(
+            f"--service {service} needs an address to lead to, and {address!r} is none",
+            hint="--pod-ip names it; in a pod, POD_IP from status.podIP",
+        ) from error
+
+
+def _print_configuration(
+    listen: str, *, is_tls: bool, scheduler: str, dialects: Path | None
+) -> None:
+    from allotment.dialects.systems import foreign_dialects
     from allotment.metrics.serving import parse_address
+    from allotment.scheduler.kube_configuration import kube_configuration
+    from allotment.scheduler.settings_file import read_file_settings
 
     host, port = parse_address(listen)
-    host = host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1"  # noqa: S104 - not bound here
-    shown = f"[{host}]" if ":" in host else host
-    return _CONFIG.format(
-        resource="allotment.dev/gpu",
-        scheduler="default-scheduler",
-        url=f"{'https' if is_tls else 'http'}://{shown}:{port}",
-        https="true" if is_tls else "false",
-        ignored="".join(
-            f"      - name: {name}\n        ignoredByScheduler: true\n" for name in _left_over()
-        ),
-        tls="    tlsConfig:\n      caFile: /path/of/ca.crt\n" if is_tls else "",
+    text = kube_configuration(
+        foreign_dialects(read_file_settings(dialects).dialects),
+        host=host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1",  # noqa: S104 - not bound here
+        port=port,
+        is_tls=is_tls,
+        scheduler=scheduler or "default-scheduler",
     )
+    click.echo(text, nl=False)
+
+
+def _print_manifests(dialects: Path | None, *, service: str, configuration: str) -> None:
+    from allotment.dialects.systems import foreign_dialects
+    from allotment.scheduler.admission_keys import all_keys
+    from allotment.scheduler.admission_manifests import Installation, admission_objects, as_yaml
+    from allotment.scheduler.settings_file import read_file_settings
+
+    settings = read_file_settings(dialects)
+    namespace, name = _named(service, "a Service", _WEBHOOK)
+    installed = Installation(
+        namespace=namespace,
+        service=name,
+        configuration=configuration,
+        ignored_namespaces=settings.webhook.ignored_namespaces,
+    )
+    keys = all_keys(foreign_dialects(settings.dialects))
+    click.echo(as_yaml(admission_objects(keys, installed)), nl=False)
 
 
 def _start(
@@ -304,6 +363,7 @@ def _start(
     lease: str,
     lease_duration: int,
     lease_renew: float,
+    reached: tuple[str, str],
     webhook: tuple[str, str, str, str],
     dialects: Path | None,
 ) -> None:
@@ -315,13 +375,14 @@ def _start(
             hint=f"renew it every {lease_duration / 3:g} s: one renewal may fail then",
         )
     place = None if lease == "off" else _named(lease, "a Lease", f"{_LEASE}, or off")
-    service = _named(webhook[1], "a Service", "allotment-system/allotment-webhook")
+    led = _reached(*reached)
+    service = _named(webhook[1], "a Service", _WEBHOOK)
     try:
-        from allotment.dialects.systems import DialectSettings, load_settings
         from allotment.kube.leases import LeaseTimes
         from allotment.scheduler.book import BookSettings
         from allotment.scheduler.running import run
-        from allotment.scheduler.settings import LeaseName, SchedulerSettings
+        from allotment.scheduler.settings import LeaseName, Reached, SchedulerSettings
+        from allotment.scheduler.settings_file import read_file_settings
         from allotment.scheduler.webhook import WebhookSettings
         from allotment.scheduler.webhook_serving import ListenSettings
     except ModuleNotFoundError as error:
@@ -331,21 +392,25 @@ def _start(
             f"`allot scheduler` needs {error.name}, which is not installed",
             hint="install what Kubernetes needs besides: pip install 'allotment[kubernetes]'",
         ) from error
+    written = read_file_settings(dialects)
     run(
         SchedulerSettings(
             **options,
             book=BookSettings(candidates=candidates),
             lease=None if place is None else LeaseName(*place),
-            dialects=load_settings(dialects.read_text("utf-8")) if dialects else DialectSettings(),
+            reached=None if led is None else Reached(*led),
+            dialects=written.dialects,
             webhook=None
             if webhook[0] == "off"
-            else ListenSettings(
-                listen=webhook[0],
-                namespace=service[0],
-                service=service[1],
-                secret=service[1],
-                configuration=webhook[2],
-                webhook=WebhookSettings(scheduler_name=webhook[3]),
+            else written.listening(
+                ListenSettings(
+                    listen=webhook[0],
+                    namespace=service[0],
+                    service=service[1],
+                    secret=service[1],
+                    configuration=webhook[2],
+                    webhook=WebhookSettings(scheduler_name=webhook[3]),
+                )
             ),
             lease_times=LeaseTimes(
                 lease_s=lease_duration,

@@ -21,7 +21,8 @@ from allotment import __version__
 from allotment.dialects.systems import foreign_dialects
 from allotment.kube.bindings import Bindings, Exchange, LightApi
 from allotment.kube.clients import Api, configuration, connect
-from allotment.kube.cluster_feed import ClusterFeed
+from allotment.kube.cluster_feed import ClusterFeed, ClusterPod
+from allotment.kube.endpoints import Endpoint, ServiceEndpoint
 from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
 from allotment.kube.leases import Candidate, LeaseElection
@@ -32,24 +33,30 @@ from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, UsageError
-from allotment.placement.cluster import Cluster
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.keeping import BookKeeper, DialectQuotas
 from allotment.scheduler.leading import Leading
 from allotment.scheduler.memory import keep_settled
+from allotment.scheduler.nominations import NominatedCluster
+from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.quota import QuotaBook
-from allotment.scheduler.quota_following import follow_quotas
+from allotment.scheduler.quota_following import QuotaFeed
 from allotment.scheduler.quota_units import units_of
+from allotment.scheduler.reaching import LeaderAddress
 from allotment.scheduler.receipts import Receipts
 from allotment.scheduler.reports import Reports
+from allotment.scheduler.rereading import Rereading
 from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.taking_over import TakeOver
 from allotment.scheduler.webhook_serving import WebhookService
 
-__all__ = ["Scheduler", "run"]
+__all__ = ["EXTENDER_PORT", "Scheduler", "run"]
+
+EXTENDER_PORT: Final = "extender"
+"""What the port is called in the Service that leads to the leader."""
 
 _log = structlog.get_logger("allotment.scheduler")
 
@@ -59,6 +66,8 @@ _HANGS_S: Final = 30.0
 _GOODBYE_S: Final = 5.0
 _CERTIFICATE_S: Final = 2.0
 _QUIET_S: Final = 1.0
+_LINGER_S: Final = 5.0
+"""For so long others may still come who have not heard that this replica ends (kube-proxy)."""
 
 
 def run(settings: SchedulerSettings) -> None:
@@ -145,25 +154,39 @@ class Scheduler:
             node=settings.identity,
             on_drop=partial(self.metrics.count, "events_dropped"),
         )
-        cluster = Cluster(
+        cluster = NominatedCluster(
             node_policies=settings.node_policies, device_policies=settings.device_policies
         )
         dialects = foreign_dialects(settings.dialects)
         quotas = DialectQuotas(QuotaBook(units=units_of(settings.dialects)))
         self._followed_quotas = FollowedQuotas(api)
         self.quotas = quotas.quotas
+        self._quota_feed = QuotaFeed(self._followed_quotas, self.quotas)
         self._book = Book(cluster, settings=settings.book, quotas=quotas)
         reports = Reports(self.metrics, self._events)
-        self._take_over = TakeOver(dialects, node=cluster.node, on_unread=reports.not_taken_over)
-        self._keeper = BookKeeper(self._book, quotas, take_over=self._take_over)
+        self._take_over = TakeOver(
+            dialects,
+            node=cluster.node,
+            systems=settings.take_over,
+            on_unread=reports.not_taken_over,
+        )
+        self._preemption = Preemption(cluster, pods=self._heard, leads=self._may_write)
+        self._keeper = BookKeeper(
+            self._book,
+            quotas,
+            take_over=self._take_over,
+            nominations=self._preemption.nominations,
+        )
         self._feed = ClusterFeed(api, self._keeper)
         self._election = _election(settings, api)
-        self._leading = Leading(self._feed, self._election, on_end=self._rest)
+        self._leading = Leading(
+            self._feed, self._election, others=[self._quota_feed], on_end=self._rest
+        )
         self._binder = Binder(
             self._book,
             Bindings(light, complete=self._take_over.completed),
             clock=time.monotonic,
-            may_write=self._may_write,
+            left_s=self._leading.left_s,
             receipt=self._receipt,
         )
         self._receipts = Receipts(dialects, node=cluster.node, read=partial(_read_pod, light))
@@ -182,8 +205,14 @@ class Scheduler:
                 settings.webhook,
                 dialects=dialects,
                 quotas=self.quotas,
+                known=self._leading.wait_synced,
                 on_answer=self._reviewed,
             )
+        self._rereading = Rereading(self._binder.reread)
+        self._address = self._leader_address(api)
+        self._port: int | None = None
+        self._electing: asyncio.Task[NoReturn] | None = None
+        self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
         self.metrics.watch_models(self._totals)
         self._web = Web(
@@ -192,9 +221,10 @@ class Scheduler:
                     "filter": self._extender.filter,
                     "prioritize": self._extender.prioritize,
                     "bind": self._extender.bind,
-                    "preempt": self._extender.preempt,
+                    "preempt": self._preemption.preempt,
                 },
                 probes=self.probes(),
+                leads=self._leading.amiss,
                 registry=self.metrics.registry,
                 on_answer=self._answered,
             )
@@ -203,8 +233,8 @@ class Scheduler:
     async def run(self) -> NoReturn:
         """Run for ever."""
         settings = self._settings
-        port = await self._web.start(parse_address(settings.listen), self._tls)
-        _log.info("listening", version=__version__, port=port, tls=self._tls is not None)
+        self._port = await self._web.start(parse_address(settings.listen), self._tls)
+        _log.info("listening", version=__version__, port=self._port, tls=self._tls is not None)
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
                 address, registry = settings.metrics_listen, self.metrics.registry
@@ -215,29 +245,47 @@ class Scheduler:
                 group.create_task(self._events.run())
                 group.create_task(self._tick())
                 group.create_task(self._beat())
+                group.create_task(self._nominate())
                 group.create_task(keep_settled(self._feed.wait_synced, self._is_quiet))
                 group.create_task(self._followed_quotas.run())
-                group.create_task(follow_quotas(self._followed_quotas, self.quotas))
+                group.create_task(self._quota_feed.run())
                 if self.webhook is not None:
                     group.create_task(self.webhook.run())
                 if self._election is not None:
-                    group.create_task(self._election.run())
+                    self._electing = group.create_task(self._election.run())
+                if self._address is not None:
+                    group.create_task(self._address.run())
                 if self._tls is not None:
                     group.create_task(self._renew_certificate(self._tls))
         raise AssertionError("none of them ends")
 
     async def end(self) -> None:
-        """Stop answering, finish what is begun, and let another replica lead."""
+        """Finish what is begun, let another replica lead, and stop answering.
+
+        The API server is answered on for some seconds: it hears late that this replica ends, and a
+        review that nobody answers is a pod that is not created. kube-scheduler is sent away.
+        """
+        self._is_ending = True
         self._leading.resign()
-        await self._web.close()
+        self._rereading.close()
         if self.webhook is not None:
-            await self.webhook.close()
+            self.webhook.leave()
         await self._binder.drain(timeout_s=_GOODBYE_S)
         if self._election is not None:
+            if self._electing is not None:
+                self._electing.cancel()  # it would lead again
             with contextlib.suppress(KubeError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._election.resign()
+            if self.webhook is not None:
+                await asyncio.sleep(_LINGER_S)
+        await self._web.close()
+        if self.webhook is not None:
+            await self.webhook.close()
         await self._events.flush(timeout_s=1.0)
+
+    def _heard(self, uid: str) -> ClusterPod | None:
+        return self._feed.pods.get(uid)
 
     async def _receipt(self, need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
         pod = self._feed.pods.get(need.uid)
@@ -251,16 +299,23 @@ class Scheduler:
 
     async def _tick(self) -> NoReturn:
         while True:
-            for each in self._book.tick(time.monotonic()):
-                with contextlib.suppress(KubeError):  # it is asked for again
-                    await self._binder.reread(each.uid, each.namespace, each.name)
+            now = time.monotonic()
+            self._rereading.want(self._book.tick(now), now=now)
             for state, number in self._book.counts().items():
                 self.metrics.set("pods", number, state.value)
             self.metrics.set("leading", self._leading.leads)
-            self.metrics.set("api_synced", not self._feed.problems)
+            self.metrics.set("api_synced", self._leading.is_synced and not self._unheard())
+            is_kept = self.webhook is None or self.webhook.keeper.problem is None
+            self.metrics.set("webhook_certificate_kept", is_kept)
             self.metrics.set("pods_without_placement", len(self._keeper.strangers))
             self.metrics.set("pods_taken_over", len(self._take_over.taken))
             self.metrics.set("pods_not_taken_over", len(self._take_over.unread))
+            await asyncio.sleep(_TICK_S)
+
+    async def _nominate(self) -> NoReturn:
+        await self._feed.wait_synced()
+        while True:
+            await self._preemption.tick()
             await asyncio.sleep(_TICK_S)
 
     async def _beat(self) -> NoReturn:
@@ -301,8 +356,38 @@ class Scheduler:
         return [f"nothing has happened for {silent_s:.0f} s"] if silent_s > _HANGS_S else []
 
     def _amiss(self) -> Sequence[str]:
-        webhook = self.webhook.amiss() if self.webhook is not None else ()
-        return [*self._leading.amiss(), *webhook]
+        """Say why this replica cannot answer the API server, whoever leads.
+
+        Nothing that may hit all replicas at once and passes is among it, once all is known: a
+        Service without any ready replica helps nobody, and what is known is good to go on with.
+        """
+        if self._is_ending:
+            return ["it is ending"]
+        amiss = list(self.webhook.amiss()) if self.webhook is not None else []
+        if not self._leading.is_synced:
+            why = "".join(f": {each.message}" for each in self._unheard()[:1])
+            amiss.append(f"pods, nodes and quotas are not all known yet{why}")
+        return amiss
+
+    def _unheard(self) -> Sequence[KubeError]:
+        quotas = self._quota_feed.problem
+        return (*self._feed.problems, *([quotas] if quotas is not None else []))
+
+    def _leader_address(self, api: Api) -> LeaderAddress | None:
+        reached = self._settings.reached
+        if reached is None:
+            return None
+        store = ServiceEndpoint(
+            api,
+            namespace=reached.namespace,
+            service=reached.service,
+            is_ipv6=":" in reached.address,
+        )
+
+        def own() -> Endpoint | None:
+            return Endpoint(reached.address, self._port, EXTENDER_PORT) if self._port else None
+
+        return LeaderAddress(store, own, leads=self._may_write)
 
     def _reviewed(self, seconds: float, status: int) -> None:
         self.metrics.observe("webhook_seconds", seconds, str(status))

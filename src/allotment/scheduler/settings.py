@@ -9,7 +9,7 @@ from allotment.kube.leases import LeaseTimes
 from allotment.scheduler.book import BookSettings
 from allotment.scheduler.webhook_serving import ListenSettings
 
-__all__ = ["LeaseName", "SchedulerSettings"]
+__all__ = ["LeaseName", "Reached", "SchedulerSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,16 @@ class LeaseName:
     def __str__(self) -> str:
         """Write it as people do."""
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """By which Service, without a selector, kube-scheduler reaches the replica that leads."""
+
+    namespace: str
+    service: str
+    address: str
+    """This replica's IP address, which is written there while it leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +50,14 @@ class SchedulerSettings:
     book: BookSettings = field(default=BookSettings())
     lease: LeaseName | None = None
     """None: this one leads alone."""
+    reached: Reached | None = None
+    """None: somebody else leads kube-scheduler to the replica that leads."""
     lease_times: LeaseTimes = field(default=LeaseTimes())
     webhook: ListenSettings | None = None
     """None: this one serves none."""
     dialects: DialectSettings = field(default=DialectSettings())
+    take_over: frozenset[str] = frozenset()
+    """Dialects of the systems whose running pods are counted."""
     identity: str = ""
     """Among the replicas."""
     log_format: str = "text"
