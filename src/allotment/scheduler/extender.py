@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-scheduler asks an extender: filter, prioritize, bind, preempt. Bytes in, bytes out.
+"""What kube-scheduler asks an extender: filter, prioritize, bind. Bytes in, bytes out.
 
 A pod that asks for nothing of ours passes through as it came. One that cannot be meant is refused
 on all nodes with the reason, which kube-scheduler writes into the pod's condition and events; so is
@@ -27,7 +27,6 @@ from allotment.scheduler import wire
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.needs import need_of
-from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.receipts import Receipts
 
 __all__ = ["Extender", "NotLeadingError", "Told"]
@@ -73,7 +72,10 @@ class Told(Protocol):
 
 
 class Extender:
-    """The four questions. Each raises `UsageError` for a body that is none."""
+    """Three of the four questions; `preempting` has the other one.
+
+    Each raises `UsageError` for a body that is none.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,6 @@ class Extender:
         self._leads = leads
         self._receipts = receipts
         self._clock = clock
-        self._preemption = Preemption(book, pods=pods)
 
     def filter(self, body: bytes) -> bytes:
         """Answer which of the nodes do for a pod: the best ones, best first."""
@@ -166,11 +167,6 @@ class Extender:
         else:
             self._told.bound(need, self._book.booking(uid))
         return _unbound(outcome.problem)
-
-    def preempt(self, body: bytes) -> bytes:
-        """Answer on which of the nodes the pod fits once these pods are gone, and which more."""
-        self._check()
-        return self._preemption.preempt(body, pod_of=self._pod)
 
     def _pod(self, item: PodObject) -> ClusterPod:
         """Say what a pod is to a scheduler. The watch has mostly told of this very version."""

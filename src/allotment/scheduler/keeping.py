@@ -15,6 +15,7 @@ from allotment.model.errors import UsageError
 from allotment.model.pods import Pod, PodUid
 from allotment.scheduler.book import Book, State
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.nominations import Nominations
 from allotment.scheduler.quota import QuotaBook, QuotaRejection
 from allotment.scheduler.taking_over import TakeOver
 
@@ -63,12 +64,14 @@ class BookKeeper:
         quotas: DialectQuotas,
         *,
         take_over: TakeOver | None = None,
+        nominations: Nominations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin with what the books hold. Without `take_over` no other system's pods count."""
         self._book = book
         self._quotas = quotas
         self._take_over = take_over or TakeOver((), node=book.cluster.node)
+        self._nominations = nominations
         self._clock = clock
         self._needs: dict[PodUid, tuple[Pod, PodNeed | None]] = {}
         self.strangers: set[PodUid] = set()
@@ -80,6 +83,7 @@ class BookKeeper:
         self._book.pod_put(self._take_over.put(pod), now=self._clock())
         if pod.asks is None:
             self._forget(pod.uid)
+            self._nominate(pod, None)
             return
         known = self._needs.get(pod.uid)
         if known is not None and known[0] == pod.asks:
@@ -95,9 +99,12 @@ class BookKeeper:
             if booking is None and self._book.state(pod.uid) in _HELD:
                 booking = self._book.booking(pod.uid)
             self._quotas.add(need, booking=booking)
+        self._nominate(pod, need)
 
     def pod_gone(self, uid: PodUid) -> None:
         """A pod is gone."""
+        if self._nominations is not None:
+            self._nominations.gone(uid)
         self.strangers.discard(uid)
         self._take_over.gone(uid)
         self._book.pod_gone(uid)
@@ -112,6 +119,10 @@ class BookKeeper:
     def node_dropped(self, name: str) -> None:
         """A node is gone, or has no devices."""
         self._book.node_dropped(name)
+
+    def _nominate(self, pod: ClusterPod, need: PodNeed | None) -> None:
+        if self._nominations is not None:
+            self._nominations.heard(pod, need)
 
     def _forget(self, uid: PodUid) -> None:
         if self._needs.pop(uid, None) is not None:

@@ -1,92 +1,246 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods have to go for another one: kube-scheduler chooses by sums, this by single GPUs."""
+"""Which pods are to end for another one: kube-scheduler chooses by sums, this by single GPUs.
 
-from collections.abc import Callable, Sequence
+kube-scheduler asks about up to a tenth of all nodes, and for each of them says which pods it would
+end: the fewest of a lower priority with which its sums come out. These are rarely on one GPU. So
+the victims are chosen anew: as few as are enough, of the lowest priority, on the GPUs that take the
+fewest. Those of kube-scheduler's that have no GPU are kept, as it has its reasons for them.
+
+One node is answered, the best by kube-scheduler's own rules: the pod's devices there are kept from
+then on (`nominations`), and it is for that node that kube-scheduler nominates it.
+
+A node's search takes milliseconds, and there are many nodes: between two steps whoever else waits
+for this loop has its turn, and it ends with the first few nodes where the pod fits.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from allotment.kube.cluster_feed import ClusterPod
-from allotment.kube.objects import PodObject
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.scheduler import wire
-from allotment.scheduler.book import Book
+from allotment.scheduler.extender import NotLeadingError
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.nominations import NominatedCluster, Nominations, without_host
 
 __all__ = ["Preemption"]
 
+_ENOUGH: Final = 8
+"""Nodes on which the pod fits, before the best of them is taken."""
+_MOST_S: Final = 10.0
+"""Of looking. kube-scheduler waits for 30 s, and for nothing else meanwhile."""
+_TURN_S: Final = 0.003
+"""Of looking, before others have their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Pods that are to end on a node, and what the pod gets then."""
+
+    victims: tuple[PodUid, ...]
+    booking: PodBooking
+    cost: tuple[float, ...] = ()
+    """The smaller, the better: as kube-scheduler compares nodes (`pickOneNodeForPreemption`)."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Lets others have their turn, every few milliseconds."""
+
+    since: float = field(default_factory=time.perf_counter)
+
+    async def take(self) -> None:
+        """Return at once, or when the others have had theirs."""
+        if time.perf_counter() - self.since >= _TURN_S:
+            await asyncio.sleep(0)
+            self.since = time.perf_counter()
+
 
 class Preemption:
-    """The fourth question."""
+    """The fourth question, and what follows from its answer."""
 
-    def __init__(self, book: Book, *, pods: Callable[[str], ClusterPod | None]) -> None:
+    def __init__(
+        self,
+        cluster: NominatedCluster,
+        *,
+        pods: Callable[[str], ClusterPod | None],
+        leads: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`pods` finds a pod by its uid among all that have been heard of."""
-        self._book = book
+        self._cluster = cluster
         self._pods = pods
+        self._leads = leads
+        self._clock = clock
+        self.nominations = Nominations(cluster, clock=clock)
 
-    def preempt(self, body: bytes, *, pod_of: Callable[[PodObject], ClusterPod]) -> bytes:
-        """Answer on which of the nodes the pod fits once these pods are gone, and which more.
+    async def preempt(self, body: bytes) -> bytes:
+        """Answer on which node the pod fits once which pods have ended, and keep that for it.
 
-        Raises `UsageError` for a body that is none.
+        No node: on none of them, whoever ends; or nobody has heard of the pod yet. Raises
+        `UsageError` for a body that is none, `NotLeadingError`.
         """
+        if not self._leads():
+            raise NotLeadingError
         arguments = wire.read_preemption(body)
-        victims = _victims(arguments)
-        pod = pod_of(arguments.pod)
+        asked = _asked(arguments)
+        pod = self._pods(arguments.pod.metadata.uid)
+        if pod is None or pod.node:
+            return _answer({})
         if pod.asks is None:
-            return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=victims))
+            return _answer(asked)
         try:
             need = need_of(pod)
         except UsageError:
-            return wire.encode(wire.PreemptionResult(node_name_to_meta_victims={}))
-        found = {}
-        there = self._book.by_node()
-        for node, each in victims.items():
-            chosen = [PodUid(one.uid) for one in each.pods or ()]
-            uids = self._enough(pod, need, node, chosen, there.get(node, ()))
-            if uids:
-                found[node] = wire.MetaVictims(
-                    pods=[wire.MetaPod(uid=uid) for uid in uids],
-                    num_pdb_violations=int(each.num_pdb_violations),
+            return _answer({})
+        found = await self._best(need, asked)
+        if found is None:
+            return _answer({})
+        self.nominations.made(need, found.booking)
+        node = found.booking.node
+        return _answer(
+            {
+                node: wire.MetaVictims(
+                    pods=[wire.MetaPod(uid=uid) for uid in found.victims],
+                    num_pdb_violations=int(asked[node].num_pdb_violations),
                 )
-        return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=found))
+            }
+        )
 
-    def _enough(
+    async def tick(self) -> None:
+        """Let lapse what is over of what is kept, and see to it that all of it can be of use."""
+        await self.nominations.tick(self._choose)
+
+    async def _choose(self, need: PodNeed, node: str) -> PodBooking | None:
+        """Return what a pod gets on a node where others are being ended for it already."""
+        plan = await self._planned(need, node, (), _Turns())
+        return None if plan is None else plan.booking
+
+    async def _best(self, need: PodNeed, asked: Mapping[str, wire.MetaVictims]) -> _Plan | None:
+        """Look at the nodes, the cheapest first, until there are enough to take the best of."""
+        turns = _Turns()
+        began = self._clock()
+        plans: list[_Plan] = []
+        chosen = {
+            node: [PodUid(each.uid) for each in victims.pods or ()]
+            for node, victims in asked.items()
+        }
+        cost = {
+            node: self._cost(asked[node].num_pdb_violations, uids) for node, uids in chosen.items()
+        }
+        for node in sorted(chosen, key=lambda name: (cost[name], name)):
+            plan = await self._planned(need, node, chosen[node], turns)
+            if plan is not None:
+                worth = self._cost(asked[node].num_pdb_violations, plan.victims)
+                plans.append(_Plan(plan.victims, plan.booking, worth))
+            if len(plans) >= _ENOUGH or self._clock() - began > _MOST_S:
+                break
+        return min(plans, key=lambda plan: plan.cost, default=None)
+
+    def _cost(self, violations: float, victims: Sequence[PodUid]) -> tuple[float, ...]:
+        ranks = [each.priority for uid in victims if (each := self._pods(uid)) is not None]
+        return violations, max(ranks, default=0), sum(ranks), len(victims)
+
+    async def _planned(
+        self, need: PodNeed, node: str, chosen: Sequence[PodUid], turns: _Turns
+    ) -> _Plan | None:
+        """Return as few pods as are enough, where any are; those chosen by sums to begin with."""
+        there = self._cluster.on(node)
+        lower = self._lower(need, node, there)
+        fixed = [uid for uid in chosen if uid not in lower]
+        if not await self._fits(need, node, {*fixed, *lower}, turns):
+            # Of CPU and memory kube-scheduler knows more: then its choice is not to be doubted.
+            need = without_host(need)
+            fixed = list(chosen)
+            if not await self._fits(need, node, {*fixed, *lower}, turns):
+                return None
+        placed = await self._fits(need, node, fixed, turns)
+        if placed is not None:
+            # Nothing that is known here is in the way.
+            return _Plan(tuple(chosen), placed)
+        others = [uid for uid in lower if uid not in fixed]
+        victims = [*fixed, *await self._fewest(need, node, fixed, others, turns)]
+        placed = await self._fits(need, node, victims, turns)
+        return None if placed is None else _Plan(tuple(victims), placed)
+
+    def _lower(
+        self, need: PodNeed, node: str, there: Mapping[PodUid, PodBooking]
+    ) -> dict[PodUid, None]:
+        """Return the pods with devices that may be ended for another one, whom first first.
+
+        Those that are ending anyway; then by priority, and those first whose device has the fewest
+        of them: one device after the other becomes free.
+        """
+        found = {
+            uid: pod
+            for uid, booking in there.items()
+            if booking.containers
+            and (pod := self._pods(uid)) is not None
+            and pod.node == node
+            and pod.priority < need.priority
+        }
+        devices = {uid: _devices(there[uid]) for uid in found}
+        crowds = Counter(uuid for uuids in devices.values() for uuid in uuids)
+
+        def rank(uid: PodUid) -> tuple[object, ...]:
+            crowd = min((crowds[uuid], uuid) for uuid in devices[uid])
+            return not found[uid].is_ending, found[uid].priority, crowd, uid
+
+        return dict.fromkeys(sorted(found, key=rank))
+
+    async def _fewest(
         self,
-        pod: ClusterPod,
         need: PodNeed,
         node: str,
-        victims: list[PodUid],
-        there: Sequence[PodUid],
+        fixed: Sequence[PodUid],
+        others: Sequence[PodUid],
+        turns: _Turns,
     ) -> list[PodUid]:
-        """Return the victims with which the pod fits: these, and if need be more; or none.
+        """Return of `others` such that, without any one of them, it would not be enough.
 
-        kube-scheduler has chosen them by what it counts, which are a node's sums. Where no single
-        GPU becomes free by that, pods of a lower priority are added, the lowest first, and those
-        given back that turn out not to be in the way.
+        What fits grows with what goes: the shortest beginning that is enough is found by halving.
+        Of that, those that have nothing on the devices that the pod gets are given back at once,
+        and the others one by one, the most important first.
         """
-        if isinstance(self._book.preempt(need, node, victims), PodBooking):
-            return victims
-        lower = sorted(
-            (each.priority, each.uid)
-            for uid in there
-            if uid not in victims
-            and (each := self._pods(uid)) is not None
-            and each.priority < pod.priority
-        )
-        added: list[PodUid] = []
-        for _, uid in lower:
-            added.append(uid)
-            if isinstance(self._book.preempt(need, node, [*victims, *added]), PodBooking):
-                break
-        else:
-            return []
-        for uid in list(reversed(added)):
-            fewer = [each for each in added if each != uid]
-            if isinstance(self._book.preempt(need, node, [*victims, *fewer]), PodBooking):
-                added = fewer
-        return [*victims, *added]
+        too_few, enough = 0, len(others)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            if await self._fits(need, node, [*fixed, *others[:middle]], turns):
+                enough = middle
+            else:
+                too_few = middle
+        kept = list(others[:enough])
+        placed = await self._fits(need, node, [*fixed, *kept], turns)
+        if placed is not None:
+            wanted, there = _devices(placed), self._cluster.on(node)
+            few = [uid for uid in kept if uid in there and _devices(there[uid]) & wanted]
+            if len(few) < len(kept) and await self._fits(need, node, [*fixed, *few], turns):
+                kept = few
+        for uid in reversed(kept[:]):
+            fewer = [each for each in kept if each != uid]
+            if await self._fits(need, node, [*fixed, *fewer], turns):
+                kept = fewer
+        return kept
+
+    async def _fits(
+        self, need: PodNeed, node: str, gone: Collection[PodUid], turns: _Turns
+    ) -> PodBooking | None:
+        await turns.take()
+        placed = self._cluster.place(need, node, without=gone)
+        return placed if isinstance(placed, PodBooking) else None
 
 
-def _victims(arguments: wire.PreemptionArguments) -> dict[str, wire.MetaVictims]:
+def _devices(booking: PodBooking) -> set[str]:
+    return {each.uuid for container in booking.containers for each in container.devices}
+
+
+def _asked(arguments: wire.PreemptionArguments) -> Mapping[str, wire.MetaVictims]:
     if arguments.node_name_to_meta_victims is not None:
         return arguments.node_name_to_meta_victims
     return {
@@ -96,3 +250,7 @@ def _victims(arguments: wire.PreemptionArguments) -> dict[str, wire.MetaVictims]
         )
         for node, victims in (arguments.node_name_to_victims or {}).items()
     }
+
+
+def _answer(victims: Mapping[str, wire.MetaVictims]) -> bytes:
+    return wire.encode(wire.PreemptionResult(node_name_to_meta_victims=dict(victims)))

@@ -202,39 +202,6 @@ def test_cpu_that_kube_scheduler_has_found_is_not_doubted() -> None:
     assert scene.filter(pod, NAMES)["NodeNames"] == ["b"]
 
 
-def test_victims_are_enough_or_more_are_named_or_the_node_is_left_out() -> None:
-    scene = Scene()
-    scene.book_pod("low", "a", priority=1)
-    scene.book_pod("middle", "b", priority=5)
-    scene.book_pod("small", "b", memory="10Gi", priority=2)
-    scene.book_pod("high", "c", priority=1000)
-    for number in range(3):
-        scene.book_pod(f"high-{number}", "c", priority=1000)
-    pod = pod_json("wants", limits={"allotment.dev/gpu": "1"}, priority=100)
-    victims = {
-        "a": {"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1},
-        "b": {"Pods": [{"UID": "uid-gone"}], "NumPDBViolations": 0},
-        "c": {"Pods": [{"UID": "uid-gone"}], "NumPDBViolations": 0},
-    }
-    body = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
-    answer = json.loads(scene.extender.preempt(json.dumps(body).encode()))
-    assert answer["NodeNameToMetaVictims"] == {
-        "a": {"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1},
-        "b": {"Pods": [{"UID": "uid-gone"}, {"UID": "uid-small"}], "NumPDBViolations": 0},
-    }
-    assert scene.book.state(cluster_pod("low").uid) is State.BOUND
-
-
-def test_victims_as_objects_are_understood() -> None:
-    scene = Scene()
-    scene.book_pod("low", "a")
-    pod = pod_json("wants", limits={"allotment.dev/gpu": "1"})
-    low = pod_json("low")
-    body = {"Pod": pod, "NodeNameToVictims": {"a": {"Pods": [low], "NumPDBViolations": 0}}}
-    answer = json.loads(scene.extender.preempt(json.dumps(body).encode()))
-    assert answer["NodeNameToMetaVictims"]["a"]["Pods"] == [{"UID": "uid-low"}]
-
-
 def test_who_does_not_lead_answers_nothing() -> None:
     scene = Scene()
     scene.leads = False
@@ -258,7 +225,7 @@ def test_who_does_not_lead_answers_nothing() -> None:
 )
 def test_any_body_is_answered_or_refused(body: bytes) -> None:
     scene = Scene()
-    for question in (scene.extender.filter, scene.extender.prioritize, scene.extender.preempt):
+    for question in (scene.extender.filter, scene.extender.prioritize):
         with contextlib.suppress(UsageError):
             json.loads(question(body))
     with contextlib.suppress(UsageError):

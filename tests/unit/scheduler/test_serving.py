@@ -23,6 +23,8 @@ from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.extender import Extender
+from allotment.scheduler.nominations import NominatedCluster
+from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.serving import Web, application
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "extender-openapi.yaml"
@@ -60,7 +62,9 @@ def served() -> Iterator[Served]:
                 "filter": extender.filter,
                 "prioritize": extender.prioritize,
                 "bind": extender.bind,
-                "preempt": extender.preempt,
+                "preempt": Preemption(
+                    NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads
+                ).preempt,
             },
             probes=Probes(is_ready=lambda: [] if duty.leads else ["another replica leads"]),
             registry=metrics.registry,
