@@ -37,6 +37,47 @@ def test_the_configuration_names_the_authority_where_it_is_https() -> None:
     assert extender["tlsConfig"]["caFile"]
 
 
+def test_what_is_printed_goes_by_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "disabled: [volcano]\nhami: {resourceMemoryName: example.com/vmem}\n"
+        "webhook: {ignoredNamespaces: [kube-system, legacy]}\n"
+    )
+    options = ["--dialects", str(path)]
+    result = CliRunner().invoke(command, [*options, "--print-config", "--scheduler-name", "ours"])
+    config = yaml.safe_load(result.output)
+    managed = {each["name"] for each in config["extenders"][0]["managedResources"]}
+    assert "example.com/vmem" in managed
+    assert not {"nvidia.com/gpumem", "volcano.sh/vgpu-number"} & managed
+    assert [each["schedulerName"] for each in config["profiles"]] == ["ours"]
+    names = ["--webhook-service", "gpus/hook", "--webhook-configuration", "gpus"]
+    result = CliRunner().invoke(command, [*options, "--print-manifests", *names])
+    assert result.exit_code == 0, result.output
+    found = {each["kind"]: each for each in yaml.safe_load_all(result.output)}
+    (webhook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    assert webhook["clientConfig"]["service"]["namespace"] == "gpus"
+    assert "'example.com/vmem'" in webhook["matchConditions"][0]["expression"]
+    for key in ("nvidia.com/gpumem", "volcano.sh/vgpu-number"):
+        assert f"'{key}'" not in result.output
+    assert "[kube-system, legacy]" in result.output
+
+
+def test_one_thing_is_printed_at_a_time() -> None:
+    result = CliRunner().invoke(command, ["--print-config", "--print-manifests"])
+    assert result.exit_code == 2
+    assert "two files" in result.output
+
+
+@pytest.mark.parametrize("option", ["--print-config", "--print-manifests"])
+def test_settings_that_are_none_are_told(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("webhook: {default: {}}")
+    result = CliRunner().invoke(command, [option, "--dialects", str(path)])
+    assert isinstance(result.exception, UsageError)
+    assert str(path) in result.exception.message
+    assert "did you mean 'defaults'?" in result.exception.message
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
