@@ -102,7 +102,7 @@ def failovers(scale: Scale) -> Iterator[Figure]:
                 leader_before.restart(signal.SIGKILL)
                 made.bound_at(namespace, created, timeout_s=120)
                 wait_until(
-                    lambda each=leader_before: each.get("/readyz")[0] == 503,  # type: ignore[misc]
+                    lambda each=leader_before: each.get("/leading")[0] == 503,  # type: ignore[misc]
                     "the follower",
                     timeout_s=60,
                 )
@@ -123,11 +123,11 @@ def failovers(scale: Scale) -> Iterator[Figure]:
 
 def _leader(replicas: list[Scheduler], *, every_s: float = 0.05) -> Scheduler:
     return wait_until(
-        lambda: next((each for each in replicas if each.get("/readyz")[0] == 200), None),
+        lambda: next((each for each in replicas if each.get("/leading")[0] == 200), None),
         "a leader",
         timeout_s=60,
         every_s=every_s,
-        explain=lambda: str([each.get("/readyz") for each in replicas]),
+        explain=lambda: str([each.get("/leading") for each in replicas]),
     )
 
 

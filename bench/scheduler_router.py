@@ -39,7 +39,7 @@ class Router:
         try:
             async with asyncio.timeout(1.0):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                writer.write(b"GET /leading HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 line = await reader.readline()
                 writer.close()
         except (OSError, TimeoutError):

@@ -176,10 +176,12 @@ class Scheduler:
     def wait_ready(self, *, timeout_s: float = 60) -> None:
         """Waits until it answers kube-scheduler."""
         wait_until(
-            lambda: self.get("/readyz")[0] == 200,
+            lambda: self.get("/leading")[0] == self.get("/readyz")[0] == 200,
             f"readiness of {self.name}",
             timeout_s=timeout_s,
-            explain=lambda: f"{self.get('/readyz')}\n{tail(self.cluster.log(self.name))}",
+            explain=lambda: (
+                f"{self.get('/readyz')} {self.get('/leading')}\n{tail(self.cluster.log(self.name))}"
+            ),
         )
 
     def restart(self, number: int) -> None:

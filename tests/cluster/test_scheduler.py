@@ -150,16 +150,17 @@ def test_of_two_replicas_the_one_that_lives_answers(control_plane: Cluster) -> N
         leader = wait_until(lambda: leader_of(pair), "a leader", timeout_s=60)
         follower = next(each for each in pair if each is not leader)
         wait_until(
-            lambda: "another replica leads" in follower.get("/readyz")[1],
+            lambda: "another replica leads" in follower.get("/leading")[1],
             "a follower",
             timeout_s=60,
         )
+        assert follower.get("/readyz")[0] == 200
         assert follower.get("/healthz")[0] == 200
         leader.process.stop(number=signal.SIGKILL)
         wait_until(lambda: leader_of([follower]), "another leader", timeout_s=20)
         leader.restart(signal.SIGKILL)
         wait_until(
-            lambda: "another replica leads" in leader.get("/readyz")[1], "a follower", timeout_s=60
+            lambda: "another replica leads" in leader.get("/leading")[1], "a follower", timeout_s=60
         )
         # Told to end, it leaves at once: nobody waits for its lease.
         began = time.monotonic()
@@ -172,7 +173,7 @@ def test_of_two_replicas_the_one_that_lives_answers(control_plane: Cluster) -> N
 
 
 def leader_of(replicas: list[Scheduler]) -> Scheduler | None:
-    return next((each for each in replicas if each.get("/readyz")[0] == 200), None)
+    return next((each for each in replicas if each.get("/leading")[0] == 200), None)
 
 
 def test_whole_nodes_may_be_sent_in_place_of_names(

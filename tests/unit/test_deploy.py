@@ -18,6 +18,7 @@ from allotment.agent.settings import KUBELET_SOCKET
 from allotment.cli.agent import command
 from allotment.cli.scheduler import command as scheduler_command
 from allotment.scheduler.admission_rules import IGNORE_LABELS
+from allotment.scheduler.running import EXTENDER_PORT
 from allotment.scheduler.webhook import PATH
 
 Document = dict[str, Any]
@@ -212,11 +213,13 @@ def test_the_scheduler_s_names_are_the_same_everywhere(
     for name in ("allotment-translated", "allotment-placements", "allotment-bindings"):
         binding = scheduling["ValidatingAdmissionPolicyBinding", name]["spec"]
         assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
-    for name, port in (("allotment-scheduler", "extender"), ("allotment-webhook", "webhook")):
-        service = scheduling["Service", name]["spec"]
-        assert service["selector"].items() <= pods["metadata"]["labels"].items()
-        (served,) = service["ports"]
-        assert served["targetPort"] == port in ports
+    service = scheduling["Service", "allotment-webhook"]["spec"]
+    for selector in (
+        service["selector"],
+        scheduling["PodDisruptionBudget", "allotment-scheduler"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= pods["metadata"]["labels"].items()
+    assert service["ports"][0]["targetPort"] == "webhook" in ports
     (webhook,) = scheduling["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
     client = webhook["clientConfig"]["service"]
     assert ("Service", client["name"]) in scheduling
@@ -227,6 +230,29 @@ def test_the_scheduler_s_names_are_the_same_everywhere(
         (subject,) = scheduling[role, "allotment-scheduler"]["subjects"]
         assert subject["name"] == "allotment-scheduler"
     assert pods["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
+
+
+def test_the_leader_s_service_leads_where_the_leader_writes(
+    scheduling: dict[tuple[str, str], Document],
+) -> None:
+    service = scheduling["Service", "allotment-scheduler"]
+    assert "selector" not in service["spec"]
+    (port,) = service["spec"]["ports"]
+    assert port["name"] == EXTENDER_PORT
+    slices = {name: each for (kind, name), each in scheduling.items() if kind == "EndpointSlice"}
+    here = rights_of(scheduling["Role", "allotment-scheduler"])
+    names = ",".join(slices)
+    assert {each for each in here if each[0] == "endpointslices"} == {
+        ("endpointslices", verb, names) for verb in ("get", "patch")
+    }
+    for family in ("IPv4", "IPv6"):
+        each = slices.pop(f"{service['metadata']['name']}-{family.lower()}")
+        assert each["addressType"] == family
+        labels = each["metadata"]["labels"]
+        assert labels["kubernetes.io/service-name"] == service["metadata"]["name"]
+        # kubectl apply leaves what it does not name.
+        assert not {"endpoints", "ports"} & each.keys()
+    assert not slices
 
 
 def test_both_look_away_from_the_same_namespaces(
@@ -254,6 +280,8 @@ def test_the_scheduler_understands_what_it_is_told(
     assert values["webhook_listen"] == f":{ports['webhook']}"
     assert values["metrics_listen"] == f":{ports['metrics']}"
     assert values["lease"] == "allotment-system/allotment-scheduler"
+    assert values["service"] == "allotment-system/allotment-scheduler"
+    assert "POD_IP" in {each["name"] for each in container["env"]}
     assert values["webhook_configuration"] == "allotment-scheduler"
     assert values["webhook_service"] == "allotment-system/allotment-webhook"
     assert container["image"] == f"allotment:{allotment.__version__}"

@@ -39,7 +39,10 @@ FIGURES: tuple[Figure, ...] = (
     Figure("webhook_seconds", "histogram", "Time of the webhook's answer, by its HTTP status.",
            ("status",), ("200",)),
     Figure("leading", "gauge", "1: this replica answers; 0: another one does, or none."),
-    Figure("api_synced", "gauge", "1: the API server is heard from; 0: it is not."),
+    Figure("api_synced", "gauge",
+           "1: pods, nodes and quotas are known and heard of; 0: they are not."),
+    Figure("webhook_certificate_kept", "gauge",
+           "0: the webhook's certificates cannot be kept, as the log says."),
     Figure("events_dropped", "counter", "Kubernetes events left out: too many, or refused."),
 )  # fmt: skip
 

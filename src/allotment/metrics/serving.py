@@ -23,7 +23,7 @@ from prometheus_client.exposition import choose_encoder
 
 from allotment.model.errors import PrerequisiteError, UsageError
 
-__all__ = ["Probes", "Server", "parse_address"]
+__all__ = ["Check", "Probes", "Server", "parse_address"]
 
 _WHOLE_S = 10.0  # for one request and its answer, whatever the client does
 _MOMENT_S = 0.2  # for the end of one who was sent away

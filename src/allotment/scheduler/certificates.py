@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -100,11 +100,17 @@ def read_set(data: dict[str, bytes]) -> CertificateSet:
             successor=Signed(data[NEXT_CERT], data[NEXT_KEY]) if NEXT_CERT in data else None,
             bundle=data[BUNDLE],
         )
-        for each in (found.authority, found.server, found.successor):
+        for each in (found.authority, found.successor):
             if each is not None:
                 _check_pair(each)
+                _check_authority(each)
+        _check_pair(found.server)
+        found.server.parsed().extensions.get_extension_for_class(x509.SubjectAlternativeName)
         x509.load_pem_x509_certificates(found.bundle)
-    except (KeyError, ValueError, TypeError, InvalidSignature) as error:
+    except (
+        *(KeyError, ValueError, TypeError, InvalidSignature),
+        *(UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension),
+    ) as error:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
             f"the webhook's certificates cannot be read: {what}",
@@ -195,9 +201,7 @@ def _authority(now: datetime, lives: Lives) -> Signed:
 def _server(authority: Signed, now: datetime, *, names: Sequence[str], lives: Lives) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.parsed()
-    signer = serialization.load_pem_private_key(authority.key, password=None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise UsageError("the webhook's authority has a key of another kind than is made here")
+    signer = _curve_key(authority)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SERVER)])
     # A certificate that outlives who signed it is worth nothing afterwards.
     life = min(lives.server, issuer.not_valid_after_utc - now)
@@ -294,6 +298,20 @@ def _bundle(now: datetime, *authorities: Signed | None) -> bytes:
 
 
 def _check_pair(signed: Signed) -> None:
-    key = serialization.load_pem_private_key(signed.key, password=None)
-    if key.public_key() != signed.parsed().public_key():
+    if _curve_key(signed).public_key() != signed.parsed().public_key():
         raise ValueError("a key does not belong to its certificate")
+
+
+def _check_authority(signed: Signed) -> None:
+    """Whether it may sign: what clients look at, besides who signed it."""
+    constraints = signed.parsed().extensions.get_extension_for_class(x509.BasicConstraints)
+    if not constraints.value.ca:
+        raise ValueError("the authority's certificate is none of an authority")
+
+
+def _curve_key(signed: Signed) -> ec.EllipticCurvePrivateKey:
+    """Return its key. Raises `ValueError`, `TypeError`: it has none of those made here."""
+    key = serialization.load_pem_private_key(signed.key, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError("a key is of another kind than those made here")
+    return key

@@ -93,6 +93,7 @@ class CertificateKeeper:
         self._settings = settings
         self._clock = clock
         self._served = b""
+        self._ends = datetime.min.replace(tzinfo=UTC)
         self.context: Final = _context()
         """For the TLS server; usable when `prepare` is done, and alive afterwards."""
         self.bundle: bytes = b""
@@ -107,8 +108,11 @@ class CertificateKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """Whether whoever calls can trust what is served."""
-        return bool(self._served) and self.problem is None
+        """Whether whoever calls can trust what is served: it was published, and has not ended.
+
+        A problem since then, an API server that is away for a moment, takes nothing from that.
+        """
+        return bool(self._served) and self._clock() < self._ends
 
     async def prepare(self) -> None:
         """Do what is due once. Raises `KubeError`, `UsageError`, `PrerequisiteError`."""
@@ -135,6 +139,14 @@ class CertificateKeeper:
             except AllotError as error:
                 if str(error) != str(self.problem):
                     _log.warning(error.message, hint=error.hint)
+                self.problem = error
+                await asyncio.sleep(backoff.next())
+                continue
+            except Exception as error:  # noqa: BLE001 - as said below
+                # What stands in the Secret is anybody's who may write it, and is no reason to end:
+                # what is served is good for weeks.
+                if str(error) != str(self.problem):
+                    _log.exception("the webhook's certificates are not kept: this is a defect")
                 self.problem = error
                 await asyncio.sleep(backoff.next())
                 continue
@@ -195,6 +207,7 @@ class CertificateKeeper:
         if kept.server.certificate == self._served:
             return
         load_chain(self.context, kept.server.certificate, kept.server.key)
+        self._ends = kept.server.parsed().not_valid_after_utc
         self._served = kept.server.certificate
 
 

@@ -27,6 +27,7 @@ from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
 from allotment.kube.leases import Candidate, LeaseElection
 from allotment.kube.quotas import FollowedQuotas
+from allotment.kube.sharepods import SharePods
 from allotment.metrics.logs import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
@@ -50,6 +51,7 @@ from allotment.scheduler.reports import Reports
 from allotment.scheduler.rereading import Rereading
 from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
+from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.taking_over import TakeOver
 from allotment.scheduler.webhook_serving import WebhookService
 
@@ -194,7 +196,7 @@ class Scheduler:
             self._book,
             self._binder,
             told=reports,
-            pods=self._feed.pods.get,
+            pods=self._heard,
             leads=self._may_write,
             receipts=self._receipts,
         )
@@ -207,6 +209,14 @@ class Scheduler:
                 quotas=self.quotas,
                 known=self._leading.wait_synced,
                 on_answer=self._reviewed,
+            )
+        self._sharepods: SharePodKeeper | None = None
+        if settings.webhook is not None and "kubeshare" not in settings.dialects.disabled:
+            self._sharepods = SharePodKeeper(
+                SharePods(api),
+                leads=self._may_write,
+                events=self._events,
+                ignored_namespaces=settings.webhook.webhook.ignored_namespaces,
             )
         self._rereading = Rereading(self._binder.reread)
         self._address = self._leader_address(api)
@@ -251,6 +261,8 @@ class Scheduler:
                 group.create_task(self._quota_feed.run())
                 if self.webhook is not None:
                     group.create_task(self.webhook.run())
+                if self._sharepods is not None:
+                    group.create_task(self._sharepods.run())
                 if self._election is not None:
                     self._electing = group.create_task(self._election.run())
                 if self._address is not None:

@@ -5,6 +5,9 @@ Whoever reaches the port may send anything: bodies have a limit, a request has i
 one line of JSON, and nothing that is sent ends the process. Probes and figures are on the same
 port; `--metrics-listen` has them on another one, in threads of their own, where they are answered
 also while this loop is busy.
+
+A replica that does not lead refuses and ends the connection: kube-scheduler keeps those that it
+has, and would ask this one for ever, wherever its Service leads by now.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from allotment.metrics.serving import Probes
+from allotment.metrics.serving import Check, Probes
 from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.scheduler.extender import NotLeadingError
 
@@ -39,12 +42,15 @@ def application(
     handlers: Mapping[Verb, Handler],
     *,
     probes: Probes,
+    leads: Check = lambda: (),
     registry: CollectorRegistry | None = None,
     on_answer: Callable[[Verb, float, bool], None] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
     """Return what serves `POST /VERB` for each handler, and the probes.
 
+    `leads` says why this replica does not answer; nothing: it does. For `/leading`, by which a load
+    balancer finds the one that leads: `/readyz` is of every replica.
     `on_answer` is told of each call: its verb, its seconds, and whether it was answered.
     """
     app = web.Application(client_max_size=max_body_bytes)
@@ -52,6 +58,7 @@ def application(
         app.router.add_post(f"/{verb}", _serve(verb, handler, on_answer))
     app.router.add_get("/healthz", _probe(probes.is_healthy))
     app.router.add_get("/readyz", _probe(probes.is_ready))
+    app.router.add_get("/leading", _probe(leads))
     if registry is not None:
         app.router.add_get("/metrics", _figures(registry))
     return app
@@ -71,7 +78,9 @@ def _serve(
         except UsageError as error:
             return _refusal(400, error.message, error.hint)
         except NotLeadingError:
-            return _refusal(503, "another replica leads", "ask the one that is ready: /readyz")
+            refusal = _refusal(503, "another replica leads", "ask the one that does: /leading")
+            refusal.force_close()
+            return refusal
         except asyncio.CancelledError:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the next call is answered

@@ -43,6 +43,10 @@ Observer = Callable[[float, int], None]
 _log = structlog.get_logger(__name__)
 
 
+async def _at_once() -> None:
+    """Wait for nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
     """Where the webhook listens and keeps its certificates."""
@@ -71,10 +75,17 @@ class WebhookService:
         *,
         dialects: Sequence[ForeignDialect],
         quotas: Quotas | None = None,
+        known: Callable[[], Awaitable[None]] = _at_once,
         on_answer: Observer | None = None,
     ) -> None:
-        """Put it together; nothing is asked or opened yet."""
+        """Put it together; nothing is asked or opened yet.
+
+        `known` returns when all is known that an answer depends on: the pods and quotas of the
+        cluster. Before, it does not listen.
+        """
         self._settings = settings
+        self._known = known
+        self._is_leaving = False
         keys = all_keys(dialects)
         keeping = KeepingSettings(
             names=(*service_names(settings.service, settings.namespace), *settings.names),
@@ -90,6 +101,7 @@ class WebhookService:
         )
         webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
         self.app: Final = webhook_application(webhook, on_answer=on_answer)
+        self.app.on_response_prepare.append(self._send_away)
         self._runner = web.AppRunner(
             self.app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
         )
@@ -99,23 +111,30 @@ class WebhookService:
 
         Raises `PrerequisiteError`: it cannot listen.
         """
-        keeping = asyncio.create_task(self.keeper.run())
-        try:
-            while not self.keeper.has_certificate:  # noqa: ASYNC110 - once, at the start
-                await asyncio.sleep(0.05)
-            port = await self._listen()
-            _log.info("the webhook listens", port=port)
-            await keeping
-        finally:
-            keeping.cancel()
-        raise AssertionError("it does not end")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.keeper.run())
+            group.create_task(self._serve())
+        raise AssertionError("they do not end")
+
+    async def _serve(self) -> None:
+        await self._known()
+        while not self.keeper.has_certificate:  # noqa: ASYNC110 - once, at the start
+            await asyncio.sleep(0.05)
+        port = await self._listen()
+        _log.info("the webhook listens", port=port)
+
+    def leave(self) -> None:
+        """Answer on, and end each connection with its answer: the next call goes elsewhere."""
+        self._is_leaving = True
 
     def amiss(self) -> Sequence[str]:
         """Say why the API server gets no answer, or may not trust it: for `/readyz`."""
+        if self.keeper.is_ready:
+            return () if self.port is not None else ("the webhook does not listen yet",)
         problem = self.keeper.problem
         if problem is None:
-            return () if self.keeper.is_ready else ("the webhook has no certificate yet",)
-        text = problem.message if isinstance(problem, AllotError) else str(problem)
+            return ("the webhook has no certificate yet",)
+        text = problem.message if isinstance(problem, AllotError) else repr(problem)
         return (f"the webhook's certificates: {text}",)
 
     @property
@@ -127,6 +146,11 @@ class WebhookService:
     async def close(self) -> None:
         """Answer what is being asked, and stop."""
         await self._runner.cleanup()
+
+    async def _send_away(self, request: web.Request, response: web.StreamResponse) -> None:
+        del request
+        if self._is_leaving:
+            response.force_close()
 
     async def _listen(self) -> int:
         host, port = parse_address(self._settings.listen)

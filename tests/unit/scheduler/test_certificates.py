@@ -15,6 +15,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -452,5 +457,80 @@ def test_what_is_missing_is_said_and_tried_again() -> None:
 def test_a_configuration_that_somebody_else_keeps_is_left_to_them() -> None:
     secret, clock = SecretTwin(), Clock()
     replica = keeper(secret, None, clock)
+    asyncio.run(replica.prepare())
+    assert replica.is_ready
+
+
+def test_an_api_server_that_is_away_for_a_moment_takes_no_replica_out() -> None:
+    secret, clock = SecretTwin(), Clock()
+    replica = keeper(secret, ConfigurationTwin(), clock)
+
+    async def work() -> None:
+        await replica.prepare()
+        secret.failure = UnreachableError("cannot get secret")
+        running = asyncio.create_task(replica.run())
+        await asyncio.sleep(0.05)
+        assert isinstance(replica.problem, UnreachableError)
+        assert replica.is_ready
+        # A certificate that has ended is trusted by nobody.
+        clock.now += 31 * DAY
+        assert not replica.is_ready
+        running.cancel()
+
+    asyncio.run(work())
+
+
+def test_whatever_stands_in_the_secret_the_keeper_goes_on() -> None:
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    replica = keeper(secret, configuration, clock)
+
+    async def work() -> None:
+        secret.failure = RuntimeError("a defect")
+        running = asyncio.create_task(replica.run())
+        await asyncio.sleep(0.05)
+        assert isinstance(replica.problem, RuntimeError)
+        secret.failure = None
+        async with asyncio.timeout(20):
+            while not replica.is_ready:  # noqa: ASYNC110 - a twin has no event
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(work())
+
+
+def other_certificate(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> Signed:
+    """One that somebody made with other tools: of himself, without a word of what it is for."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mine")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + 30 * DAY)
+        .sign(key, hashes.SHA256())
+    )
+    return Signed(
+        made.public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+
+
+@pytest.mark.parametrize("names", [("tls.crt", "tls.key"), ("ca.crt", "ca.key")])
+@pytest.mark.parametrize(
+    "key",
+    [ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65537, 2048)],
+    ids=["plain", "rsa"],
+)
+def test_certificates_of_others_are_made_anew(
+    names: tuple[str, str], key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+) -> None:
+    other = other_certificate(key)
+    found = first().as_data() | {names[0]: other.certificate, names[1]: other.key}
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_set(found)
+    secret, configuration, clock = SecretTwin(data=found), ConfigurationTwin(), Clock()
+    replica = keeper(secret, configuration, clock)
     asyncio.run(replica.prepare())
     assert replica.is_ready

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer, unused_port
 from prometheus_client.exposition import generate_latest
 
 from allotment.dialects.systems import load_settings
@@ -19,12 +22,13 @@ from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.webhook import PATH
 from allotment.scheduler.webhook_serving import ListenSettings
 
-KUBECONFIG = """\
+PORT = unused_port()
+KUBECONFIG = f"""\
 apiVersion: v1
 kind: Config
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {token: t}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{PORT}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c
 """
 
@@ -72,6 +76,114 @@ def test_who_has_no_certificate_for_the_webhook_is_not_ready(
 
     with_scheduler(SchedulerSettings(webhook=ListenSettings()), with_one)
     with_scheduler(SchedulerSettings(), without)
+
+
+def test_until_quotas_are_known_nobody_is_answered_and_readiness_says_why(
+    with_scheduler: Callable[[SchedulerSettings, Act], None],
+) -> None:
+    """A book that was told of no quota lets everything pass."""
+
+    async def act(scheduler: Scheduler) -> None:
+        server = ApiServer(forbidden="/api/v1/resourcequotas")
+        async with server.running(PORT):
+            task = asyncio.create_task(scheduler.run())
+            try:
+                await until(lambda: any("forbidden" in each for each in amiss(scheduler)))
+                assert server.listed >= {"/api/v1/pods", "/api/v1/nodes"}
+                assert scheduler.webhook is not None
+                assert scheduler.webhook.port is None
+                assert "api_synced 0.0" in figures(scheduler)
+                server.forbidden = ""
+                await until(lambda: not amiss(scheduler))
+                assert scheduler.webhook.port is not None
+                await until(lambda: "api_synced 1.0" in figures(scheduler))
+                # What is known is good to go on with.
+                server.forbidden = "/api/v1/resourcequotas"
+                server.end_watches()
+                await until(lambda: "api_synced 0.0" in figures(scheduler))
+                assert not amiss(scheduler)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await scheduler.end()
+
+    with_scheduler(
+        SchedulerSettings(
+            listen="127.0.0.1:0",
+            webhook=ListenSettings(listen="127.0.0.1:0", configuration=None),
+        ),
+        act,
+    )
+
+
+def amiss(scheduler: Scheduler) -> Sequence[str]:
+    return scheduler.probes().is_ready()
+
+
+def figures(scheduler: Scheduler) -> str:
+    return generate_latest(scheduler.metrics.registry).decode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - nothing of it tells
+            await asyncio.sleep(0.02)
+
+
+class ApiServer:
+    """As much of one as a scheduler needs that has nothing to schedule: empty lists, one Secret."""
+
+    def __init__(self, *, forbidden: str = "") -> None:
+        self.forbidden = forbidden
+        self.listed: set[str] = set()
+        self._data: dict[str, str] = {}
+        self._version = 1
+        self._ended = asyncio.Event()
+
+    def end_watches(self) -> None:
+        """Every watch that is open."""
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self, port: int) -> AsyncIterator[None]:
+        app = web.Application()
+        app.router.add_get("/api/v1/{kind}", self._list)
+        secret = "/api/v1/namespaces/allotment-system/secrets/allotment-webhook"  # noqa: S105
+        app.router.add_get(secret, self._secret)
+        app.router.add_patch(secret, self._secret)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            yield
+        finally:
+            self.end_watches()
+            await runner.cleanup()
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        if request.path == self.forbidden:
+            refusal = {"kind": "Status", "code": 403, "message": "it is forbidden"}
+            return web.json_response(refusal, status=403)
+        if "watch" not in request.query:
+            self.listed.add(request.path)
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await self._ended.wait()
+        return answer
+
+    async def _secret(self, request: web.Request) -> web.Response:
+        if request.method == "PATCH":
+            change = json.loads(await request.read())
+            self._version += 1
+            self._data = {**self._data, **change["data"]}
+        metadata = {
+            "name": "allotment-webhook",
+            "uid": "s",
+            "resourceVersion": str(self._version),
+        }
+        return web.json_response({"metadata": metadata, "data": self._data})
 
 
 def test_the_webhooks_answers_are_counted_by_status(

@@ -66,7 +66,8 @@ def served() -> Iterator[Served]:
                     NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads
                 ).preempt,
             },
-            probes=Probes(is_ready=lambda: [] if duty.leads else ["another replica leads"]),
+            probes=Probes(),
+            leads=lambda: [] if duty.leads else ["another replica leads"],
             registry=metrics.registry,
             on_answer=lambda verb, seconds, _: metrics.observe("request_seconds", seconds, verb),
             max_body_bytes=LIMIT,
@@ -136,11 +137,26 @@ def test_a_body_beyond_the_limit_is_refused(served: Served) -> None:
 
 def test_who_follows_says_so(served: Served) -> None:
     served.duty.leads = False
-    assert ask(served, "GET", "/readyz")[0] == 503
+    assert ask(served, "GET", "/leading")[0] == 503
+    assert ask(served, "GET", "/readyz")[0] == 200
     assert ask(served, "GET", "/healthz")[0] == 200
     status, _, text = ask(served, "POST", "/filter", b"{}")
     assert status == 503
     assert "another replica" in text
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_who_leads_keeps_a_connection(served: Served, leads: bool) -> None:  # noqa: FBT001
+    """Who keeps one to a replica that follows would ask it for ever."""
+    served.duty.leads = leads
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    try:
+        connection.request("POST", "/filter", body=b'{"Pod": {"metadata": {"uid": "u"}}}')
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.will_close is not leads
+    finally:
+        connection.close()
 
 
 def test_calls_are_counted(served: Served) -> None:
