@@ -50,6 +50,7 @@ class Reference:
     uid: str
     namespace: str = ""
     """Of a node none: its events are in `default`."""
+    api_version: str = "v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ class Events:
                 "kind": "Event",
                 "metadata": {"name": entry.name, "namespace": namespace},
                 "involvedObject": {
-                    "apiVersion": "v1",
+                    "apiVersion": about.api_version,
                     "kind": about.kind,
                     "name": about.name,
                     "uid": about.uid,
