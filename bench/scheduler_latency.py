@@ -74,20 +74,22 @@ def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Ite
     while (given < half if pods is None else count < pods) and (not scale.is_quick or count < 200):
         spec = next(wanted) if pods is None else Spec(1, 10, 12, 100)
         need = need_of(to_cluster_pod(read_filter(body(f"b{count}", spec, [])).pod))
-        choice = book.filter(need, names, now=0.0)
-        order = book.begin_bind(need, choice.best[0], now=0.0)
+        choice = book.filter(need, names, now=0.0, version="5")
+        order = book.begin_bind(need, choice.best[0], now=0.0, version="5")
         assert isinstance(order, Order)
-        book.bound(need.uid, now=0.0)
+        book.bound(order.booking, now=0.0)
         given += spec.gpus * spec.compute / 100
         count += 1
     gc.collect()
     gc.freeze()
-    extender = Extender(book, None, told=_Nobody(), pods={}.get)  # type: ignore[arg-type]
+    heard: dict[str, ClusterPod] = {}
+    extender = Extender(book, None, told=_Nobody(), pods=heard.get)  # type: ignore[arg-type]
     both: list[float] = []
     binds: list[float] = []
     for place in range(scale.of(1000)):
         spec = next(wanted)
         asked = body(f"p{place}", spec, names)
+        heard[f"p{place}"] = to_cluster_pod(read_filter(asked).pod)
         began = time.perf_counter()
         answer = extender.filter(asked)
         filtered = time.perf_counter() - began
@@ -96,12 +98,12 @@ def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Ite
         began = time.perf_counter()
         extender.prioritize(asked)
         both.append((filtered + time.perf_counter() - began) * 1000)
-        known = book.need(read_filter(asked).pod.metadata.uid)  # type: ignore[arg-type]
-        assert known is not None
+        need = need_of(heard[f"p{place}"])
         began = time.perf_counter()
-        order = book.begin_bind(known[0], best[0], now=0.0)
+        order = book.begin_bind(need, best[0], now=0.0, version="5")
         binds.append((time.perf_counter() - began) * 1000)
-        book.bound(known[0].uid, now=0.0)
+        assert isinstance(order, Order)
+        book.bound(order.booking, now=0.0)
     what = f"{number:,} nodes, {count:,} pods"
     for part, name in ((0.5, "p50"), (0.99, "p99")):
         yield Figure(

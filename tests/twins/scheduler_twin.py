@@ -62,8 +62,12 @@ def pod_json(
 
 
 def cluster_pod(name: str = "train", **options: Any) -> ClusterPod:  # noqa: ANN401 - as above
-    item = msgspec.json.decode(json.dumps(pod_json(name, **options)), type=PodObject)
-    return to_cluster_pod(item)
+    return cluster_pod_of(pod_json(name, **options))
+
+
+def cluster_pod_of(pod: dict[str, Any]) -> ClusterPod:
+    """As `kube.cluster_feed` reads it."""
+    return to_cluster_pod(msgspec.json.decode(json.dumps(pod), type=PodObject))
 
 
 class Bindery:
@@ -78,31 +82,58 @@ class Bindery:
         self.reads = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.hold_from: int | None = None
+        """From this request on, all wait; `carry_out` carries out one all the same."""
+        self.read_error: KubeError | None = None
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.broken_off = 0
+        self.was_broken_off = asyncio.Event()
 
     def add(self, pod: ClusterPod) -> None:
         self.pods[pod.uid] = pod
 
     async def bind(self, binding: Binding) -> None:
         self.asked.append(binding)
-        await self.gate.wait()
+        if self.hold_from is not None and len(self.asked) >= self.hold_from:
+            self.gate.clear()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.broken_off += 1
+            self.was_broken_off.set()
+            raise
         error = self.answers.popleft() if self.answers else None
         if error is None or self.does_silently:
             self._bind(binding)
         if error is not None:
             raise error
 
+    async def carry_out(self, binding: Binding) -> None:
+        """A request arrives late; whoever waits is answered."""
+        self._bind(binding)
+        self.hold_from = None
+        self.gate.set()
+
     def _bind(self, binding: Binding) -> None:
         pod = self.pods.get(binding.uid)
-        if pod is None or pod.node or pod.version != binding.version:
+        if pod is None or pod.node or binding.version not in {"", pod.version}:
             raise ConflictError("it is not as it was", status=409)
+        if PLACEMENT not in binding.annotations:
+            self.pods[binding.uid] = replace(pod, node=binding.node, version="")
+            return
         booking = read_booking(binding.annotations[PLACEMENT], uid=binding.uid, node=binding.node)
         self.pods[binding.uid] = replace(pod, node=binding.node, booking=booking, version="")
 
     async def read(self, *, uid: PodUid, namespace: str, name: str) -> ClusterPod | None:
         del namespace, name
         self.reads += 1
+        if self.read_error is not None:
+            raise self.read_error
+        found, reading = self.pods.get(uid), self.reading
         await asyncio.sleep(0)
-        return self.pods.get(uid)
+        await reading.wait()
+        return found
 
 
 class Told:

@@ -7,6 +7,7 @@ pkg/registry/core/pod/storage, `setPodNodeAndMetadata`). So nobody sees a bound 
 placement, and a binding that comes late cannot bind a pod that has changed since.
 """
 
+import asyncio
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -31,11 +32,17 @@ from allotment.kube.errors import (
 from allotment.kube.objects import PodObject
 from allotment.model.pods import PodUid
 
-__all__ = ["Binding", "Bindings", "Exchange", "LightApi"]
+__all__ = ["MOST_WRITES", "Binding", "Bindings", "Exchange", "LightApi"]
+
+MOST_WRITES: Final = 160
+"""Bindings that may be asked for at once: no more than there are connections for, so that none
+waits for one unseen."""
 
 _CONNECT_S: Final = 5.0
 _WHOLE_S: Final = 15.0
 """Without an answer for so long, the outcome of a binding is not known."""
+_MOST_READS: Final = 64
+"""Likewise of reads, so that many of them take no connection from a binding."""
 _MOST_CONNECTIONS: Final = 256
 _TOKEN_S: Final = 60.0
 
@@ -49,7 +56,7 @@ class Binding:
     name: str
     node: str
     version: str = ""
-    """The resource version that it must have; empty: any."""
+    """The resource version that it must have; empty: any, of a pod that is given nothing."""
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,6 +152,7 @@ class LightApi:
             timeout=aiohttp.ClientTimeout(total=_WHOLE_S, sock_connect=_CONNECT_S),
             trust_env=False,
         )
+        self._reads = asyncio.Semaphore(_MOST_READS)
 
     @staticmethod
     def suits(config: SingleConfig) -> bool:
@@ -156,7 +164,8 @@ class LightApi:
 
     async def get(self, path: str, *, asked: str) -> bytes:
         """Read an object. Raises `KubeError`."""
-        return await self._request("GET", path, None, asked)
+        async with self._reads:
+            return await self._request("GET", path, None, asked)
 
     async def create(self, path: str, item: object, *, asked: str) -> bytes:
         """Make an object. Raises `KubeError`."""

@@ -4,29 +4,39 @@
 A request that was not answered may have bound the pod, or may yet. So it is made again, the same to
 the letter: the first of them that arrives binds, and the others are refused. Nothing of it is given
 up before the pod has been seen bound, gone, or changed in a way that makes all of them too late.
+
+Right before each request it is asked whether the devices are still reserved for this very binding,
+and whether this process leads; a request that is under way when it leads no more is broken off. For
+that no request waits in anybody else's queue: there are fewer slots here than connections.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from allotment.dialects.decisions import write_booking
 from allotment.dialects.placements import PLACEMENT
 from allotment.kube.backoff import Backoff
-from allotment.kube.bindings import Binding
+from allotment.kube.bindings import MOST_WRITES, Binding
 from allotment.kube.cluster_feed import ClusterPod
-from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
+from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError, UnreachableError
+from allotment.kube.versions import is_later
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
-from allotment.scheduler.book import Book, Order, Settled, Turned, is_later
+from allotment.scheduler.book import Book, Order, Settled, Turned
+from allotment.scheduler.holdings import HELD
 from allotment.scheduler.needs import need_of
 
-__all__ = ["Binder", "Outcome"]
+__all__ = ["CHANGED", "Binder", "Outcome"]
 
+CHANGED: Final = "the pod has changed since its node was chosen; it is tried again"
+_NOT_LEADING: Final = "another replica answers now; it is tried again"
 _MOST_CONFLICTS = 3
 _LATE_S = 60.0
 """A request that was not answered is over after so long: the API server itself gives each no more
@@ -54,6 +64,22 @@ class Outcome:
     """The node had no place for it."""
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """A binding that is being carried out."""
+
+    order: Order
+    binding: Binding
+    """As it is asked for next."""
+    late_until: float = -math.inf
+    """Until then, a request of this version that was not answered may still be carried out."""
+    conflicts: int = 0
+
+
+class _NotAllowedError(Exception):
+    """Nothing was sent: this binding may not be asked for any more, or not by this process."""
+
+
 async def _no_receipt(need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
     del need, booking
     return {}
@@ -68,45 +94,77 @@ class Binder:
         api: ApiBindings,
         *,
         clock: Callable[[], float],
-        may_write: Callable[[], bool] = lambda: True,
+        left_s: Callable[[], float] = lambda: math.inf,
         receipt: Callable[[PodNeed, PodBooking], Awaitable[Mapping[str, str]]] = _no_receipt,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.2, most_s=5.0),
         late_s: float = _LATE_S,
     ) -> None:
-        """`may_write`: this process leads. `receipt`: what else is written on a pod."""
+        """`left_s`: for how long this process leads as far as it knows now, 0 where it does not.
+
+        `receipt`: what else is written on a pod.
+        """
         self._book = book
         self._api = api
         self._clock = clock
-        self._may_write = may_write
+        self._left_s = left_s
         self._receipt = receipt
         self._backoff = backoff
         self._late_s = late_s
+        self._slots = asyncio.Semaphore(MOST_WRITES)
         self._tasks: dict[PodUid, asyncio.Task[Outcome]] = {}
+        """One for each pod whose devices are reserved and that is not known to be bound. Where a
+        pod has gone meanwhile, it may be there for a moment longer."""
 
     @property
     def under_way(self) -> int:
         """How many bindings are being carried out."""
         return len(self._tasks)
 
-    async def bind(self, need: PodNeed, node: str, *, version: str = "") -> Outcome:
-        """Bind a pod to a node; return what became of it. Cancelling ends the waiting alone."""
+    async def bind(self, need: PodNeed, node: str, *, version: str) -> Outcome:
+        """Bind a pod to a node; return what became of it. Cancelling ends the waiting alone.
+
+        `version` is that of the pod that asks for `need`: only this one is bound so.
+        """
+        if not version:
+            # A binding of any version could not be told to be too late.
+            raise ValueError(f"pod {need} has no version")
+        if not self._left_s():
+            return Outcome(_NOT_LEADING)
+        task = self._tasks.get(need.uid)
+        if task is not None and self._book.state(need.uid) not in HELD:
+            return Outcome("an earlier binding of it is not over yet; it is tried again")
         order = self._book.begin_bind(need, node, now=self._clock(), version=version)
         if isinstance(order, Settled):
             return Outcome()
         if isinstance(order, Turned):
             return Outcome(order.rejection.text, order.rejection)
-        task = self._tasks.get(need.uid)
         if task is None:
             task = asyncio.create_task(self._carry_out(order))
             self._tasks[need.uid] = task
-            task.add_done_callback(lambda _: self._tasks.pop(need.uid, None))
         return await asyncio.shield(task)
+
+    async def bind_plain(self, pod: ClusterPod, node: str) -> Outcome:
+        """Bind a pod that asks for no GPU of ours as kube-scheduler itself does: one request."""
+        binding = Binding(uid=pod.uid, namespace=pod.namespace, name=pod.name, node=node)
+        try:
+            async with self._slots:
+                await self._api.bind(binding)
+        except KubeError as error:
+            return Outcome(error.message)
+        return Outcome()
+
+    async def read(self, *, uid: PodUid, namespace: str, name: str) -> ClusterPod | None:
+        """Read a pod that the watch has not told of; None: there is none. Raises `KubeError`."""
+        return await self._api.read(uid=uid, namespace=namespace, name=name)
 
     async def reread(self, uid: PodUid, namespace: str, name: str) -> None:
         """Read a pod that nobody has heard of, and tell the book. Raises `KubeError`."""
+        if uid in self._tasks:
+            return
+        step = self._book.step(uid)
+        pod = await self._api.read(uid=uid, namespace=namespace, name=name)
         if uid not in self._tasks:
-            pod = await self._api.read(uid=uid, namespace=namespace, name=name)
-            self._book.reread(uid, pod, now=self._clock())
+            self._book.reread(uid, pod, step=step, now=self._clock())
 
     async def drain(self, *, timeout_s: float) -> None:
         """Wait for what is under way, at the end of a program."""
@@ -114,105 +172,147 @@ class Binder:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
 
     async def _carry_out(self, order: Order) -> Outcome:
-        uid = order.booking.uid
         try:
             outcome = await self._until_known(order)
         except BaseException:
             # Cancelled, or broken: what has been asked for may still happen.
-            self._book.unknown(uid, now=self._clock())
+            self._book.unknown(order.booking, now=self._clock())
             raise
-        if outcome.problem:
-            self._book.refused(uid, now=self._clock())
         else:
-            self._book.bound(uid, now=self._clock())
-        return outcome
+            if outcome.problem:
+                self._book.refused(order.booking, now=self._clock())
+            else:
+                self._book.bound(order.booking, now=self._clock())
+            return outcome
+        finally:
+            # With the reservation and not a turn of the loop later: the next one finds neither.
+            del self._tasks[order.booking.uid]
 
     async def _until_known(self, order: Order) -> Outcome:
-        binding = await self._binding(order)
+        attempt = _Attempt(order, await self._binding(order))
+        if order.is_begun:
+            # What was asked for by a task that has not lived to see the answer may still come.
+            attempt.late_until = self._clock() + self._late_s
         backoff = self._backoff()
-        conflicts = 0
-        late_until = float("-inf")
         while True:
-            began = self._clock()
+            wait_s = None
             try:
-                await self._api.bind(binding)
+                await self._send(attempt)
                 return Outcome()
+            except _NotAllowedError:
+                outcome = await self._without_asking(attempt)
             except (ConflictError, ObjectMissingError) as error:
-                conflicts += 1
-                outcome = await self._after_conflict(binding)
-                if isinstance(outcome, Outcome):
-                    return outcome
-                binding = outcome
-                if conflicts > _MOST_CONFLICTS:
-                    if self._clock() >= late_until:
-                        return Outcome(error.message)
-                    await asyncio.sleep(backoff.next())
+                outcome = await self._after_conflict(attempt, error)
             except KubeError as error:
-                # Refused for good; but an earlier request of this binding may still be on its way.
-                if not error.is_passing and self._clock() >= late_until:
-                    return Outcome(error.message)
-                if error.is_passing:
-                    late_until = began + self._late_s
-                self._book.unknown(binding.uid, now=self._clock())
-                _log.warning(error.message, pod=f"{binding.namespace}/{binding.name}")
-                await asyncio.sleep(backoff.next(at_least_s=error.retry_after_s))
-            settled = await self._until_leading(binding, backoff)
-            if settled is not None:
-                return settled
+                outcome = self._after_error(attempt, error)
+                wait_s = error.retry_after_s
+            if outcome is not None:
+                return outcome
+            await asyncio.sleep(backoff.next(at_least_s=wait_s))
 
-    async def _until_leading(self, binding: Binding, backoff: Backoff) -> Outcome | None:
-        """Ask for nothing while another process leads: look what becomes of what was asked for."""
-        while not self._may_write():
-            await asyncio.sleep(backoff.next())
-            settled = self._settled(binding, await self._read(binding, backoff))
-            if settled is not None:
-                return settled
+    async def _send(self, attempt: _Attempt) -> None:
+        """Ask for a binding, if it may be. Raises `_NotAllowedError`, and `KubeError`."""
+        binding = attempt.binding
+        async with self._slots:
+            is_held = self._left_s() and self._book.renew(attempt.order.booking, binding.version)
+            if not is_held:
+                raise _NotAllowedError
+            try:
+                async with self._while_leading():
+                    await self._api.bind(binding)
+            except TimeoutError as error:
+                raise UnreachableError(
+                    f"broke off to bind pod {binding.namespace}/{binding.name}: this replica does"
+                    " not lead any more"
+                ) from error
+
+    @asynccontextmanager
+    async def _while_leading(self) -> AsyncIterator[None]:
+        """Break off what is done in here once this process leads no more: by `TimeoutError`."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal waiting
+            left_s = self._left_s()
+            if left_s == math.inf:
+                return
+            if left_s:
+                waiting = loop.call_later(left_s, look)
+            else:
+                limit.reschedule(loop.time())
+
+        async with asyncio.timeout(None) as limit:
+            look()
+            try:
+                yield
+            finally:
+                if waiting is not None:
+                    waiting.cancel()
+
+    def _after_error(self, attempt: _Attempt, error: KubeError) -> Outcome | None:
+        """Say whether the binding is over; None: nobody knows, or it has not been made."""
+        now = self._clock()
+        if error.is_passing:
+            attempt.late_until = now + self._late_s
+        elif now >= attempt.late_until:
+            # Refused for good, and no earlier request of this binding is still on its way.
+            return Outcome(error.message)
+        self._book.unknown(attempt.order.booking, now=now)
+        _log.warning(error.message, pod=f"{attempt.binding.namespace}/{attempt.binding.name}")
         return None
 
-    async def _after_conflict(self, binding: Binding) -> Outcome | Binding:
-        """Look at what kept the pod from being bound."""
-        pod = await self._read(binding, self._backoff())
-        settled = self._settled(binding, pod)
+    async def _without_asking(self, attempt: _Attempt) -> Outcome | None:
+        """See what has become of what was asked for, where no more may be; None: not known yet."""
+        if self._clock() >= attempt.late_until:
+            return Outcome(_NOT_LEADING)
+        pod = await self._read(attempt.order)
+        settled = self._settled(attempt.order, pod)
+        if settled is None and pod is not None and is_later(pod.version, attempt.binding.version):
+            return Outcome(CHANGED)
+        return settled
+
+    async def _after_conflict(self, attempt: _Attempt, error: KubeError) -> Outcome | None:
+        """Look at what kept the pod from being bound; None: it may be asked for once more."""
+        pod = await self._read(attempt.order)
+        settled = self._settled(attempt.order, pod)
         if settled is not None:
             return settled
         assert pod is not None  # noqa: S101 - it is settled that it is gone
         # It has been written to meanwhile. What it asks for does not change with that, but for its
         # annotations: kube-scheduler tries again with those that it has then.
-        if pod.asks is None or self._asks_differently(pod):
-            return Outcome("the pod has changed since its node was chosen; it is tried again")
-        return replace(binding, version=pod.version)
-
-    def _asks_differently(self, pod: ClusterPod) -> bool:
-        known = self._book.need(pod.uid)
-        try:
-            return known is None or need_of(pod) != known[0]
-        except UsageError:
-            return True
-
-    def _settled(self, binding: Binding, pod: ClusterPod | None) -> Outcome | None:
-        if pod is None:
-            return Outcome("the pod is gone")
-        if pod.node:
-            booked = self._book.booking(binding.uid)
-            self._book.reread(binding.uid, pod, now=self._clock())
-            if booked is not None and pod.booking is not None:
-                ours = (booked.node, booked.containers)
-                if ours == (pod.booking.node, pod.booking.containers):
-                    return Outcome()
-            return Outcome(f"the pod has been bound to node {pod.node} by somebody else")
-        if binding.version and is_later(pod.version, binding.version) and not self._may_write():
-            return Outcome("the pod has changed since its node was chosen")
+        if pod.asks is None or _asks_differently(pod, attempt.order.need):
+            return Outcome(CHANGED)
+        if is_later(pod.version, attempt.binding.version):
+            attempt.late_until = -math.inf  # what was asked for before comes too late
+        attempt.conflicts += 1
+        if attempt.conflicts > _MOST_CONFLICTS and self._clock() >= attempt.late_until:
+            return Outcome(error.message)
+        attempt.binding = replace(attempt.binding, version=pod.version)
         return None
 
-    async def _read(self, binding: Binding, backoff: Backoff) -> ClusterPod | None:
+    def _settled(self, order: Order, pod: ClusterPod | None) -> Outcome | None:
+        """Say what a pod that was read makes known; None: it waits as before, maybe changed."""
+        if pod is None:
+            self._book.pod_gone(order.booking.uid)
+            return Outcome("the pod is gone")
+        if not pod.node:
+            return None
+        self._book.pod_put(pod, now=self._clock())
+        if pod.booking is not None:
+            ours = (order.booking.node, order.booking.containers)
+            if ours == (pod.booking.node, pod.booking.containers):
+                return Outcome()
+        return Outcome(f"the pod has been bound to node {pod.node} by somebody else")
+
+    async def _read(self, order: Order) -> ClusterPod | None:
         """Read the pod, however long that takes."""
+        need, backoff = order.need, self._backoff()
         while True:
             try:
-                return await self._api.read(
-                    uid=binding.uid, namespace=binding.namespace, name=binding.name
-                )
+                return await self._api.read(uid=need.uid, namespace=need.namespace, name=need.name)
             except KubeError as error:
-                self._book.unknown(binding.uid, now=self._clock())
+                self._book.unknown(order.booking, now=self._clock())
                 await asyncio.sleep(backoff.next(at_least_s=error.retry_after_s))
 
     async def _binding(self, order: Order) -> Binding:
@@ -228,3 +328,10 @@ class Binder:
                 PLACEMENT: write_booking(booking),
             },
         )
+
+
+def _asks_differently(pod: ClusterPod, need: PodNeed) -> bool:
+    try:
+        return need_of(pod) != need
+    except UsageError:
+        return True

@@ -15,16 +15,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-import msgspec
-
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
+from allotment.kube.errors import KubeError
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.placement.refusals import Reason, grouped
 from allotment.scheduler import wire
-from allotment.scheduler.binding import Binder
+from allotment.scheduler.binding import CHANGED, Binder, Outcome
 from allotment.scheduler.book import Book
 from allotment.scheduler.needs import need_of
 from allotment.scheduler.receipts import Receipts
@@ -102,23 +101,33 @@ class Extender:
         self._check()
         arguments = wire.read_filter(body)
         asked = wire.node_names(arguments)
-        pod = self._pod(arguments.pod)
+        heard = self._heard(arguments.pod)
+        pod = heard or to_cluster_pod(arguments.pod)
         if pod.asks is None or pod.node:
             passed = [name for name in asked if pod.node in {"", name}]
             return wire.encode(wire.some_nodes(passed, asked))
+        told = self._told if heard is not None else None
         try:
             need = need_of(pod)
         except UsageError as error:
-            return self._mistaken(pod, error, asked)
-        if self._receipts is not None and pod.dialect:
-            self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
+            text = _sentence(error)
+            if told is not None:
+                told.refused(pod, text, is_mistaken=True)
+            return wire.encode(wire.no_nodes(asked, text))
         names = asked if isinstance(asked, wire.NamesAsked) else asked.keys()
-        choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
+        if heard is None:
+            choice = self._book.rank(need, names)
+        else:
+            if self._receipts is not None and pod.dialect:
+                self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
+            choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
         result = wire.some_nodes(choice.best, asked)
         if not choice.best and asked:
-            result.failed_nodes, result.failed_and_unresolvable_nodes = self._failed(
-                pod, choice.refused
-            )
+            refusals = _Refusals(choice.refused)
+            result.failed_nodes, result.failed_and_unresolvable_nodes = refusals.by_node()
+            if told is not None:
+                told.rejected(refusals.reasons())
+                told.refused(pod, refusals.summary(), is_mistaken=False)
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
@@ -126,98 +135,128 @@ class Extender:
         self._check()
         arguments = wire.read_filter(body)
         names = list(wire.node_names(arguments))
-        pod = self._pod(arguments.pod)
-        if pod.asks is None:
+        heard = self._heard(arguments.pod)
+        pod = heard or to_cluster_pod(arguments.pod)
+        if pod.asks is None or pod.node:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         try:
             need = need_of(pod)
         except UsageError:
             # Filter has refused it everywhere: nobody asks this but by mistake.
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
-        ranked = self._book.prioritize(need, names, now=self._clock())
+        if heard is None:
+            best = self._book.rank(need, names).best
+            ranked = [*best, *(name for name in sorted(names) if name not in best)]
+        else:
+            ranked = self._book.prioritize(need, names, now=self._clock(), version=pod.version)
         return wire.encode(_scores(ranked))
 
     async def bind(self, body: bytes) -> bytes:
-        """Bind a pod to a node, with its placement; answer when it is known what became of it."""
+        """Bind a pod to a node, with its placement; answer when it is known what became of it.
+
+        What it is given is what the API server says that it asks for now, whoever has said what
+        when the node was chosen.
+        """
         self._check()
         arguments = wire.read_binding(body)
-        uid = PodUid(arguments.pod_uid)
-        known = self._book.need(uid)
-        if known is None:
-            # Another replica, or this one before it was started anew, has chosen the node.
-            pod = self._pods(uid)
-            if pod is None or (pod.namespace, pod.name) != (
-                arguments.pod_namespace,
-                arguments.pod_name,
-            ):
-                return _unbound("the pod is not known here; it is tried again")
-            try:
-                known = (need_of(pod), pod.version)
-            except UsageError as error:
-                return _unbound(_sentence(error))
-            if pod.node:
-                same = pod.node == arguments.node
-                return _unbound("" if same else f"the pod is bound to node {pod.node}")
-        need, version = known
-        outcome = await self._binder.bind(need, arguments.node, version=version)
+        try:
+            pod = await self._read(arguments)
+        except KubeError as error:
+            return _unbound(error.message)
+        if pod is None:
+            return _unbound("the pod is gone, or was never there")
+        if pod.node:
+            same = pod.node == arguments.node
+            return _unbound("" if same else f"the pod is bound to node {pod.node}")
+        if pod.asks is None:
+            return _unbound((await self._binder.bind_plain(pod, arguments.node)).problem)
+        try:
+            need = need_of(pod)
+        except UsageError as error:
+            return _unbound(_sentence(error))
+        chosen_for = self._book.need(pod.uid)
+        if chosen_for is not None and chosen_for != need:
+            outcome = Outcome(CHANGED)
+        else:
+            outcome = await self._binder.bind(need, arguments.node, version=pod.version)
         if outcome.problem:
             self._told.unbound(need, arguments.node, outcome.problem)
             if outcome.rejection is not None:
                 self._told.rejected({outcome.rejection.reason: 1})
         else:
-            self._told.bound(need, self._book.booking(uid))
+            self._told.bound(need, self._book.booking(pod.uid))
         return _unbound(outcome.problem)
 
-    def _pod(self, item: PodObject) -> ClusterPod:
-        """Say what a pod is to a scheduler. The watch has mostly told of this very version."""
-        uid, version = item.metadata.uid, item.metadata.resource_version
+    def _heard(self, item: PodObject) -> ClusterPod | None:
+        """Return a pod as the watch has told of it; None: it has not.
+
+        Whatever else is said of a pod is not believed: anybody who reaches the port can say it.
+        """
+        uid = item.metadata.uid
         if not uid:
             raise UsageError(
                 "the pod has no uid", hint="kube-scheduler sends pods as the API server has them"
             )
-        heard = self._pods(uid)
-        if heard is not None and version and heard.version == version:
-            return heard
-        return to_cluster_pod(item)
+        return self._pods(uid)
+
+    def _pod(self, item: PodObject) -> ClusterPod:
+        return self._heard(item) or to_cluster_pod(item)
+
+    async def _read(self, arguments: wire.BindingArguments) -> ClusterPod | None:
+        """Return a pod as the watch has told of it, else as the API server has it.
+
+        Raises `KubeError`.
+        """
+        uid = PodUid(arguments.pod_uid)
+        name, namespace = arguments.pod_name, arguments.pod_namespace
+        pod = self._pods(uid)
+        if pod is None:
+            return await self._binder.read(uid=uid, namespace=namespace, name=name)
+        return pod if (pod.namespace, pod.name) == (namespace, name) else None
 
     def _check(self) -> None:
         if not self._leads():
             raise NotLeadingError
 
-    def _mistaken(
-        self,
-        pod: ClusterPod,
-        error: UsageError,
-        asked: wire.NamesAsked | Mapping[str, msgspec.Raw],
-    ) -> bytes:
-        text = _sentence(error)
-        self._told.refused(pod, text, is_mistaken=True)
-        result = wire.some_nodes((), asked)
-        result.failed_and_unresolvable_nodes = dict.fromkeys(asked, text)
-        return wire.encode(result)
 
-    def _failed(
-        self, pod: ClusterPod, refused: Mapping[str, NodeRejection]
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return what to say of each node, and of each where no preemption would help."""
+class _Refusals:
+    """Why no node does, in words: nodes that fail alike say the same."""
+
+    def __init__(self, refused: Mapping[str, NodeRejection]) -> None:
         try:
-            groups = grouped(refused.values())
+            self._groups = grouped(refused.values())
+            self._refused = refused
         except LookupError:
             # Ranked out and yet with room: what is known of the cluster changes with every event.
-            groups = [("it has room after all; the pod is tried again", tuple(refused))]
-            refused = {}
+            text = "it has room after all; the pod is tried again"
+            self._groups, self._refused = [(text, tuple(refused))], {}
+
+    def by_node(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return what to say of each node, and of each where no preemption would help."""
         failed: dict[str, str] = {}
         hopeless: dict[str, str] = {}
-        reasons: dict[str, int] = {}
-        for number, (text, names) in enumerate(groups):
-            reason = refused[names[0]].reason if names[0] in refused else ""
-            reasons[reason] = reasons.get(reason, 0) + len(names)
+        for number, (text, names) in enumerate(self._groups):
             said = text if number < _MOST_TEXTS else "it does not fit either"
-            target = hopeless if reason in _HOPELESS else failed
+            target = hopeless if self._reason(names) in _HOPELESS else failed
             target.update(dict.fromkeys(names, said))
-        self._told.rejected(reasons)
-        self._told.refused(pod, _summary(groups), is_mistaken=False)
         return failed, hopeless
+
+    def reasons(self) -> dict[str, int]:
+        """Return how many nodes are refused for each reason."""
+        reasons: dict[str, int] = {}
+        for _, names in self._groups:
+            reason = self._reason(names)
+            reasons[reason] = reasons.get(reason, 0) + len(names)
+        return reasons
+
+    def summary(self) -> str:
+        """Return need and have of all nodes, in one line."""
+        parts = [f"{text} ({len(names)} nodes)" for text, names in self._groups[:3]]
+        rest = sum(len(names) for _, names in self._groups[3:])
+        return "; ".join([*parts, f"{rest} more nodes do not do either"] if rest else parts)
+
+    def _reason(self, names: Sequence[str]) -> str:
+        return self._refused[names[0]].reason if names[0] in self._refused else ""
 
 
 def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
@@ -225,13 +264,6 @@ def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
     return [
         wire.HostPriority(host=name, score=(last - rank) * STEP) for rank, name in enumerate(ranked)
     ]
-
-
-def _summary(groups: Sequence[tuple[str, tuple[str, ...]]]) -> str:
-    """Return need and have of all nodes, in one line."""
-    parts = [f"{text} ({len(names)} nodes)" for text, names in groups[:3]]
-    rest = sum(len(names) for _, names in groups[3:])
-    return "; ".join([*parts, f"{rest} more nodes do not do either"] if rest else parts)
 
 
 def _sentence(error: UsageError) -> str:

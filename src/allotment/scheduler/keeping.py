@@ -13,7 +13,8 @@ from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import Pod, PodUid
-from allotment.scheduler.book import Book, State
+from allotment.scheduler.book import Book
+from allotment.scheduler.holdings import HELD
 from allotment.scheduler.needs import need_of
 from allotment.scheduler.nominations import Nominations
 from allotment.scheduler.quota import QuotaBook, QuotaRejection
@@ -21,38 +22,53 @@ from allotment.scheduler.taking_over import TakeOver
 
 __all__ = ["BookKeeper", "DialectQuotas"]
 
-_HELD = frozenset({State.RESERVED, State.UNKNOWN, State.BOUND})
 _MOST_TOLD = 20
 """By name; how many there are, a figure says."""
 _log = structlog.get_logger(__name__)
 
 
 class DialectQuotas:
-    """The quotas as `Book` asks about them, which knows of no dialect."""
+    """The quotas as `Book` asks about them, which knows of no dialect.
+
+    A pod counts for as long as it is there: `BookKeeper` says since when and until when. What the
+    book says of one that is not there any more, late, counts until it takes that back.
+    """
 
     def __init__(self, quotas: QuotaBook) -> None:
         """Take the book of quotas."""
         self.quotas = quotas
-        self._dialects: dict[PodUid, str] = {}
+        self._there: dict[PodUid, tuple[PodNeed, str]] = {}
+        """What a pod asks for, and whose syntax it was written in."""
 
-    def speaks(self, uid: PodUid, dialect: str) -> None:
-        """Take note of whose syntax a pod was written in."""
-        if dialect:
-            self._dialects[uid] = dialect
+    def put(self, need: PodNeed, *, booking: PodBooking | None, dialect: str) -> None:
+        """Count a pod that is there, as bound where it has a booking; again: in its place."""
+        self._there[need.uid] = (need, dialect)
+        self.quotas.add(need, booking=booking, dialect=dialect)
+
+    def gone(self, uid: PodUid) -> None:
+        """Count a pod no more."""
+        if self._there.pop(uid, None) is not None:
+            self.quotas.remove(uid)
 
     def check(self, need: PodNeed, *, booking: PodBooking | None = None) -> QuotaRejection | None:
         """Return why a pod may not have what it is to have; None: it may."""
-        dialect = self._dialects.get(need.uid, "")
-        return self.quotas.check(need, booking=booking, dialect=dialect)
+        return self.quotas.check(need, booking=booking, dialect=self._dialect(need.uid))
 
-    def add(self, need: PodNeed, *, booking: PodBooking | None = None) -> None:
-        """Count a pod, as bound where it has a booking; again: in its place."""
-        self.quotas.add(need, booking=booking, dialect=self._dialects.get(need.uid, ""))
+    def reserve(self, need: PodNeed, booking: PodBooking) -> None:
+        """Count a pod as bound: it is about to be."""
+        self.quotas.add(need, booking=booking, dialect=self._dialect(need.uid))
 
-    def remove(self, uid: PodUid) -> None:
-        """Count a pod no more."""
-        self._dialects.pop(uid, None)
-        self.quotas.remove(uid)
+    def release(self, uid: PodUid) -> None:
+        """Count a pod that is not bound after all as one that waits, if it is there."""
+        there = self._there.get(uid)
+        if there is None:
+            self.quotas.remove(uid)
+        else:
+            self.quotas.add(there[0], dialect=there[1])
+
+    def _dialect(self, uid: PodUid) -> str:
+        there = self._there.get(uid)
+        return there[1] if there is not None else ""
 
 
 class BookKeeper:
@@ -91,14 +107,13 @@ class BookKeeper:
         else:
             need = self._need(pod)
             self._needs[pod.uid] = (pod.asks, need)
-            self._quotas.speaks(pod.uid, pod.dialect)
             if known is None and need is not None:
                 self._book.arrived(need)
         if need is not None:
             booking = pod.booking
-            if booking is None and self._book.state(pod.uid) in _HELD:
+            if booking is None and self._book.state(pod.uid) in HELD:
                 booking = self._book.booking(pod.uid)
-            self._quotas.add(need, booking=booking)
+            self._quotas.put(need, booking=booking, dialect=pod.dialect)
         self._nominate(pod, need)
 
     def pod_gone(self, uid: PodUid) -> None:
@@ -107,8 +122,8 @@ class BookKeeper:
             self._nominations.gone(uid)
         self.strangers.discard(uid)
         self._take_over.gone(uid)
-        self._book.pod_gone(uid)
         self._forget(uid)
+        self._book.pod_gone(uid)
 
     def node_put(self, node: NodeInventory) -> None:
         """A node came or changed."""
@@ -126,7 +141,7 @@ class BookKeeper:
 
     def _forget(self, uid: PodUid) -> None:
         if self._needs.pop(uid, None) is not None:
-            self._quotas.remove(uid)
+            self._quotas.gone(uid)
 
     def _need(self, pod: ClusterPod) -> PodNeed | None:
         try:

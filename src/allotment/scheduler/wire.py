@@ -29,6 +29,7 @@ __all__ = [
     "PreemptionResult",
     "Victims",
     "encode",
+    "no_nodes",
     "node_names",
     "read_binding",
     "read_filter",
@@ -219,6 +220,13 @@ def some_nodes(
     if isinstance(asked, NamesAsked):
         return FilterResult(node_names=list(chosen))
     return FilterResult(nodes={"items": [asked[name] for name in chosen]})
+
+
+def no_nodes(asked: NamesAsked | Mapping[str, msgspec.Raw], why: str) -> FilterResult:
+    """Answer that none of the nodes will ever do, and why."""
+    result = some_nodes((), asked)
+    result.failed_and_unresolvable_nodes = dict.fromkeys(asked, why)
+    return result
 
 
 def _read(decoder: "msgspec.json.Decoder[T]", body: bytes | msgspec.Raw, what: str) -> T:

@@ -12,9 +12,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_twin import GIB, Bindery, Told, book_of, cluster_pod, node, pod_json
+from scheduler_twin import (
+    GIB,
+    Bindery,
+    Told,
+    book_of,
+    cluster_pod,
+    cluster_pod_of,
+    node,
+    pod_json,
+)
 
 from allotment.kube.cluster_feed import ClusterPod
+from allotment.kube.errors import DeniedError, UnreachableError
 from allotment.model.clusters import PodBooking
 from allotment.model.errors import UsageError
 from allotment.scheduler.binding import Binder
@@ -45,7 +55,18 @@ class Scene:
             clock=lambda: self.now,
         )
 
-    def filter(self, pod: dict[str, Any], names: list[str] | None = None) -> dict[str, Any]:
+    def hear(self, pod: dict[str, Any]) -> ClusterPod:
+        """The watch tells of a pod, and the API server has it."""
+        heard = cluster_pod_of(pod)
+        self.pods[heard.uid] = heard
+        self.bindery.add(heard)
+        return heard
+
+    def filter(
+        self, pod: dict[str, Any], names: list[str] | None = None, *, is_heard: bool = True
+    ) -> dict[str, Any]:
+        if is_heard and pod["metadata"]["uid"] not in self.pods:
+            self.hear(pod)
         body = {"Pod": pod, "Nodes": None, "NodeNames": NAMES if names is None else names}
         return dict(json.loads(self.extender.filter(json.dumps(body).encode())))
 
@@ -63,9 +84,9 @@ class Scene:
         """A pod that is bound, and heard of."""
         limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
         pod = cluster_pod(name, limits=limits)
-        order = self.book.begin_bind(need_of(pod), where, now=self.now)
+        order = self.book.begin_bind(need_of(pod), where, now=self.now, version=pod.version)
         assert isinstance(order, Order), order
-        self.book.bound(pod.uid, now=self.now)
+        self.book.bound(order.booking, now=self.now)
         bound = replace(pod, node=where, booking=order.booking, priority=priority)
         self.pods[pod.uid] = bound
         self.book.pod_put(bound, now=self.now)
@@ -157,11 +178,111 @@ def test_a_pod_is_bound_where_it_was_shown() -> None:
 
 def test_a_pod_that_another_replica_was_asked_about_is_known_from_the_watch() -> None:
     scene = Scene()
-    pod = cluster_pod()
-    assert "not known" in scene.bind("train", "a")
-    scene.bindery.add(pod)
-    scene.pods[pod.uid] = pod
+    assert "never there" in scene.bind("train", "a")
+    scene.hear(pod_json())
     assert scene.bind("train", "a") == ""
+    assert scene.bindery.asked[0].version == "7"
+
+
+def test_a_pod_that_the_watch_has_not_told_of_yet_is_read() -> None:
+    scene = Scene()
+    scene.bindery.add(cluster_pod(version="9"))
+    assert scene.bind("train", "a") == ""
+    assert scene.bindery.asked[0].version == "9"
+
+
+def test_a_pod_that_has_changed_since_it_was_filtered_is_not_bound() -> None:
+    """What the watch has told of meanwhile is another request, at a version that would do."""
+    scene = Scene()
+    small = {"allotment.dev/memory": "10%"}
+    gpu = {"allotment.dev/gpu": "1"}
+    scene.filter(pod_json(limits=gpu, annotations=small, version="77"))
+    scene.hear(pod_json(limits=gpu, annotations={"allotment.dev/memory": "90%"}, version="78"))
+    assert "has changed" in scene.bind("train", "a")
+    assert not scene.bindery.asked
+    scene.filter(pod_json(limits=gpu, annotations=small, version="77"))  # late
+    assert scene.bind("train", "a") == ""
+    [asked] = scene.bindery.asked
+    booking = scene.bindery.pods[asked.uid].booking
+    assert booking is not None
+    assert booking.containers[0].devices[0].memory == 72 * GIB
+
+
+def test_a_pod_that_has_changed_in_other_ways_is_bound_at_its_present_version() -> None:
+    scene = Scene()
+    scene.filter(pod_json(version="77"))
+    scene.hear(pod_json(version="78", annotations={"team": "vision"}))
+    assert scene.bind("train", "a") == ""
+    assert [each.version for each in scene.bindery.asked] == ["78"]
+
+
+@pytest.mark.parametrize("version", ["", "5", "99"])
+def test_what_a_body_says_of_a_pod_that_is_known_is_not_believed(version: str) -> None:
+    scene = Scene()
+    scene.hear(pod_json(version="77"))
+    scene.filter(pod_json(version="77"))
+    little = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "1Mi"}
+    assert scene.filter(pod_json(limits=little, version=version))["NodeNames"]
+    scene.prioritize(pod_json(limits=little, version=version), ["a", "b"])
+    assert scene.bind("train", "a") == ""
+    [asked] = scene.bindery.asked
+    assert asked.version == "77"
+    booking = scene.bindery.pods[asked.uid].booking
+    assert booking is not None
+    assert booking.containers[0].devices[0].memory == 20 * GIB
+
+
+def test_a_pod_that_nobody_has_told_of_is_ranked_and_leaves_nothing() -> None:
+    scene = Scene(candidates=1)
+    whole = {"allotment.dev/gpu": "1"}
+    for number in range(5):
+        made_up = pod_json(f"made-up-{number}", limits=whole)
+        assert scene.filter(made_up, is_heard=False) == {"NodeNames": ["a"]}
+        assert scene.prioritize(made_up, ["b", "a"]) == {"a": 2000, "b": 1000}
+    unfit = pod_json("huge", limits={"allotment.dev/gpu": "7"})
+    assert scene.filter(unfit, is_heard=False)["NodeNames"] == []
+    mistaken = pod_json("mistaken", limits={"allotment.dev/gpu-memory": "4Gi"})
+    assert scene.filter(mistaken, is_heard=False)["NodeNames"] == []
+    assert not any(scene.book.counts().values())
+    assert not scene.book.by_node()
+    assert not scene.told.refusals
+    assert not scene.told.reasons
+
+
+def test_a_pod_that_asks_for_nothing_of_ours_is_bound_as_it_is() -> None:
+    """kube-scheduler hands pods with any resource that it was told is ours to the binder."""
+    scene = Scene()
+    scene.hear(pod_json("foreign", limits={"aliyun.com/gpu-mem": "3"}))
+    assert scene.bind("foreign", "no-agent-there") == ""
+    [asked] = scene.bindery.asked
+    assert (asked.node, asked.version, dict(asked.annotations)) == ("no-agent-there", "", {})
+    assert not any(scene.book.counts().values())
+    scene.bindery.answers.append(DeniedError("the API server refused: no", status=403))
+    scene.hear(pod_json("other", limits={"cpu": "1"}))
+    assert "refused" in scene.bind("other", "b")
+
+
+def test_prioritize_without_a_filter_before_it_knows_the_version() -> None:
+    """The leader has changed between both questions, say."""
+    scene = Scene()
+    scene.hear(pod_json(version="77"))
+    assert set(scene.prioritize(pod_json(version="77"), ["a", "b"])) == {"a", "b"}
+    assert scene.bind("train", "a") == ""
+    assert [each.version for each in scene.bindery.asked] == ["77"]
+
+
+def test_an_api_server_that_cannot_be_asked_about_a_pod_is_named() -> None:
+    scene = Scene()
+    scene.bindery.read_error = UnreachableError("cannot get pod: the API server is away")
+    assert "is away" in scene.bind("train", "a")
+
+
+def test_a_pod_of_another_name_is_not_bound() -> None:
+    scene = Scene()
+    heard = scene.hear(pod_json())
+    body = {"PodName": "x", "PodNamespace": "ml", "PodUID": heard.uid, "Node": "a"}
+    answer = asyncio.run(scene.extender.bind(json.dumps(body).encode()))
+    assert "never there" in json.loads(answer)["Error"]
 
 
 def test_two_pods_are_not_shown_the_same_place() -> None:
@@ -257,7 +378,7 @@ def test_a_device_that_fails_between_filter_and_bind_is_not_given() -> None:
         for each in there.devices
     )
     scene.book.node_put(replace(there, devices=devices))
-    order = scene.book.begin_bind(known[0], "b", now=scene.now)
+    order = scene.book.begin_bind(known, "b", now=scene.now, version="7")
     assert isinstance(order, Order)
     assert order.booking.containers[0].devices[0].uuid != chosen.uuid
 
