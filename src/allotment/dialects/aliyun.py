@@ -123,6 +123,7 @@ class AliyunDialect:
 
     name: Final = "aliyun"
     title: Final = "Aliyun's"
+    records: Final = (ALLOCATION, IDX)
 
     def __init__(self, settings: AliyunSettings | None = None) -> None:
         """Take what is configurable."""

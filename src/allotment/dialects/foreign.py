@@ -138,7 +138,8 @@ class ForeignDialect(Protocol):
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Return which GPUs that system itself gave the containers of a running pod, as UUIDs.
 
-        Empty: it gave none. Where it is, and nothing else: how much of them it is, the pod's own
-        request says, which cannot be edited. Raises `UsageError` if it cannot be read.
+        Empty: it gave none. That is where the pod is, and nothing else: how much it has, its own
+        request says, which cannot be edited. What is read are the annotations that the dialect
+        names in `records`. Raises `UsageError` if they cannot be read.
         """
         ...

@@ -99,6 +99,7 @@ class HamiDialect:
     name: Final = "hami"
     title: Final = "HAMi's"
     annotations: Final = ANNOTATIONS
+    records: Final = (ALLOCATED, NODE)
 
     def __init__(self, settings: HamiSettings | None = None) -> None:
         """Take the settings of the HAMi that the pods were written for."""

@@ -96,6 +96,7 @@ class KaiDialect:
 
     name: Final = "kai"
     title: Final = "KAI's"
+    records: Final = (f"*.{_GIVEN}",)
 
     def __init__(self, settings: KaiSettings | None = None) -> None:
         """Take what is configurable."""

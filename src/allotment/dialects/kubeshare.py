@@ -175,6 +175,8 @@ class KubeShare2Dialect:
     UUID: Final = "sharedgpu/gpu_uuid"
     """An annotation, as the model and the memory are at the same time; these are what was given."""
 
+    records: Final = (UUID,)
+
     ASKING: Final = (REQUEST, LIMIT, MEMORY)
     """Those by which it is recognised."""
     labels: Final = (*ASKING, MODEL, PRIORITY, *GROUP)

@@ -75,6 +75,7 @@ class TencentDialect:
 
     name: Final = "tencent"
     title: Final = "Tencent's"
+    records: Final = (f"{INDEX_PREFIX}*",)
 
     def __init__(self, settings: TencentSettings | None = None) -> None:
         """Take what is configurable."""

@@ -207,6 +207,7 @@ class ElasticGpuDialect:
 
     name: Final = "elastic-gpu"
     title: Final = "elastic-gpu's"
+    records: Final = (f"{CONTAINER_PREFIX}*",)
 
     def __init__(self, settings: ElasticGpuSettings | None = None) -> None:
         """Take what is configurable."""

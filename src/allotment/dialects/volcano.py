@@ -106,6 +106,7 @@ class VolcanoDialect:
     name: Final = "volcano"
     title: Final = "Volcano's"
     annotations: Final = ANNOTATIONS
+    records: Final = (IDS, NODE)
 
     def __init__(self, settings: VolcanoSettings | None = None) -> None:
         """Take the settings of the device plugin that the pods were written for."""
@@ -191,6 +192,7 @@ class VolcanoGpuShareDialect:
     name: Final = "volcano-gpushare"
     title: Final = "Volcano's (GPU sharing)"
     resources: Final = GPUSHARE_RESOURCES
+    records: Final = (GPU_INDEX,)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         """Return its resources."""

@@ -6,18 +6,27 @@ away is nobody's trouble who wants no GPU. So the list is a contract with the AP
 (`admission_rules`), and with the dialects, which may recognise no pod that is not on it: a test
 holds each of them to that.
 
-A key that ends with `*` stands for all that begin so.
+A key that ends with `*` stands for all that begin so, one that begins with it for all that end so.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Final
 
 from allotment.dialects.annotations import PREFIX
-from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
+from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod, Marks
 
-__all__ = ["KEYS", "OWN", "TRANSLATED", "Keys", "all_keys", "keys_of", "matcher"]
+__all__ = [
+    "KEYS",
+    "OWN",
+    "TRANSLATED",
+    "Keys",
+    "MarkedKeys",
+    "all_keys",
+    "keys_of",
+    "matcher",
+]
 
 TRANSLATED: Final = "webhook.allotment.dev/translated"
 """What a translation was made of, as a digest: who changes that afterwards, or copies a pod and
@@ -25,6 +34,21 @@ changes the copy, would get what it was before, without a word."""
 
 _Names = frozenset[str]
 _NONE: Final[_Names] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedKeys:
+    """Annotations with names that anybody may use: a dialect's on pods with its marks alone."""
+
+    marks: Marks
+    asking: _Names
+    others: _Names = field(default=_NONE)
+
+    def match(self, pod: ForeignPod) -> bool:
+        """Whether a pod has one of them, and a mark."""
+        return self.marks.are_on(pod) and any(
+            map(matcher(self.asking | self.others), pod.annotations)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +67,9 @@ class Keys:
     other_labels: _Names = field(default=_NONE)
     schedulers: _Names = field(default=_NONE)
     """Whoever names one of these means that system, by whatever else it asks."""
+    marked: frozenset[MarkedKeys] = field(default=frozenset())
+    records: _Names = field(default=_NONE)
+    """Annotations in which a system says on which GPUs it has put a pod."""
 
     @property
     def resources(self) -> _Names:
@@ -53,6 +80,11 @@ class Keys:
     def annotations(self) -> _Names:
         """All of its annotations."""
         return self.asking_annotations | self.other_annotations
+
+    @property
+    def marked_annotations(self) -> _Names:
+        """Those that are a dialect's on some pods alone."""
+        return frozenset().union(*(each.asking | each.others for each in self.marked))
 
     @property
     def labels(self) -> _Names:
@@ -66,6 +98,7 @@ class Keys:
             asking_resources=self.asking_resources,
             asking_annotations=self.asking_annotations,
             asking_labels=self.asking_labels,
+            marked=frozenset(replace(each, others=_NONE) for each in self.marked),
         )
 
     def __or__(self, other: "Keys") -> "Keys":
@@ -85,14 +118,16 @@ class Keys:
             or any(map(matcher(self.annotations), pod.annotations))
             or any(map(matcher(self.labels), pod.labels))
             or pod.scheduler in self.schedulers
+            or any(each.match(pod) for each in self.marked)
         )
 
 
 def matcher(names: Collection[str]) -> Callable[[str], bool]:
     """Return what tells whether a key is one of these."""
-    exact = frozenset(each for each in names if not each.endswith("*"))
+    exact = frozenset(each for each in names if "*" not in each)
     prefixes = tuple(each[:-1] for each in names if each.endswith("*"))
-    return lambda key: key in exact or key.startswith(prefixes)
+    suffixes = tuple(each[1:] for each in names if each.startswith("*"))
+    return lambda key: key in exact or key.startswith(prefixes) or key.endswith(suffixes)
 
 
 def all_keys(dialects: Iterable[ForeignDialect], *, more: Keys | None = None) -> Keys:
@@ -109,31 +144,43 @@ def keys_of(dialect: ForeignDialect) -> Keys:
     What asks for a share is found out by asking the dialect about a pod with nothing else.
     """
     found = KEYS.get(dialect.name, Keys())
+    records = frozenset[str](getattr(dialect, "records", ()))
     resources = (
         each
         for each in getattr(dialect, "resources", ())
         if _asks(dialect, ForeignPod(namespace="", name="", containers=_having(each)))
     )
-    annotations: Iterable[str] = getattr(dialect, "annotations", ())
-    labels: Iterable[str] = getattr(dialect, "labels", ())
-    bare = _having("")
-    asking = Keys(
-        asking_resources=frozenset(resources),
-        asking_annotations=frozenset(
-            each
-            for each in annotations
-            if _asks(dialect, ForeignPod(namespace="", name="", annotations={each: "1"}))
-        ),
-        asking_labels=frozenset(
-            each
-            for each in labels
-            if _asks(
-                dialect, ForeignPod(namespace="", name="", labels={each: "1"}, containers=bare)
-            )
-        ),
+    annotations = frozenset[str](getattr(dialect, "annotations", ()))
+    labels = frozenset[str](getattr(dialect, "labels", ()))
+    marks: Marks | None = getattr(dialect, "marks", None)
+    asking_annotations = frozenset(
+        each for each in annotations if _asks(dialect, _pod_with(annotation=each, marks=marks))
     )
-    others = Keys(other_annotations=frozenset(annotations), other_labels=frozenset(labels))
-    return found | asking | others
+    if marks is not None:
+        others = annotations - asking_annotations
+        marked = MarkedKeys(marks=marks, asking=asking_annotations, others=others)
+        return found | Keys(marked=frozenset({marked}), records=records)
+    return found | Keys(
+        asking_resources=frozenset(resources),
+        asking_annotations=asking_annotations,
+        asking_labels=frozenset(each for each in labels if _asks(dialect, _pod_with(label=each))),
+        other_annotations=annotations,
+        other_labels=labels,
+        records=records,
+    )
+
+
+def _pod_with(*, annotation: str = "", label: str = "", marks: Marks | None = None) -> ForeignPod:
+    """Return a pod that has one key, and the marks by which it counts."""
+    known = marks or Marks()
+    return ForeignPod(
+        namespace="",
+        name="",
+        annotations={annotation: "1"} if annotation else {},
+        labels={each: "1" for each in (label, *known.labels) if each},
+        containers=_having(""),
+        scheduler=next(iter(sorted(known.schedulers)), ""),
+    )
 
 
 def _having(resource: str) -> tuple[ForeignContainer, ...]:
@@ -180,14 +227,5 @@ KEYS: Final[Mapping[str, Keys]] = {
     "aliyun": Keys(other_labels=_under("aliyun.com", "gpu-count")),
     "tencent": Keys(other_annotations=_under("tencent.com", "vcuda-core-limit")),
     "qgpu": Keys(other_annotations=_under("tke.cloud.tencent.com", "app-class")),
-    "kai": Keys(
-        other_annotations=frozenset(
-            {
-                *("gpu-fraction-num-devices", "gpu-fraction-container-name", "mps"),
-                # By container: no name of it is known beforehand.
-                "nvidia.com/container.*",
-            }
-        ),
-    ),
 }
 """By the short names of the dialects: what says more about a share, and what no list can name."""

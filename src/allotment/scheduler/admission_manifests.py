@@ -15,6 +15,12 @@ from typing import Any, Final
 import yaml
 
 from allotment.scheduler.admission_keys import Keys
+from allotment.scheduler.admission_records import (
+    RECORD_RESOURCES,
+    RECORD_RULES,
+    record_condition,
+    record_variables,
+)
 from allotment.scheduler.admission_rules import (
     BINDING_RULE,
     CONDITION,
@@ -195,7 +201,23 @@ _WHY: Final = {
     "allotment-bindings": (
         "A Binding's annotations go to the pod that it binds: there is no other way to a placement."
     ),
+    "allotment-records": (
+        "What another system gave a pod, as it says on the pod: by such a record GPUs count as"
+        " taken while nodes are taken over. Written by schedulers, whatever they are called:"
+        " whoever may bind pods in all namespaces, or change nodes."
+    ),
 }
+_RECORD_MESSAGES: Final = (
+    (
+        "an annotation in which another system says which GPUs it has given a pod is written when"
+        " the pod is placed, by that system: remove it"
+    ),
+    (
+        "an annotation in which another system says which GPUs it has given a pod cannot be changed"
+        " but by a scheduler"
+    ),
+    ("what a pod asks of another system cannot be changed once it has its GPUs: make the pod anew"),
+)
 
 
 def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
@@ -248,6 +270,14 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
             " Allotment's scheduler alone"
         },
     )
+    if keys.records:
+        yield _policy(
+            "allotment-records",
+            rule=_rule("CREATE", "UPDATE", resources=RECORD_RESOURCES),
+            conditions=(("has-a-record", record_condition(keys)),),
+            variables=record_variables(keys),
+            validations=dict(zip(RECORD_RULES, _RECORD_MESSAGES, strict=True)),
+        )
 
 
 def _policy(

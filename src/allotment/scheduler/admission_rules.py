@@ -17,7 +17,7 @@ In CEL, so that it costs no call, and holds while no scheduler runs:
 `admission_manifests` makes the objects of these expressions, for the dialects that are spoken.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from allotment.dialects.annotations import PREFIX
@@ -66,6 +66,7 @@ def webhook_condition(keys: Keys) -> str:
         _among(_ANNOTATIONS, keys.annotations),
         _among(_LABELS, keys.labels),
         _one_of(_SCHEDULER, keys.schedulers),
+        *_marked(keys, is_asked=False),
     )
     return f"{OWN_CONDITION} || !{OPTED_OUT} && ({others})"
 
@@ -76,6 +77,7 @@ def untranslated_condition(keys: Keys) -> str:
         _in_limits(keys.asking_resources - OWN.asking_resources, is_asked=True),
         _among(_ANNOTATIONS, keys.asking_annotations - OWN.asking_annotations, is_asked=True),
         _among(_LABELS, keys.asking_labels - OWN.asking_labels, is_asked=True),
+        *_marked(keys.asking, is_asked=True),
     )
 
 
@@ -115,6 +117,14 @@ PLACEMENT_RULES: Final = (
 
 BINDING_RULE: Final = f"{_NEW}.all(k, !{_OURS})"
 """Of a Binding, whose annotations go to the pod, unless the scheduler writes."""
+
+
+def _marked(keys: Keys, *, is_asked: bool) -> Iterator[str]:
+    """Yield, of each dialect whose words may be anybody's, the expression of a pod of its own."""
+    for each in sorted(keys.marked, key=str):
+        marks = _any(_one_of(_SCHEDULER, each.marks.schedulers), _among(_LABELS, each.marks.labels))
+        words = _among(_ANNOTATIONS, each.asking | each.others, is_asked=is_asked)
+        yield f"({marks}) && {words}"
 
 
 def _labelled(labels: str) -> str:

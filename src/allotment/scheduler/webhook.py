@@ -133,7 +133,7 @@ class PodWebhook:
         self._quotas = quotas
         known = keys or all_keys(dialects)
         self._is_resource = matcher(known.resources)
-        self._is_annotation = matcher(known.annotations)
+        self._is_annotation = matcher(known.annotations | known.marked_annotations)
         self._is_label = matcher(known.labels)
 
     def mutate(self, body: bytes) -> Reply:

@@ -2,6 +2,7 @@
 """What other systems left on pods that they bound is booked, held to what these ask for."""
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 from foreign_pods import GI, INVENTORY, MI, outcome, texts
@@ -115,6 +116,23 @@ def test_a_record_alone_gives_nothing(system: str) -> None:
     )  # fmt: skip
     assert books(forged) is None
     assert books(replace(forged, scheduler="hami-scheduler")) is None
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_where_it_is_stands_in_its_records_and_nowhere_else(system: str) -> None:
+    """The admission policy holds these, and no other annotation."""
+    subject = RUNNING[system]
+    (dialect,) = (each for each in DIALECTS if each.name == system)
+    records: tuple[str, ...] = dialect.records  # type: ignore[attr-defined]
+    kept = {
+        key: text
+        for key, text in subject.annotations.items()
+        if any(fnmatchcase(key, each) for each in records)
+    }
+    view = node_view(INVENTORY)
+    assert dialect.given(replace(subject, annotations=kept), view) == {"train": ["GPU-b"]}
+    bare = {key: text for key, text in subject.annotations.items() if key not in kept}
+    assert not dialect.given(replace(subject, annotations=bare), view)
 
 
 def test_nothing_is_taken_over_of_ours_or_of_other_nodes() -> None:

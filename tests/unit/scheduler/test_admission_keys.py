@@ -17,9 +17,12 @@ from allotment.dialects.hami import HamiDialect
 from allotment.dialects.hami_settings import HamiSettings
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
 from allotment.dialects.systems import DialectSettings, foreign_dialects, load_settings
+from allotment.dialects.taking_over import SYSTEMS
+from allotment.dialects.translating import translate
 from allotment.scheduler.admission_keys import Keys, all_keys, keys_of, matcher
 from allotment.scheduler.admission_manifests import Installation, admission_objects, as_yaml
 from allotment.scheduler.admission_pods import read_pod
+from allotment.scheduler.admission_records import RECORD_RULES, record_condition
 from allotment.scheduler.admission_rules import (
     BINDING_RULE,
     CONDITION,
@@ -88,7 +91,7 @@ def test_who_wants_no_part_of_a_gpu_is_nobody_s_business(subject: ForeignPod) ->
 def test_every_dialect_but_nvidia_s_has_something_that_has_to_be_translated() -> None:
     for dialect in DIALECTS:
         asking = keys_of(dialect).asking
-        found = asking.resources | asking.annotations | asking.labels
+        found = asking.resources | asking.annotations | asking.labels | asking.marked
         assert bool(found) == (dialect.name != "nvidia"), dialect.name
 
 
@@ -176,6 +179,7 @@ def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
         "allotment-left-alone": [left_alone_rule(["kube-system"])],
         "allotment-placements": list(PLACEMENT_RULES),
         "allotment-bindings": [BINDING_RULE],
+        "allotment-records": list(RECORD_RULES),
     }
     variables = {
         each["name"]: each["expression"] for each in policies["allotment-placements"]["variables"]
@@ -224,6 +228,47 @@ def test_all_objects_go_by_the_names_that_are_configured() -> None:
     for name in ("allotment-placements", "allotment-bindings"):
         (other,) = found[POLICY, name]["spec"]["matchConditions"]
         assert "'system:serviceaccount:gpus:allotment-scheduler'" in other["expression"]
+
+
+def test_what_is_read_of_running_pods_is_what_is_held() -> None:
+    is_record = matcher(ALL.records)
+    assert is_record("nvidia.com/container.train.gpus.devices")
+    assert is_record("tencent.com/predicate-gpu-idx-0")
+    assert not is_record("hami.io/vgpu-time")
+    assert "k.endsWith('.gpus.devices')" in record_condition(ALL)
+    for dialect in DIALECTS:
+        assert bool(keys_of(dialect).records) == (dialect.name in SYSTEMS), dialect.name
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_asked"),
+    [
+        (pod(annotations={"gpu-memory": "16Gi"}), False),
+        (pod(annotations={"gpu-memory": "16Gi"}, limits={"nvidia.com/gpu": "1"}), False),
+        (pod(annotations={"mps": "true", "nvidia.com/container.c.note": "x"}), False),
+        (pod(labels={"kai.scheduler/queue": "team"}), False),
+        (pod(scheduler="kai-scheduler"), False),
+        (pod(scheduler="kai-scheduler", annotations={"gpu-memory": "2000"}), True),
+        (pod(labels={"kai.scheduler/queue": "t"}, annotations={"gpu-fraction": "0.5"}), True),
+    ],
+)
+def test_words_that_anybody_may_use_are_kai_s_on_its_pods(
+    subject: ForeignPod, *, is_asked: bool
+) -> None:
+    assert ALL.match(subject) == is_asked
+    assert (translate(subject, DIALECTS) is not None) == is_asked
+
+
+def test_whose_pods_are_kai_s_can_be_set() -> None:
+    settings = load_settings("kai: {schedulerNames: [batch], queueLabels: [example.com/queue]}")
+    keys = all_keys(foreign_dialects(settings))
+    words = {"gpu-fraction": "0.5"}
+    assert keys.match(pod(scheduler="batch", annotations=words))
+    assert keys.match(pod(labels={"example.com/queue": "a"}, annotations=words))
+    assert not keys.match(pod(scheduler="kai-scheduler", annotations=words))
+    for text in (webhook_condition(keys), untranslated_condition(keys)):
+        assert "in ['batch']" in text
+        assert "k in ['example.com/queue']" in text
 
 
 def test_texts_in_expressions_end_where_they_should() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from structlog.testing import CapturingLogger
 
 from allotment.dialects.foreign import DIALECT
 from allotment.dialects.systems import foreign_dialects
+from allotment.dialects.taking_over import SYSTEMS
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.model.clusters import PlacedDevice
@@ -24,7 +26,7 @@ from allotment.scheduler.quota import QuotaBook
 from allotment.scheduler.reports import Reports
 from allotment.scheduler.taking_over import TakeOver
 
-HAMI = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "70000"}
+HAMI = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "70000", "nvidia.com/gpucores": "50"}
 ALIYUN = {"aliyun.com/gpu-mem": "70"}
 VOLCANO = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "70000"}
 TENCENT = {"tencent.com/vcuda-core": "90", "tencent.com/vcuda-memory": "280"}
@@ -33,13 +35,14 @@ TENCENT = {"tencent.com/vcuda-core": "90", "tencent.com/vcuda-memory": "280"}
 class Office:
     """The books with who keeps them, and what was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, systems: Collection[str] = SYSTEMS) -> None:
         self.cluster = Cluster(node_policies=("binpack",), device_policies=("binpack",))
         self.book = Book(self.cluster)
         self.told: list[tuple[str, str]] = []
         self.take_over = TakeOver(
             foreign_dialects(),
             node=self.cluster.node,
+            systems=systems,
             on_unread=lambda pod, why: self.told.append((pod.name, why)),
         )
         self.keeper = BookKeeper(
@@ -49,9 +52,9 @@ class Office:
     def choose(self, name: str, memory: str = "20Gi") -> Order | Turned:
         limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
         need = need_of(cluster_pod(name, limits=limits))
-        choice = self.book.filter(need, ["n1"], now=0.0)
+        choice = self.book.filter(need, ["n1"], now=0.0, version="1")
         assert isinstance(choice, Choice)
-        found = self.book.begin_bind(need, "n1", now=0.0)
+        found = self.book.begin_bind(need, "n1", now=0.0, version="1")
         assert isinstance(found, Order | Turned)
         return found
 
@@ -178,6 +181,53 @@ def test_what_cannot_be_read_is_told_once_and_counted_until_it_has_ended() -> No
     assert office.take_over.unread == {}
 
 
+def test_nobody_s_pods_are_counted_unless_that_is_said() -> None:
+    office = Office(systems=())
+    office.keeper.node_put(node("n1", devices=1))
+    office.keeper.pod_put(hami())
+    assert office.used() == {}
+    ((name, why),) = office.told
+    assert name == "old"
+    assert "--take-over hami" in why
+    assert set(office.take_over.unread) == {PodUid("uid-old")}
+
+
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        # On one's own pod, which asks for nothing: `kubectl annotate` is enough.
+        ({"cpu": "10m"}, {"kubeshare/x": "y"}),
+        ({"cpu": "10m", "nvidia.com/gpu": "1"}, {"kubeshare/x": "y"}),
+        ({"cpu": "10m", "example.com/fpga": "1"}, {}),
+    ],
+    ids=["a mark", "a whole GPU", "another resource"],
+)
+def test_a_tenant_occupies_no_gpu_by_a_forged_record(
+    limits: dict[str, str], annotations: dict[str, str]
+) -> None:
+    office = Office()
+    office.keeper.node_put(node("n1", devices=1))
+    office.keeper.pod_put(
+        hami(
+            limits=limits,
+            annotations={
+                "hami.io/vgpu-devices-allocated": "GPU-n10,NVIDIA,81920,100:;",
+                **annotations,
+            },
+        )
+    )
+    assert office.used() == {}
+    assert isinstance(office.choose("new", "80Gi"), Order)
+
+
+@pytest.mark.parametrize("record", ["GPU-n10,NVIDIA,1,0:;", "GPU-n10,NVIDIA,81920,100:;"])
+def test_a_record_is_neither_lowered_nor_raised(record: str) -> None:
+    office = Office()
+    office.keeper.node_put(node("n1", devices=1))
+    office.keeper.pod_put(hami(annotations={"hami.io/vgpu-devices-allocated": record}))
+    assert office.used() == {"GPU-n10": 70_000 << 20}
+
+
 def test_qgpu_does_not_say_where_and_that_is_told() -> None:
     office = Office()
     office.keeper.node_put(node("n1", devices=1))
@@ -212,7 +262,8 @@ def test_a_pod_that_is_read_by_itself_keeps_what_it_has() -> None:
     office.keeper.node_put(node("n1", devices=1))
     office.keeper.pod_put(hami())
     again = office.take_over.completed(hami())
-    office.book.reread(PodUid("uid-old"), again, now=0.0)
+    uid = PodUid("uid-old")
+    office.book.reread(uid, again, step=office.book.step(uid), now=0.0)
     assert office.used() == {"GPU-n10": 70_000 << 20}
     assert again.booking is not None
     assert again.booking.containers[0].devices == (PlacedDevice("GPU-n10", 70_000 << 20, 5000),)
