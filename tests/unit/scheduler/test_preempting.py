@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import replace
 
 import pytest
 from preemption_twin import TENTH, WHOLE, Scene
@@ -94,6 +93,17 @@ def test_the_cheapest_node_is_answered_and_no_other() -> None:
         scene.run(f"on-{name}", name, limits=WHOLE, priority=priority)
     scene.wait("wants", limits=WHOLE, priority=100)
     assert scene.preempt("wants", {name: [f"on-{name}"] for name in "abc"}) == {"b": ["on-b"]}
+
+
+def test_the_cheapest_node_is_the_one_whose_real_victims_are() -> None:
+    """By sums one pod of the lowest priority would do on a; by GPUs an important one has to go."""
+    scene = Scene({"a": 1, "b": 1})
+    scene.run("least", "a", limits=TENTH, priority=1)
+    scene.run("important", "a", limits=TENTH, priority=50)
+    scene.run("middling", "b", limits=TENTH, priority=5)
+    scene.wait("wants", limits=WHOLE, priority=100)
+    answer = scene.preempt("wants", {"a": ["least"], "b": ["middling"]})
+    assert answer == {"b": ["middling"]}
 
 
 def test_victims_as_objects_are_understood() -> None:
@@ -235,20 +245,23 @@ def test_one_that_is_asked_about_stays_however_long_victims_take() -> None:
     assert scene.filter("small-0") == ""
 
 
-def test_another_leader_keeps_the_gpu_on_which_pods_are_ending() -> None:
+@pytest.mark.parametrize("device", [0, 1])
+def test_another_leader_keeps_the_gpu_on_which_pods_are_ending(device: int) -> None:
     """It has not answered the preemption: the pod says its node, and the victims that they end."""
-    before, victims = preempted(devices=2)
-    scene = Scene({"a": 2})
-    for pod in before.pods.values():
-        scene.tell(replace(pod, is_ending=pod.name in victims))
+    scene = crowded()
+    victims = [f"low-{number:02}" for number in range(20) if number % 2 == device]
+    for name in victims:
+        scene.change(name, is_ending=True)
+    pod = scene.wait("wants", limits=WHOLE, priority=100)
+    scene.wait("small", limits=TENTH)
+    scene.change("wants", nominated_node="a", version="8")
     scene.tick()
-    uid = cluster_pod("wants").uid
-    kept = scene.cluster.kept(uid)
+    kept = scene.cluster.kept(pod.uid)
     assert kept is not None
-    assert kept.containers == before.cluster.kept(uid).containers  # type: ignore[union-attr]
+    assert kept.containers[0].devices[0].uuid == f"GPU-a{device}"
     for name in victims:
         scene.end(name)
-        assert scene.bind("small-0", "a") == ""
+        assert scene.bind("small", "a") == ""
     assert scene.filter("wants") == "a"
 
 
@@ -267,17 +280,13 @@ def test_what_has_become_free_otherwise_is_kept_instead() -> None:
 # ---- time ----------------------------------------------------------------------------------------
 
 
-def test_the_loop_has_its_turn_while_many_nodes_are_looked_at() -> None:
-    names = [f"n{number:03}" for number in range(40)]
+def test_the_loop_has_its_turn_while_victims_are_looked_for() -> None:
+    names = [f"n{number}" for number in range(8)]
     scene = Scene(dict.fromkeys(names, 4))
+    limits = {**TENTH, "allotment.dev/gpu-memory": "5Gi"}
     for where in names:
-        for number in range(32):
-            # Nobody gives way on any of them, so that all are looked at.
-            limits = {**TENTH, "allotment.dev/gpu-memory": "9Gi"}
-            priority = 1000 if number % 8 == 0 else 1
-            scene.run(
-                f"{where}-{number}", where, limits=limits, device=number % 4, priority=priority
-            )
+        for number in range(64):
+            scene.run(f"{where}-{number}", where, limits=limits, device=number % 4)
     scene.wait("wants", limits={"allotment.dev/gpu": "4"}, priority=100)
     chosen = {where: {"Pods": [{"UID": f"uid-{where}-1"}]} for where in names}
     body = json.dumps({"Pod": pod_json("wants"), "NodeNameToMetaVictims": chosen}).encode()
@@ -292,5 +301,7 @@ def test_the_loop_has_its_turn_while_many_nodes_are_looked_at() -> None:
 
     began = time.perf_counter()
     asyncio.run(look())
-    # At least one turn in 50 ms, whatever else the machine does: it is to be one in three.
-    assert turns > (time.perf_counter() - began) / 0.05
+    took = time.perf_counter() - began
+    # Of the 3 ms between two of them another process may take its part, and place() a search.
+    assert turns > took / 0.05
+    assert turns > 3, f"too short to tell: {took} s"
