@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filter and prioritize by themselves: bytes in, bytes out, in this process."""
+"""What kube-scheduler asks, by itself: bytes in, bytes out, in this process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from scheduler_figures import Figure, Scale, Spec, gpus_of, nodes, percentile, specs
+from scheduler_preempting import preemptions
 
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
 from allotment.model.clusters import PodBooking, PodNeed
@@ -56,9 +57,10 @@ def body(name: str, spec: Spec, names: list[str]) -> bytes:
 
 
 def latencies(scale: Scale) -> Iterator[Figure]:
-    """Both calls, half full, at both sizes of a cluster."""
+    """Filter and prioritize, half full, at both sizes of a cluster; and preempt."""
     for number, pods, target in _CASES:
         yield from _latency(scale, number=number, pods=pods, target=target)
+    yield from preemptions(scale)
 
 
 def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Iterator[Figure]:
