@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import installing
 import pytest
 import yaml
 from scheduling import PLACEMENT, Scheduler, scheduler_config
 from stories import GIB, MIB, SOFT, NodeAgent, burnt, node_agent
-from testbed import roles
 from testbed.api import Api, ApiError, Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods
@@ -27,13 +27,7 @@ from testbed.waiting import wait_until
 from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
 
 ROOT = Path(__file__).resolve().parents[2]
-MANIFEST = ROOT / "deploy" / "manifests" / "scheduler.yaml"
 EXAMPLES = ROOT / "examples" / "dialects"
-CONFIGURATION = (
-    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/allotment-scheduler"
-)
-ACCOUNT = "/api/v1/namespaces/allotment-system/serviceaccounts/allotment-scheduler"
-SERVICE = "allotment-webhook.allotment-system.svc"
 WEBHOOK_PORT = 9448
 _NAMES = itertools.count(1)
 # Pods that name another system's scheduler are served by profiles of that name: nothing in them
@@ -97,36 +91,8 @@ def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> It
     config = scheduler_config(more=f"profiles:\n{profiles}")
     with Cluster(state=tmp_path_factory.mktemp("dialects"), scheduler_config=config) as made:
         made.allow_agent()
-        install(made)
+        installing.install(made, webhook_port=WEBHOOK_PORT)
         yield made
-
-
-def install(cluster: Cluster) -> None:
-    """Applies the manifest but for what runs in pods, whose image nobody can build here."""
-    kept = {"Deployment", "PodDisruptionBudget", "ConfigMap", "Service"}
-    documents = [each for each in yaml.safe_load_all(MANIFEST.read_text("utf-8")) if each]
-    path = cluster.state / "scheduler-manifest.yaml"
-    path.write_text(
-        yaml.safe_dump_all(each for each in documents if each["kind"] not in kept), "utf-8"
-    )
-    cluster.kubectl_run("apply", "--server-side", "--force-conflicts", "-f", str(path))
-    roles.bind_agent(cluster.api, ROOT / "deploy" / "manifests" / "agent.yaml")
-    # There is no kube-proxy that would lead to the Service, so its name leads to the node.
-    hosts = "cp /etc/hosts /run/hosts && echo 127.0.0.1 {0} >>/run/hosts && mount --bind"
-    cluster.node.run(["sh", "-c", f"{hosts.format(SERVICE)} /run/hosts /etc/hosts"])
-    found = cluster.api.get(CONFIGURATION)
-    found["webhooks"][0]["clientConfig"] = {"url": f"https://{SERVICE}:{WEBHOOK_PORT}/webhook/pods"}
-    cluster.api.put(CONFIGURATION, found)
-
-
-def credentials(cluster: Cluster) -> Path:
-    """The scheduler's own: the service account's token, as its pod has it."""
-    made = cluster.api.post(f"{ACCOUNT}/token", {"spec": {}})
-    config = json.loads(cluster.kubeconfig.read_text("utf-8"))
-    config["users"][0]["user"] = {"token": made["status"]["token"]}
-    path = cluster.state / "as-scheduler.kubeconfig"
-    path.write_text(json.dumps(config), "utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +107,7 @@ def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
     # KubeShare's scheduler does nothing but place GPUs: its pods become this one's.
     flags = ["--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}"]
     flags += ["--scheduler-name", "allotment-scheduler"]
-    made = Scheduler(whole, *flags, kubeconfig=str(credentials(whole)))
+    made = Scheduler(whole, *flags, kubeconfig=str(installing.as_account(whole)))
     made.wait_ready()
     wait_until(lambda: translates(whole.api), "the webhook", timeout_s=60)
     yield made
