@@ -189,11 +189,12 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
     }
     here = rights_of(scheduling["Role", "allotment-scheduler"])
     assert {each for each in here if each[0] == "secrets"} == {
-        ("secrets", verb, "allotment-webhook") for verb in ("get", "patch")
+        ("secrets", verb, "allotment-webhook,allotment-kube-scheduler") for verb in ("get", "patch")
     }
     assert {each[2] for each in here if each[0] == "leases"} == {"allotment-scheduler"}
     # Nobody has to be let make what is there already.
-    assert "data" not in scheduling["Secret", "allotment-webhook"]
+    for secret in ("allotment-webhook", "allotment-kube-scheduler"):
+        assert "data" not in scheduling["Secret", secret]
     assert ("Lease", "allotment-scheduler") in scheduling
     text = (root / "deploy" / "README.md").read_text("utf-8")
     for resource in {each[0] for each in everywhere | here}:
@@ -290,16 +291,27 @@ def test_the_scheduler_understands_what_it_is_told(
 def test_kube_scheduler_is_told_what_print_config_prints(
     scheduling: dict[tuple[str, str], Document],
 ) -> None:
-    printed = CliRunner().invoke(scheduler_command, ["--print-config"]).output
+    container = the_container(scheduling, "allotment-scheduler")
+    secret = next(each for each in container["args"] if each.startswith("--client-secret"))
+    printed = CliRunner().invoke(scheduler_command, ["--print-config", secret]).output
     wanted = yaml.safe_load(printed)
     text = scheduling["ConfigMap", "allotment-kube-scheduler"]["data"]["config.yaml"]
     found = yaml.safe_load(text)
     port = scheduling["Service", "allotment-scheduler"]["spec"]["ports"][0]["port"]
     (profile,), (extender,) = found["profiles"], found["extenders"]
-    url = f"http://allotment-scheduler.allotment-system.svc:{port}"
+    url = f"https://allotment-scheduler.allotment-system.svc:{port}"
     assert extender == wanted["extenders"][0] | {"urlPrefix": url}
     assert found["percentageOfNodesToScore"] == wanted["percentageOfNodesToScore"]
-    container = the_container(scheduling, "allotment-scheduler")
+    asks = scheduling["Deployment", "allotment-kube-scheduler"]["spec"]["template"]["spec"]
+    (mounted,) = (each["secret"] for each in asks["volumes"] if "secret" in each)
+    assert mounted["secretName"] == secret.partition("=")[2]
+    (folder,) = (
+        each["mountPath"]
+        for each in asks["containers"][0]["volumeMounts"]
+        if each["name"] == "certificate"
+    )
+    files = {f"{folder}/{each['path']}" for each in mounted["items"]}
+    assert set(extender["tlsConfig"].values()) == files
     assert f"--scheduler-name={profile['schedulerName']}" in container["args"]
     assert found["leaderElection"]["resourceName"] in {
         each["metadata"]["name"] for key, each in scheduling.items() if key[0] == "Lease"

@@ -95,6 +95,13 @@ _WEBHOOK = "allotment-system/allotment-webhook"
     help="The MutatingWebhookConfiguration that is told whom to trust and about which pods to ask.",
 )
 @click.option(
+    "--client-secret",
+    metavar="NAME",
+    default="",
+    help="Answer those alone who show a certificate of the webhook's authority, by HTTPS: one for"
+    " kube-scheduler is kept in this Secret, beside the webhook's, and renewed.",
+)
+@click.option(
     "--scheduler-name",
     metavar="NAME",
     default="",
@@ -195,6 +202,7 @@ def command(
     webhook_listen: str,
     webhook_service: str,
     webhook_configuration: str,
+    client_secret: str,
     scheduler_name: str,
     dialects: Path | None,
     take_over: str,
@@ -230,6 +238,7 @@ def command(
             _print_configuration(
                 listen,
                 is_tls=tls_cert_file is not None,
+                is_guarded=bool(client_secret),
                 scheduler=scheduler_name,
                 dialects=dialects,
             )
@@ -255,6 +264,7 @@ def command(
         lease_duration=lease_duration,
         lease_renew=lease_renew,
         reached=(service, pod_ip),
+        client_secret=client_secret,
         webhook=(webhook_listen, webhook_service, webhook_configuration, scheduler_name),
         dialects=dialects,
     )
@@ -320,11 +330,15 @@ def _reached(service: str, address: str) -> tuple[str, str, str] | None:
 
 
 def _print_configuration(
-    listen: str, *, is_tls: bool, scheduler: str, dialects: Path | None
+    listen: str, *, is_tls: bool, is_guarded: bool, scheduler: str, dialects: Path | None
 ) -> None:
     from allotment.dialects.systems import foreign_dialects
     from allotment.metrics.serving import parse_address
-    from allotment.scheduler.kube_configuration import kube_configuration
+    from allotment.scheduler.kube_configuration import (
+        CLIENT_FILES,
+        SERVER_FILES,
+        kube_configuration,
+    )
     from allotment.scheduler.settings_file import read_file_settings
 
     host, port = parse_address(listen)
@@ -332,7 +346,7 @@ def _print_configuration(
         foreign_dialects(read_file_settings(dialects).dialects),
         host=host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1",  # noqa: S104 - not bound here
         port=port,
-        is_tls=is_tls,
+        files=CLIENT_FILES if is_guarded else SERVER_FILES if is_tls else {},
         scheduler=scheduler or "default-scheduler",
     )
     click.echo(text, nl=False)
@@ -364,6 +378,7 @@ def _start(
     lease_duration: int,
     lease_renew: float,
     reached: tuple[str, str],
+    client_secret: str,
     webhook: tuple[str, str, str, str],
     dialects: Path | None,
 ) -> None:
@@ -377,14 +392,20 @@ def _start(
     place = None if lease == "off" else _named(lease, "a Lease", f"{_LEASE}, or off")
     led = _reached(*reached)
     service = _named(webhook[1], "a Service", _WEBHOOK)
+    if client_secret and (webhook[0] == "off" or options["tls_certificate"] is not None):
+        raise UsageError(
+            "--client-secret is for a certificate of the webhook's authority, which is kept by it",
+            hint="give --webhook-listen too, and no --tls-cert-file",
+        )
     try:
         from allotment.kube.leases import LeaseTimes
         from allotment.scheduler.book import BookSettings
+        from allotment.scheduler.certificates_keeping import service_names
         from allotment.scheduler.running import run
         from allotment.scheduler.settings import LeaseName, Reached, SchedulerSettings
         from allotment.scheduler.settings_file import read_file_settings
         from allotment.scheduler.webhook import WebhookSettings
-        from allotment.scheduler.webhook_serving import ListenSettings
+        from allotment.scheduler.webhook_serving import GuardSettings, ListenSettings
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("allotment"):
             raise
@@ -409,6 +430,11 @@ def _start(
                     service=service[1],
                     secret=service[1],
                     configuration=webhook[2],
+                    guard=GuardSettings(
+                        secret=client_secret, names=service_names(led[1], led[0]) if led else ()
+                    )
+                    if client_secret
+                    else None,
                     webhook=WebhookSettings(scheduler_name=webhook[3]),
                 )
             ),

@@ -2,9 +2,11 @@
 """The scheduler's own certificate authority: what is made when, and nothing of where it is kept.
 
 The API server trusts the webhook by the bundle in the webhook's configuration, and kube-scheduler
-the extender by a file. Both are this authority's, so that nothing has to be installed for it.
+the extender by a file. Both are this authority's, and so is the certificate by which the extender
+knows kube-scheduler: nothing has to be installed for it.
 
-* The serving certificate is renewed when a third of its life is left, under the same authority.
+* The serving certificate is renewed when a third of its life is left, under the same authority;
+  kube-scheduler's likewise.
 * The authority is renewed likewise. For a while there are two: the bundle has both at once, and the
   new one signs only when the bundle with it has been out for long enough (`overlap`). The old one
   leaves the bundle when it has expired. So there is no moment at which whoever trusts the bundle of
@@ -16,7 +18,7 @@ randomness but keys: the time is an argument, and so a decision can be looked at
 """
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -29,12 +31,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from allotment.model.errors import UsageError
 
-__all__ = ["CertificateSet", "Lives", "Signed", "next_set", "read_set"]
+__all__ = ["CertificateSet", "Lives", "Signed", "next_client", "next_set", "read_set"]
 
 _AUTHORITY: Final = "Allotment webhook authority"
 _SERVER: Final = "Allotment webhook"
+_CLIENT: Final = "Allotment kube-scheduler"
 _PATH_LENGTH: Final = 0
 """Of the authority: it signs servers, and no other authority."""
+
+_UNREADABLE: Final = (
+    *(KeyError, ValueError, TypeError, InvalidSignature),
+    *(UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension),
+)
 
 AUTHORITY_CERT, AUTHORITY_KEY = "ca.crt", "ca.key"
 NEXT_CERT, NEXT_KEY = "next-ca.crt", "next-ca.key"
@@ -48,8 +56,9 @@ class Lives:
 
     authority: timedelta = timedelta(days=3650)
     server: timedelta = timedelta(days=90)
-    overlap: timedelta = timedelta(hours=1)
-    """How long a new authority is in the bundle before it signs."""
+    overlap: timedelta = timedelta(days=30)
+    """How long a new authority is in the bundle before it signs: kube-scheduler reads whom to trust
+    at its start alone."""
     skew: timedelta = timedelta(hours=1)
     """How long before it is made a certificate begins."""
 
@@ -107,10 +116,7 @@ def read_set(data: dict[str, bytes]) -> CertificateSet:
         _check_pair(found.server)
         found.server.parsed().extensions.get_extension_for_class(x509.SubjectAlternativeName)
         x509.load_pem_x509_certificates(found.bundle)
-    except (
-        *(KeyError, ValueError, TypeError, InvalidSignature),
-        *(UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension),
-    ) as error:
+    except _UNREADABLE as error:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
             f"the webhook's certificates cannot be read: {what}",
@@ -142,6 +148,42 @@ def next_set(
     bundle = _bundle(now, changed.authority, changed.successor, *_authorities(changed.bundle))
     changed = replace(changed, bundle=bundle)
     return None if changed == kept else changed
+
+
+def next_client(
+    now: datetime, *, kept: CertificateSet, found: Mapping[str, bytes], lives: Lives
+) -> dict[str, bytes] | None:
+    """Say what kube-scheduler is to have in place of what was found; None: it has it.
+
+    A certificate and its key, and whom to trust. Nothing of the authority's key.
+    """
+    client = _client_of(found)
+    if client is None or _is_due(client, now, lives) or not _is_of(client, kept.authority):
+        client = _issued(
+            kept.authority,
+            now,
+            subject=_CLIENT,
+            purpose=ExtendedKeyUsageOID.CLIENT_AUTH,
+            names=(),
+            lives=lives,
+        )
+    wanted = {
+        SERVER_CERT: client.certificate,
+        SERVER_KEY: client.key,
+        AUTHORITY_CERT: kept.bundle,
+    }
+    return None if wanted == found else wanted
+
+
+def _client_of(found: Mapping[str, bytes]) -> Signed | None:
+    """Return the certificate that was found; None: none that could be gone on with."""
+    try:
+        client = Signed(found[SERVER_CERT], found[SERVER_KEY])
+        _check_pair(client)
+        usage = client.parsed().extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    except _UNREADABLE:
+        return None
+    return client if ExtendedKeyUsageOID.CLIENT_AUTH in usage.value else None
 
 
 def _with_successor(kept: CertificateSet, now: datetime, lives: Lives) -> CertificateSet:
@@ -178,13 +220,20 @@ def _is_early(signed: Signed, now: datetime) -> bool:
 
 def _serves(kept: CertificateSet, names: Sequence[str]) -> bool:
     """Whether the serving certificate is for these names and of the authority that signs."""
-    server, authority = kept.server.parsed(), kept.authority.parsed()
+    if not _is_of(kept.server, kept.authority):
+        return False
+    extensions = kept.server.parsed().extensions
+    extension = extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return list(extension.value) == _alternatives(names)
+
+
+def _is_of(signed: Signed, authority: Signed) -> bool:
+    """Whether this authority has signed it."""
     try:
-        server.verify_directly_issued_by(authority)
+        signed.parsed().verify_directly_issued_by(authority.parsed())
     except (ValueError, TypeError, InvalidSignature):
         return False
-    extension = server.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    return list(extension.value) == _alternatives(names)
+    return True
 
 
 def _authority(now: datetime, lives: Lives) -> Signed:
@@ -199,22 +248,44 @@ def _authority(now: datetime, lives: Lives) -> Signed:
 
 
 def _server(authority: Signed, now: datetime, *, names: Sequence[str], lives: Lives) -> Signed:
+    return _issued(
+        authority,
+        now,
+        subject=_SERVER,
+        purpose=ExtendedKeyUsageOID.SERVER_AUTH,
+        names=names,
+        lives=lives,
+    )
+
+
+def _issued(
+    authority: Signed,
+    now: datetime,
+    *,
+    subject: str,
+    purpose: x509.ObjectIdentifier,
+    names: Sequence[str],
+    lives: Lives,
+) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.parsed()
     signer = _curve_key(authority)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SERVER)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     # A certificate that outlives who signed it is worth nothing afterwards.
     life = min(lives.server, issuer.not_valid_after_utc - now)
     builder = (
         _builder(name, issuer.subject, key.public_key(), now, life=life, skew=lives.skew)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(_alternatives(names)), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
     )
+    if names:
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName(_alternatives(names)), critical=False
+        )
     return _signed(builder, key, signer)
 
 

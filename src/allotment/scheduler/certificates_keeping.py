@@ -7,6 +7,10 @@ them is refused, reads again and finds it done. What is served changes on the li
 who are connected stay so, those who come see the new certificate.
 
 The order is what makes it safe: a bundle is in the webhook before anything that needs it is served.
+
+The extender's side is the same authority's: its server, and the certificate by which it knows
+kube-scheduler, in a Secret of its own. Neither side waits for the other: where nobody can be told
+to trust the webhook, kube-scheduler is answered all the same.
 """
 
 import asyncio
@@ -25,7 +29,13 @@ from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.webhooks import KeptSecret, Webhook
 from allotment.model.errors import AllotError, PrerequisiteError, UsageError
 from allotment.scheduler.admission_rules import CONDITION
-from allotment.scheduler.certificates import CertificateSet, Lives, next_set, read_set
+from allotment.scheduler.certificates import (
+    CertificateSet,
+    Lives,
+    next_client,
+    next_set,
+    read_set,
+)
 
 __all__ = ["CertificateKeeper", "KeepingSettings", "load_chain", "service_names"]
 
@@ -85,17 +95,26 @@ class CertificateKeeper:
         configuration: ConfigurationStore | None,
         settings: KeepingSettings,
         *,
+        clients: SecretStore | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Hold nothing yet. Without a configuration, somebody else says whom to trust."""
+        """Hold nothing yet. Without a configuration, somebody else says whom to trust.
+
+        `clients` is where kube-scheduler's certificate is kept; None: it has none.
+        """
         self._secret = secret
         self._configuration = configuration
         self._settings = settings
         self._clock = clock
+        self._clients = clients
         self._served = b""
+        self._guarded = b""
         self._ends = datetime.min.replace(tzinfo=UTC)
         self.context: Final = _context()
         """For the TLS server; usable when `prepare` is done, and alive afterwards."""
+        self.guarding_context: Final = _context()
+        """For the extender's TLS server: only who has a certificate of the authority gets in."""
+        self.guarding_context.verify_mode = ssl.CERT_REQUIRED
         self.bundle: bytes = b""
         """Every authority to trust, in PEM."""
         self.problem: Exception | None = None
@@ -105,6 +124,11 @@ class CertificateKeeper:
     def has_certificate(self) -> bool:
         """Whether there is something to serve."""
         return bool(self._served)
+
+    @property
+    def guards(self) -> bool:
+        """Whether `guarding_context` can be served."""
+        return bool(self._guarded)
 
     @property
     def is_ready(self) -> bool:
@@ -119,10 +143,15 @@ class CertificateKeeper:
         for _ in range(_ATTEMPTS):
             try:
                 kept = await self._kept()
-                await self._publish(kept)
+                self._guard(kept)
+                try:
+                    await self._keep_client(kept)
+                finally:
+                    # Whatever becomes of kube-scheduler's, pods are to be created.
+                    await self._publish(kept)
+                    self._serve(kept)
             except ConflictError:
                 continue  # another replica was there first: see what it did
-            self._serve(kept)
             self.problem = None
             return
         raise KubeError(
@@ -174,6 +203,27 @@ class CertificateKeeper:
             until=str(wanted.server.parsed().not_valid_after_utc),
         )
         return wanted
+
+    async def _keep_client(self, kept: CertificateSet) -> None:
+        """Let kube-scheduler have its certificate, and whom it is to trust."""
+        if self._clients is None:
+            return
+        found = await self._clients.read()
+        lives = self._settings.lives
+        data = dict(found.data) if found is not None else {}
+        wanted = next_client(self._clock(), kept=kept, found=data, lives=lives)
+        if wanted is not None:
+            await self._clients.write(wanted, over=found)
+            _log.info("kube-scheduler's certificate renewed", secret=self._clients.name)
+
+    def _guard(self, kept: CertificateSet) -> None:
+        """Serve the extender with it, to those whom it has signed."""
+        served = kept.server.certificate + kept.bundle
+        if self._clients is None or served == self._guarded:
+            return
+        load_chain(self.guarding_context, kept.server.certificate, kept.server.key)
+        self.guarding_context.load_verify_locations(cadata=kept.bundle.decode("ascii"))
+        self._guarded = served
 
     async def _publish(self, kept: CertificateSet) -> None:
         """Write the bundle into the webhook.

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kube-scheduler has to be told, so that it asks this one: a KubeSchedulerConfiguration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from allotment.dialects.allotment import GPU
 from allotment.dialects.foreign import ForeignDialect
 from allotment.scheduler.admission_keys import keys_of
 
-__all__ = ["kube_configuration", "left_over"]
+__all__ = ["CLIENT_FILES", "SERVER_FILES", "kube_configuration", "left_over"]
+
+SERVER_FILES: Final = {"caFile": "/path/of/ca.crt"}
+"""Whom to trust, where somebody else makes the extender's certificates."""
+CLIENT_FILES: Final = {
+    "certFile": "/etc/kubernetes/allotment/tls.crt",
+    "keyFile": "/etc/kubernetes/allotment/tls.key",
+    "caFile": "/etc/kubernetes/allotment/ca.crt",
+}
+"""Where the Secret is mounted that has kube-scheduler's certificate."""
 
 _CONFIG = """\
 # A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
@@ -37,20 +47,32 @@ extenders:
 
 
 def kube_configuration(
-    dialects: Sequence[ForeignDialect], *, host: str, port: int, is_tls: bool, scheduler: str
+    dialects: Sequence[ForeignDialect],
+    *,
+    host: str,
+    port: int,
+    files: Mapping[str, str],
+    scheduler: str,
 ) -> str:
-    """Write the configuration of a kube-scheduler that goes by the name `scheduler`."""
+    """Write the configuration of a kube-scheduler that goes by the name `scheduler`.
+
+    `files`: of TLS, by their names there; none: HTTP.
+    """
     shown = f"[{host}]" if ":" in host else host
     return _CONFIG.format(
         resource=GPU,
         scheduler=scheduler,
-        url=f"{'https' if is_tls else 'http'}://{shown}:{port}",
-        https="true" if is_tls else "false",
+        url=f"{'https' if files else 'http'}://{shown}:{port}",
+        https="true" if files else "false",
         ignored="".join(
             f"      - name: {name}\n        ignoredByScheduler: true\n"
             for name in left_over(dialects)
         ),
-        tls="    tlsConfig:\n      caFile: /path/of/ca.crt\n" if is_tls else "",
+        tls="".join(
+            ["    tlsConfig:\n", *(f"      {name}: {path}\n" for name, path in files.items())]
+            if files
+            else []
+        ),
     )
 
 

@@ -243,13 +243,12 @@ class Scheduler:
     async def run(self) -> NoReturn:
         """Run for ever."""
         settings = self._settings
-        self._port = await self._web.start(parse_address(settings.listen), self._tls)
-        _log.info("listening", version=__version__, port=self._port, tls=self._tls is not None)
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
                 address, registry = settings.metrics_listen, self.metrics.registry
                 stack.enter_context(Server(address, registry, self.probes()))
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen())
                 group.create_task(self._feed.run())
                 group.create_task(self._leading.run())
                 group.create_task(self._events.run())
@@ -270,6 +269,16 @@ class Scheduler:
                 if self._tls is not None:
                     group.create_task(self._renew_certificate(self._tls))
         raise AssertionError("none of them ends")
+
+    async def _listen(self) -> None:
+        """Raises `PrerequisiteError`."""
+        tls, guarded = self._tls, self._settings.webhook
+        if self.webhook is not None and guarded is not None and guarded.guard is not None:
+            while not self.webhook.keeper.guards:  # noqa: ASYNC110 - once, at the start
+                await asyncio.sleep(0.05)
+            tls = self.webhook.keeper.guarding_context
+        self._port = await self._web.start(parse_address(self._settings.listen), tls)
+        _log.info("listening", version=__version__, port=self._port, tls=tls is not None)
 
     async def end(self) -> None:
         """Finish what is begun, let another replica lead, and stop answering.

@@ -31,7 +31,7 @@ from allotment.scheduler.certificates_keeping import (
 )
 from allotment.scheduler.webhook import Handler, PodWebhook, Quotas, WebhookSettings, routes
 
-__all__ = ["ListenSettings", "WebhookService", "webhook_application"]
+__all__ = ["GuardSettings", "ListenSettings", "WebhookService", "webhook_application"]
 
 _CLOSE_S: Final = 5.0
 _READ_S: Final = 10.0
@@ -48,6 +48,16 @@ async def _at_once() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """How the extender is served to kube-scheduler alone, by the webhook's authority."""
+
+    secret: str = "allotment-kube-scheduler"  # noqa: S105 - its name
+    """Where kube-scheduler's certificate is kept, in the webhook's namespace."""
+    names: tuple[str, ...] = ()
+    """By which kube-scheduler reaches the extender: for the serving certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
     """Where the webhook listens and keeps its certificates."""
 
@@ -61,6 +71,8 @@ class ListenSettings:
     names: tuple[str, ...] = ()
     """More names and addresses for the certificate."""
     lives: Lives = field(default=Lives())
+    guard: GuardSettings | None = None
+    """None: the extender is served to whoever asks, or with certificates of somebody else."""
     look_s: float = 30.0
     webhook: WebhookSettings = field(default=WebhookSettings())
 
@@ -88,7 +100,11 @@ class WebhookService:
         self._is_leaving = False
         keys = all_keys(dialects)
         keeping = KeepingSettings(
-            names=(*service_names(settings.service, settings.namespace), *settings.names),
+            names=(
+                *service_names(settings.service, settings.namespace),
+                *(settings.guard.names if settings.guard is not None else ()),
+                *settings.names,
+            ),
             lives=settings.lives,
             condition=webhook_condition(keys),
             look_s=settings.look_s,
@@ -98,6 +114,9 @@ class WebhookService:
             Secret(api, namespace=settings.namespace, name=settings.secret),
             WebhookConfiguration(api, name=name) if name is not None else None,
             keeping,
+            clients=Secret(api, namespace=settings.namespace, name=settings.guard.secret)
+            if settings.guard is not None
+            else None,
         )
         webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
         self.app: Final = webhook_application(webhook, on_answer=on_answer)

@@ -26,7 +26,14 @@ from hypothesis import strategies as st
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError, UnreachableError
 from allotment.kube.webhooks import KeptSecret, Webhook
 from allotment.model.errors import PrerequisiteError, UsageError
-from allotment.scheduler.certificates import CertificateSet, Lives, Signed, next_set, read_set
+from allotment.scheduler.certificates import (
+    CertificateSet,
+    Lives,
+    Signed,
+    next_client,
+    next_set,
+    read_set,
+)
 from allotment.scheduler.certificates_keeping import (
     CertificateKeeper,
     KeepingSettings,
@@ -533,4 +540,104 @@ def test_certificates_of_others_are_made_anew(
     secret, configuration, clock = SecretTwin(data=found), ConfigurationTwin(), Clock()
     replica = keeper(secret, configuration, clock)
     asyncio.run(replica.prepare())
+    assert replica.is_ready
+
+
+# ---- kube-scheduler's ----------------------------------------------------------------------------
+
+
+def client_step(
+    kept: CertificateSet, found: Mapping[str, bytes], now: datetime = NOW
+) -> dict[str, bytes] | None:
+    return next_client(now, kept=kept, found=found, lives=LIVES)
+
+
+def test_kube_scheduler_s_certificate_is_renewed_like_the_server_s() -> None:
+    kept = first()
+    made = client_step(kept, {})
+    assert made is not None
+    assert set(made) == {"tls.crt", "tls.key", "ca.crt"}
+    assert kept.authority.key not in made.values()
+    assert client_step(kept, made) is None
+    assert client_step(kept, made, NOW + 19 * DAY) is None
+    renewed = client_step(kept, made, NOW + 21 * DAY)
+    assert renewed is not None
+    assert renewed["tls.crt"] != made["tls.crt"]
+    # Another bundle is written beside the same certificate, another authority signs anew.
+    both = step(kept, NOW + 70 * DAY)
+    assert both is not None
+    recent = client_step(kept, {}, NOW + 70 * DAY)
+    told = client_step(both, recent or {}, NOW + 70 * DAY)
+    assert told == {**(recent or {}), "ca.crt": both.bundle}
+    other = client_step(first(), made)
+    assert other is not None
+    assert other["tls.crt"] != made["tls.crt"]
+
+
+@pytest.mark.parametrize("key", ["tls.crt", "tls.key"])
+@pytest.mark.parametrize("damage", [None, b"", b"junk"], ids=["missing", "empty", "junk"])
+def test_what_is_damaged_of_kube_scheduler_s_is_made_anew(key: str, damage: bytes | None) -> None:
+    kept = first()
+    found = client_step(kept, {}) or {}
+    if damage is None:
+        del found[key]
+    else:
+        found[key] = damage
+    made = client_step(kept, found)
+    assert made is not None
+    assert client_step(kept, made) is None
+
+
+def guarded(replica: CertificateKeeper, data: Mapping[str, bytes] | None) -> None:
+    """Connect as somebody who has these files; raises `OSError` or `EOFError` where refused."""
+
+    async def work(port: int) -> None:
+        context = ssl.create_default_context(cadata=replica.bundle.decode())
+        if data is not None:
+            load_chain(context, data["tls.crt"], data["tls.key"])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        )
+        try:
+            # Of TLS 1.3, a client hears that it was refused when it reads.
+            writer.write(b"hello\n")
+            if await reader.readline() != b"hello\n":
+                raise EOFError
+        finally:
+            await closed(writer)
+
+    with served(replica.guarding_context) as port:
+        asyncio.run(work(port))
+
+
+def test_the_extender_is_reached_by_who_has_the_certificate_and_by_nobody_else() -> None:
+    secret, clients, clock = SecretTwin(), SecretTwin(data={}), Clock()
+    kept = KeepingSettings(names=NAMES, lives=LIVES)
+    # Whom the API server is to trust cannot be said here: no reason to leave kube-scheduler out.
+    replica = CertificateKeeper(
+        secret, ConfigurationTwin(is_there=False), kept, clients=clients, clock=clock
+    )
+    with pytest.raises(KubeError):
+        asyncio.run(replica.prepare())
+    assert replica.guards
+    assert not replica.is_ready
+    replica.bundle = read_set(dict(secret.data or {})).bundle
+    guarded(replica, clients.data)
+    another = next_client(clock(), kept=first(clock()), found={}, lives=LIVES)
+    for data in (None, dict(secret.data or {}), another):
+        with pytest.raises((OSError, EOFError)):
+            guarded(replica, data)
+
+
+def test_without_a_place_for_kube_scheduler_s_certificate_pods_are_reviewed() -> None:
+    clients = SecretTwin(failure=UnreachableError("cannot get secret"))
+    replica = CertificateKeeper(
+        SecretTwin(),
+        ConfigurationTwin(),
+        KeepingSettings(names=NAMES, lives=LIVES),
+        clients=clients,
+        clock=Clock(),
+    )
+    with pytest.raises(UnreachableError):
+        asyncio.run(replica.prepare())
     assert replica.is_ready
