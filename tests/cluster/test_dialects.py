@@ -79,7 +79,7 @@ EXPECTED = {
     "kai-memory": Expected(container="gpu-workload", memory=2000 * MIB),
     "kai-container": Expected(container="gpu-workload", memory=None, part=0.5),
     "nvfractions": Expected(container="gpu-workload", memory=8192 * MIB),
-    "deepomatic": Expected(container="cuda", memory=None, part=0.1, guarantee=10),
+    "deepomatic": Expected(container="cuda", memory=None, part=0.01, guarantee=1),
 }  # fmt: skip
 
 

@@ -36,8 +36,8 @@ class DeepomaticSettings(
     """What a cluster may have set otherwise."""
 
     resource: Name = SHARED_GPU
-    containers_per_gpu: Annotated[int, Meta(ge=1, le=100)] = 10
-    """Of how many parts of a GPU a slot is one."""
+    containers_per_gpu: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """Of how many parts of a GPU a slot is one; as in its manifest, which sets that variable."""
 
 
 class DeepomaticDialect:

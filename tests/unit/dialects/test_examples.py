@@ -91,8 +91,8 @@ SHARES = {
     "deepomatic": Share(
         dialect="deepomatic",
         container="cuda",
-        memory=Fraction(1, 10),
-        compute=Compute(guarantee=WHOLE // 10, is_governed=True),
+        memory=Fraction(1, 100),
+        compute=Compute(guarantee=WHOLE // 100, is_governed=True),
     ),
 }
 LEFT = {"nvidia"}
