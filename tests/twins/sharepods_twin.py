@@ -29,6 +29,8 @@ class ClusterTwin:
         self.is_defined = True
         self.has_status = True
         self.may_list = True
+        self.unheard: set[str] = set()
+        """Kinds of which watches tell nothing."""
         self.objects: dict[tuple[str, str, str], Json] = {}
         self.namespaces: dict[str, dict[str, str]] = {}
         self.refusal: tuple[int, str] | None = None
@@ -83,7 +85,8 @@ class ClusterTwin:
         return str(len(self._history) + 1)
 
     def _tell(self, event: str, kind: str, item: Json) -> None:
-        self._history.append((event, kind, copy.deepcopy(item)))
+        told = "" if kind in self.unheard else kind
+        self._history.append((event, told, copy.deepcopy(item)))
         self._news.set()
         self._news = asyncio.Event()
 

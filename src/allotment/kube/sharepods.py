@@ -142,6 +142,17 @@ class SharePods:
         )
         return Following(self._api, subject, on_change=on_change)
 
+    async def read(self, sharepod: SharePod) -> SharePod | None:
+        """Read a SharePod as it is now; None: it is gone, whatever has its name."""
+        path = f"{_PATH}/namespaces/{sharepod.namespace}/sharepods/{sharepod.name}"
+        asked = f"get sharepod {sharepod.namespace}/{sharepod.name}"
+        try:
+            body = await self._api.get(path, asked=asked)
+        except ObjectMissingError:
+            return None
+        found = _sharepod(decoded(_one, body, asked=asked))
+        return found if found.uid == sharepod.uid else None
+
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Read a namespace's labels; none where there is no such namespace."""
         asked = f"get namespace {name}"
@@ -177,6 +188,7 @@ class SharePods:
         await self._api.patch(path, change, asked="patch sharepods/status")
 
 
+_one = msgspec.json.Decoder(_Object)
 _any = msgspec.json.Decoder(dict[str, Any])
 _pod = msgspec.json.Decoder(_Pod)
 

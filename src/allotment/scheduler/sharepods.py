@@ -258,6 +258,11 @@ class SharePodKeeper:
             return
         pod = await self._api.read_pod(*name)
         if pod is None:
+            # What the watch has told may be older than the end that was written there.
+            known = await self._api.read(sharepod)
+            if known is None or known.is_ending or not is_to_be_made(spec, known.status):
+                return
+            sharepod = known
             pod = await self._make(sharepod)
         elif not _is_controlled(pod, by=sharepod):
             problem = f"pod {'/'.join(name)} is there already and is not this"

@@ -249,6 +249,22 @@ def test_a_pod_that_went_is_made_anew_unless_it_had_ended(
     served.run(test)
 
 
+def test_what_has_ended_is_not_made_anew_before_its_end_has_been_heard(served: Served) -> None:
+    served.write()
+
+    async def test() -> None:
+        await served.until(served.status)
+        await served.settled(rounds=1)
+        served.twin.unheard = {"sharepods"}
+        served.twin.put("pods", "team", "sharepod1", status={"phase": "Succeeded"})
+        await served.until(lambda: served.status()["PodStatus"]["phase"] == "Succeeded")
+        served.twin.delete("pods", "team", "sharepod1")
+        await served.settled()
+        assert len(served.twin.created) == 1
+
+    served.run(test)
+
+
 def test_what_the_webhook_refuses_is_told_and_made_when_it_is_corrected(served: Served) -> None:
     served.twin.refusal = (422, "kubeshare/gpu_limit is '2.0'")
     served.write()
