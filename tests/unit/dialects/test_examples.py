@@ -22,8 +22,8 @@ from allotment.model.requests import ModelRule
 
 GI = 1 << 30
 MI = 1 << 20
-SMALLEST = 40 * GI
-"""A GPU on which every example has room."""
+SMALLEST = 79 * GI
+"""A GPU on which every example has room: one that the tests simulate."""
 
 DIALECTS = foreign_dialects()
 
@@ -138,8 +138,10 @@ def test_an_example_can_run_in_its_share(root: Path, name: str) -> None:
         if each["name"] == share.container
     )
     command = " ".join(main["command"])
-    assert command == "allot burn --memory 512Mi --seconds 0 -o json"
-    assert 512 * MI + 420 * MI <= size <= SMALLEST
+    # A slot in a hundred of a GPU is little.
+    needs = 256 if name == "deepomatic" else 512
+    assert command == f"allot burn --memory {needs}Mi --seconds 0 -o json"
+    assert (needs + 420) * MI <= size <= SMALLEST
 
 
 @pytest.mark.parametrize("name", [*SHARES, *LEFT])
