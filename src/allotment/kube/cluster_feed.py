@@ -7,9 +7,10 @@ it asks for. Each change is told to whoever keeps the books; what nobody needs t
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn, Protocol
 
 import msgspec
@@ -23,8 +24,9 @@ from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
 from allotment.kube.foreign_pods import foreign_pod
-from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode
-from allotment.kube.objects import Metadata, NodeObject, ObjectList, PodObject, to_pod
+from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
+from allotment.kube.objects import ENDED, Metadata, NodeObject, ObjectList, PodObject, to_pod
+from allotment.kube.versions import is_as_late
 from allotment.kube.watching import Following, Subject
 from allotment.model.clusters import NodeInventory, PodBooking
 from allotment.model.errors import UsageError
@@ -33,9 +35,7 @@ from allotment.model.pods import Pod, PodUid
 __all__ = ["ClusterFeed", "ClusterPod", "Listener", "to_cluster_pod"]
 
 _OURS = "allotment.dev/"
-_ENDED = frozenset({"Succeeded", "Failed"})
 _PAGE = 500
-_CORDONED = "cordoned"
 _ECHO_S = 0.5
 """Under load a watch tells within milliseconds: after so long without, it is not waited for."""
 _STEP_S = 0.01
@@ -100,6 +100,8 @@ class _ClusterNode:
 
     name: str
     inventory: NodeInventory | None
+    problem: str = ""
+    """Why what it says of its devices is not understood."""
 
 
 class _NodeReader:
@@ -115,36 +117,24 @@ class _NodeReader:
         if text is None:
             self._kept.pop(name, None)
             return _ClusterNode(name, None)
-        allocatable = amounts(item.status.allocatable)
-        content = (text, *(annotations.get(each) for each in CORDONS), allocatable)
+        content = (
+            text,
+            *(annotations.get(each) for each in CORDONS),
+            amounts(item.status.allocatable),
+        )
         kept = self._kept.get(name)
         if kept is not None and kept[0] == content:
             return kept[1]
-        node = _ClusterNode(name, _inventory(name, text, annotations, allocatable))
+        try:
+            node = _ClusterNode(name, inventory_of(item))
+        except UsageError as error:
+            _log.warning(error.message, hint=error.hint, node=name)
+            node = _ClusterNode(name, None, error.message)
         self._kept[name] = (content, node)
         return node
 
     def forget(self, name: str) -> None:
         self._kept.pop(name, None)
-
-
-def _inventory(
-    name: str, text: str, annotations: Mapping[str, str], allocatable: tuple[int, int]
-) -> NodeInventory | None:
-    """Return the node's devices, those that somebody has cordoned marked so."""
-    try:
-        found = decode(name, text, cpu_milli=allocatable[0], memory_bytes=allocatable[1])
-    except UsageError as error:
-        _log.warning(error.message, hint=error.hint, node=name)
-        return None
-    named = cordoned(annotations)
-    if not named:
-        return found
-    devices = tuple(
-        replace(each, problem=each.problem or _CORDONED) if each.uuid in named else each
-        for each in found.devices
-    )
-    return replace(found, devices=devices)
 
 
 def to_cluster_pod(item: PodObject) -> ClusterPod:
@@ -168,7 +158,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             asks=_without_state(item, uid) if _asks(item) else None,
         )
     booking, asks, problem, foreign = None, None, "", None
-    if item.status.phase not in _ENDED:
+    if item.status.phase not in ENDED:
         booking, problem = _booking(item, uid, cpu_milli, memory_bytes)
         asks = _without_state(item, uid) if _asks(item) else None
         foreign = foreign_pod(item) if asks is None else None
@@ -263,6 +253,7 @@ class ClusterFeed:
         )
         self._names: dict[str, str] = {}
         """Of nodes, by uid: what went is told by its uid."""
+        self._left_out: dict[str, str] = {}
 
     async def run(self) -> NoReturn:
         """Follow for ever."""
@@ -306,29 +297,58 @@ class ClusterFeed:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ECHO_S):
                 # Nobody is told of versions: a bookmark changes nothing else.
-                while not _is_as_new(self._pods.version, version):  # noqa: ASYNC110
+                while not is_as_late(self._pods.version, version):  # noqa: ASYNC110
                     await asyncio.sleep(_STEP_S)
                 return
         await self._pods.list_anew()
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why some nodes and pods do not count as they are, by uid: what is wrong with each.
+
+        It is that object's trouble alone. A node that is among them has no devices; a pod stays as
+        it was known, since what it has may be in use.
+        """
+        return {**self._nodes.unread, **self._pods.unread, **self._left_out}
+
     def _node_changed(self, uid: str, node: _ClusterNode | None) -> None:
+        self._left_out.pop(uid, None)
+        name = self._names.pop(uid, None) if node is None else node.name
         if node is None:
-            name = self._names.pop(uid, None)
             if name is not None:
                 self._reader.forget(name)
-                self._listener.node_dropped(name)
+                self._tell(uid, f"node {name}", partial(self._listener.node_dropped, name))
             return
         self._names[uid] = node.name
-        if node.inventory is None:
-            self._listener.node_dropped(node.name)
-        else:
-            self._listener.node_put(node.inventory)
+        if node.problem:
+            self._left_out[uid] = node.problem
+        if node.inventory is not None and self._tell(
+            uid, f"node {node.name}", partial(self._listener.node_put, node.inventory)
+        ):
+            return
+        self._tell(uid, f"node {node.name}", partial(self._listener.node_dropped, node.name))
 
     def _pod_changed(self, uid: str, pod: ClusterPod | None) -> None:
         if pod is None:
-            self._listener.pod_gone(PodUid(uid))
-        else:
-            self._listener.pod_put(pod)
+            self._left_out.pop(uid, None)
+            self._tell(uid, f"pod {uid}", partial(self._listener.pod_gone, PodUid(uid)))
+        elif self._tell(uid, f"pod {pod}", partial(self._listener.pod_put, pod)):
+            self._left_out.pop(uid, None)
+
+    def _tell(self, uid: str, name: str, tell: Callable[[], None]) -> bool:
+        """Tell of one object; say whether that went well.
+
+        Whatever one object's content makes fail, all others are followed on: an error here would
+        end the process, and end it again after each start.
+        """
+        try:
+            tell()
+        except Exception as error:  # noqa: BLE001 - for that reason
+            if uid not in self._left_out:
+                _log.exception("not understood, and left out", object=name)
+            self._left_out[uid] = f"{type(error).__name__}: {error}"
+            return False
+        return True
 
 
 class _Page(msgspec.Struct):
@@ -338,8 +358,3 @@ class _Page(msgspec.Struct):
 
 
 _VERSION = msgspec.json.Decoder(_Page)
-
-
-def _is_as_new(heard: str, asked: str) -> bool:
-    """Compare versions, which are numbers since Kubernetes 1.35 and were before (KEP 5504)."""
-    return heard.isdecimal() and asked.isdecimal() and int(heard) >= int(asked)

@@ -2,19 +2,17 @@
 """One config map, followed: its content, or that it is not there."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import NoReturn
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
-from allotment.kube.errors import KubeError
 from allotment.kube.objects import ConfigMapObject, ObjectList
-from allotment.kube.watching import Following, Subject
+from allotment.kube.watching import Followed, Subject
 
 __all__ = ["FollowedConfigMap"]
 
 
-class FollowedConfigMap:
-    """A config map. `run` has to be running.
+class FollowedConfigMap(Followed[ConfigMapObject, Mapping[str, str]]):
+    """A config map; synced: whether it is there is known.
 
     The request names it, so that a Role with `resourceNames` is enough.
     """
@@ -24,7 +22,7 @@ class FollowedConfigMap:
     ) -> None:
         """Know nothing yet."""
         self.name = f"{namespace}/{name}"
-        self._following: Following[ConfigMapObject, Mapping[str, str]] = Following(
+        super().__init__(
             api,
             Subject(
                 name=f"config map {self.name}",
@@ -36,20 +34,6 @@ class FollowedConfigMap:
             ),
             backoff=backoff,
         )
-
-    async def run(self) -> NoReturn:
-        """Follow for ever."""
-        await self._following.run()
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether it is there is known."""
-        return self._following.is_synced
-
-    @property
-    def problem(self) -> KubeError | None:
-        """Why nothing is heard of it at present."""
-        return self._following.problem
 
     @property
     def data(self) -> Mapping[str, str] | None:
@@ -63,7 +47,7 @@ class FollowedConfigMap:
         """
         last: Mapping[str, str] | None = None
         is_first = True
-        async for _ in self._following.signal.changes():
+        async for _ in self.changes():
             if self.is_synced and (is_first or self.data != last):
                 is_first, last = False, self.data
                 yield last

@@ -15,25 +15,29 @@ could: everything has a bound, and what is wrong is one node's trouble and no ot
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Final, NoReturn
 
 import msgspec
 from msgspec import Meta
 
 from allotment.dialects.annotations import MODES
+from allotment.kube.amounts import amounts
+from allotment.kube.objects import NodeObject
 from allotment.model.clusters import NodeDevice, NodeInventory, Taken
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.quantities import MAX_BYTES
 from allotment.model.requests import SOFT
 
-__all__ = ["CORDONS", "DEVICES", "VERSION", "cordoned", "decode", "encode"]
+__all__ = ["CORDONS", "DEVICES", "VERSION", "cordoned", "decode", "encode", "inventory_of"]
 
 DEVICES: Final = "allotment.dev/devices"
 """On the node. Absent: no device of it is shared by `allotment.dev/gpu`, or it has no agent."""
 VERSION: Final = 1
 CORDONS: Final = ("allotment.dev/device-cordon", "hami.io/device-cordon")
 """On the node, by whoever looks after it: UUIDs, by commas, of devices that take nothing new."""
+_CORDONED: Final = "cordoned"
 
 MOST_CHARACTERS: Final = 128 << 10
 """All annotations of an object have 256 KiB."""
@@ -166,6 +170,27 @@ def decode(name: str, text: str, *, cpu_milli: int = 0, memory_bytes: int = 0) -
         host_budget_bytes=document.host,
         links=links,
     )
+
+
+def inventory_of(node: NodeObject) -> NodeInventory | None:
+    """Return what a node's object says of its devices; None: none of them is shared.
+
+    Those that somebody has cordoned are marked so. Raises `UsageError` that names the node.
+    """
+    annotations = node.metadata.annotations or {}
+    text = annotations.get(DEVICES)
+    if text is None:
+        return None
+    cpu_milli, memory_bytes = amounts(node.status.allocatable)
+    found = decode(node.metadata.name, text, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+    named = cordoned(annotations)
+    if not named:
+        return found
+    devices = tuple(
+        replace(each, problem=each.problem or _CORDONED) if each.uuid in named else each
+        for each in found.devices
+    )
+    return replace(found, devices=devices)
 
 
 def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:

@@ -6,6 +6,7 @@ still run is counted by their records, as they write them by default.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -15,12 +16,20 @@ from allotment.dialects.foreign import ForeignDialect, ForeignPod
 from allotment.dialects.registry import wanted
 from allotment.dialects.systems import foreign_dialects
 from allotment.dialects.taking_over import taken_over
-from allotment.kube.amounts import amounts, requests_of
+from allotment.kube.amounts import requests_of
 from allotment.kube.clients import Api
 from allotment.kube.cluster_feed import to_cluster_pod
-from allotment.kube.errors import GoneError, KubeError
-from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode
-from allotment.kube.objects import Metadata, NodeObject, ObjectList, PodObject, to_pod
+from allotment.kube.errors import GoneError
+from allotment.kube.inventories import inventory_of
+from allotment.kube.listing import pages
+from allotment.kube.objects import (
+    ENDED,
+    Metadata,
+    NodeObject,
+    ObjectList,
+    PodObject,
+    to_pod,
+)
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
@@ -29,7 +38,6 @@ __all__ = ["LiveCluster", "LivePod", "read_cluster"]
 
 _PAGE: Final = 500
 _TRIES: Final = 3
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 _Item = TypeVar("_Item")
 
@@ -91,9 +99,9 @@ async def read_cluster(api: Api) -> LiveCluster:
     problems: list[str] = []
     nodes = []
     others = []
-    async for node in _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
+    for node in await _listed(api, "/api/v1/nodes", NodeObject, asked="list nodes"):
         try:
-            found = _inventory(node)
+            found = inventory_of(node)
         except UsageError as error:
             problems.append(error.message)
             continue
@@ -102,9 +110,9 @@ async def read_cluster(api: Api) -> LiveCluster:
         else:
             nodes.append(found)
     pods = []
-    async for pod in _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+    for pod in await _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
         is_leaving = not pod.spec.node_name and pod.metadata.deletion_timestamp is not None
-        if pod.status.phase in _ENDED or is_leaving:
+        if pod.status.phase in ENDED or is_leaving:
             continue
         try:
             pods.append(_pod(pod))
@@ -116,22 +124,6 @@ async def read_cluster(api: Api) -> LiveCluster:
     pods = [_with_devices(pod, by_name, dialects, problems) for pod in pods]
     pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
     return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
-
-
-def _inventory(node: NodeObject) -> NodeInventory | None:
-    """Return a node's devices; None: it has none that are shared."""
-    annotations = node.metadata.annotations or {}
-    text = annotations.get(DEVICES)
-    if text is None:
-        return None
-    cpu_milli, memory_bytes = amounts(node.status.allocatable)
-    found = decode(node.metadata.name, text, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
-    named = cordoned({key: annotations.get(key, "") for key in CORDONS})
-    devices = tuple(
-        replace(each, problem=each.problem or "cordoned") if each.uuid in named else each
-        for each in found.devices
-    )
-    return replace(found, devices=devices)
 
 
 def _pod(item: _DatedPod) -> LivePod:
@@ -177,31 +169,15 @@ def _with_devices(
     return replace(pod, booking=replace(pod.booking, containers=found.containers))
 
 
-async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> AsyncIterator[_Item]:
-    """Yield all of a list; listed anew if it went stale between two of its pages."""
-    items: list[_Item] = []
-    for left in reversed(range(_TRIES)):
-        try:
-            items = await _pages(api, path, kind, asked=asked)
-            break
-        except GoneError:
-            if not left:
-                raise
-    for item in items:
-        yield item
-
-
-async def _pages(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+async def _listed(api: Api, path: str, kind: type[_Item], *, asked: str) -> list[_Item]:
+    """Return all of a list; listed anew if it went stale between two of its pages."""
     decoder = msgspec.json.Decoder(ObjectList[kind])  # type: ignore[valid-type]
     params = {"limit": str(_PAGE)}
-    items: list[_Item] = []
-    while True:
-        body = await api.get(path, asked=asked, params=params)
-        try:
-            page = decoder.decode(body)
-        except msgspec.MsgspecError as error:
-            raise KubeError(f"cannot {asked}: the answer is no list: {error}") from error
-        items += page.items or ()
-        if not page.metadata.next_page:
-            return items
-        params["continue"] = page.metadata.next_page
+    for _ in range(_TRIES - 1):
+        with suppress(GoneError):
+            return await _all(pages(api, path, decoder, asked=asked, params=params))
+    return await _all(pages(api, path, decoder, asked=asked, params=params))
+
+
+async def _all(found: AsyncIterator[ObjectList[_Item]]) -> list[_Item]:
+    return [item async for page in found for item in page.items or ()]

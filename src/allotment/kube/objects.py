@@ -16,6 +16,7 @@ from allotment.model.pods import Container, ContainerKind, Pod, PodUid
 from allotment.model.quantities import parse_whole
 
 __all__ = [
+    "ENDED",
     "ConfigMapObject",
     "Metadata",
     "NodeObject",
@@ -24,6 +25,9 @@ __all__ = [
     "WatchEvent",
     "to_pod",
 ]
+
+ENDED = frozenset({"Succeeded", "Failed"})
+"""Phases of pods of which nothing will run again."""
 
 _MIRROR = "kubernetes.io/config.mirror"
 _HASH = "kubernetes.io/config.hash"
@@ -157,7 +161,7 @@ def to_pod(item: PodObject) -> Pod:
         node=item.spec.node_name,
         annotations=_annotations(meta.annotations or {}),
         containers=tuple(_containers(item)),
-        has_ended=item.status.phase in {"Succeeded", "Failed"},
+        has_ended=item.status.phase in ENDED,
     )
 
 
@@ -232,7 +236,7 @@ def _has_finished(
     item: PodObject, spec: ContainerSpec, kind: ContainerKind, status: ContainerStatus | None
 ) -> bool:
     """Tell whether the kubelet will never start it again, as far as it can be known."""
-    if item.status.phase in {"Succeeded", "Failed"}:
+    if item.status.phase in ENDED:
         return True
     ended = status.state.terminated if status and status.state else None
     if ended is None:

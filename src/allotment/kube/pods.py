@@ -6,14 +6,11 @@ bear thousands of watches over all of them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import NoReturn
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
-from allotment.kube.errors import KubeError
 from allotment.kube.objects import ObjectList, PodObject, to_pod
-from allotment.kube.watching import Following, Subject
+from allotment.kube.watching import Followed, Subject
 from allotment.model.pods import Pod, PodUid
 
 __all__ = ["NodePods"]
@@ -22,12 +19,12 @@ _DOUBT_S = 2.0
 """A watch tells of a pod within milliseconds: after so long without, it may be dead."""
 
 
-class NodePods:
-    """The pods of a node. `run` has to be running; nothing else here asks the server."""
+class NodePods(Followed[PodObject, Pod]):
+    """The pods of a node."""
 
     def __init__(self, api: Api, *, node: str, backoff: Backoff | None = None) -> None:
         """Know nothing yet."""
-        self._following: Following[PodObject, Pod] = Following(
+        super().__init__(
             api,
             Subject(
                 name=f"pods of node {node}",
@@ -39,20 +36,6 @@ class NodePods:
             ),
             backoff=backoff,
         )
-
-    async def run(self) -> NoReturn:
-        """Follow for ever."""
-        await self._following.run()
-
-    @property
-    def is_synced(self) -> bool:
-        """All pods of the node have been listed once since the start."""
-        return self._following.is_synced
-
-    @property
-    def problem(self) -> KubeError | None:
-        """Why nothing is heard of them at present."""
-        return self._following.problem
 
     def get(self, uid: PodUid) -> Pod | None:
         """Return a pod; None: not heard of, or gone.
@@ -94,7 +77,3 @@ class NodePods:
         except TimeoutError:
             return None
         return None
-
-    def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and when pods came, changed or went; several changes at once."""
-        return self._following.signal.changes()

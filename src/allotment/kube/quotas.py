@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every ResourceQuota of the cluster, followed: what of GPUs each namespace may have."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import msgspec
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
-from allotment.kube.errors import KubeError
 from allotment.kube.objects import Metadata, ObjectList
-from allotment.kube.watching import Following, Subject
+from allotment.kube.watching import Followed, Subject
 
 __all__ = ["FollowedQuotas", "NamespaceQuota", "quota_of"]
 
@@ -50,12 +48,12 @@ class NamespaceQuota:
         return f"ResourceQuota {self.namespace}/{self.name}"
 
 
-class FollowedQuotas:
-    """The quotas of all namespaces. `run` has to be running."""
+class FollowedQuotas(Followed[QuotaObject, NamespaceQuota]):
+    """The quotas of all namespaces."""
 
     def __init__(self, api: Api, *, backoff: Backoff | None = None) -> None:
         """Know nothing yet."""
-        self._following: Following[QuotaObject, NamespaceQuota] = Following(
+        super().__init__(
             api,
             Subject(
                 name="resource quotas",
@@ -68,27 +66,9 @@ class FollowedQuotas:
             backoff=backoff,
         )
 
-    async def run(self) -> NoReturn:
-        """Follow for ever."""
-        await self._following.run()
-
-    @property
-    def is_synced(self) -> bool:
-        """All of them have been listed once since the start."""
-        return self._following.is_synced
-
-    @property
-    def problem(self) -> KubeError | None:
-        """Why nothing is heard of them at present."""
-        return self._following.problem
-
     def all(self) -> tuple[NamespaceQuota, ...]:
         """Return every quota that says something about extended resources."""
         return tuple(each for each in self._following.values.values() if each.hard)
-
-    def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and when quotas came, changed or went; several changes at once."""
-        return self._following.signal.changes()
 
 
 def quota_of(item: QuotaObject) -> NamespaceQuota:

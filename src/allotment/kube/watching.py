@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -19,10 +19,11 @@ import structlog
 from allotment.kube.backoff import Backoff
 from allotment.kube.clients import Api
 from allotment.kube.errors import GoneError, KubeError, UnreachableError, explain_refusal
+from allotment.kube.listing import decoded, pages
 from allotment.kube.objects import Metadata, ObjectList, WatchEvent
 from allotment.kube.signals import Signal
 
-__all__ = ["Following", "Subject"]
+__all__ = ["Followed", "Following", "Subject"]
 
 _IDLE_S = 150.0
 """Without a line for so long, the connection counts as dead: the server sends a bookmark each
@@ -68,6 +69,8 @@ class Subject(Generic[ItemT, ValueT]):
     convert: Callable[[ItemT], ValueT]
     page: int = _PAGE
     """As many objects are listed at once."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The label selector."""
 
 
 class Following(Generic[ItemT, ValueT]):
@@ -97,11 +100,15 @@ class Following(Generic[ItemT, ValueT]):
         self._watching: asyncio.Timeout | None = None
         self._hurry = asyncio.Event()
         self._listed_at = float("-inf")
-        self._is_doubted = False
         self._lists_begun = 0
         self._lists_done = 0
+        self._lists_needed = 1
+        """The number of the first list that does for everybody who asked."""
         self.values: dict[str, ValueT] = {}
         """By the object's uid. To be read only."""
+        self.unread: dict[str, str] = {}
+        """Objects that `convert` fails for, and why: they stay as they were known. By uid; to be
+        read only."""
         self.is_synced = False
         """It has been listed once."""
         self.problem: KubeError | None = None
@@ -114,7 +121,7 @@ class Following(Generic[ItemT, ValueT]):
         while True:
             began = _now()
             try:
-                if self._version is None or self._is_doubted:
+                while self._version is None or self._lists_done < self._lists_needed:
                     self._version = await self._list()
                 await self._watch(self._version)
             except GoneError:
@@ -145,13 +152,12 @@ class Following(Generic[ItemT, ValueT]):
 
         For whoever has to be sure that nothing is missing; `recheck` is for doubt.
         """
-        number = self._lists_begun
-        self._is_doubted = True
+        number = self._lists_needed = self._lists_begun + 1
         self._hurry.set()
         if self._watching is not None:
             self._watching.reschedule(_now())
         async for _ in self.signal.changes():
-            if self._lists_done > number:
+            if self._lists_done >= number:
                 return
 
     async def _pause(self) -> None:
@@ -168,28 +174,25 @@ class Following(Generic[ItemT, ValueT]):
         server answers from its cache. A list from the past could miss a pod that runs.
         """
         subject = self._subject
-        self._is_doubted = False
         self._lists_begun += 1
         number = self._lists_begun
         values: dict[str, ValueT] = {}
-        params = {**_selected(subject.fields), "limit": str(subject.page)}
-        while True:
-            body = await self._api.get(subject.path, asked=f"list {subject.name}", params=params)
-            found = self._decoded(self._items, body)
-            values |= {each.metadata.uid: subject.convert(each) for each in found.items or ()}
-            # Every page is of the first one's version; one that is too late is refused as gone.
-            next_page = found.metadata.next_page
-            if not next_page or next_page == params.get("continue"):
-                break
-            params["continue"] = next_page
+        unread: dict[str, str] = {}
+        version = ""
+        params = {**_selected(subject), "limit": str(subject.page)}
+        asked = f"list {subject.name}"
+        async for page in pages(self._api, subject.path, self._items, asked=asked, params=params):
+            version = page.metadata.resource_version
+            for item in page.items or ():
+                self._read(item, values, unread)
         self._listed_at = _now()
-        before, self.values = self.values, values
+        before, self.values, self.unread = self.values, values, unread
         self._tell_differences(before)
         self.is_synced = True
         self._lists_done = number
         self._heard()
         self.signal.notify()
-        return found.metadata.resource_version
+        return version
 
     async def _watch(self, version: str) -> None:
         """Hear of changes until the server, a recheck or an error ends it."""
@@ -200,7 +203,7 @@ class Following(Generic[ItemT, ValueT]):
             params={
                 "watch": "true",
                 "allowWatchBookmarks": "true",
-                **_selected(self._subject.fields),
+                **_selected(self._subject),
                 "resourceVersion": version,
                 "timeoutSeconds": str(int(lasting_s)),
             },
@@ -230,21 +233,35 @@ class Following(Generic[ItemT, ValueT]):
         item = self._decoded(self._item, event.object)
         uid = item.metadata.uid
         before = self.values.get(uid)
-        value: ValueT | None
         if event.type == "DELETED":
             self.values.pop(uid, None)
-            value = None
-            changed = before is not None
+            self.unread.pop(uid, None)
         else:
-            value = self._subject.convert(item)
-            changed = value != before
-            if changed:
-                self.values[uid] = value
+            self._read(item, self.values, self.unread)
+        value = self.values.get(uid)
         self._version = item.metadata.resource_version
-        if changed:
+        if value != before:
             if self._on_change is not None:
                 self._on_change(uid, value)
             self.signal.notify()
+
+    def _read(self, item: ItemT, values: dict[str, ValueT], unread: dict[str, str]) -> None:
+        """Put an object into `values`; where it cannot be converted, as it was known.
+
+        Anybody may have written what makes that fail, and all others are to be followed on.
+        """
+        uid = item.metadata.uid
+        try:
+            values[uid] = self._subject.convert(item)
+        except Exception as error:  # noqa: BLE001 - for that reason
+            if uid not in self.unread:
+                name = f"{item.metadata.namespace}/{item.metadata.name}"
+                _log.exception("not understood", object=name, subject=self._subject.name)
+            unread[uid] = f"{type(error).__name__}: {error}"
+            if uid in self.values:
+                values[uid] = self.values[uid]
+        else:
+            unread.pop(uid, None)
 
     def _tell_differences(self, before: Mapping[str, ValueT]) -> None:
         """Tell what another list has changed: first what went, which makes room."""
@@ -260,14 +277,11 @@ class Following(Generic[ItemT, ValueT]):
         self, decoder: "msgspec.json.Decoder[DecodedT]", data: bytes | msgspec.Raw
     ) -> DecodedT:
         try:
-            return decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decoded(decoder, data, asked=f"watch {self._subject.name}")
+        except KubeError:
             # From where it was, it would come again: list anew.
             self._version = None
-            raise KubeError(
-                f"the API server's answer to list {self._subject.name} is not understood: {error}",
-                hint="is this the API server's address, and not a proxy's?",
-            ) from error
+            raise
 
     def _heard(self) -> None:
         if self.problem is not None:
@@ -288,10 +302,45 @@ class Following(Generic[ItemT, ValueT]):
         self.problem = problem
 
 
-def _selected(fields: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameter that selects; without fields none: everything."""
-    text = ",".join(f"{field}={value}" for field, value in fields.items())
-    return {"fieldSelector": text} if text else {}
+class Followed(Generic[ItemT, ValueT]):
+    """Objects that are followed, of one kind, with questions of their own.
+
+    `run` has to be running; nothing else here asks the server.
+    """
+
+    def __init__(
+        self, api: Api, subject: Subject[ItemT, ValueT], *, backoff: Backoff | None = None
+    ) -> None:
+        """Know nothing yet."""
+        self._following = Following(api, subject, backoff=backoff)
+
+    async def run(self) -> NoReturn:
+        """Follow for ever."""
+        await self._following.run()
+
+    @property
+    def is_synced(self) -> bool:
+        """All of them have been listed once since the start."""
+        return self._following.is_synced
+
+    @property
+    def problem(self) -> KubeError | None:
+        """Why nothing is heard of them at present."""
+        return self._following.problem
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield at once, and when any came, changed or went; several changes at once."""
+        return self._following.signal.changes()
+
+
+def _selected(subject: Subject[ItemT, ValueT]) -> dict[str, str]:
+    """Return the parameters that select; without fields and labels none: everything."""
+    selectors = {"fieldSelector": subject.fields, "labelSelector": subject.labels}
+    return {
+        name: ",".join(f"{key}={value}" for key, value in selector.items())
+        for name, selector in selectors.items()
+        if selector
+    }
 
 
 def _now() -> float:

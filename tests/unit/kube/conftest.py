@@ -69,6 +69,7 @@ class Server:
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
+        await asyncio.sleep(0)  # as over a network: others come to run meanwhile
         waiting: deque[Any] = getattr(self, _kind(request))
         answer = waiting[0] if len(waiting) == 1 else waiting.popleft()
         if isinstance(answer, Watch):

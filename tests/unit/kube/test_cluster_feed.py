@@ -144,8 +144,11 @@ class Listener:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.nodes: dict[str, NodeInventory] = {}
+        self.fails_for: set[str] = set()
 
     def pod_put(self, pod: ClusterPod) -> None:
+        if pod.name in self.fails_for:
+            raise RuntimeError("not expected of a pod")
         self.told.append(f"+{pod.name}@{pod.node}")
 
     def pod_gone(self, uid: PodUid) -> None:
@@ -153,6 +156,8 @@ class Listener:
 
     def node_put(self, node: NodeInventory) -> None:
         self.nodes[node.name] = node
+        if node.name in self.fails_for:
+            raise OverflowError("not expected of a node")
 
     def node_dropped(self, name: str) -> None:
         self.nodes.pop(name, None)
@@ -258,5 +263,35 @@ def test_looking_lists_anew_where_the_watch_is_silent(
         await feed.look()
         assert "uid-missed" in feed.pods
         assert "+missed@" in listener.told
+
+    run(feed.run(), test())
+
+
+def test_what_fails_for_one_object_is_that_ones_trouble(
+    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
+) -> None:
+    listener = Listener()
+    listener.fails_for = {"n1", "bad"}
+    feed = feed_of(lists, listener, impatient)
+    lists.pods = [pod_json("bad"), pod_json("good")]
+    lists.nodes = [node_json("n1"), node_json("n2"), node_json("n3", 0, {DEVICES: "nothing"})]
+
+    async def test() -> None:
+        await until(lambda: feed.is_synced)
+        assert listener.told == ["+good@"]
+        assert listener.nodes.keys() == {"n2"}
+        assert feed.left_out["uid-bad"] == "RuntimeError: not expected of a pod"
+        assert feed.left_out["uid-n1"] == "OverflowError: not expected of a node"
+        assert "is no inventory" in feed.left_out["uid-n3"]
+        assert len(feed.left_out) == 3
+        listener.fails_for.clear()
+        watch = lists.watches["pods"]
+        watch.send({"type": "MODIFIED", "object": pod_json("bad", version="11")})
+        nodes = lists.watches["nodes"]
+        nodes.send({"type": "MODIFIED", "object": node_json("n1", 3)})
+        nodes.send({"type": "DELETED", "object": node_json("n3")})
+        await until(lambda: not feed.left_out)
+        assert listener.told == ["+good@", "+bad@"]
+        assert listener.nodes.keys() == {"n1", "n2"}
 
     run(feed.run(), test())

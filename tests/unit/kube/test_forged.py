@@ -8,15 +8,16 @@ is generated here is what the readers let pass and no honest writer would write.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import msgspec
-import pytest
-from hypothesis import example, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from allotment.dialects import annotations as keys
 from allotment.dialects.placements import PLACEMENT
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.inventories import decode
@@ -55,7 +56,11 @@ HONEST = NodeInventory(
 
 
 def need(
-    uid: str, *, count: int = 1, memory: int | Fraction = GI, **wishes: Any  # noqa: ANN401
+    uid: str,
+    *,
+    count: int = 1,
+    memory: int | Fraction = GI,
+    **wishes: Any,  # noqa: ANN401
 ) -> PodNeed:
     """A pod; `wishes` are `Constraints`' and `Request`'s."""
     constraints = {key: value for key, value in wishes.items() if key in Constraints.__slots__}
@@ -120,7 +125,10 @@ taken = st.fixed_dictionaries(
     },
 )
 device = st.fixed_dictionaries(
-    {"model": st.sampled_from(["A100", "", "a100", "\u0130"]) | st.text(max_size=4), "memory": edges},
+    {
+        "model": st.sampled_from(["A100", "", "a100", "\u0130"]) | st.text(max_size=4),
+        "memory": edges,
+    },
     optional={
         "index": st.integers(0, 1 << 16),
         "numa": st.integers(0, 1 << 16),
@@ -166,4 +174,93 @@ def test_what_is_read_of_one_node_harms_no_other(document: Document) -> None:
     check_others_are_served(cluster)
     kept.node_put(replace(found, devices=found.devices[:1]))
     kept.node_dropped("forged")
+    check_others_are_served(cluster)
+
+
+# ---- pods ----------------------------------------------------------------------------------------
+
+KEYS = sorted(
+    {
+        value
+        for value in vars(keys).values()
+        if isinstance(value, str) and value.startswith("allotment.dev/")
+    }
+)
+texts = st.one_of(
+    st.sampled_from(
+        [
+            *("", "0", "1", "-1", "30", "30:80", "0:100", "101", "1e308", "9" * 64, "0%", "100%"),
+            *(
+                "true",
+                "soft",
+                "mps",
+                "later",
+                "fragmentation",
+                "binpack,fgd",
+                "GPU-0,GPU-9",
+                "A100",
+            ),
+            *("*", ",", "a=b", '"', "{}", "[" * 500, "null", '{"version":1}', "\u0130", "\ud800"),
+        ]
+    ),
+    st.text(max_size=8),
+)
+amount_texts = st.sampled_from(["0", "1", "2", "33", "8Gi", "1E", "9223372036854775807", "1e999"])
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Document:
+    names = ["gpu-memory", "gpu-compute"]
+    limits = {
+        "allotment.dev/gpu": draw(st.sampled_from(["1", "1", "2", "4", "33", "0"])),
+        **draw(st.dictionaries(st.sampled_from(names).map(keys.PREFIX.__add__), amount_texts)),
+    }
+    written = draw(st.dictionaries(st.sampled_from(KEYS), texts, max_size=4))
+    node = draw(st.sampled_from(["", "honest", "gone"]))
+    if draw(st.booleans()):
+        placed = {
+            "devices": draw(st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-9", ""]), max_size=3)),
+            "memory": draw(edges),
+            "guarantee": draw(st.integers(-1, 10_001)),
+            "mode": draw(texts),
+            "exclusion": draw(texts),
+        }
+        written[PLACEMENT] = json.dumps(
+            {"version": 1, "node": node, "pod": "forged", "containers": {"main": placed}}
+        )
+    resources = {"limits": limits, "requests": {"cpu": draw(amount_texts)}}
+    containers = [{"name": "main", "resources": resources}]
+    return {
+        "metadata": {
+            "name": "forged",
+            "namespace": "ns",
+            "uid": "forged",
+            "annotations": {key: text for key, text in written.items() if _is_json(text)},
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": containers,
+            "initContainers": draw(st.sampled_from([None, [{**containers[0], "name": "first"}]])),
+        },
+    }
+
+
+def _is_json(text: str) -> bool:
+    """Text that Go can have written."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+@given(pods())
+@settings(deadline=None)
+def test_what_is_written_on_one_pod_harms_no_other(document: Document) -> None:
+    kept, cluster = keeper()
+    pod = to_cluster_pod(msgspec.json.decode(json.dumps(document), type=PodObject))
+    kept.pod_put(pod)
+    with suppress(UsageError):
+        found = need_of(pod)
+        event(f"asks for GPUs: {bool(found.containers)}")
+        cluster.rank(found).refused.reasons()
+        cluster.place(found, "honest")
+        cluster.arrived(found)
+    kept.pod_gone(pod.uid)
     check_others_are_served(cluster)
