@@ -17,6 +17,8 @@ from allotment.agent.config.parsing import parse
 from allotment.agent.settings import KUBELET_SOCKET
 from allotment.cli.agent import command
 from allotment.cli.scheduler import command as scheduler_command
+from allotment.dialects.kubeshare_sharepods import GROUP, KIND
+from allotment.kube.sharepods import MANIFEST
 from allotment.scheduler.admission_rules import IGNORE_LABELS
 from allotment.scheduler.running import EXTENDER_PORT
 from allotment.scheduler.webhook import PATH
@@ -166,6 +168,29 @@ def rights_of(role: Document) -> set[tuple[str, str, str]]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_the_right_to_make_pods_comes_with_sharepods_alone(
+    root: Path, scheduling: dict[tuple[str, str], Document]
+) -> None:
+    text = (root / MANIFEST).read_text("utf-8")
+    documents = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    rights = rights_of(documents["ClusterRole"])
+    assert rights == {
+        *(("sharepods", verb, "") for verb in ("get", "list", "watch")),
+        ("sharepods/status", "patch", ""),
+        ("sharepods/finalizers", "update", ""),
+        ("pods", "create", ""),
+        ("namespaces", "get", ""),
+    }
+    assert ("pods", "create", "") not in rights_of(scheduling["ClusterRole", "allotment-scheduler"])
+    (subject,) = documents["ClusterRoleBinding"]["subjects"]
+    assert ("ServiceAccount", subject["name"]) in scheduling
+    definition = documents["CustomResourceDefinition"]["spec"]
+    assert (definition["group"], definition["names"]["kind"]) == (GROUP, KIND)
+    explained = (root / "deploy" / "README.md").read_text("utf-8")
+    for resource in {each[0] for each in rights}:
+        assert f"`{resource}`" in explained, resource
 
 
 def the_container(scheduling: dict[tuple[str, str], Document], name: str) -> Document:
