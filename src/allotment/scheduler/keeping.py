@@ -92,6 +92,7 @@ class BookKeeper:
         self._needs: dict[PodUid, tuple[Pod, PodNeed | None]] = {}
         self.strangers: set[PodUid] = set()
         """Pods that ask for GPUs and were bound without a placement that counts."""
+        self._told_twice: frozenset[str] = frozenset()
 
     def pod_put(self, pod: ClusterPod) -> None:
         """A pod came or changed."""
@@ -130,6 +131,10 @@ class BookKeeper:
         self._book.node_put(node)
         for pod in self._take_over.on(node.name):
             self._book.pod_put(pod, now=self._clock())
+        twice = self._book.cluster.told_twice()
+        for uuid in sorted(twice.keys() - self._told_twice)[:_MOST_TOLD]:
+            _log.warning("two nodes tell of one GPU", uuid=uuid, nodes=sorted(twice[uuid]))
+        self._told_twice = frozenset(twice)
 
     def node_dropped(self, name: str) -> None:
         """A node is gone, or has no devices."""
@@ -151,7 +156,9 @@ class BookKeeper:
             return None
 
     def _watch_stranger(self, pod: ClusterPod) -> None:
-        if pod.problem and pod.uid not in self.strangers:
+        if not pod.problem:
+            self.strangers.discard(pod.uid)
+        elif pod.uid not in self.strangers:
             self.strangers.add(pod.uid)
             if len(self.strangers) <= _MOST_TOLD:
                 _log.warning("a pod's GPUs are not counted", pod=str(pod), why=pod.problem)

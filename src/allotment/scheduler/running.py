@@ -331,6 +331,8 @@ class Scheduler:
             self.metrics.set("pods_without_placement", len(self._keeper.strangers))
             self.metrics.set("pods_taken_over", len(self._take_over.taken))
             self.metrics.set("pods_not_taken_over", len(self._take_over.unread))
+            self.metrics.set("objects_left_out", len(self._feed.left_out))
+            self.metrics.set("devices_told_twice", len(self._book.cluster.told_twice()))
             await asyncio.sleep(_TICK_S)
 
     async def _nominate(self) -> NoReturn:
