@@ -131,21 +131,27 @@ class Extender:
         return wire.encode(result)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Answer with a score for each node."""
+        """Answer with a score for each node.
+
+        A pod that asks for nothing of ours takes CPU and memory that others' GPUs need: where we
+        are asked about such pods, the policy says where it is in the way least.
+        """
         self._check()
         arguments = wire.read_filter(body)
         names = list(wire.node_names(arguments))
         heard = self._heard(arguments.pod)
         pod = heard or to_cluster_pod(arguments.pod)
-        if pod.asks is None or pod.node:
+        if pod.node:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
+        if pod.asks is None:
+            return wire.encode(self._out_of_the_way(need_of(pod), names))
         try:
             need = need_of(pod)
         except UsageError:
             # Filter has refused it everywhere: nobody asks this but by mistake.
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         if heard is None:
-            best = self._book.rank(need, names).best
+            best = dict.fromkeys(self._book.rank(need, names).best)
             ranked = [*best, *(name for name in sorted(names) if name not in best)]
         else:
             ranked = self._book.prioritize(need, names, now=self._clock(), version=pod.version)
@@ -186,6 +192,15 @@ class Extender:
         else:
             self._told.bound(need, self._book.booking(pod.uid))
         return _unbound(outcome.problem)
+
+    def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
+        """Score nodes for a pod without GPUs: first all that have none, as kube-scheduler likes."""
+        ours = [name for name in names if self._book.cluster.node(name) is not None]
+        best = dict.fromkeys(self._book.rank(need, ours).best)
+        scores = _scores([*best, *(name for name in sorted(ours) if name not in best)])
+        most = (len(ours) + 1) * STEP
+        others = (name for name in names if self._book.cluster.node(name) is None)
+        return [*scores, *(wire.HostPriority(host=name, score=most) for name in others)]
 
     def _heard(self, item: PodObject) -> ClusterPod | None:
         """Return a pod as the watch has told of it; None: it has not.

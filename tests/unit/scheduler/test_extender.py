@@ -124,7 +124,20 @@ def test_a_pod_without_our_resources_passes_through() -> None:
     scene = Scene(candidates=1)
     plain = pod_json(limits={"cpu": "1"})
     assert scene.filter(plain, ["x", "y"]) == {"NodeNames": ["x", "y"]}
-    assert set(scene.prioritize(plain, ["x", "y"]).values()) == {0}
+    assert len(set(scene.prioritize(plain, ["x", "y"]).values())) == 1
+    assert not any(scene.book.counts().values())
+
+
+def test_a_pod_without_gpus_is_led_to_where_it_is_in_nobodys_way() -> None:
+    scene = Scene()
+    scene.book.node_put(replace(node("d", 1), cpu_milli=2_000))
+    scores = scene.prioritize(pod_json(limits={"cpu": "1"}), ["a", "b", "x", "c", "d", "y"])
+    assert scores["x"] == scores["y"] == max(scores.values())  # they have no GPUs
+    ours = sorted("abcd", key=lambda name: -scores[name])
+    assert ours[0] == "d"  # binpack: the least CPU is left there
+    assert len({scores[name] for name in ours}) == len(ours)
+    too_large = scene.prioritize(pod_json(limits={"cpu": "3"}), ["d", "b"])
+    assert too_large["b"] > too_large["d"]
     assert not any(scene.book.counts().values())
 
 
