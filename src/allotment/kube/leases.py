@@ -21,7 +21,7 @@ from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.objects import Metadata
 from allotment.kube.signals import Signal
 
-__all__ = ["Candidate", "LeaseElection", "LeaseRecord", "LeaseTimes", "Write"]
+__all__ = ["Candidate", "LeaseElection", "LeaseRecord", "LeaseTimes", "Write", "since_boot"]
 
 _log = structlog.get_logger(__name__)
 
@@ -123,6 +123,15 @@ class Candidate:
         return self._seen.holder if self._seen is not None else ""
 
 
+def since_boot() -> float:
+    """Return seconds that have passed, those among them in which this machine slept.
+
+    `time.monotonic` stands still while a machine is suspended, or moved to another host: whoever
+    led before would lead on after it, though another one has begun to.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class LeaseElection:
     """Keeps a candidate in the election. `run` has to be running."""
 
@@ -133,7 +142,7 @@ class LeaseElection:
         namespace: str,
         name: str,
         candidate: Candidate,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = since_boot,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Take part by the Lease of this name."""

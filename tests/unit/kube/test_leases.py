@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,3 +94,20 @@ def test_there_are_never_two_leaders(data: st.DataObject) -> None:
                 each.observe(server, now=now + ahead)
         leaders = [name for name, one in them.items() if one.left_s(now=now + offsets[name])]
         assert len(leaders) <= 1, leaders
+
+
+def test_the_time_that_a_machine_sleeps_counts() -> None:
+    # In a time namespace whose clock since the boot is a day ahead of the one that sleep stops.
+    unshare = shutil.which("unshare")
+    wrap = [str(unshare), "--user", "--map-root-user", "--time", "--boottime", "86400"]
+    if unshare is None or subprocess.run([*wrap, "true"], check=False).returncode:
+        pytest.skip("no time namespace can be made here")
+    program = (
+        "import inspect, time; from allotment.kube.leases import LeaseElection;"
+        "clock = inspect.signature(LeaseElection).parameters['clock'].default;"
+        "print(clock() - time.monotonic())"
+    )
+    ran = subprocess.run(
+        [*wrap, sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert float(ran.stdout) > 86_000
