@@ -136,8 +136,10 @@ def test_a_pod_without_gpus_is_led_to_where_it_is_in_nobodys_way() -> None:
     ours = sorted("abcd", key=lambda name: -scores[name])
     assert ours[0] == "d"  # binpack: the least CPU is left there
     assert len({scores[name] for name in ours}) == len(ours)
-    too_large = scene.prioritize(pod_json(limits={"cpu": "3"}), ["d", "b"])
-    assert too_large["b"] > too_large["d"]
+    larger = pod_json(limits={"cpu": "3"})
+    larger["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
+    scores = scene.prioritize(larger, ["d", "b"])
+    assert scores["b"] > scores["d"]  # it has no room
     assert not any(scene.book.counts().values())
 
 
