@@ -37,6 +37,10 @@ _MOST_S: Final = 10.0
 """Of looking. kube-scheduler waits for 30 s, and for nothing else meanwhile."""
 _TURN_S: Final = 0.003
 """Of looking, before others have their turn."""
+_ECHO_S: Final = 2.0
+"""The watch tells of a pod within milliseconds of kube-scheduler's, on a busy machine later. A pod
+that is answered that nothing helps is not asked about again for minutes."""
+_STEP_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +87,14 @@ class Preemption:
     async def preempt(self, body: bytes) -> bytes:
         """Answer on which node the pod fits once which pods have ended, and keep that for it.
 
-        No node: on none of them, whoever ends; or nobody has heard of the pod yet. Raises
+        No node: on none of them, whoever ends; or the watch does not know the pod. Raises
         `UsageError` for a body that is none, `NotLeadingError`.
         """
         if not self._leads():
             raise NotLeadingError
         arguments = wire.read_preemption(body)
         asked = _asked(arguments)
-        pod = self._pods(arguments.pod.metadata.uid)
+        pod = await self._heard(arguments.pod.metadata.uid)
         if pod is None or pod.node:
             return _answer({})
         if pod.asks is None:
@@ -112,6 +116,13 @@ class Preemption:
                 )
             }
         )
+
+    async def _heard(self, uid: str) -> ClusterPod | None:
+        """Wait until the watch has told of a pod. What the body says of it, anybody can say."""
+        late = self._clock() + _ECHO_S
+        while (pod := self._pods(uid)) is None and self._clock() < late:  # noqa: ASYNC110 - a dict
+            await asyncio.sleep(_STEP_S)
+        return pod
 
     async def tick(self) -> None:
         """Let lapse what is over of what is kept, and see to it that all of it can be of use."""
@@ -175,14 +186,15 @@ class Preemption:
         """Return the pods with devices that may be ended for another one, whom first first.
 
         Those that are ending anyway; then by priority, and those first whose device has the fewest
-        of them: one device after the other becomes free.
+        of them: one device after the other becomes free. kube-scheduler has told us of some before
+        the watch does: they are on its node for certain where their binding is known.
         """
         found = {
             uid: pod
             for uid, booking in there.items()
             if booking.containers
             and (pod := self._pods(uid)) is not None
-            and pod.node == node
+            and pod.node in {"", node}
             and pod.priority < need.priority
         }
         devices = {uid: _devices(there[uid]) for uid in found}
@@ -190,7 +202,8 @@ class Preemption:
 
         def rank(uid: PodUid) -> tuple[object, ...]:
             crowd = min((crowds[uuid], uuid) for uuid in devices[uid])
-            return not found[uid].is_ending, found[uid].priority, crowd, uid
+            pod = found[uid]
+            return not pod.is_ending, pod.priority, not pod.node, crowd, uid
 
         return dict.fromkeys(sorted(found, key=rank))
 

@@ -117,10 +117,42 @@ def test_victims_as_objects_are_understood() -> None:
     assert answer["NodeNameToMetaVictims"] == expected
 
 
+def test_a_pod_that_the_watch_tells_of_a_little_later_is_waited_for() -> None:
+    scene = Scene({"a": 1})
+    scene.run("low", "a", limits=WHOLE)
+    victims = {"a": {"Pods": [{"UID": "uid-low"}]}}
+    body = json.dumps({"Pod": pod_json("wants"), "NodeNameToMetaVictims": victims}).encode()
+
+    async def ask() -> bytes:
+        asking = asyncio.create_task(scene.preemption.preempt(body))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        scene.wait("wants", limits=WHOLE, priority=100)
+        return await asking
+
+    assert json.loads(asyncio.run(ask()))["NodeNameToMetaVictims"].keys() == {"a"}
+
+
+def test_victims_whose_binding_the_watch_has_not_told_of_are_there() -> None:
+    scene = Scene({"a": 1})
+    low = scene.wait("low", limits=WHOLE)
+    assert isinstance(scene.book.begin_bind(need_of(low), "a", now=1, version="7"), Order)
+    scene.wait("wants", limits=WHOLE, priority=100)
+    assert scene.preempt("wants", {"a": ["low"]}) == {"a": ["low"]}
+
+
 def test_a_pod_that_nobody_has_heard_of_and_one_that_is_bound_end_nobody() -> None:
     scene = Scene({"a": 1})
     scene.run("low", "a", limits=WHOLE)
-    assert scene.preempt("unheard", {"a": ["low"]}) == {}
+    body = json.dumps({"Pod": pod_json("unheard"), "NodeNameToMetaVictims": {}}).encode()
+
+    async def ask() -> bytes:
+        asking = asyncio.create_task(scene.preemption.preempt(body))
+        await asyncio.sleep(0.02)
+        scene.now += 60
+        return await asking
+
+    assert json.loads(asyncio.run(ask()))["NodeNameToMetaVictims"] == {}
     assert scene.preempt("low", {"a": ["low"]}) == {}
     assert not len(scene.preemption.nominations)
 

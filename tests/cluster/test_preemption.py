@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that end for another one, with the real kube-scheduler: as few as do, and once.
+
+No kubelet is there: what is being deleted stays until the test says that it has ended, one pod
+after the other, as grace periods end at different times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from scheduling import (
+    Scheduler,
+    add_gpu_nodes,
+    gpu_pod,
+    inventory,
+    placements,
+    scheduler_config,
+)
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods
+from testbed.waiting import wait_until
+
+NODE = "n0"
+SMALL = 50
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def control_plane(
+    testbed_machine: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    del testbed_machine
+    state = tmp_path_factory.mktemp("preemption")
+    with Cluster(state=state, settings=None, scheduler_config=scheduler_config()) as made:
+        add_gpu_nodes(made, [inventory(NODE, devices=2)])
+        body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+        path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+        made.api.post(path, {**body, "metadata": {"name": "important"}})
+        yield made
+
+
+@pytest.fixture
+def scheduler(control_plane: Cluster) -> Iterator[Scheduler]:
+    made = Scheduler(control_plane)
+    made.wait_ready()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def pods(control_plane: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
+    del scheduler
+    name = control_plane.make_namespace(f"preemption-{next(_NUMBERS)}")
+    made = Pods(control_plane, name)
+    yield made
+    control_plane.api.delete(f"/api/v1/namespaces/{name}/pods", gracePeriodSeconds="0")
+    wait_until(lambda: not made.names(), "end of the pods", timeout_s=30)
+
+
+def listed(pods: Pods) -> list[Json]:
+    return pods.cluster.api.items(f"/api/v1/namespaces/{pods.namespace}/pods")
+
+
+def bound(pods: Pods, start: str) -> list[Json]:
+    """Those whose name begins so and that are on a node."""
+    return [
+        each
+        for each in listed(pods)
+        if each["metadata"]["name"].startswith(start) and each["spec"].get("nodeName")
+    ]
+
+
+def ending(pods: Pods) -> list[str]:
+    """Those that are being deleted, and have not ended."""
+    return [
+        each["metadata"]["name"] for each in listed(pods) if "deletionTimestamp" in each["metadata"]
+    ]
+
+
+def end(pods: Pods, name: str) -> None:
+    """What a kubelet says when a pod's last process has ended."""
+    pods.cluster.api.delete(
+        f"/api/v1/namespaces/{pods.namespace}/pods/{name}", gracePeriodSeconds="0"
+    )
+
+
+def fill(pods: Pods, number: int, *, start: str = "low") -> None:
+    """Small pods, one by one on this GPU and on the other: kube-scheduler ends the latest first."""
+    for place in range(number):
+        annotations = {"allotment.dev/uuids": f"GPU-{NODE}-{place % 2}"}
+        pods.create(gpu_pod(f"{start}-{place:02}", annotations=annotations))
+    wait_until(lambda: len(bound(pods, start)) == number, "small pods on both GPUs", timeout_s=60)
+
+
+def devices(pods: Pods) -> dict[str, str]:
+    """The GPU of each pod that is bound."""
+    return {
+        name: each["containers"]["main"]["devices"][0]
+        for name, each in placements(listed(pods)).items()
+    }
+
+
+def important(name: str = "important") -> Json:
+    return gpu_pod(name, memory=None, compute=100, priorityClassName="important")
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+def test_a_whole_gpu_is_cleared_once_and_nobody_slips_in(
+    pods: Pods, scheduler: Scheduler, leader: str
+) -> None:
+    fill(pods, 20)
+    for number in range(SMALL):
+        # Of half of them kube-scheduler's sums say that they fit beside the important pod: it asks
+        # for no amount of memory, and they ask for none of compute.
+        pods.create(gpu_pod(f"small-{number:02}", compute=10 if number % 2 else None))
+    before = devices(pods)
+    assert len(before) == 20
+    pods.create(important())
+    wait_until(lambda: len(ending(pods)) >= 10, "victims", timeout_s=60)
+    victims = ending(pods)
+    cleared = {before[name] for name in victims}
+    assert (len(victims), len(cleared)) == (10, 1)
+    assert pods.get("important")["status"]["nominatedNodeName"] == NODE
+    if leader == "another":
+        scheduler.restart(9)
+        scheduler.wait_ready()
+    for name in victims:
+        end(pods, name)
+        time.sleep(0.3)
+        assert not bound(pods, "small")
+    wait_until(lambda: bound(pods, "important"), "a GPU for the important pod", timeout_s=60)
+    after = devices(pods)
+    assert {after["important"]} == cleared
+    assert not bound(pods, "small")
+    # One round: nobody else was asked to go, and who was not in the way is there.
+    assert not ending(pods)
+    assert sorted(after) == sorted({*before, "important"} - set(victims))
+    end(pods, "important")
+    wait_until(lambda: len(bound(pods, "small")) == 10, "small pods in its place", timeout_s=60)
+
+
+def test_what_sums_allow_and_no_gpu_does_waits_until_sums_do_not(pods: Pods) -> None:
+    """Half of each of two GPUs is free: kube-scheduler sees a whole one, and would end nobody."""
+    fill(pods, 10)
+    pods.create(important())
+    found = pods.wait(
+        "important", lambda each: each["status"].get("conditions"), "condition", timeout_s=60
+    )
+    assert "100" in found["status"]["conditions"][0]["message"]
+    time.sleep(3)
+    assert not ending(pods)
+    assert not bound(pods, "important")
+    end(pods, "important")
+    # With a little more on both it does not, and asks; who is in the way goes, not who it chose.
+    fill(pods, 4, start="low-more")
+    before = devices(pods)
+    pods.create(important("other"))
+    wait_until(
+        lambda: len(ending(pods)) >= 7,
+        "victims",
+        timeout_s=60,
+        explain=lambda: f"{ending(pods)}\n{pods.explain('other')}",
+    )
+    victims = ending(pods)
+    cleared = {before[name] for name in victims}
+    assert (len(victims), len(cleared)) == (7, 1)
+    for name in victims:
+        end(pods, name)
+    wait_until(lambda: bound(pods, "other"), "a GPU for the important pod", timeout_s=60)
+    assert {devices(pods)["other"]} == cleared
