@@ -58,7 +58,12 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=1)
     parser.add_argument("--nodes", type=Path, metavar="CSV", help="of replay: openb's columns")
     parser.add_argument("--pods", type=Path, metavar="CSV", help="likewise")
-    parser.add_argument("--seed", type=int, default=42, help="of replay")
+    parser.add_argument("--seed", type=int, default=42, help="likewise")
+    parser.add_argument(
+        "--without-plain",
+        action="store_true",
+        help="likewise: kube-scheduler places pods without GPUs by itself",
+    )
     options = parser.parse_args()
     if (options.nodes is None) != (options.pods is None):
         parser.error("--nodes and --pods belong together")
@@ -75,6 +80,7 @@ def main() -> int:
         candidates=options.candidates,
         trace=(options.nodes, options.pods) if options.nodes is not None else None,
         seed=options.seed,
+        ranks_all=not options.without_plain,
     )
     found: list[Figure] = []
     for each in chosen:

@@ -30,6 +30,8 @@ class Scale:
     """Files of nodes and pods; None: they are made up."""
     seed: int = 42
     tune: float = 1.3
+    ranks_all: bool = True
+    """The policy has a say in where pods without GPUs go."""
 
     def of(self, number: int) -> int:
         """A tenth where it is to be quick."""

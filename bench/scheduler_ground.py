@@ -10,13 +10,13 @@ import json
 import ssl
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 from scheduler_figures import Scale, Spec
-from scheduling import Scheduler, add_gpu_nodes, gpu_pod, scheduler_config
+from scheduling import PORT, Scheduler, add_gpu_nodes, gpu_pod, scheduler_config
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import container, pod
@@ -25,6 +25,15 @@ from testbed.waiting import wait_until
 from allotment.model.clusters import NodeInventory
 
 _NAMES = itertools.count(1)
+_RANKS_ALL = """\
+  - urlPrefix: http://127.0.0.1:{port}
+    prioritizeVerb: prioritize
+    weight: 1
+    nodeCacheCapable: true
+    ignorable: true
+    httpTimeout: 5s
+"""
+"""Another extender: without managed resources it is asked about every pod."""
 
 
 class _Metadata(msgspec.Struct):
@@ -72,6 +81,7 @@ class Watcher:
     def __init__(self, cluster: Cluster, *, hears_all: bool = False) -> None:
         self.seen: dict[str, float] = {}
         self._tried: dict[str, set[str]] = defaultdict(set)
+        self._refused: deque[tuple[str, str]] = deque()
         config = json.loads(cluster.kubeconfig.read_text())
         cluster_config = config["clusters"][0]["cluster"]
         context = ssl.create_default_context(cafile=cluster_config["certificate-authority"])
@@ -95,8 +105,12 @@ class Watcher:
                 name = f"{pod.metadata.namespace}/{pod.metadata.name}"
                 if pod.spec.node_name:
                     self.seen.setdefault(name, now)
-                if pod.spec.node_name or pod.is_refused:
-                    self._tried[pod.metadata.namespace].add(name)
+                if not (pod.spec.node_name or pod.is_refused):
+                    continue
+                tried = self._tried[pod.metadata.namespace]
+                if name not in tried and not pod.spec.node_name:
+                    self._refused.append((pod.metadata.namespace, pod.metadata.name))
+                tried.add(name)
 
     def of(self, namespace: str) -> list[float]:
         """When pods of a namespace were bound, in order."""
@@ -106,6 +120,12 @@ class Watcher:
     def tried(self, namespace: str) -> int:
         """How many pods of a namespace are bound, or were refused at least once."""
         return len(self._tried[namespace])
+
+    def refused(self) -> Iterator[tuple[str, str]]:
+        """Namespaces and names of pods that were refused when they were tried first, each once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._refused.popleft()
 
     def close(self) -> None:
         """Ends it."""
@@ -186,10 +206,19 @@ def plain_body(name: str) -> Json:
 
 @contextlib.contextmanager
 def ground(
-    inventories: Sequence[NodeInventory], *, port: int | None = None, hears_all: bool = False
+    inventories: Sequence[NodeInventory],
+    *,
+    port: int = PORT,
+    hears_all: bool = False,
+    ranks_all: bool = False,
 ) -> Iterator[Ground]:
-    """A running control plane with these nodes; no scheduler of ours yet."""
-    config = scheduler_config() if port is None else scheduler_config(port=port)
+    """A running control plane with these nodes; no scheduler of ours yet.
+
+    `hears_all`: of the watcher. `ranks_all`: ours is asked about pods without GPUs as well.
+    """
+    config = scheduler_config(port=port)
+    if ranks_all:
+        config += _RANKS_ALL.format(port=port)
     alike: dict[tuple[int, int], list[NodeInventory]] = defaultdict(list)
     for each in inventories:
         alike[each.cpu_milli, each.memory_bytes].append(each)

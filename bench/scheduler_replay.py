@@ -3,12 +3,13 @@
 
 The same nodes, the same pods in the same order, the same policy. "Allocated" is the same sum in
 both: what the pods that have a place ask for of their GPUs' time, of those that have come so far,
-over all that there is. None leaves, so that a pod that has found no place once finds none later;
-that kube-scheduler tries it again changes nothing.
+over all that there is. As in `simulate`, none leaves, and one that is refused is gone: kept, it
+would find no place later either, and kube-scheduler would try thousands of them again and again.
 
 Pods come one after the other, so that no more than a few wait at a time: kube-scheduler takes them
-in the order in which it hears of them. It places those that ask for no GPU by itself; `simulate`
-has the policy place them as well.
+in the order in which it hears of them. In `simulate` the policy has a say in where pods without
+GPUs go; so it has here, by a second extender in kube-scheduler's configuration that is asked about
+all pods. `--policy` is of both.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def replays(scale: Scale) -> Iterator[Figure]:
     capacity = capacity_milli(trace.nodes)
     nodes = [inventory_of(node) for node in trace.nodes]
     begun = time.monotonic()
-    with ground(nodes, hears_all=True) as made, scheduling(made, scale):
+    with ground(nodes, hears_all=True, ranks_all=scale.ranks_all) as made, scheduling(made, scale):
         placed = _placed(made, pods)
     took = time.monotonic() - begun
     yield Figure(name=f"replaying {len(pods):,} pods, {len(nodes):,} nodes", value=took, unit="s")
@@ -107,6 +108,10 @@ def _placed(made: Ground, pods: Sequence[TracePod]) -> dict[str, str]:
         made.cluster.api.post(path, body_of(name, each))
         if number - made.watcher.tried(namespace) > _MOST_WAITING:
             _wait_tried(made, namespace, number - _MOST_WAITING // 2)
+        for where, refused in made.watcher.refused():
+            made.cluster.api.delete(
+                f"/api/v1/namespaces/{where}/pods/{refused}", gracePeriodSeconds="0"
+            )
     _wait_tried(made, namespace, len(pods))
     found = {}
     for item in made.items(namespace):
