@@ -16,7 +16,6 @@ import msgspec
 
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.wishes import PlacementWish
-from allotment.model.errors import UsageError
 from allotment.model.pods import Pod
 from allotment.model.quantities import MAX_BYTES
 
@@ -25,7 +24,6 @@ __all__ = [
     "MOST_CHARACTERS",
     "PLACEMENT",
     "PLACEMENT_VERSION",
-    "bound_placements",
     "placements_of",
 ]
 
@@ -85,29 +83,6 @@ def placements_of(pod: Pod, takers: Mapping[str, bool]) -> dict[str, PlacementWi
             problem = f"{PLACEMENT} names this container, but the kubelet chooses its devices"
             raise refusal(pod, name, problem, hint=_REMOVE)
     return _wishes(placement)
-
-
-def bound_placements(pod: Pod) -> dict[str, PlacementWish]:
-    """Return what was decided for this very pod on the node that it is on, by container.
-
-    Empty where there is none, where it does not name both, and where it cannot be read. By these
-    alone a scheduler has counted what the pod has: nobody knows a pod's uid before there is the
-    pod, and from then on the scheduler alone may write them.
-    """
-    text = pod.annotations.get(PLACEMENT)
-    if text is None:
-        return {}
-    try:
-        placement = _parse(pod, text)
-    except UsageError:
-        return {}  # whoever starts the pod tells
-    is_of_it = (
-        placement.version == PLACEMENT_VERSION
-        and placement.pod == pod.uid
-        and bool(pod.node)
-        and placement.node == pod.node
-    )
-    return _wishes(placement) if is_of_it else {}
 
 
 def _wishes(placement: _Placement) -> dict[str, PlacementWish]:

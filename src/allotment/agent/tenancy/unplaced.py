@@ -10,11 +10,13 @@ is in both.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from allotment.dialects.placements import bound_placements
-from allotment.dialects.wishes import PlacementWish
-from allotment.model.clusters import Taken
+from allotment.dialects.decisions import read_booking
+from allotment.dialects.placements import PLACEMENT
+from allotment.model.clusters import PlacedDevice, Taken
 from allotment.model.compute import Compute
+from allotment.model.errors import UsageError
 from allotment.model.pods import Pod, PodUid
+from allotment.model.shares import Share
 from allotment.shares.bookings import booked
 from allotment.shares.found import Found
 
@@ -39,20 +41,35 @@ def _rest(found: Found, pod: Callable[[PodUid], Pod | None]) -> Found | None:
     # One that has ended counts for nothing at a scheduler, whatever is still there of it.
     if owner is None or owner.has_ended:
         return found
-    placed = bound_placements(owner).get(share.owner.container)
-    if placed is None or not {each.uuid for each in share.devices} <= set(placed.devices):
+    placed = _counted(owner).get(share.owner.container, {})
+    if not {each.uuid for each in share.devices} <= placed.keys():
         return found
-    return _grown(found, placed)
+    return _grown(found, share, placed)
 
 
-def _grown(found: Found, placed: PlacementWish) -> Found | None:
-    """Return by how much a share was made larger than it was placed; None: it was not."""
-    share = found.share
-    if share is None or placed.memory_bytes is None:
-        return None
+def _counted(pod: Pod) -> Mapping[str, Mapping[str, PlacedDevice]]:
+    """Return what a scheduler counts for a pod, by container and UUID: it reads the same."""
+    try:
+        booking = read_booking(pod.annotations.get(PLACEMENT, ""), uid=pod.uid, node=pod.node)
+    except UsageError:
+        return {}  # it counts nothing then, either
+    return {each.name: {one.uuid: one for one in each.devices} for each in booking.containers}
+
+
+def _grown(found: Found, share: Share, placed: Mapping[str, PlacedDevice]) -> Found | None:
+    """Return by how much a share is larger than it was placed; None: it is not.
+
+    A share is made as its pod says when it starts. Where that is more than was decided, a scheduler
+    would give the difference to another pod as well, which then never starts.
+    """
     more = tuple(
-        replace(each, memory_bytes=each.memory_bytes - placed.memory_bytes, compute=Compute())
+        replace(
+            each,
+            memory_bytes=max(0, each.memory_bytes - there.memory),
+            compute=Compute(guarantee=max(0, each.compute.guarantee - there.guarantee)),
+        )
         for each in share.devices
-        if each.memory_bytes > placed.memory_bytes
+        if each.memory_bytes > (there := placed[each.uuid]).memory
+        or each.compute.guarantee > there.guarantee
     )
     return replace(found, share=replace(share, devices=more)) if more else None

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.agent.tenancy.unplaced import unplaced
+from allotment.dialects.decisions import write_booking
 from allotment.dialects.placements import PLACEMENT
-from allotment.model.clusters import Taken
+from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking, Taken
 from allotment.model.compute import Compute
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
@@ -63,11 +64,12 @@ def placed(
     uid: str,
     *uuids: str,
     memory: int | None = 4 * GI,
+    guarantee: int = 3000,
     containers: tuple[str, ...] = ("main",),
     has_ended: bool = False,
     **changes: object,
 ) -> Pod:
-    one: dict[str, object] = {"devices": list(uuids)}
+    one: dict[str, object] = {"devices": list(uuids), "guarantee": guarantee}
     if memory is not None:
         one["memory"] = memory
     document = {
@@ -102,7 +104,6 @@ def test_what_nobody_placed_is_taken() -> None:
 
 def test_what_a_scheduler_placed_is_not() -> None:
     assert told([found(1, "GPU-a", pod="p")], placed("p", "GPU-a")) == {}
-    assert told([found(1, "GPU-a", pod="p")], placed("p", "GPU-a", memory=None)) == {}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_what_a_scheduler_placed_is_not() -> None:
         pytest.param(placed("p", "GPU-b"), id="of another device"),
         pytest.param(placed("p", "GPU-a", has_ended=True), id="of a pod that has ended"),
         pytest.param(placed("q", "GPU-a"), id="the pod is gone"),
+        pytest.param(placed("p", "GPU-a", memory=None), id="of no amount"),
         pytest.param(
             replace(placed("p", "GPU-a"), annotations={PLACEMENT: "{"}), id="cannot be read"
         ),
@@ -126,11 +128,45 @@ def test_what_no_scheduler_can_have_counted_is_taken(pod: Pod) -> None:
     assert told([found(1, "GPU-a", pod="p")], pod) == ONE
 
 
-def test_what_a_share_was_made_larger_by_is_taken() -> None:
-    grown = found(1, "GPU-a", "GPU-b", pod="p", memory=5 * GI)
-    assert told([grown], placed("p", "GPU-a", "GPU-b")) == {
+def test_what_a_share_has_beyond_its_placement_is_taken() -> None:
+    larger = found(1, "GPU-a", "GPU-b", pod="p", memory=5 * GI)
+    assert told([larger], placed("p", "GPU-a", "GPU-b")) == {
         uuid: Taken(GI, 0, 1, "soft") for uuid in ("GPU-a", "GPU-b")
     }
+
+
+def test_what_a_share_is_guaranteed_beyond_its_placement_is_taken() -> None:
+    larger = found(1, "GPU-a", pod="p", guarantee=8000)
+    assert told([larger], placed("p", "GPU-a")) == {"GPU-a": Taken(0, 5000, 1, "soft")}
+    both = found(1, "GPU-a", pod="p", guarantee=8000, memory=5 * GI)
+    assert told([both], placed("p", "GPU-a")) == {"GPU-a": Taken(GI, 5000, 1, "soft")}
+    shrunk = found(1, "GPU-a", pod="p", guarantee=1000, memory=5 * GI)
+    assert told([shrunk], placed("p", "GPU-a")) == {"GPU-a": Taken(GI, 0, 1, "soft")}
+
+
+def test_where_each_device_was_given_another_amount_it_is_that_which_counts() -> None:
+    # A fourth of each of two GPUs of different sizes.
+    sizes = {"GPU-a": 4 * GI, "GPU-b": 8 * GI}
+    booking = PodBooking(
+        uid=PodUid("p"),
+        node=NODE,
+        containers=(
+            PlacedContainer(
+                name="main",
+                devices=tuple(PlacedDevice(uuid, size, 3000) for uuid, size in sizes.items()),
+            ),
+        ),
+    )
+    pod = replace(placed("p"), annotations={PLACEMENT: write_booking(booking)})
+    share = found(1, *sizes, pod="p")
+    assert share.share is not None
+    as_placed = tuple(replace(each, memory_bytes=sizes[each.uuid]) for each in share.share.devices)
+    share = replace(share, share=replace(share.share, devices=as_placed))
+    assert told([share], pod) == {}
+    grown = tuple(replace(each, memory_bytes=each.memory_bytes + GI) for each in as_placed)
+    assert share.share is not None
+    share = replace(share, share=replace(share.share, devices=grown))
+    assert told([share], pod) == {uuid: Taken(GI, 0, 1, "soft") for uuid in sizes}
 
 
 def test_a_pods_containers_count_as_kubernetes_counts_them() -> None:
@@ -147,25 +183,34 @@ def test_a_pods_containers_count_as_kubernetes_counts_them() -> None:
         st.tuples(
             st.sampled_from([None, "placed", "alone", "gone"]),
             st.sampled_from([("GPU-a",), ("GPU-b",), ("GPU-a", "GPU-b")]),
-            st.integers(1, 8),
+            st.integers(4, 8),
+            st.integers(0, 3),
         ),
         max_size=6,
     )
 )
 def test_placements_and_what_is_told_come_to_what_is_booked(
-    drawn: list[tuple[str | None, tuple[str, ...], int]],
+    drawn: list[tuple[str | None, tuple[str, ...], int, int]],
 ) -> None:
     shares, pods = [], []
-    counted: dict[str, int] = {}
-    for number, (whose, uuids, size) in enumerate(drawn):
+    counted: dict[str, tuple[int, int]] = {}
+
+    def count(uuid: str, memory: int, guarantee: int) -> None:
+        before = counted.get(uuid, (0, 0))
+        counted[uuid] = (before[0] + memory, before[1] + guarantee)
+
+    for number, (whose, uuids, size, grown) in enumerate(drawn):
         uid = None if whose is None else f"{whose}-{number}"
         shares.append(found(number, *uuids, pod=uid, memory=size * GI))
         if whose == "placed":
-            pods.append(placed(str(uid), *uuids, memory=size * GI))
+            memory, guarantee = (size - grown) * GI, 3000 - 500 * grown
+            pods.append(placed(str(uid), *uuids, memory=memory, guarantee=guarantee))
             for uuid in uuids:
-                counted[uuid] = counted.get(uuid, 0) + size * GI
+                count(uuid, memory, guarantee)
         elif whose == "alone":
             pods.append(Pod(uid=PodUid(str(uid)), namespace="ml", name=str(uid), node=NODE))
     for uuid, taken in told(shares, *pods).items():
-        counted[uuid] = counted.get(uuid, 0) + taken.memory
-    assert counted == {uuid: booking.memory for uuid, booking in booked(shares).items()}
+        count(uuid, taken.memory, taken.guarantee)
+    assert counted == {
+        uuid: (booking.memory, booking.guaranteed) for uuid, booking in booked(shares).items()
+    }
