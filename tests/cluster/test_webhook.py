@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from testbed import roles
 from testbed.api import Api as Admin
 from testbed.api import ApiError
@@ -29,6 +30,7 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import TestbedError, wait_until
 
+from allotment.cli.scheduler import command
 from allotment.dialects.systems import foreign_dialects
 from allotment.kube.clients import connect
 from allotment.kube.quotas import FollowedQuotas
@@ -36,6 +38,7 @@ from allotment.model.quantities import parse_whole
 from allotment.scheduler.certificates import Lives
 from allotment.scheduler.quota import QuotaBook
 from allotment.scheduler.quota_following import QuotaFeed
+from allotment.scheduler.settings_file import FileSettings, read_file_settings
 from allotment.scheduler.webhook import WebhookSettings
 from allotment.scheduler.webhook_serving import ListenSettings, WebhookService
 
@@ -48,7 +51,6 @@ CONFIGURATION = f"{ADMISSION}/mutatingwebhookconfigurations/allotment-scheduler"
 SYSTEM = "/api/v1/namespaces/allotment-system"
 GPU, MEMORY, COMPUTE = (f"allotment.dev/{each}" for each in ("gpu", "gpu-memory", "gpu-compute"))
 GI = 1 << 30
-DIALECTS = foreign_dialects()
 
 
 # ---- a cluster with the manifest -----------------------------------------------------------------
@@ -82,13 +84,16 @@ def scheduler_configuration() -> str:
         "clientConnection": {"kubeconfig": "{kubeconfig}"},
         "leaderElection": {"leaderElect": False},
     }
-    return json.dumps(yaml.safe_load(text) | alone)
+    found = yaml.safe_load(text) | alone
+    # Its files are mounted into its pod; here nobody is asked.
+    del found["extenders"][0]["tlsConfig"]
+    return json.dumps(found)
 
 
-def install(cluster: Cluster) -> None:
+def install(cluster: Cluster, text: str = "") -> None:
     """Apply the manifest, as a user would; again, it puts right what was changed since."""
     path = cluster.state / "scheduler.yaml"
-    path.write_text(MANIFEST.read_text("utf-8"), "utf-8")
+    path.write_text(text or MANIFEST.read_text("utf-8"), "utf-8")
     said = cluster.kubectl_run(
         *("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", str(path))
     )
@@ -109,18 +114,28 @@ class Running:
 
 
 @contextmanager
-def webhook(cluster: Cluster, **changes: Any) -> Iterator[Running]:  # noqa: ANN401 - any setting
-    """Serve one until the end of the `with`, at a port that the API server is told of."""
+def webhook(
+    cluster: Cluster,
+    *,
+    file: FileSettings | None = None,
+    probe: Document | None = None,
+    **changes: Any,  # noqa: ANN401 - any setting
+) -> Iterator[Running]:
+    """Serve one until the end of the `with`, at a port that the API server is told of.
+
+    `probe` is a pod that it translates, by which it is known to be asked.
+    """
     link = cluster.node.link
-    settings = replace(
+    said = file or FileSettings()
+    settings = said.listening(
         ListenSettings(
             listen=f"{link.outer}:0",
-            names=(link.outer,),
             look_s=0.2,
             webhook=WebhookSettings(scheduler_name="allotment-scheduler"),
-        ),
-        **changes,
+        )
     )
+    settings = replace(settings, names=(link.outer,), **changes)
+    dialects = foreign_dialects(said.dialects)
     found: list[Running] = []
     started, ended = threading.Event(), asyncio.Event()
     failures: list[BaseException] = []
@@ -128,7 +143,7 @@ def webhook(cluster: Cluster, **changes: Any) -> Iterator[Running]:  # noqa: ANN
     async def main() -> None:
         async with connect(cluster.credentials.kubeconfig("agent")) as api:
             book, quotas = QuotaBook(), FollowedQuotas(api)
-            service = WebhookService(api, settings, dialects=DIALECTS, quotas=book)
+            service = WebhookService(api, settings, dialects=dialects, quotas=book)
             running = Running(service, quotas, asyncio.get_running_loop())
             tasks = [
                 asyncio.create_task(each)
@@ -164,15 +179,15 @@ def webhook(cluster: Cluster, **changes: Any) -> Iterator[Running]:  # noqa: ANN
     if failures:
         raise failures[0]
     running = found[0]
-    point_at(cluster, running)
     try:
+        point_at(cluster, running, probe or foreign("probe", "default"))
         yield running
     finally:
         running.loop.call_soon_threadsafe(ended.set)
         thread.join(30)
 
 
-def point_at(cluster: Cluster, running: Running) -> None:
+def point_at(cluster: Cluster, running: Running, probe: Document) -> None:
     """Tell the API server the address: there is no kube-proxy that would lead to the Service."""
     url = f"https://{cluster.node.link.outer}:{running.service.port}/webhook/pods"
     there = cluster.api.get(CONFIGURATION)
@@ -181,15 +196,18 @@ def point_at(cluster: Cluster, running: Running) -> None:
     client["url"] = url
     cluster.api.put(CONFIGURATION, there)
 
+    said: list[str] = []
+
     def is_asked() -> bool:
-        body = foreign("probe", "default")
         try:
-            made = cluster.api.post("/api/v1/namespaces/default/pods", body, dryRun="All")
-        except ApiError:
+            made = cluster.api.post("/api/v1/namespaces/default/pods", probe, dryRun="All")
+        except ApiError as error:
+            said[:] = [str(error)]
             return False
+        said[:] = [str(made["metadata"])]
         return "allotment.dev/dialect" in made["metadata"].get("annotations", {})
 
-    wait_until(is_asked, "the API server asks the webhook", timeout_s=30)
+    wait_until(is_asked, "answer of the webhook", timeout_s=30, explain=lambda: str(said))
 
 
 @pytest.fixture
@@ -294,7 +312,12 @@ WRITTEN: dict[str, tuple[Document, dict[str, str]]] = {
         {GPU: "1", MEMORY: str(2 * GI), COMPUTE: "50"},
     ),
     "kai": (
-        pod("kai", container(["true"]), annotations={"gpu-memory": "2000"}),
+        pod(
+            "kai",
+            container(["true"]),
+            annotations={"gpu-memory": "2000"},
+            labels={"kai.scheduler/queue": "team"},
+        ),
         {GPU: "1", MEMORY: str(2000 << 20)},
     ),
 }
@@ -553,6 +576,57 @@ def test_without_the_webhook_what_is_not_translated_is_not_created(
         for key in ("resourceVersion", "uid", "creationTimestamp", "generation", "managedFields"):
             before["metadata"].pop(key, None)
         control_plane.api.post(CONFIGURATION.rpartition("/")[0], before)
+
+
+def test_what_the_command_prints_holds_the_dialects_as_they_are_configured(
+    control_plane: Cluster, place: str, tmp_path: Path
+) -> None:
+    """One that is not spoken is nobody's business; one with other names is held by these."""
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "disabled: [aliyun]\n"
+        "hami: {resourceMemoryName: example.com/vmem}\n"
+        "webhook: {defaults: {memory: 2Gi}, ignoredNamespaces: [kube-system, webhook-legacy]}\n"
+    )
+    printed = CliRunner().invoke(command, ["--dialects", str(path), "--print-manifests"])
+    assert printed.exit_code == 0, printed.output
+    api = control_plane.api
+    renamed = plain("renamed", **{"nvidia.com/gpu": "1", "example.com/vmem": "1024"})
+    assert 'calling webhook "pods.allotment.dev"' in refused(api, place, foreign("spoken"))
+    api.delete(CONFIGURATION)  # it led to where other tests serve
+    try:
+        install(control_plane, printed.output)
+        # Nobody serves it: who is asked about is refused.
+        wait_until(
+            lambda: "calling webhook" in tried(api, place, renamed), "the condition", timeout_s=30
+        )
+        wait_until(
+            lambda: not tried(api, place, foreign("left")), "the policy's condition", timeout_s=30
+        )
+        assert api.post(place, foreign("left"))["spec"]["schedulerName"] == "default-scheduler"
+        own = plain("own", **{GPU: "1"})
+        control_plane.make_namespace("webhook-legacy")
+        legacy = "/api/v1/namespaces/webhook-legacy/pods"
+        wait_until(lambda: "are left alone by" in tried(api, legacy, own), "the rule", timeout_s=30)
+        probe = WRITTEN["kubeshare"][0]
+        file = read_file_settings(path)
+        with webhook(control_plane, file=file, probe=probe):
+            made = api.post(place, renamed)
+            assert made["metadata"]["annotations"]["allotment.dev/dialect"] == "hami"
+            limits = made["spec"]["containers"][0]["resources"]["limits"]
+            assert parse_whole(limits[MEMORY]) == GI
+            made = api.post(place, own)
+            limits = made["spec"]["containers"][0]["resources"]["limits"]
+            assert parse_whole(limits[MEMORY]) == 2 * GI
+        api.delete(CONFIGURATION)
+        wait_until(
+            lambda: "was not translated" in tried(api, place, renamed), "the policy", timeout_s=30
+        )
+        api.post(place, foreign("left-again"))
+    finally:
+        with suppress(ApiError):
+            api.delete(CONFIGURATION)
+        install(control_plane)
 
 
 def tried(api: Admin, path: str, body: Document) -> str:
