@@ -63,6 +63,9 @@ class LivePod:
     """What it has, if it is bound. Without devices though it asks for some: a node's agent has
     chosen them, and the node's inventory counts them as taken."""
     priority: int = 0
+    nominated_node: str = ""
+    """Of one that waits: where other pods are being ended for it."""
+    is_ending: bool = False
     created: str = ""
     """RFC 3339, in UTC: sorts as a text."""
     dialect: str = ""
@@ -135,6 +138,7 @@ def _pod(item: _DatedPod) -> LivePod:
         name=meta.name,
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
+        priority=item.spec.priority or 0,
         containers=wanted(replace(to_pod(item), uid=PodUid(meta.uid))),
     )
     pod = to_cluster_pod(item)
@@ -145,6 +149,8 @@ def _pod(item: _DatedPod) -> LivePod:
         scheduler=item.spec.scheduler_name,
         foreign=pod.foreign,
         priority=item.spec.priority or 0,
+        nominated_node=pod.nominated_node,
+        is_ending=pod.is_ending,
         created=meta.creation_timestamp,
     )
 

@@ -34,7 +34,9 @@ from allotment.placement.kinds import largest
 from allotment.placement.refusals import asked_for, grouped, unknown_node
 from allotment.scheduler.admission_rules import IGNORE_LABELS
 from allotment.scheduler.explaining_evidence import AskedPod, Condition, Evidence
+from allotment.scheduler.explaining_nominations import keep_nominated, keepers
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.quota import QuotaBook
 
 __all__ = [
@@ -77,6 +79,10 @@ class Obstacles(StrEnum):
     UNPLACED = "unplaced"
     """It is on a node, and what is written there of its GPUs does not count."""
     DELETED = "deleted"
+    NOMINATED = "nominated"
+    """Other pods are being ended for it."""
+    KEPT = "kept"
+    """What pods leave on a node is for one that is no less important."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,13 @@ def explained(
     wanted = largest(need)
     own = wanted.request.preferences.node_policies if wanted is not None else ()
     explanation = replace(explanation, policies=tuple(own or policies), is_own_policy=bool(own))
-    return explanation if standing is Standing.ENDED else _placed(explanation, cluster, need, live)
+    if standing is Standing.ENDED:
+        return explanation
+    explanation = _placed(explanation, cluster, need, live)
+    if standing is Standing.PENDING and not explanation.fitting:
+        kept = _kept(live, need)
+        return replace(explanation, obstacles=(*explanation.obstacles, *kept))
+    return explanation
 
 
 def _placed(
@@ -251,7 +263,7 @@ def _cluster(
     pod: ClusterPod, live: LiveCluster, policies: Sequence[str], device_policies: Sequence[str]
 ) -> Cluster:
     """Return the cluster without the pod, knowing who else has come."""
-    cluster = Cluster(node_policies=policies, device_policies=device_policies)
+    cluster = NominatedCluster(node_policies=policies, device_policies=device_policies)
     for node in live.nodes:
         cluster.put(node)
     for each in sorted(live.pods, key=lambda one: (one.created, one.need.uid)):
@@ -259,7 +271,23 @@ def _cluster(
             cluster.book(each.booking)
         if each.need.containers:
             cluster.arrived(each.need)
+    keep_nominated(cluster, live)
     return cluster
+
+
+def _kept(live: LiveCluster, need: PodNeed) -> list[Obstacle]:
+    """Say for whom pods are being ended, of those that this one does not get past."""
+    found = []
+    for each in keepers(live, need):
+        if each.need.uid == need.uid:
+            text = f"pods are being ended for it on node {each.nominated_node}"
+            hint = "it is bound when they have ended"
+            found.append(Obstacle(Obstacles.NOMINATED, text, hint))
+        else:
+            text = f"GPUs of node {each.nominated_node} are kept for pod {each.need}"
+            hint = "other pods are being ended for it, and nobody of a lower priority gets them"
+            found.append(Obstacle(Obstacles.KEPT, text, hint))
+    return found
 
 
 def _need(

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from allotment.dialects.decisions import write_booking
+from allotment.dialects.systems import load_settings
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, ObjectMissingError
 from allotment.kube.inventories import DEVICES, encode
@@ -169,6 +170,38 @@ def kinds(explanation: Explanation) -> list[Obstacles]:
 # ---- pods that wait ------------------------------------------------------------------------------
 
 
+def nominated(name: str, limits: Mapping[str, str], *, priority: int) -> Json:
+    found = pod(name, limits)
+    found["spec"]["priority"] = priority
+    found["status"]["nominatedNodeName"] = "a"
+    return found
+
+
+@pytest.mark.parametrize(("priority", "fits"), [(0, False), (1000, False), (1001, True)])
+def test_what_pods_leave_for_another_one_is_not_free(priority: int, *, fits: bool) -> None:
+    ends = pod("ends", asking(), on=("a", 0), deleted="2026-01-01T00:02:00Z")
+    stays = [pod(f"stays-{number}", asking(), on=("a", 1)) for number in range(2)]
+    waits = nominated("important", {"allotment.dev/gpu": "1"}, priority=1000)
+    it = pod("it", asking("10Gi", 10))
+    it["spec"]["priority"] = priority
+    explanation = Twin([node("a")], [ends, *stays, waits, it]).explain()
+    assert explanation.fitting == (("a",) if fits else ())
+    assert kinds(explanation) == ([] if fits else [Obstacles.KEPT])
+    if not fits:
+        [obstacle] = explanation.obstacles
+        assert obstacle.text == "GPUs of node a are kept for pod ml/important"
+
+
+def test_a_pod_for_which_others_are_being_ended_is_told_so() -> None:
+    ends = pod("ends", asking(), on=("a", 0), deleted="2026-01-01T00:02:00Z")
+    stays = pod("stays", asking(), on=("a", 1))
+    it = nominated("it", {"allotment.dev/gpu": "1"}, priority=1000)
+    explanation = Twin([node("a")], [ends, stays, it]).explain()
+    assert explanation.fitting == ()
+    assert kinds(explanation) == [Obstacles.NOMINATED]
+    assert "being ended" in explanation.obstacles[0].text
+
+
 def test_nodes_that_fail_alike_are_one_group_with_the_most_they_have() -> None:
     plain = {"metadata": {"name": "plain"}}
     nodes = [node("a"), node("b"), node("c", memory=30 * GI), node("d", problem="sick"), plain]
@@ -251,6 +284,18 @@ def test_a_pod_of_another_system_is_read_as_it_would_have_been_translated() -> N
     ignored = pod("it", limits, labels={"hami.io/webhook": "ignore"})
     found = Twin([node("a")], [ignored]).explain()
     assert "hami.io/webhook=ignore" in found.obstacles[0].text
+
+
+def test_a_pod_is_read_by_the_scheduler_s_own_settings() -> None:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "20480"}
+    hard = {"limits.nvidia.com/gpumem": "3"}
+    evidence = Twin([node("a")], [pod("it", limits)], [quota("gpus", **hard)]).read("it")
+    usual = explained(evidence)
+    assert "need 20Gi of GPU memory, have 3Mi of 3Mi" in usual.obstacles[-1].text
+    tens = explained(replace(evidence, settings=load_settings("hami: {memoryFactor: 1024}")))
+    assert "need 20Ti of GPU memory, have 3Gi of 3Gi" in tens.obstacles[-1].text
+    none = explained(replace(evidence, settings=load_settings("disabled: [hami]")))
+    assert (none.dialect, none.containers) == ("", ())
 
 
 def test_two_syntaxes_in_one_pod_are_refused() -> None:
