@@ -19,6 +19,7 @@ from allotment.model.requests import Request
 
 __all__ = [
     "DIALECT",
+    "PASSED_OVER",
     "ForeignContainer",
     "ForeignDialect",
     "ForeignPod",
@@ -30,6 +31,9 @@ __all__ = [
 
 DIALECT = "allotment.dev/dialect"
 """The annotation that names the dialect which a pod was translated from."""
+
+PASSED_OVER = "webhook.allotment.dev/not-honoured"
+"""What of that was not honoured, each with the reason: the webhook writes it, an event tells it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

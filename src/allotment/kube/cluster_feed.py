@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from allotment.dialects.decisions import placement_of, read_booking
-from allotment.dialects.foreign import DIALECT, ForeignPod
+from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignPod
 from allotment.dialects.placements import PLACEMENT
 from allotment.kube.amounts import amounts, requests_of
 from allotment.kube.backoff import Backoff
@@ -63,6 +63,8 @@ class ClusterPod:
     """It is being deleted, and has what it has until it is gone."""
     dialect: str = ""
     """Whose syntax it was written in, if it was translated."""
+    passed_over: str = ""
+    """What of that was not honoured, of one that waits."""
     asks: Pod | None = None
     """What it has written about our GPUs; None: nothing, or it has ended."""
     booking: PodBooking | None = None
@@ -155,6 +157,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             nominated_node=item.status.nominated_node_name,
             is_ending=meta.deletion_timestamp is not None,
             dialect=(meta.annotations or {}).get(DIALECT, ""),
+            passed_over=(meta.annotations or {}).get(PASSED_OVER, ""),
             asks=_without_state(item, uid) if _asks(item) else None,
         )
     booking, asks, problem, foreign = None, None, "", None

@@ -87,6 +87,10 @@ class Reports:
             _log.warning("a pod's GPUs are not counted", pod=str(pod), why=text)
         self._say(pod, "NotTakenOver", f"its GPUs are not counted, and may be given again: {text}")
 
+    def passed_over(self, pod: ClusterPod, text: str) -> None:
+        """What a pod says in another system's words, and has no effect."""
+        self._say(pod, "NotHonoured", f"not honoured: {text}")
+
     def _say(self, pod: ClusterPod | PodNeed, reason: str, text: str) -> None:
         if self._events is None:
             return

@@ -53,6 +53,7 @@ from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.taking_over import TakeOver
+from allotment.scheduler.telling import PassedOverTeller
 from allotment.scheduler.webhook_serving import WebhookService
 
 __all__ = ["EXTENDER_PORT", "Scheduler", "run"]
@@ -172,14 +173,17 @@ class Scheduler:
             systems=settings.take_over,
             on_unread=reports.not_taken_over,
         )
-        self._preemption = Preemption(cluster, pods=self._heard, leads=self._may_write)
+        self._preemption = Preemption(
+            cluster, pods=self._heard, quotas=quotas, leads=self._may_write
+        )
         self._keeper = BookKeeper(
             self._book,
             quotas,
             take_over=self._take_over,
             nominations=self._preemption.nominations,
         )
-        self._feed = ClusterFeed(api, self._keeper)
+        teller = PassedOverTeller(self._keeper, tell=reports.passed_over, leads=self._may_write)
+        self._feed = ClusterFeed(api, teller)
         self._election = _election(settings, api)
         self._leading = Leading(
             self._feed, self._election, others=[self._quota_feed], on_end=self._rest

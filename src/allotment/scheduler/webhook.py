@@ -19,7 +19,7 @@ import msgspec
 
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.annotations import CLASS, COMPUTE, MEMORY, PREFIX
-from allotment.dialects.foreign import DIALECT, ForeignDialect, ForeignPod, Translation
+from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignDialect, ForeignPod, Translation
 from allotment.dialects.native import Changes, applied, is_native, wanted_of, written
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.translating import translate
@@ -55,6 +55,8 @@ PATH: Final = "/webhook/pods"
 _MIRROR = "kubernetes.io/config.mirror"
 _NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
+_MOST_PASSED_OVER = 1000
+"""Characters: what an event can tell."""
 _OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
@@ -173,10 +175,7 @@ class PodWebhook:
         change, translation = self._change(pod)
         warnings = [*self._dropped(pod, change)]
         if translation is not None:
-            title = self._titles.get(translation.dialect, translation.dialect)
-            warnings += (
-                f"pod {pod}: not honoured: {each} ({title})" for each in translation.passed_over
-            )
+            warnings += (f"pod {pod}: not honoured: {each}" for each in self._passed(translation))
         changed = applied(pod, change.changes)
         if (error := never_asked(pod_of(changed))) is not None:
             raise error
@@ -204,8 +203,16 @@ class PodWebhook:
             return PodChange(changes=changes, dropped_annotations=dropped), None
         changes = written(pod, translation)
         digest = self._digest(applied(pod, changes))
-        changes = replace(changes, annotations={**changes.annotations, TRANSLATED: digest})
+        marks = {TRANSLATED: digest}
+        if translation.passed_over:
+            marks[PASSED_OVER] = "; ".join(self._passed(translation))[:_MOST_PASSED_OVER]
+        changes = replace(changes, annotations={**changes.annotations, **marks})
         return PodChange(changes=changes, dropped_annotations=dropped), translation
+
+    def _passed(self, translation: Translation) -> list[str]:
+        """Return what of a pod is not honoured, with whose it is."""
+        title = self._titles.get(translation.dialect, translation.dialect)
+        return [f"{each} ({title})" for each in translation.passed_over]
 
     def _check_quota(self, need: PodNeed, dialect: str) -> None:
         rejection = self._quotas.check_new(need, dialect=dialect) if self._quotas else None

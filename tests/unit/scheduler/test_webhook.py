@@ -15,8 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allotment.dialects.aliyun import AliyunDialect
-from allotment.dialects.foreign import DIALECT, ForeignDialect
+from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignDialect
 from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.systems import foreign_dialects
 from allotment.dialects.tencent import TencentDialect
 from allotment.kube.quotas import NamespaceQuota
 from allotment.scheduler.admission import MAX_BODY_BYTES
@@ -169,6 +170,22 @@ def test_each_container_is_changed_where_it_stands() -> None:
     assert after["spec"]["initContainers"][0]["resources"]["limits"][MEMORY] == str(GI)
     assert GPU not in limits(after, 0)
     assert limits(after, 1)[MEMORY] == str(2 * GI)
+
+
+def test_what_is_not_honoured_is_written_on_the_pod() -> None:
+    """A warning is read by whoever creates the pod, and of most pods that is a controller."""
+    labels = {"kai.scheduler/queue": "team"}
+    hook = PodWebhook(foreign_dialects(), settings=WebhookSettings())
+    document = pod(container(), annotations={"gpu-fraction": "0.5"}, labels=labels)
+    after = admitted(hook, document)
+    (warning,) = response(hook, document)["warnings"]
+    text = after["metadata"]["annotations"][PASSED_OVER]
+    assert warning == f"pod team/train: not honoured: {text}"
+    assert "no queue orders or limits pods" in text
+    assert "patch" not in response(hook, after)
+    assert (
+        PASSED_OVER not in admitted(webhook(), pod(container(aliyun=4)))["metadata"]["annotations"]
+    )
 
 
 def test_asked_again_it_changes_nothing() -> None:
