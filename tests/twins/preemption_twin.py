@@ -33,12 +33,18 @@ class Scene:
         self.cluster = NominatedCluster(node_policies=("binpack",), device_policies=("binpack",))
         self.book = Book(self.cluster, settings=BookSettings(candidates=1))
         self.pods: dict[str, ClusterPod] = {}
+        self.quotas = QuotaBook()
+        quotas = DialectQuotas(self.quotas)
         self.preemption = Preemption(
-            self.cluster, pods=self.pods.get, leads=lambda: self.leads, clock=lambda: self.now
+            self.cluster,
+            pods=self.pods.get,
+            quotas=quotas,
+            leads=lambda: self.leads,
+            clock=lambda: self.now,
         )
         self.keeper = BookKeeper(
             self.book,
-            DialectQuotas(QuotaBook()),
+            quotas,
             nominations=self.preemption.nominations,
             clock=lambda: self.now,
         )

@@ -5,7 +5,7 @@ What a pod asks for is worked out once, and kept as long as the pod is there.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -50,9 +50,19 @@ class DialectQuotas:
         if self._there.pop(uid, None) is not None:
             self.quotas.remove(uid)
 
-    def check(self, need: PodNeed, *, booking: PodBooking | None = None) -> QuotaRejection | None:
-        """Return why a pod may not have what it is to have; None: it may."""
-        return self.quotas.check(need, booking=booking, dialect=self._dialect(need.uid))
+    def check(
+        self,
+        need: PodNeed,
+        *,
+        booking: PodBooking | None = None,
+        without: Collection[PodUid] = (),
+    ) -> QuotaRejection | None:
+        """Return why a pod may not have what it is to have; None: it may.
+
+        `without`: as if these pods were gone.
+        """
+        dialect = self._dialect(need.uid)
+        return self.quotas.check(need, booking=booking, dialect=dialect, without=without)
 
     def reserve(self, need: PodNeed, booking: PodBooking) -> None:
         """Count a pod as bound: it is about to be."""

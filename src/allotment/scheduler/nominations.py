@@ -218,6 +218,9 @@ class Nominations:
             self.gone(pod.uid)
         elif known is not None and known.node == pod.nominated_node:
             known.is_confirmed = True
+            if known.need != need:
+                known.need = need
+                self._cluster.keep_no_more(pod.uid)
         elif pod.nominated_node:
             # By a leader before this one, or by somebody else: devices are chosen in `tick`.
             self.gone(pod.uid)

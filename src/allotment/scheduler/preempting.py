@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import PodBooking, PodNeed
@@ -41,6 +41,19 @@ _ECHO_S: Final = 2.0
 """The watch tells of a pod within milliseconds of kube-scheduler's, on a busy machine later. A pod
 that is answered that nothing helps is not asked about again for minutes."""
 _STEP_S: Final = 0.01
+
+
+class Quotas(Protocol):
+    """What a namespace may have."""
+
+    def check(
+        self,
+        need: PodNeed,
+        *,
+        booking: PodBooking | None = None,
+        without: Collection[PodUid] = (),
+    ) -> object | None:
+        """Return why a pod may not have this, once these others are gone; None: it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +87,14 @@ class Preemption:
         cluster: NominatedCluster,
         *,
         pods: Callable[[str], ClusterPod | None],
+        quotas: Quotas | None = None,
         leads: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pods` finds a pod by its uid among all that have been heard of."""
         self._cluster = cluster
         self._pods = pods
+        self._quotas = quotas
         self._leads = leads
         self._clock = clock
         self.nominations = Nominations(cluster, clock=clock)
@@ -147,12 +162,18 @@ class Preemption:
         }
         for node in sorted(chosen, key=lambda name: (cost[name], name)):
             plan = await self._planned(need, node, chosen[node], turns)
-            if plan is not None:
+            if plan is not None and plan.victims and self._may_have(need, plan):
                 worth = self._cost(asked[node].num_pdb_violations, plan.victims)
                 plans.append(_Plan(plan.victims, plan.booking, worth))
             if len(plans) >= _ENOUGH or self._clock() - began > _MOST_S:
                 break
         return min(plans, key=lambda plan: plan.cost, default=None)
+
+    def _may_have(self, need: PodNeed, plan: _Plan) -> bool:
+        """Tell whether the quota lets the pod be bound: else pods would be ended for nothing."""
+        if self._quotas is None:
+            return True
+        return self._quotas.check(need, booking=plan.booking, without=plan.victims) is None
 
     def _cost(self, violations: float, victims: Sequence[PodUid]) -> tuple[float, ...]:
         ranks = [each.priority for uid in victims if (each := self._pods(uid)) is not None]

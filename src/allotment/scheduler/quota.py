@@ -20,7 +20,7 @@ that are bound, exactly. Both, since any number of pods can be created at a time
 Pure: no clock, no API server. Not for several threads.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -182,12 +182,17 @@ class QuotaBook:
             self._count(entry, -1)
 
     def check(
-        self, need: PodNeed, *, booking: PodBooking | None = None, dialect: str | None = None
+        self,
+        need: PodNeed,
+        *,
+        booking: PodBooking | None = None,
+        dialect: str | None = None,
+        without: Collection[PodUid] = (),
     ) -> QuotaRejection | None:
         """Say whether a pod may be bound: against those that are bound. None: it may.
 
         Exact with the booking that it is to have; without, as far as it can be known. `dialect`
-        None: as it was when the pod was added.
+        None: as it was when the pod was added. `without`: as if these pods were gone.
         """
         limits = self._limits.get(need.namespace)
         if not limits:
@@ -195,8 +200,10 @@ class QuotaBook:
         tally = self._tallies.get(need.namespace, _NO_TALLY)
         own = self._entries.get(need.uid)
         used = tally.bound
-        if own is not None and own.is_bound:
-            used = _sum(used, own.charge, -1)
+        for uid in {need.uid, *without}:
+            each = self._entries.get(uid)
+            if each is not None and each.is_bound and each.namespace == need.namespace:
+                used = _sum(used, each.charge, -1)
         if dialect is None:
             dialect = own.dialect if own is not None else ""
         charge = charge_of(need, booking=booking, dialect=dialect)

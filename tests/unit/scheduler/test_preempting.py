@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from preemption_twin import TENTH, WHOLE, Scene
-from scheduler_twin import cluster_pod, node, pod_json
+from scheduler_twin import GIB, cluster_pod, node, pod_json
 
 from allotment.kube.cluster_feed import ClusterPod
+from allotment.kube.quotas import NamespaceQuota
 from allotment.model.clusters import PodBooking
 from allotment.scheduler.book import Order, State
 from allotment.scheduler.extender import NotLeadingError
@@ -104,6 +106,36 @@ def test_the_cheapest_node_is_the_one_whose_real_victims_are() -> None:
     scene.wait("wants", limits=WHOLE, priority=100)
     answer = scene.preempt("wants", {"a": ["least"], "b": ["middling"]})
     assert answer == {"b": ["middling"]}
+
+
+@pytest.mark.parametrize(("namespace", "hard"), [("ml", 2), ("ml", 1), ("others", 1)])
+def test_nobody_is_ended_for_a_pod_that_its_quota_keeps_from_being_bound(
+    namespace: str, hard: int
+) -> None:
+    scene = Scene({"a": 1})
+    quota = NamespaceQuota(name="few", namespace="ml", hard={"limits.allotment.dev/gpu": f"{hard}"})
+    scene.quotas.set_quotas([quota])
+    scene.run("low", "a", limits=WHOLE)
+    low = scene.pods["uid-low"]
+    scene.end("low")
+    scene.tell(replace(low, namespace=namespace))
+    scene.keeper.node_put(node("b", 1))
+    scene.run("other", "b", limits=WHOLE, priority=1000)
+    scene.wait("wants", limits=WHOLE, priority=100)
+    # What a victim of the pod's own namespace has is free for it then.
+    assert scene.preempt("wants", {"a": ["low"]}) == ({"a": ["low"]} if hard == 2 else {})
+
+
+def test_a_pod_that_asks_for_something_else_now_is_kept_that() -> None:
+    scene, victims = preempted()
+    scene.change("wants", asks=cluster_pod("wants", limits=TENTH).asks, version="9")
+    scene.end(victims[0])
+    scene.tick()
+    kept = scene.cluster.kept(cluster_pod("wants").uid)
+    assert kept is not None
+    assert kept.containers[0].devices[0].memory == 8 * GIB
+    scene.end(victims[1])
+    assert scene.bind("small-0", "a") == "GPU-a0"
 
 
 def test_victims_as_objects_are_understood() -> None:
