@@ -794,6 +794,19 @@ def test_the_manifest_and_the_command_fit_together(control_plane: Cluster, place
         made = control_plane.api.post(place, foreign("a"))
         assert made["metadata"]["annotations"]["allotment.dev/dialect"] == "aliyun"
         assert made["spec"]["schedulerName"] == "allotment-scheduler"
+        # Told to whoever looks at the pod, and not to its creator alone.
+        control_plane.api.post(place, WRITTEN["kai"][0])
+        events = place.replace("/pods", "/events")
+
+        def told() -> list[str]:
+            return [
+                each["message"]
+                for each in control_plane.api.items(events)
+                if each["reason"] == "NotHonoured" and each["involvedObject"]["name"] == "kai"
+            ]
+
+        wait_until(told, "event of what is not honoured", timeout_s=30)
+        assert "the label kai.scheduler/queue" in told()[0]
         assert "forbidden" not in path.read_text("utf-8").lower()
     finally:
         process.stop()
