@@ -7,6 +7,8 @@
     python bench/placement_policies.py --data DIR --plot        also docs/images/placement-*.svg
     python bench/placement_policies.py --data DIR --figures FILE    keeps the figures in FILE, and
                                                             replays what it has not got yet alone
+    python bench/placement_policies.py --only variants --scale 0.2 [--markdown]
+                                                            pods that leave, GPU memory, and the mix
 
 DIR has openb_node_list_gpu_node.csv and openb_pod_list_*.csv (Alibaba's clusterdata,
 cluster-trace-gpu-v2023, csv/): they state no licence, so that they are not in this repository.
@@ -62,15 +64,19 @@ PUBLISHED: Final[Mapping[str, float]] = {
 }
 """Of `fgd`, by its authors: means of ten seeds."""
 VARIANTS: Final[Mapping[str, Sequence[str]]] = {
-    "the mix known beforehand": ("--mix", "known"),
-    "the mix learnt by all": ("--mix", "learnt"),
     "GPU memory counts as well": ("--gpu-memory",),
     "pods leave, 95 % asked for at a time": ("--departures", "--tune", "0.95"),
     "pods leave, 120 % asked for at a time": ("--departures", "--tune", "1.2"),
+    "the mix known beforehand": ("--mix", "known"),
+    "the mix learnt by all": ("--mix", "learnt"),
 }
-"""What else is asked of the plotted trace, by fewer seeds."""
-VARIANT_SEEDS: Final = "42-44"
-VARIANT_POLICIES: Final = (OURS, "fgd", "binpack")
+"""What else is asked of the plotted trace."""
+OF_THE_MIX: Final = ("the mix known beforehand", "the mix learnt by all")
+LEARNERS: Final = (OURS, "fgd")
+"""The others do not heed the mix."""
+PARTS: Final = ("traces", "variants")
+MARKERS: Final = {"traces": "placement", "variants": "placement-variants"}
+"""Of docs/performance.md."""
 
 Documents = dict[str, Any]
 """What `allot simulate` printed, by trace, and by variant under `variants`."""
@@ -87,7 +93,9 @@ def arguments(words: list[str]) -> argparse.Namespace:
         default=list(POLICIES),
     )
     parser.add_argument("--seeds", default=SEEDS)
-    parser.add_argument("--variant-seeds", default=VARIANT_SEEDS)
+    parser.add_argument("--variant-seeds", default=SEEDS)
+    parser.add_argument("--only", choices=PARTS, help="of both; default: all")
+    parser.add_argument("--scale", default="1", help="of the made-up trace: a part of it")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument(
         "--figures", type=Path, metavar="FILE", help="keep them, and go on from them"
@@ -100,7 +108,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def traces(chosen: argparse.Namespace) -> dict[str, list[str]]:
     """Return by trace how `allot simulate` is told of it."""
     if chosen.data is None:
-        return {MADE_UP: ["--generate"]}
+        return {MADE_UP: ["--generate", "--scale", chosen.scale]}
     nodes = chosen.data / "openb_node_list_gpu_node.csv"
     found = {
         path.stem.removeprefix("openb_pod_list_"): ["--nodes", str(nodes), "--pods", str(path)]
@@ -129,12 +137,12 @@ def measure(chosen: argparse.Namespace) -> Documents:
     plotted = [*told[documents["plotted"]], "--seeds", chosen.variant_seeds]
     # By policy first: whoever ends it early has figures to compare.
     for policy in chosen.policies:
-        for name, words in told.items():
+        for name, words in told.items() if chosen.only != "variants" else ():
             replay(documents["traces"], name, [*words, "--seeds", chosen.seeds], policy, chosen)
             keep(documents, chosen)
-    for policy in VARIANT_POLICIES:
-        for name, more in VARIANTS.items():
-            if policy in chosen.policies:
+    for policy in chosen.policies:
+        for name, more in VARIANTS.items() if chosen.only != "traces" else ():
+            if name not in OF_THE_MIX or policy in LEARNERS:
                 replay(documents["variants"], name, [*plotted, *more], policy, chosen)
                 keep(documents, chosen)
     return documents
@@ -166,13 +174,15 @@ def simulate(*words: str) -> Any:  # noqa: ANN401 - JSON
     return json.loads(done.stdout)
 
 
-def render(documents: Documents, *, command: str) -> str:
-    """Write the tables as Markdown."""
+def render(documents: Documents, part: str, *, command: str) -> str:
+    """Write the tables of one of `PARTS` as Markdown."""
     lines = [f"Made by `{command}` on:", ""]
     lines += [f"- {name}: {value}" for name, value in documents["machine"].items()]
-    lines += ["", *_traces_table(documents["traces"]), ""]
-    lines += [*_policies_table(documents["traces"][documents["plotted"]], documents["plotted"])]
-    if documents["variants"]:
+    if part == "traces":
+        found = documents["traces"]
+        plotted = documents["plotted"]
+        lines += ["", *_traces_table(found), "", *_policies_table(found[plotted], plotted)]
+    else:
         lines += ["", *_variants_table(documents["variants"], documents["plotted"])]
     return "\n".join(lines)
 
@@ -210,11 +220,11 @@ def _policies(found: Mapping[str, Any]) -> list[str]:
     return [policy for policy in POLICIES if policy in there]
 
 
-def _with_spread(summary: Mapping[str, Any] | None) -> str:
+def _with_spread(summary: Mapping[str, Any] | None, *, mark: str = "100") -> str:
     if summary is None:
         return ""
-    spread = summary["allocated_pct_stdev"]["100"]
-    mean = f"{summary['allocated_pct']['100']:.2f}"
+    spread = summary["allocated_pct_stdev"][mark]
+    mean = f"{summary['allocated_pct'][mark]:.2f}"
     return mean if spread is None else f"{mean} ± {spread:.2f}"
 
 
@@ -237,11 +247,11 @@ def _policies_table(document: Mapping[str, Any], trace: str) -> Iterator[str]:
 
 
 def _variants_table(found: Mapping[str, Any], trace: str) -> Iterator[str]:
-    first = next(iter(found.values()))
     policies = _policies(found)
-    seeds = len(first["summary"][0]["seeds"])
-    yield f"The same trace ({trace}) otherwise, {'means of ' if seeds > 1 else ''}{_seeds(seeds)};"
-    yield "where pods leave, as a mean over time, and how many had to wait:"
+    seeds = len(next(iter(found.values()))["summary"][0]["seeds"])
+    yield f"The trace {trace}, {'means of ' if seeds > 1 else ''}{_seeds(seeds)} (± standard"
+    yield "deviation); where pods leave, as a mean over the second half of the time, and how many"
+    yield "had to wait:"
     yield ""
     yield _line("", *(f"`{name}`" for name in policies))
     yield _line(*["---"] * (len(policies) + 1))
@@ -251,13 +261,10 @@ def _variants_table(found: Mapping[str, Any], trace: str) -> Iterator[str]:
 
 
 def _variant(summary: Mapping[str, Any] | None) -> str:
-    if summary is None:
-        return ""
-    allocated = summary["allocated_pct"]
-    if "100" in allocated:
-        return f"{allocated['100']:.2f}"
+    if summary is None or "100" in summary["allocated_pct"]:
+        return _with_spread(summary)
     waited = 100 * summary["waited"] / summary["pods"]
-    return f"{allocated['late']:.2f}, {waited:.1f} % wait"
+    return f"{_with_spread(summary, mark='late')}, {waited:.1f} % wait"
 
 
 def _seeds(number: int) -> str:
@@ -334,12 +341,14 @@ def main(words: list[str]) -> int:
     """Replay, print and, where asked to, write and draw."""
     chosen = arguments(words)
     documents = measure(chosen)
-    data = " --data DIR" if chosen.data else ""
-    body = render(documents, command=f"python bench/placement_policies.py{data} --markdown")
-    print(body)
-    if chosen.markdown:
-        page = ROOT / "docs" / "performance.md"
-        put_between_markers(page, name="placement", title="Placement", body=body)
+    data = " --data DIR" if chosen.data else f" --scale {chosen.scale}"
+    for part in PARTS if chosen.only is None else (chosen.only,):
+        command = f"python bench/placement_policies.py{data} --only {part} --markdown"
+        body = render(documents, part, command=command)
+        print(body)
+        if chosen.markdown:
+            page = ROOT / "docs" / "performance.md"
+            put_between_markers(page, name=MARKERS[part], title="Placement", body=body)
     if chosen.plot:
         draw(documents, ROOT / "docs" / "images")
     return 0
