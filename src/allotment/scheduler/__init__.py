@@ -4,7 +4,9 @@
 book        who has what, who is about to: states and events, no I/O
 needs       what a pod asks for, out of its own annotations and resources
 wire        kube-scheduler's JSON
-extender    filter, prioritize, bind, preempt: bytes in, bytes out
+extender    filter, prioritize, bind: bytes in, bytes out
+preempting  preempt: which pods are to end for another one
+nominations what they leave, kept for that one
 binding     carries a binding out, until its outcome is known
 leading     which of several replicas answers
 serving     HTTP

@@ -147,12 +147,6 @@ class Book(Holdings):
         if need.containers:
             self.cluster.arrived(need)
 
-    def preempt(
-        self, need: PodNeed, node: str, victims: Collection[PodUid]
-    ) -> PodBooking | NodeRejection:
-        """Say whether the pod fits on a node once these pods are gone. Changes nothing."""
-        return self._place(need, node, without=victims)
-
     # ---- inside ----------------------------------------------------------------------------------
 
     def _known(self, need: PodNeed) -> Entry | None:
