@@ -191,7 +191,7 @@ def explain_example() -> object:
         nodes=2,
         fitting=("a",),
         proposal=(asked,),
-        refused=(Group("no-gpu", "need a GPU, have no GPU", ("b",)),),
+        refused=(Group("no-gpu", "need a GPU, have no GPU", ("b",), "they are T4"),),
         others=("nvidia.com/gpu",),
     )
     return explain_document(explanation, ["quotas: refused"])

@@ -225,7 +225,9 @@ def test_version_is_that_of_the_package(metadata: email.message.Message) -> None
 
 def test_command_is_declared(unpacked: Path) -> None:
     (path,) = unpacked.glob("*.dist-info/entry_points.txt")
-    assert "allot = allotment.cli:main" in path.read_text()
+    declared = path.read_text().splitlines()
+    assert "allot = allotment.cli:main" in declared
+    assert "kubectl-allot = allotment.cli:main" in declared
 
 
 def test_installed_wheel_finds_its_libraries(wheel: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,12 +37,18 @@ def command() -> None:
 @command.command(short_help="Say why a pod is where it is, or why it waits.")
 @click.argument("pod", metavar="[NAMESPACE/]NAME")
 @click.option(
+    *("--namespace", "-n"),
+    metavar="NAMESPACE",
+    help="The pod's, where it is not written before its name.  [default: the context's]",
+)
+@click.option(
     "--kubeconfig",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    envvar="KUBECONFIG",
-    help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
+    help="How to reach the API server.  [default: $KUBECONFIG, or as the pod that this is, or"
+    " ~/.kube/config]",
 )
+@click.option("--context", metavar="NAME", help="That of the kubeconfig.  [default: its current]")
 @click.option(
     "--policy",
     "policies",
@@ -58,9 +65,23 @@ def command() -> None:
     show_default=True,
     help="The scheduler's --gpu-policy.",
 )
+@click.option(
+    "--dialects",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The scheduler's --dialects, by which pods in other systems' words are read.",
+)
 @output_option("text", "json")
 def pod(
-    *, pod: str, kubeconfig: Path | None, policies: str, gpu_policies: str, output: str
+    *,
+    pod: str,
+    namespace: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    policies: str,
+    gpu_policies: str,
+    dialects: Path | None,
+    output: str,
 ) -> None:
     """Say which GPUs a pod has and how many nodes have room for it; or why it waits.
 
@@ -77,15 +98,22 @@ def pod(
     \b
     Examples:
       allot explain pod ml/train
-      allot explain pod train --kubeconfig ~/.kube/config -o json
+      allot explain pod train -n ml --context staging -o json
+      kubectl allot explain pod ml/train
     """  # noqa: D301 - click's mark
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    space, name = _names(pod)
+    space, name = _names(pod, namespace)
+    way = _Way(kubeconfig or _kubeconfig(), context)
     evidence, explanation = _explained(
-        kubeconfig, space, name, policies=_words(policies), gpu_policies=_words(gpu_policies)
+        way,
+        space,
+        name,
+        policies=_words(policies),
+        gpu_policies=_words(gpu_policies),
+        dialects=dialects,
     )
-    for problem in evidence.problems:
-        click.echo(f"left out: {problem}", err=True)
+    for line in _left_out(explanation, evidence.problems):
+        click.echo(line, err=True)
     if output == "json":
         from allotment.cli.documents import print_document
 
@@ -94,11 +122,38 @@ def pod(
         _print(explanation)
 
 
-def _names(text: str) -> tuple[str, str]:
-    """Return namespace (empty: the kubeconfig's) and name. Raises `UsageError`."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To the API server."""
+
+    kubeconfig: Path | None
+    context: str | None
+
+
+def _kubeconfig() -> Path | None:
+    """Find what kubectl would read; None: as the pod that this is, or not at all.
+
+    Of several files in `KUBECONFIG`, which kubectl merges, the first that is there.
+    """
+    named = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    if named:
+        return next((each for each in named if each.exists()), named[0])
+    usual = Path.home() / ".kube" / "config"
+    return usual if "KUBERNETES_SERVICE_HOST" not in os.environ and usual.exists() else None
+
+
+def _names(text: str, namespace: str | None) -> tuple[str, str]:
+    """Return namespace (empty: the context's) and name. Raises `UsageError`."""
     from allotment.model.errors import UsageError
 
     space, slash, name = text.rpartition("/")
+    if namespace is not None:
+        if slash and space != namespace:
+            raise UsageError(
+                f"{text!r} is in namespace {space!r}, and --namespace says {namespace!r}",
+                hint="say it once",
+            )
+        space, slash = namespace, "/"
     if not _NAME.fullmatch(name) or (slash and not _SPACE.fullmatch(space)):
         raise UsageError(
             f"{text!r} names no pod",
@@ -111,13 +166,24 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
+def _left_out(explanation: Explanation, problems: Sequence[str]) -> Iterator[str]:
+    """Yield what could not be read, of other objects than the pod: of that it is told below."""
+    own = f"pod {explanation.namespace}/{explanation.name}"
+    others = [each for each in problems if re.split(r"[,:]", each, maxsplit=1)[0] != own]
+    for each in others[:_NAMED]:
+        yield f"left out: {each}"
+    if len(others) > _NAMED:
+        yield f"left out: {len(others) - _NAMED} more; -o json has all"
+
+
 def _explained(
-    kubeconfig: Path | None,
+    way: _Way,
     space: str,
     name: str,
     *,
     policies: Sequence[str],
     gpu_policies: Sequence[str],
+    dialects: Path | None,
 ) -> tuple[Evidence, Explanation]:
     import asyncio
 
@@ -127,14 +193,16 @@ def _explained(
         from allotment.placement.policies import make
         from allotment.scheduler.explaining import explained
         from allotment.scheduler.explaining_evidence import read_evidence
+        from allotment.scheduler.settings_file import read_file_settings
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     for each in (*policies, *gpu_policies):
         make(each)
+    settings = read_file_settings(dialects).dialects
 
     async def read() -> Evidence:
-        async with connect(kubeconfig) as api:
-            return await read_evidence(api, space or api.namespace, name)
+        async with connect(way.kubeconfig, context=way.context) as api:
+            return await read_evidence(api, space or api.namespace, name, settings=settings)
 
     try:
         evidence = asyncio.run(read())
@@ -196,7 +264,12 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
         "rank": explanation.rank,
         "proposal": [_container(each) for each in explanation.proposal],
         "refused": [
-            {"reason": each.reason, "message": each.text, "nodes": list(each.nodes)}
+            {
+                "reason": each.reason,
+                "message": each.text,
+                "note": each.note or None,
+                "nodes": list(each.nodes),
+            }
             for each in explanation.refused
         ],
         "left_out": list(problems),
@@ -227,24 +300,53 @@ def _container(asked: Asked) -> dict[str, Any]:
 
 
 def _print(explanation: Explanation) -> None:
-    for line in _lines(explanation):
-        click.echo(line)
-    for title, asked in (("has", explanation.containers), ("would get", explanation.proposal)):
-        if any(each.parts for each in asked):
-            click.echo(f"\nIt {title}:")
-            _print_parts(asked)
-    for line in _rest(explanation):
-        click.echo(line)
+    """Print in the order of what matters: what it has, or what keeps it; then the nodes."""
+    is_waiting = explanation.standing == "pending"
+    _tell(_lines(explanation))
+    if not is_waiting:
+        _print_parts("It has:", explanation.containers)
+    _tell(_obstacles(explanation))
+    _tell(_nodes(explanation))
+    if is_waiting:
+        title = "But for that, it would get:" if explanation.obstacles else "It would get:"
+        _print_parts(title, explanation.proposal)
+    _tell(_said(explanation))
+
+
+def _tell(lines: Iterator[str]) -> None:
+    """Print lines, on a terminal broken between words, so that what is indented stays so."""
+    import shutil
+    import sys
+    import textwrap
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        shown = [line]
+        if 0 < width < len(line) and len(indent) < width // 2:
+            shown = textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        for each in shown:
+            click.echo(each)
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:
     where = f" on node {explanation.node}" if explanation.node else ""
     words = {"placed": "is placed", "bound": "is bound", "pending": "waits", "ended": "has ended"}
-    yield f"Pod {explanation.namespace}/{explanation.name} {words[explanation.standing]}{where}"
+    why = ""
+    if explanation.standing == "pending" and explanation.containers and not explanation.obstacles:
+        why = "; there is room for it" if explanation.fitting else ": no node has room for it"
+    name = f"{explanation.namespace}/{explanation.name}"
+    yield f"Pod {name} {words[explanation.standing]}{where}{why}"
     for each in explanation.containers:
         yield f"  container {each.name} asks for {each.text}"
-    if explanation.dialect:
-        yield f"  written for: {explanation.dialect}"
+    if explanation.title:
+        yield f"  written in {explanation.title} words"
     yield f"  scheduler: {explanation.scheduler or '-'}"
     if explanation.policies:
         whose = " (the pod's own)" if explanation.is_own_policy else ""
@@ -256,7 +358,9 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"It asks for no part of a GPU by Allotment{what}."
 
 
-def _print_parts(asked: Sequence[Asked]) -> None:
+def _print_parts(title: str, asked: Sequence[Asked]) -> None:
+    if not any(each.parts for each in asked):
+        return
     from allotment.cli.tables import Column, print_table, short_uuid
     from allotment.model.formats import format_bytes, format_percent
 
@@ -282,27 +386,41 @@ def _print_parts(asked: Sequence[Asked]) -> None:
         for each in asked
         for part in each.parts
     ]
+    click.echo(f"\n{title}")
     print_table(columns, rows)
 
 
-def _rest(explanation: Explanation) -> Iterator[str]:
-    """Yield what keeps it, what of nodes does and does not do, and what kube-scheduler says."""
-    if explanation.obstacles:
-        is_waiting = explanation.standing == "pending"
-        yield "\nBefore any GPU is looked at:" if is_waiting else "\nTo be told of it:"
-        for each in explanation.obstacles:
-            yield f"  {each.text}"
-            if each.hint:
-                yield f"    hint: {each.hint}"
-    if explanation.containers and explanation.standing != "ended":
-        yield ""
-        yield _room(explanation)
-        for group in explanation.refused:
-            yield f"  {_whose(group)}: {group.text}"
+def _obstacles(explanation: Explanation) -> Iterator[str]:
+    if not explanation.obstacles:
+        return
+    is_waiting = explanation.standing == "pending"
+    yield ""
+    yield "What keeps it, whatever GPUs there are:" if is_waiting else "To be told of it:"
+    for each in explanation.obstacles:
+        yield f"  {each.text}"
+        if each.hint:
+            yield f"    hint: {each.hint}"
+
+
+def _nodes(explanation: Explanation) -> Iterator[str]:
+    """Yield which nodes do, and why the others do not."""
+    if not explanation.containers or explanation.standing == "ended":
+        return
+    yield ""
+    yield _room(explanation)
+    for group in explanation.refused:
+        yield f"  {_whose(group)}: {group.text}"
+        if group.note:
+            yield f"    {group.note}"
+
+
+def _said(explanation: Explanation) -> Iterator[str]:
+    """Yield what its scheduler has written."""
     condition = explanation.condition
     if condition is not None and (condition.message or condition.reason):
         since = f" since {condition.last_transition_time}" if condition.last_transition_time else ""
-        yield f"\nIts scheduler says ({condition.reason or condition.type}{since}):"
+        yield ""
+        yield f"Its scheduler says ({condition.reason or condition.type}{since}):"
         yield f"  {' '.join(condition.message.split())}"
 
 
@@ -313,7 +431,11 @@ def _room(explanation: Explanation) -> str:
     by = ", ".join(explanation.policies)
     if explanation.standing == "pending":
         if not number:
-            return f"It has room on none of {of}:"
+            return (
+                f"It has room on none of {of}:"
+                if explanation.nodes
+                else "There is no node that can be read."
+            )
         return f"It has room on {number} of {of} now; by {by} the best is {explanation.fitting[0]}."
     if explanation.rank is None:
         return f"Without it there would be room on {number} of {of} now, and its own is not one:"

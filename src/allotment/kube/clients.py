@@ -176,13 +176,17 @@ def _credentials(error: ConfigError, asked: str) -> KubeError:
 
 
 def connect(
-    kubeconfig: Path | None = None, *, service_account: Path = Path(SERVICE_ACCOUNT)
+    kubeconfig: Path | None = None,
+    *,
+    context: str | None = None,
+    service_account: Path = Path(SERVICE_ACCOUNT),
 ) -> Api:
     """Make a connection: by a kubeconfig, else as the pod that this is, else by `KUBECONFIG`.
 
-    Nothing is sent yet. Raises `KubeError` when none of them is there or can be used.
+    `context`: of the kubeconfig; None: its current one. Nothing is sent yet. Raises `KubeError`
+    when none of them is there or can be used.
     """
-    config = configuration(kubeconfig, service_account)
+    config = configuration(kubeconfig, service_account, context=context)
     timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
     # The environment's proxies are for the internet; the API server is not there.
     params = client_adapter.ConnectionParams(timeout=timeout, trust_env=False)
@@ -198,14 +202,17 @@ def connect(
 
 
 def configuration(
-    kubeconfig: Path | None, service_account: Path = Path(SERVICE_ACCOUNT)
+    kubeconfig: Path | None,
+    service_account: Path = Path(SERVICE_ACCOUNT),
+    *,
+    context: str | None = None,
 ) -> SingleConfig:
     """Find the way to the API server, as `connect` does. Raises `KubeError`."""
     in_cluster = (service_account / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ
     path = kubeconfig
     try:
         if path is None and in_cluster:
-            return _chosen(KubeConfig.from_service_account(service_account))
+            return _chosen(KubeConfig.from_service_account(service_account), context)
         if path is None and "KUBECONFIG" in os.environ:
             path = Path(os.environ["KUBECONFIG"])
         if path is None:
@@ -214,7 +221,7 @@ def configuration(
                 " kubeconfig was named",
                 hint="give --kubeconfig PATH, or set KUBECONFIG",
             )
-        return _chosen(KubeConfig.from_file(path))
+        return _chosen(KubeConfig.from_file(path), context)
     except (ConfigError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         # lightkube takes the file apart as it comes: all of these say that it is not one.
         what = _what_is_wrong(error)
@@ -234,9 +241,14 @@ def _what_is_wrong(error: Exception) -> str:
     return "it is no kubeconfig" if is_other else str(error)
 
 
-def _chosen(config: KubeConfig) -> SingleConfig:
-    """Take the current context."""
-    single = config.get()
+def _chosen(config: KubeConfig, context: str | None = None) -> SingleConfig:
+    """Take a context; None: the current one."""
+    if context is not None and context not in config.contexts:
+        known = ", ".join(sorted(config.contexts)) or "none"
+        raise KubeError(
+            f"the kubeconfig has no context {json.dumps(context)}", hint=f"it has: {known}"
+        )
+    single = config.get(context)
     if single is None:
         raise ConfigError("it has no current-context")
     if single.user is None:

@@ -18,6 +18,7 @@ from allotment.dialects.native import applied, wanted_of, written
 from allotment.dialects.systems import foreign_dialects
 from allotment.dialects.translating import translate
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
+from allotment.kube.inventories import CORDONS
 from allotment.kube.live import LiveCluster
 from allotment.kube.objects import to_pod
 from allotment.model.clusters import (
@@ -29,15 +30,17 @@ from allotment.model.clusters import (
     PodNeed,
 )
 from allotment.model.errors import UsageError
+from allotment.model.requests import Request
 from allotment.placement.cluster import Cluster
 from allotment.placement.kinds import largest
-from allotment.placement.refusals import asked_for, grouped, unknown_node
+from allotment.placement.refusals import Reason, asked_for, grouped, unknown_node
 from allotment.scheduler.admission_rules import IGNORE_LABELS
 from allotment.scheduler.explaining_evidence import AskedPod, Condition, Evidence
 from allotment.scheduler.explaining_nominations import keep_nominated, keepers
 from allotment.scheduler.needs import need_of
 from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.quota import QuotaBook
+from allotment.scheduler.quota_units import units_of
 
 __all__ = [
     "Asked",
@@ -52,6 +55,7 @@ __all__ = [
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SCHEDULED: Final = "PodScheduled"
+_MOST_MODELS: Final = 8
 
 
 class Standing(StrEnum):
@@ -127,6 +131,8 @@ class Group:
     text: str
     """Need and have; of an amount that they have, the most."""
     nodes: tuple[str, ...]
+    note: str = ""
+    """What there is to be known besides: which models these nodes have, who has cordoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,8 @@ class Explanation:
     scheduler: str
     dialect: str = ""
     """The short name of the syntax that it was written in; empty: Allotment's own, or none."""
+    title: str = ""
+    """Its name, as a word in a sentence: `HAMi's`."""
     policies: tuple[str, ...] = ()
     """By which nodes are compared, in a chain."""
     is_own_policy: bool = False
@@ -171,7 +179,6 @@ def explained(
     *,
     policies: Sequence[str] = ("fragmentation",),
     device_policies: Sequence[str] = ("fragmentation",),
-    dialects: Sequence[ForeignDialect] | None = None,
 ) -> Explanation:
     """Say why a pod is where it is, or why it waits.
 
@@ -182,8 +189,9 @@ def explained(
     resources = sorted({name for each in to_pod(item).containers for name in each.resources})
     pod = to_cluster_pod(item)
     cluster = _cluster(pod, live, policies, device_policies)
-    known = foreign_dialects() if dialects is None else dialects
+    known = foreign_dialects(evidence.settings)
     need, dialect, obstacles = _need(evidence, pod, known)
+    titles = {each.name: each.title for each in known}
     pod = _with_record(pod, live)
     standing = _standing(item, pod)
     if item.metadata.deletion_timestamp is not None:
@@ -200,6 +208,7 @@ def explained(
         standing=standing,
         scheduler=item.spec.scheduler_name,
         dialect=dialect,
+        title=titles.get(dialect, f"{dialect}'s" if dialect else ""),
         node=pod.node,
         obstacles=tuple(obstacles),
         condition=_condition(item) if standing is Standing.PENDING else None,
@@ -230,8 +239,11 @@ def _placed(
     rejections = [*ranking.refused.values(), *map(unknown_node, live.without_devices)]
     by_name = {each.node: each for each in rejections}
     groups = tuple(
-        Group(by_name[names[0]].reason, text, names) for text, names in grouped(rejections)
+        Group(by_name[names[0]].reason, text, names, _note(by_name[names[0]], names, cluster))
+        for text, names in grouped(rejections)
     )
+    # Nodes that are none of ours are the least of what anybody wants to know.
+    groups = tuple(sorted(groups, key=lambda each: each.reason == Reason.UNKNOWN_NODE))
     proposal: tuple[Asked, ...] = ()
     if explanation.standing is Standing.PENDING and ranking.best:
         best = ranking.best[0]
@@ -239,6 +251,19 @@ def _placed(
         if not isinstance(found, NodeRejection):
             proposal = _asked(need, found, cluster.node(best))
     return replace(explanation, fitting=tuple(ranking.best), refused=groups, proposal=proposal)
+
+
+def _note(rejection: NodeRejection, names: Sequence[str], cluster: Cluster) -> str:
+    """Say what a refusal leaves open: of which other models, and who has taken GPUs out."""
+    nodes = [node for each in names if (node := cluster.node(each)) is not None]
+    devices = [device for node in nodes for device in node.devices]
+    if rejection.reason == Reason.MODEL:
+        models = sorted({each.model for each in devices})
+        more = ", ..." if len(models) > _MOST_MODELS else ""
+        return f"they are {', '.join(models[:_MOST_MODELS])}{more}"
+    if rejection.reason == Reason.PROBLEM and any(each.problem == "cordoned" for each in devices):
+        return f"somebody has cordoned GPUs there: see the nodes' annotation {CORDONS[0]}"
+    return ""
 
 
 def _with_record(pod: ClusterPod, live: LiveCluster) -> ClusterPod:
@@ -370,7 +395,7 @@ def _of_scheduler(evidence: Evidence) -> list[Obstacle]:
 
 def _of_quota(evidence: Evidence, need: PodNeed, dialect: str) -> list[Obstacle]:
     """Ask as the scheduler does: against the pods that are bound."""
-    book = QuotaBook()
+    book = QuotaBook(units=units_of(evidence.settings))
     book.set_quotas(evidence.quotas)
     for each in evidence.cluster.pods:
         if each.need.namespace == need.namespace and each.need.containers:
@@ -395,12 +420,25 @@ def _asked(
         Asked(
             name=each.name,
             kind=str(each.kind),
-            text=asked_for(each.request),
+            text=f"{asked_for(each.request)}{_where(each.request)}",
             mode=each.request.mode,
             parts=tuple(_part(one, devices.get(one.uuid)) for one in placed.get(each.name, ())),
         )
         for each in need.containers
     )
+
+
+def _where(request: Request) -> str:
+    """Say on which GPUs it may be, as far as `asked_for` does not."""
+    wanted = request.constraints
+    texts = [
+        f"on {' or '.join(wanted.uuids)}" if wanted.uuids else "",
+        f"not on {', '.join(wanted.not_uuids)}" if wanted.not_uuids else "",
+        f"beside {wanted.affinity!r}" if wanted.affinity else "",
+        f"not beside {wanted.anti_affinity!r}" if wanted.anti_affinity else "",
+        f"with none but {wanted.exclusion!r}" if wanted.exclusion else "",
+    ]
+    return "".join(f", {each}" for each in texts if each)
 
 
 def _part(placed: PlacedDevice, device: NodeDevice | None) -> Part:

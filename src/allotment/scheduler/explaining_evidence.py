@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `allot explain` reads of the API server: a pod, and all that is to be known about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
 import msgspec
 
 from allotment.dialects.foreign import ForeignPod
+from allotment.dialects.systems import DialectSettings, foreign_dialects
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.live import LiveCluster, read_cluster
@@ -53,6 +54,8 @@ class Evidence:
     quotas: tuple[NamespaceQuota, ...] = ()
     problems: tuple[str, ...] = ()
     """What could not be looked at."""
+    settings: DialectSettings = field(default=DialectSettings())
+    """By which dialects are read, and quotas counted."""
 
 
 _pod: Final = msgspec.json.Decoder(AskedPod)
@@ -60,8 +63,12 @@ _pods: Final = msgspec.json.Decoder(ObjectList[PodObject])
 _quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
 
 
-async def read_evidence(api: Api, namespace: str, name: str) -> Evidence:
+async def read_evidence(
+    api: Api, namespace: str, name: str, *, settings: DialectSettings | None = None
+) -> Evidence:
     """Read the pod, all nodes and pods, and the quotas of its namespace.
+
+    `settings` are the scheduler's of the dialects; None: all as usual.
 
     Raises `KubeError`; `ObjectMissingError` for a pod that is not there, with names near to it.
     """
@@ -79,7 +86,8 @@ async def read_evidence(api: Api, namespace: str, name: str) -> Evidence:
     except msgspec.MsgspecError as error:
         raise KubeError(f"cannot read pod {namespace}/{name}: {error}") from error
     foreign = read_pod(body, namespace=namespace).pod
-    cluster = await read_cluster(api)
+    its = settings or DialectSettings()
+    cluster = await read_cluster(api, dialects=foreign_dialects(its))
     problems = list(cluster.problems)
     quotas: tuple[NamespaceQuota, ...] = ()
     try:
@@ -89,7 +97,12 @@ async def read_evidence(api: Api, namespace: str, name: str) -> Evidence:
     except DeniedError as error:
         problems.append(f"quotas: {error.message}")
     return Evidence(
-        item=item, foreign=foreign, cluster=cluster, quotas=quotas, problems=tuple(problems)
+        item=item,
+        foreign=foreign,
+        cluster=cluster,
+        quotas=quotas,
+        problems=tuple(problems),
+        settings=its,
     )
 
 

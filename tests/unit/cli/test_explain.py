@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot explain pod`: what it prints, and what it says when it cannot."""
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jsonschema_rs
 import pytest
 from click.testing import CliRunner, Result
 
@@ -162,7 +168,7 @@ def test_a_pod_that_fits_nowhere_in_the_kubeconfigs_namespace(config: Path) -> N
     shown = explain(config, "large")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout == (
-        "Pod ml/large waits\n"
+        "Pod ml/large waits: no node has room for it\n"
         "  container main asks for a GPU with 50Gi and 50 % of compute\n"
         "  scheduler: allotment-scheduler\n"
         "  policy: fragmentation\n"
@@ -178,9 +184,150 @@ def test_a_pod_that_fits_nowhere_in_the_kubeconfigs_namespace(config: Path) -> N
 
 def test_a_pod_that_waits_with_room_is_told_where(config: Path) -> None:
     shown = explain(config, "ml/small")
-    assert "It would get:\nCONTAINER" in shown.stdout
-    assert "It has room on 2 of 3 nodes now; by fragmentation the best is b." in shown.stdout
-    assert "0/3 nodes are available" in shown.stdout
+    assert shown.stdout.startswith("Pod ml/small waits; there is room for it\n")
+    room = shown.stdout.index("It has room on 2 of 3 nodes now; by fragmentation the best is b.")
+    proposal = shown.stdout.index("It would get:\nCONTAINER")
+    assert room < proposal < shown.stdout.index("0/3 nodes are available")
+
+
+def test_what_keeps_a_pod_comes_before_any_node(config: Path) -> None:
+    quota = {
+        "metadata": {"name": "q", "namespace": "ml"},
+        "spec": {"hard": {"limits.allotment.dev/gpu-memory": "1Gi"}},
+    }
+    Server.answers["/api/v1/namespaces/ml/resourcequotas"] = {"metadata": {}, "items": [quota]}
+    shown = explain(config, "ml/small").stdout
+    assert shown.startswith("Pod ml/small waits\n")
+    keeps = shown.index("What keeps it, whatever GPUs there are:\n  more than its namespace may")
+    assert keeps < shown.index("It has room on") < shown.index("But for that, it would get:")
+
+
+def test_whose_words_a_pod_is_written_in(config: Path) -> None:
+    written = pod("hami")
+    written["metadata"]["annotations"]["allotment.dev/dialect"] = "hami"
+    Server.answers["/api/v1/namespaces/ml/pods/hami"] = written
+    assert "  written in HAMi's words\n" in explain(config, "hami").stdout
+
+
+def test_which_models_there_are_instead_and_who_has_cordoned(config: Path) -> None:
+    wanted = pod("h100")
+    wanted["metadata"]["annotations"]["allotment.dev/models"] = "H100"
+    Server.answers["/api/v1/namespaces/ml/pods/h100"] = wanted
+    shown = explain(config, "h100").stdout
+    assert "have GPUs of other models\n    they are A100\n" in shown
+    # Of nodes without GPUs last: they are the most, and tell the least.
+    assert shown.index("other models") < shown.index("plain: need a node with GPUs")
+    for each in Server.answers["/api/v1/nodes"]["items"][:2]:  # type: ignore[index]
+        each["metadata"]["annotations"]["allotment.dev/device-cordon"] = (
+            f"GPU-{each['metadata']['name']}-0"
+        )
+    shown = explain(config, "small").stdout
+    assert "(cordoned)\n    somebody has cordoned GPUs there: see" in shown
+    assert "allotment.dev/device-cordon" in shown
+
+
+def test_on_which_gpus_a_pod_may_be(config: Path) -> None:
+    wanted = pod("picky")
+    wanted["metadata"]["annotations"] |= {
+        "allotment.dev/uuids": "GPU-b-0",
+        "allotment.dev/anti-affinity": "web",
+    }
+    Server.answers["/api/v1/namespaces/ml/pods/picky"] = wanted
+    shown = explain(config, "picky").stdout
+    assert "50 % of compute, on GPU-b-0, not beside 'web'\n" in shown
+
+
+def test_what_is_wrong_with_other_pods_is_a_few_lines_and_with_its_own_said_once(
+    config: Path,
+) -> None:
+    broken = [pod(f"broken{number}", "4") for number in range(6)]
+    Server.answers["/api/v1/pods"]["items"] += broken  # type: ignore[index]
+    Server.answers["/api/v1/namespaces/ml/pods/broken0"] = broken[0]
+    shown = explain(config, "small")
+    assert len(shown.stderr.splitlines()) == 4
+    assert shown.stderr.endswith("left out: 3 more; -o json has all\n")
+    assert len(json.loads(explain(config, "small", "-o", "json").stdout)["left_out"]) == 6
+    shown = explain(config, "broken0")
+    assert "broken0" not in shown.stderr
+    assert shown.stdout.count("allotment.dev/gpu-memory is 4 bytes") == 1
+
+
+def test_a_narrow_terminal_breaks_lines_between_words(config: Path) -> None:
+    command = [sys.executable, "-m", "allotment", "explain", "pod", "large"]
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [*command, "--kubeconfig", str(config)],
+            stdout=theirs,
+            env={**os.environ, "COLUMNS": "60"},
+        )
+        os.close(theirs)
+        read = b""
+        with contextlib.suppress(OSError):  # its end
+            while chunk := terminal.read(4096):
+                read += chunk
+        assert process.wait(timeout=30) == 0
+    shown = read.decode().replace("\r\n", "\n")
+    assert max(map(len, shown.splitlines())) <= 60
+    assert shown.split() == explain(config, "large").stdout.split()
+    assert "  container main asks for a GPU with 50Gi and 50 % of\n      compute\n" in shown
+
+
+def test_the_namespace_may_be_said_as_to_kubectl(config: Path) -> None:
+    assert explain(config, "small", "-n", "ml").exit_code == 0
+    assert explain(config, "ml/small", "--namespace", "ml").exit_code == 0
+    shown = explain(config, "ml/small", "-n", "prod")
+    assert shown.exit_code == 2
+    assert "'prod'" in shown.stderr
+    assert explain(config, "small", "-n", "a/b").exit_code == 2
+
+
+def test_another_context_than_the_current_one(config: Path) -> None:
+    written = json.loads(config.read_text())
+    written["contexts"] += [{"name": "two", "context": {"cluster": "none", "user": "u"}}]
+    written["clusters"] += [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}]
+    config.write_text(json.dumps(written))
+    assert explain(config, "small", "--context", "it").exit_code == 0
+    assert "http://127.0.0.1:1" in explain(config, "small", "--context", "two").stderr
+    shown = explain(config, "small", "--context", "three")
+    assert shown.exit_code == 1
+    assert 'has no context "three"' in shown.stderr
+    assert "it has: it, two" in shown.stderr
+
+
+def test_a_kubeconfig_is_found_as_kubectl_finds_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> Result:
+        return CliRunner().invoke(main, ["explain", "pod", "small"])
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert "no way to the API server is known" in asked().stderr
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(config.read_text())
+    assert asked().exit_code == 0
+    # In a pod, that pod's account is meant.
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    assert "no way to the API server is known" in asked().stderr
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{config}")
+    assert asked().exit_code == 0
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "none: not a usable way" in asked().stderr
+
+
+@pytest.mark.parametrize("name", ["placed", "large", "small", "broken", "plain"])
+def test_json_is_as_its_schema_says(config: Path, name: str) -> None:
+    root = Path(__file__).resolve().parents[3]
+    text = (root / "docs" / "reference" / "explain-pod.schema.json").read_text("utf-8")
+    made = {"broken": pod("broken", "4"), "plain": {**pod("plain"), "spec": {"containers": []}}}
+    if name in made:
+        Server.answers[f"/api/v1/namespaces/ml/pods/{name}"] = made[name]
+    found = json.loads(explain(config, name, "-o", "json").stdout)
+    jsonschema_rs.validate(json.loads(text), found)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(json.loads(text), {**found, "rank": "first"})
 
 
 def test_what_could_not_be_read_is_told(config: Path) -> None:

@@ -438,11 +438,11 @@ def test_what_another_system_gave_a_pod_that_runs_is_not_free() -> None:
     assert kinds(other) == [Obstacles.FOREIGN]
     assert other.dialect == "hami"
     [part] = other.containers[0].parts
-    assert (part.uuid, part.memory, part.guarantee) == ("GPU-a-0", 30 * GI, 5000)
+    assert (part.uuid, part.memory, part.guarantee) == ("GPU-a-0", 30 * GI, 0)
 
 
 def test_a_record_that_cannot_be_read_is_told() -> None:
-    record = RECORD | {"hami.io/vgpu-devices-allocated": "GPU-a-0,NVIDIA,much,50:;"}
+    record = RECORD | {"hami.io/vgpu-devices-allocated": "GPU-z,NVIDIA,30720,50:;"}
     runs = pod("runs", HAMI, node="a", annotations=record)
     twin = Twin([node("a", devices=1)], [runs, pod("it", asking())])
     assert any("GPUs of another system" in each for each in twin.read("it").problems)
