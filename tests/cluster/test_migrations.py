@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The migration guides, walked: every command of theirs, as it stands there, on a real cluster.
+
+The systems that are left do not run here. What they do to pods and nodes is done by hand, as their
+sources do it: their schedulers bind pods and write records, their plugins' labels are there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import installing
+import pytest
+import yaml
+from scheduling import Scheduler, placements, scheduler_config
+from stories import GIB, MIB, NodeAgent, burnt
+from test_agent_takeover import OthersPlugin
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+from testbed.waiting import TestbedError, wait_until
+
+from allotment.agent.settings import PLUGIN_FOLDER
+
+GUIDES = installing.ROOT / "docs" / "guides"
+PORT = 9448
+PROFILES = ("default-scheduler", "allotment-scheduler")
+APPLIED = "kubectl apply -f deploy/manifests/agent.yaml -f deploy/manifests/scheduler.yaml"
+_BURN = "allot burn --memory 512Mi --seconds 0 -o json; exec sleep 1000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What is left: a pod as its users write it, and what the system does when it binds one."""
+
+    dialect: str
+    guide: str
+    scheduler: str
+    limits: Mapping[str, str | int]
+    record: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its scheduler writes on a pod besides."""
+    memory: int
+    """Bytes that a container has at last."""
+    receipt: str
+    keeps_scheduler: bool = False
+    """Its pods keep naming its scheduler, which has queues: the guide says what to write."""
+    not_here: tuple[str, ...] = ()
+    """The beginnings of commands to what is not on this cluster."""
+    pod_name: str = "train-0"
+
+
+SYSTEMS = {
+    "hami": System(
+        dialect="hami",
+        guide="migrate-from-hami.md",
+        scheduler="hami-scheduler",
+        limits={"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4096, "nvidia.com/gpucores": 30},
+        record={
+            "hami.io/vgpu-node": "node-1",
+            "hami.io/vgpu-devices-allocated": "UUID,NVIDIA,4096,30:;",
+        },
+        labels={"hami.io/vgpu-node": "node-1"},
+        memory=4 * GIB,
+        receipt="hami.io/vgpu-devices-allocated",
+        not_here=(
+            "helm ",
+            "kubectl -n kube-system get configmap hami-scheduler-device",
+            # The scheduler runs in no pod here: it is started with the option.
+            "kubectl -n allotment-system",
+        ),
+    ),
+    "aliyun": System(
+        dialect="aliyun",
+        guide="migrate-from-aliyun-gpushare.md",
+        scheduler="default-scheduler",
+        limits={"aliyun.com/gpu-mem": 3},
+        record={"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "3"},
+        memory=3 * GIB,
+        receipt="ALIYUN_COM_GPU_MEM_IDX",
+        not_here=(
+            "kubectl inspect gpushare",
+            "kubectl -n kube-system get daemonset gpushare-device-plugin-ds",
+            "kubectl -n kube-system delete",
+        ),
+        pod_name="binpack-1-0",
+    ),
+    "volcano": System(
+        dialect="volcano",
+        guide="migrate-from-volcano-vgpu.md",
+        scheduler="volcano",
+        limits={"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 2048},
+        record={
+            "volcano.sh/vgpu-node": "node-1",
+            "volcano.sh/vgpu-ids-new": "UUID,NVIDIA,2048,0:",
+        },
+        memory=2048 * MIB,
+        receipt="volcano.sh/vgpu-ids-new",
+        keeps_scheduler=True,
+        not_here=("kubectl -n volcano-system",),
+    ),
+}
+
+
+class Guide:
+    """A guide's commands, by section, run as they stand there."""
+
+    def __init__(self, cluster: Cluster, name: str, *, not_here: tuple[str, ...] = ()) -> None:
+        self.cluster = cluster
+        text = (GUIDES / name).read_text("utf-8")
+        self._sections = dict(
+            re.findall(r"^## (.*?)$\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        )
+        self._left = set(self._sections)
+        self._not_here = not_here
+        self.names: dict[str, str] = {"gpu-node-1": "node-1"}
+        """What stands for what in the guide."""
+        self.said: dict[str, str] = {}
+        """What each command wrote."""
+
+    def commands(self, section: str) -> list[str]:
+        self._left.discard(section)
+        found = []
+        for block in re.findall(r"```console\n(.*?)```", self._sections[section], re.DOTALL):
+            joined = re.sub(r"\\\n\s*", " ", block)
+            lines = [line.strip() for line in joined.splitlines()]
+            found += [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        assert found, section
+        return found
+
+    def walk(self, section: str, *, until: str = "", since: str = "") -> None:
+        """Runs a section's commands, or those before one and from another on."""
+        commands = self.commands(section)
+        begin = commands.index(since) if since else 0
+        end = commands.index(until) if until else len(commands)
+        for command in commands[begin:end]:
+            if not command.startswith(self._not_here):
+                self.said[command] = self.run(command)
+
+    def run(self, command: str) -> str:
+        expects_nothing = command.endswith("# none")
+        for name, real in self.names.items():
+            command = command.replace(name, real)
+        path = f"{self.cluster.kubectl.parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "PATH": path}
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env=environment,
+            cwd=self.cluster.state,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if bool(done.returncode) != expects_nothing:
+            raise TestbedError(f"$ {command}\n{done.stdout}{done.stderr}")
+        print(f"$ {command}\n{done.stdout}{done.stderr}")  # noqa: T201 - for the guide
+        return done.stdout + done.stderr
+
+    def check_all_were_read(self, *without: str) -> None:
+        left = {each for each in self._left if "```console" in self._sections[each]}
+        assert left == {*without}
+
+
+@pytest.fixture(scope="module")
+def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one node, on which nobody has been yet."""
+    del testbed_machine
+    profiles = "".join(f"  - schedulerName: {name}\n" for name in PROFILES)
+    config = scheduler_config(more=f"profiles:\n{profiles}")
+    with Cluster(state=tmp_path_factory.mktemp("migrations"), scheduler_config=config) as made:
+        made.allow_agent()
+        yield made
+
+
+def workload(system: System) -> Json:
+    """A Deployment of one pod, as its users have it."""
+    main = container(["sh", "-c", _BURN], limits=system.limits)
+    template = pod("unnamed", main, restart="Always")
+    del template["metadata"]["name"]
+    template["metadata"]["labels"] = {"app": "train"}
+    template["spec"]["schedulerName"] = system.scheduler
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": {"app": "train"}},
+        "template": {key: template[key] for key in ("metadata", "spec")},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "train"},
+        "spec": spec,
+    }
+
+
+def bound_by(cluster: Cluster, system: System, uuid: str) -> Json:
+    """Does what the system does with a pod that waits: writes its record, and binds it."""
+
+    def waiting() -> Json | None:
+        found = cluster.api.items("/api/v1/namespaces/team/pods")
+        return next((each for each in found if not each["spec"].get("nodeName")), None)
+
+    found = wait_until(waiting, "a pod that waits", timeout_s=30)
+    path = f"/api/v1/namespaces/team/pods/{found['metadata']['name']}"
+    record = {key: text.replace("UUID", uuid) for key, text in system.record.items()}
+    metadata = {"annotations": record, "labels": dict(system.labels)}
+    cluster.api.patch(path, {"metadata": metadata})
+    binding = {"metadata": {"name": found["metadata"]["name"]}, "target": {"name": "node-1"}}
+    cluster.api.post(f"{path}/binding", binding)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A guide that is being walked, and who is there."""
+
+    guide: Guide
+    system: System
+    cluster: Cluster
+    node: NodeAgent
+    pods: Pods
+
+    def pod_of(self, dialect: str) -> Json:
+        """The workload's pod that was translated, or was not, as soon as it runs."""
+
+        def found() -> Json | None:
+            for each in self.cluster.api.items("/api/v1/namespaces/team/pods"):
+                meta = each["metadata"]
+                written = meta.get("annotations", {}).get("allotment.dev/dialect", "")
+                if written == dialect and not meta.get("deletionTimestamp"):
+                    return each
+            return None
+
+        name = wait_until(found, f"a pod of {dialect or 'nobody'}", timeout_s=60)["metadata"][
+            "name"
+        ]
+        return self.pods.wait_ready(name, timeout_s=90)
+
+    def move_node(self) -> None:
+        section, labelled = "Move a node", "example.com/gpus=allotment"
+        commands = self.guide.commands(section)
+        label = next(each for each in commands if labelled in each)
+        self.guide.walk(section, until=label)
+        self.guide.run(label)
+        self.node.start(None, "--config-map", self.cluster.apply_config())
+        offered = next(each for each in commands if "allocatable" in each)
+        wait_until(lambda: '"allotment.dev/gpu"' in self.guide.run(offered), "offers", timeout_s=30)
+        self.guide.walk(section, since=commands[commands.index(label) + 1])
+
+    def move_namespace(self) -> Json:
+        section = "Move a namespace"
+        commands = self.guide.commands(section)
+        looks = [each for each in commands if self.system.pod_name in each]
+        self.guide.walk(section, until=looks[0] if looks else "")
+        if self.system.keeps_scheduler:
+            template = {"spec": {"schedulerName": "allotment-scheduler"}}
+            path = "/apis/apps/v1/namespaces/team/deployments/train"
+            self.cluster.api.patch(path, {"spec": {"template": template}})
+        found = self.pod_of(self.system.dialect)
+        self.guide.names[self.system.pod_name] = found["metadata"]["name"]
+        if looks:
+            self.guide.walk(section, since=looks[0])
+        return found
+
+
+@pytest.fixture
+def walk(whole: Cluster, request: pytest.FixtureRequest) -> Iterator[Walk]:
+    system = SYSTEMS[request.param]
+    node = NodeAgent(whole)
+    namespace = whole.make_namespace("team")
+    yield Walk(
+        Guide(whole, system.guide, not_here=system.not_here), system, whole, node,
+        Pods(whole, namespace),
+    )  # fmt: skip
+    whole.api.delete("/apis/apps/v1/namespaces/team/deployments/train")
+    whole.api.delete("/api/v1/namespaces/team")
+    whole.api.delete("/api/v1/namespaces/try")
+    node.close()
+    gone = ("team", "try")
+    wait_until(
+        lambda: not any(whole.api.find(f"/api/v1/namespaces/{each}") for each in gone),
+        "the end of the namespaces",
+        timeout_s=60,
+    )
+
+
+@contextmanager
+def scheduled(cluster: Cluster, *flags: str) -> Iterator[Scheduler]:
+    """`allot scheduler` as the manifest starts it, but for its replicas."""
+    installing.install(cluster, webhook_port=PORT)
+    its = ["--webhook-listen", f"0.0.0.0:{PORT}", "--scheduler-name", "allotment-scheduler"]
+    made = Scheduler(cluster, *its, *flags, kubeconfig=str(installing.as_account(cluster)))
+    made.wait_ready()
+    yield made
+    made.stop()
+    # Without them pods are what their authors wrote, and are made though nobody answers.
+    chosen = "app.kubernetes.io/name=allotment,app.kubernetes.io/component=scheduler"
+    for kind in ("mutatingwebhookconfiguration", *installing.POLICIES):
+        cluster.kubectl_run("delete", kind, "--selector", chosen)
+
+
+def is_translated(walk: Walk) -> bool:
+    try:
+        return "allotment.dev/gpu:" in walk.guide.run(
+            "kubectl -n try apply --dry-run=server -o yaml -f my-pod.yaml"
+        )
+    except TestbedError:
+        return False
+
+
+@pytest.mark.parametrize("walk", SYSTEMS, indirect=True)
+def test_the_guide_leads_from_one_to_the_other_and_back(walk: Walk) -> None:
+    guide, system, cluster = walk.guide, walk.system, walk.cluster
+    cluster.api.post("/apis/apps/v1/namespaces/team/deployments", workload(system))
+    old = bound_by(cluster, system, "GPU-old")["metadata"]["name"]
+    walk.pods.wait_ready(old)
+    # Volcano's device plugin has its settings there.
+    metadata = {"name": "volcano-vgpu-device-config"}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    cluster.api.apply(
+        "/api/v1/namespaces/kube-system/configmaps/volcano-vgpu-device-config", config
+    )
+    guide.walk("Before")
+    if system.labels:
+        assert old in "".join(guide.said.values())
+
+    guide.walk("Install, and touch nobody", until=APPLIED)
+    mine = pod("mine", container(["true"], limits=system.limits))
+    mine["spec"]["schedulerName"] = system.scheduler
+    (cluster.state / "my-pod.yaml").write_text(yaml.safe_dump(mine), "utf-8")
+    with scheduled(cluster):
+        # Nothing has changed for what runs, and for what is made there.
+        assert "allotment.dev/dialect" not in walk.pods.get(old)["metadata"]["annotations"]
+        guide.walk(
+            "See what would be refused", until=guide.commands("See what would be refused")[1]
+        )
+        wait_until(lambda: is_translated(walk), "the webhook", timeout_s=30)
+        walk.move_node()
+        found = walk.move_namespace()
+        said = burnt(walk.pods, found["metadata"]["name"])
+        assert said.errors == ()
+        assert said.total_bytes == system.memory
+        annotations = found["metadata"]["annotations"]
+        assert annotations[system.receipt] in {
+            text.replace("UUID", said.uuid) for text in (*system.record.values(), "1")
+        }
+
+        guide.run("kubectl label namespace team allotment.dev/webhook=ignore")
+        guide.run("kubectl -n team rollout restart deployment")
+        guide.run("kubectl cordon gpu-node-1")
+        guide.run("kubectl drain gpu-node-1 --ignore-daemonsets --delete-emptydir-data")
+        guide.walk("Go back")
+        bound_by(cluster, system, "GPU-old")
+        again = walk.pod_of("")
+        assert "allotment.dev/gpu" not in again["spec"]["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize("walk", ["hami"], indirect=True)
+def test_pods_of_hami_s_may_stay_and_nothing_is_placed_over_them(walk: Walk) -> None:
+    """The kubelet has given their devices: the agent knows none of these, their records do."""
+    guide, system, cluster = walk.guide, walk.system, walk.cluster
+    first, second = walk.node.gpus()
+    ids = [f"{uuid}-{number}" for uuid in (first, second) for number in range(10)]
+    plugin = OthersPlugin(cluster.node.path(PLUGIN_FOLDER), ids)
+    plugin.start()
+    cluster.wait_allocatable("nvidia.com/gpu", len(ids))
+    cluster.api.post("/apis/apps/v1/namespaces/team/deployments", workload(system))
+    old = bound_by(cluster, system, first)["metadata"]["name"]
+    walk.pods.wait_ready(old)
+    guide.run("kubectl label namespaces --all allotment.dev/webhook=ignore")
+
+    section = "A node that cannot be drained"
+    commands = guide.commands(section)
+    leaves = next(each for each in commands if " gpu-  " in each)
+    label = next(each for each in commands if "example.com/gpus=allotment" in each)
+    guide.walk(section, until=leaves)
+    with scheduled(cluster, "--take-over", "hami") as scheduler:
+        guide.walk(section, since=leaves, until=commands[commands.index(label) + 1])
+        plugin.stop()
+        walk.node.start(None, "--config-map", cluster.apply_config())
+        wait_until(
+            lambda: scheduler.figure("allotment_scheduler_pods_taken_over") == 1,
+            "the pod is counted",
+            timeout_s=30,
+        )
+        guide.walk(section, since=commands[commands.index(label) + 1])
+        mine = Pods(cluster, cluster.make_namespace("mine"))
+        for name, memory in {"large": "76Gi", "larger": "77Gi", "beside": "30Gi"}.items():
+            limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": memory}
+            body = pod(name, container(["sleep", "1000"], limits=limits))
+            mine.create({**body, "spec": {**body["spec"], "schedulerName": "allotment-scheduler"}})
+            if name == "large":
+                mine.wait_ready(name)
+        mine.wait_ready("beside")
+        placed = placements([mine.get("large"), mine.get("beside")])
+        assert placed["large"]["containers"]["main"]["devices"] == [second]
+        assert placed["beside"]["containers"]["main"]["devices"] == [first]
+        mine.wait_event("larger", reason="FailedScheduling")
+        assert not mine.get("larger")["spec"].get("nodeName")
+        mine.delete()
+    cluster.api.delete("/api/v1/namespaces/mine")
