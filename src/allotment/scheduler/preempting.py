@@ -184,7 +184,7 @@ class Preemption:
     ) -> _Plan | None:
         """Return as few pods as are enough, where any are; those chosen by sums to begin with."""
         there = self._cluster.on(node)
-        lower = self._lower(need, node, there)
+        lower = self._lower(need, node, there, chosen)
         fixed = [uid for uid in chosen if uid not in lower]
         if not await self._fits(need, node, {*fixed, *lower}, turns):
             # Of CPU and memory kube-scheduler knows more: then its choice is not to be doubted.
@@ -202,13 +202,18 @@ class Preemption:
         return None if placed is None else _Plan(tuple(victims), placed)
 
     def _lower(
-        self, need: PodNeed, node: str, there: Mapping[PodUid, PodBooking]
+        self,
+        need: PodNeed,
+        node: str,
+        there: Mapping[PodUid, PodBooking],
+        chosen: Collection[PodUid],
     ) -> dict[PodUid, None]:
         """Return the pods with devices that may be ended for another one, whom first first.
 
-        Those that are ending anyway; then by priority, and those first whose device has the fewest
-        of them: one device after the other becomes free. kube-scheduler has told us of some before
-        the watch does: they are on its node for certain where their binding is known.
+        Those that are ending anyway; then by priority; of equals those that kube-scheduler chose,
+        who are the youngest and mostly no budget protects; then those whose device has the fewest
+        of them, so that one device after the other becomes free. Some have been bound of which the
+        watch has not told yet: they count, after the others.
         """
         found = {
             uid: pod
@@ -219,12 +224,13 @@ class Preemption:
             and pod.priority < need.priority
         }
         devices = {uid: _devices(there[uid]) for uid in found}
+        wanted = frozenset(chosen)
         crowds = Counter(uuid for uuids in devices.values() for uuid in uuids)
 
         def rank(uid: PodUid) -> tuple[object, ...]:
             crowd = min((crowds[uuid], uuid) for uuid in devices[uid])
             pod = found[uid]
-            return not pod.is_ending, pod.priority, not pod.node, crowd, uid
+            return not pod.is_ending, pod.priority, not pod.node, uid not in wanted, crowd, uid
 
         return dict.fromkeys(sorted(found, key=rank))
 

@@ -38,6 +38,15 @@ def test_victims_are_on_one_gpu_wherever_those_chosen_by_sums_are() -> None:
     assert len({int(name[-1]) % 2 for name in answer["a"]}) == 1
 
 
+@pytest.mark.parametrize("device", [0, 1])
+def test_those_of_one_gpu_that_kube_scheduler_chose_are_the_victims(device: int) -> None:
+    """They are the youngest, and those whom no budget protects: it knows, and nobody here does."""
+    scene = crowded()
+    scene.wait("wants", limits=WHOLE, priority=100)
+    chosen = [f"low-{number:02}" for number in range(20) if number % 2 == device]
+    assert sorted(scene.preempt("wants", {"a": chosen})["a"]) == chosen
+
+
 def test_those_that_are_enough_by_themselves_are_no_more() -> None:
     scene = Scene({"a": 1})
     scene.run("large", "a", limits={**TENTH, "allotment.dev/gpu-memory": "40Gi"})
