@@ -10,5 +10,6 @@ nominations what they leave, kept for that one
 binding     carries a binding out, until its outcome is known
 leading     which of several replicas answers
 serving     HTTP
+sharepods   KubeShare's SharePods, each of which gets its pod
 running     puts all of it together
 """

@@ -8,12 +8,14 @@ from typing import Final
 import msgspec
 
 from allotment.dialects.foreign import ForeignPod
+from allotment.dialects.kubeshare_sharepods import GROUP
 from allotment.dialects.systems import DialectSettings, foreign_dialects
 from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, KubeError, ObjectMissingError
 from allotment.kube.live import LiveCluster, read_cluster
 from allotment.kube.objects import ObjectList, PodObject, PodStatus
 from allotment.kube.quotas import NamespaceQuota, QuotaObject, quota_of
+from allotment.kube.sharepods import MANIFEST
 from allotment.scheduler.admission_pods import read_pod
 
 __all__ = ["AskedPod", "Condition", "Evidence", "read_evidence"]
@@ -43,6 +45,21 @@ class AskedPod(PodObject):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+class _PodStatus(msgspec.Struct):
+    """A SharePod's copy of its pod's, or why there is no pod."""
+
+    phase: str = ""
+    message: str = ""
+
+
+class _SharePodStatus(msgspec.Struct):
+    pod_status: _PodStatus = msgspec.field(default_factory=_PodStatus, name="PodStatus")
+
+
+class _SharePod(msgspec.Struct):
+    status: _SharePodStatus = msgspec.field(default_factory=_SharePodStatus)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What was read of the API server."""
@@ -59,6 +76,7 @@ class Evidence:
 
 
 _pod: Final = msgspec.json.Decoder(AskedPod)
+_sharepod: Final = msgspec.json.Decoder(_SharePod)
 _pods: Final = msgspec.json.Decoder(ObjectList[PodObject])
 _quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
 
@@ -107,7 +125,10 @@ async def read_evidence(
 
 
 async def _near(api: Api, namespace: str, name: str) -> str:
-    """Say which pod may have been meant."""
+    """Say which pod may have been meant, or what of its name there is in place of a pod."""
+    told = await _of_sharepod(api, namespace, name)
+    if told:
+        return told
     try:
         body = await api.get(f"/api/v1/namespaces/{namespace}/pods", asked="list pods")
         names = [each.metadata.name for each in _pods.decode(body).items or ()]
@@ -125,3 +146,21 @@ async def _near(api: Api, namespace: str, name: str) -> str:
     if not names:
         return f"namespace {namespace} has no pod at all; `kubectl get pods -A` lists all"
     return f"`kubectl get pods --namespace {namespace}` lists those there are"
+
+
+async def _of_sharepod(api: Api, namespace: str, name: str) -> str:
+    """Say why a SharePod of this name has no pod; empty: there is none, or it cannot be read."""
+    path = f"/apis/{GROUP}/v1/namespaces/{namespace}/sharepods/{name}"
+    try:
+        found = _sharepod.decode(await api.get(path, asked=f"get sharepod {namespace}/{name}"))
+    except (KubeError, msgspec.MsgspecError):
+        return ""
+    told = found.status.pod_status
+    if told.phase in {"Succeeded", "Failed"}:
+        return f"SharePod {namespace}/{name} had one, which has ended ({told.phase})"
+    if told.message:
+        return f"SharePod {namespace}/{name} has none: {told.message}"
+    return (
+        f"SharePod {namespace}/{name} has none: is there an `allot scheduler` that leads, and is"
+        f" {MANIFEST} applied?"
+    )

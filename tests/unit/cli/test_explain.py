@@ -374,6 +374,24 @@ def test_no_such_pod(config: Path) -> None:
     assert "did you mean ml/large?" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        ({"phase": "Pending", "message": "kubeshare/gpu_limit is '2'"}, "kubeshare/gpu_limit is"),
+        ({"phase": "Succeeded"}, "has ended (Succeeded)"),
+        (None, "kubeshare-sharepods.yaml applied?"),
+    ],
+)
+def test_why_a_sharepod_has_no_pod(config: Path, status: dict[str, str] | None, word: str) -> None:
+    path = "/apis/kubeshare.nthu/v1/namespaces/ml/sharepods/shared"
+    Server.answers[path] = {"status": {"PodStatus": status}} if status else {}
+    shown = explain(config, "ml/shared")
+    assert shown.exit_code == 1
+    assert "there is no pod ml/shared" in shown.stderr
+    assert "SharePod ml/shared ha" in shown.stderr
+    assert word in shown.stderr
+
+
 def test_no_rights(config: Path) -> None:
     Server.forbidden = {"/api/v1/nodes"}
     shown = explain(config, "ml/small")
