@@ -23,9 +23,9 @@ from allotment.agent.protocols import (
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
 from allotment.agent.tenancy import ShareOrder
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
+from allotment.model.phases import beside, phases
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.phases import beside, phases
 
 NVIDIA_GPU = "nvidia.com/gpu"
 UNIT = 1 << 30

@@ -88,6 +88,11 @@ class Owner:
     """Its place among the pod's containers, init containers first, as specified: which sidecars
     run beside an init container goes by it. None: not known; then none is taken to."""
 
+    @property
+    def name(self) -> str:
+        """Its container's, by which its phases are known (`model.phases`)."""
+        return self.container
+
     def __str__(self) -> str:
         """Name it as people do: `namespace/pod/container`."""
         return f"{self.namespace}/{self.pod}/{self.container}"

@@ -96,7 +96,7 @@ class Arrays:
     memory: FloatArray
     shares: NDArray[np.int32]
     model: NDArray[np.int16]
-    """Index into `model_names`; -1 where there is no device. Read it with the names: both change."""
+    """Index into `model_names`, which changes with it; -1 where there is no device."""
     modes: NDArray[np.uint8]
     """Bits by index into `mode_names`: of which modes it takes one more share now."""
     numa: NDArray[np.int16]

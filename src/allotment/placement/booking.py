@@ -7,39 +7,17 @@ that what is decided here fits there. All of it are sums of whole numbers: takin
 exactly what was there before it came, in whatever order pods come and go.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from allotment.model.clusters import NodeDevice, PlacedContainer
-from allotment.model.pods import ContainerKind
+from allotment.model.phases import Phased, beside, overlap, phases
 from allotment.model.requests import SOFT, TIMESLICE
 from allotment.placement.constraints import exclusion_of
 from allotment.placement.host_memory import host_part
 
-__all__ = ["Footprint", "Load", "Part", "Seen", "base_load", "footprint", "overlap", "seen"]
-
-
-class Phased(Protocol):
-    """A container, as far as it says what it runs beside."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def kind(self) -> ContainerKind:
-        """When it runs."""
-        ...
-
-    @property
-    def place(self) -> int:
-        """Its place among the pod's containers."""
-        ...
-
-
-_Each = TypeVar("_Each", bound=Phased)
+__all__ = ["Footprint", "Load", "Part", "Seen", "base_load", "footprint", "seen"]
 
 
 class Part(NamedTuple):
@@ -156,41 +134,6 @@ def base_load(device: NodeDevice) -> Load:
     return load
 
 
-def overlap(one: Phased, other: Phased) -> bool:
-    """Tell whether two containers of one pod can run at the same time."""
-    if one.name == other.name:
-        return True
-    if ContainerKind.INIT not in (one.kind, other.kind):
-        return True
-    if ContainerKind.SIDECAR not in (one.kind, other.kind):
-        return False
-    sidecar, init = (one, other) if one.kind is ContainerKind.SIDECAR else (other, one)
-    return sidecar.place < init.place
-
-
-def _phases(containers: Sequence[_Each]) -> Iterator[list[_Each]]:
-    """Yield those that are in use at once, the largest sets."""
-    has_init = False
-    for init in containers:
-        if init.kind is ContainerKind.INIT:
-            has_init = True
-            yield [each for each in containers if overlap(init, each)]
-    last = [each for each in containers if each.kind is not ContainerKind.INIT]
-    if last or not has_init:
-        yield last
-
-
-def _beside(by: Phased, containers: Sequence[_Each]) -> list[list[_Each]]:
-    """Return who else of the pod is in use at once with one more container, by phase."""
-    if by.kind is ContainerKind.INIT:
-        return [[each for each in containers if overlap(by, each)]]
-    return [
-        phase
-        for phase in _phases(containers)
-        if all(overlap(by, each) for each in phase if each.kind is ContainerKind.INIT)
-    ]
-
-
 def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     """Return what a pod has of each of its devices, by UUID, as all others see it."""
     if len(containers) == 1:
@@ -198,8 +141,8 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
         return {uuid: Footprint(part, (only,)) for uuid, part in _parts(only).items()}
     return {
         uuid: Footprint(
-            _most(_phases([one for one, _ in here]), {id(one): part for one, part in here}),
-            tuple(one for one, _ in here),
+            _most(phases(here)),
+            tuple(one for _, one in here),
         )
         for uuid, here in _by_device(containers).items()
     }
@@ -226,31 +169,32 @@ def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, Seen]:
     """Return what a pod's containers have of each device, as one more container sees it."""
     found: dict[str, Seen] = {}
     for uuid, here in _by_device(containers).items():
-        parts = {id(one): part for one, part in here}
-        group = [one for one, _ in here]
-        part = _most(_beside(by, group), parts)
-        together = tuple(one for one in group if overlap(by, one))
-        whole = _most(_phases(group), parts)
-        found[uuid] = Seen(part, whole, together, kept=len(group) - len(together))
+        together = tuple(one for _, one in here if overlap(by, one))
+        found[uuid] = Seen(
+            _most(beside(by, here)),
+            _most(phases(here)),
+            together,
+            kept=len(here) - len(together),
+        )
     return found
 
 
 def _by_device(
     containers: Iterable[PlacedContainer],
-) -> dict[str, list[tuple[PlacedContainer, Part]]]:
-    devices: dict[str, list[tuple[PlacedContainer, Part]]] = {}
+) -> dict[str, list[tuple[Part, PlacedContainer]]]:
+    devices: dict[str, list[tuple[Part, PlacedContainer]]] = {}
     for one in containers:
         for uuid, part in _parts(one).items():
-            devices.setdefault(uuid, []).append((one, part))
+            devices.setdefault(uuid, []).append((part, one))
     return devices
 
 
-def _most(phases: Iterable[Sequence[PlacedContainer]], parts: Mapping[int, Part]) -> Part:
+def _most(together: Iterable[Sequence[Part]]) -> Part:
     most = Part()
-    for phase in phases:
+    for parts in together:
         total = Part()
-        for each in phase:
-            total = total.plus(parts[id(each)])
+        for each in parts:
+            total = total.plus(each)
         most = most.most(total)
     return most
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
+from allotment.model.phases import Member, beside, overlap, phases
 from allotment.model.placements import DeviceState
 from allotment.model.pods import Owner, PodUid
 from allotment.model.requests import SOFT, TIMESLICE
@@ -21,7 +22,6 @@ from allotment.model.shares import ShareId
 from allotment.placement.host_memory import Promised, budget_left, default_budget
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.found import Found, read_share
-from allotment.shares.phases import Member, beside, overlap, phases
 from allotment.shares.records import RECORD, read_record
 
 __all__ = ["Booking", "Bookings", "allotted", "booked", "default_host_budget", "states_of"]
@@ -126,10 +126,11 @@ def _sets(
     group: Sequence[Found], seen_by: Owner | None
 ) -> tuple[Iterable[Sequence[ShareId]], Sequence[Found]]:
     """Return which shares of one pod are in use at once, and those that count for the viewer."""
-    members: list[Member[ShareId]] = [(each.id, each.owner) for each in group if each.owner]
-    if not members:
+    owners = [(each.id, each.owner) for each in group if each.owner]
+    members: list[Member[ShareId]] = [*owners]
+    if not owners:
         return [tuple(each.id for each in group)], group
-    if seen_by is None or seen_by.uid != members[0][1].uid:
+    if seen_by is None or seen_by.uid != owners[0][1].uid:
         if len(members) == 1:
             return [(members[0][0],)], group
         return phases(members), group

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from allotment.ledger.leases import CONTRACT, TakenSeat, Terms, change, read_contract
+from allotment.model.phases import holders
 from allotment.model.pods import Owner
 from allotment.model.requests import SOFT
 from allotment.shares.folders import StateFolder
 from allotment.shares.found import Found
-from allotment.shares.phases import holders
 from allotment.shares.steps import step
 
 __all__ = ["settle"]

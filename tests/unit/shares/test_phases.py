@@ -8,11 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.model.phases import holders, overlap, phases
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.shares.bookings import booked
 from allotment.shares.found import Found
-from allotment.shares.phases import holders, overlap, phases
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 
