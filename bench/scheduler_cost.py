@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from scheduler_figures import Figure, Scale, nodes, specs
+from scheduler_figures import Figure, Scale, Spec, nodes, specs
 from scheduler_ground import Ground, gpu_body, ground, plain_body, scheduling
 from scheduling import Scheduler
 from testbed.api import Json
+
+from allotment.dialects.allotment import GPU_MEMORY
+from allotment.dialects.annotations import MEMORY
 
 _PODS = 1000
 _OURS: Final = "allot scheduler"
@@ -25,14 +28,17 @@ _BENCH: Final = "this bench"
 
 
 def costs(scale: Scale) -> Iterator[Figure]:
-    """Both kinds of pods in turn, on the same empty cluster of 1,213 nodes."""
+    """Kinds of pods in turn, on the same empty cluster of 1,213 nodes."""
     number = scale.of(_PODS)
     with ground(nodes()) as made, scheduling(made, scale) as ours:
         start = _start_of_kube_scheduler(made)
-        wanted = specs(2)
+        wanted = [spec for spec, _ in zip(specs(2), range(number), strict=False)]
         kinds: dict[str, Sequence[Json]] = {
             "only CPU": [plain_body(f"p-{each}") for each in range(number)],
-            "GPUs": [gpu_body(f"g-{each}", next(wanted)) for each in range(number)],
+            "GPUs": [gpu_body(f"g-{each}", spec) for each, spec in enumerate(wanted)],
+            "GPUs, memory in percent": [
+                _in_percent(f"h-{each}", spec) for each, spec in enumerate(wanted)
+            ],
         }
         sums = {}
         for kind, bodies in kinds.items():
@@ -42,8 +48,18 @@ def costs(scale: Scale) -> Iterator[Figure]:
             for process, seconds in spent.items():
                 value = 1000 * seconds / number
                 yield Figure(name=f"a pod that asks {kind}: {process}", value=value, unit="ms")
-        ratio = sums["only CPU"] / sums["GPUs"]
-        yield Figure(name="processor time of both, plain over GPUs", value=ratio, unit="")
+        for kind in list(kinds)[1:]:
+            ratio = sums["only CPU"] / sums[kind]
+            yield Figure(name=f"processor time, only CPU over {kind}", value=ratio, unit="")
+
+
+def _in_percent(name: str, spec: Spec) -> Json:
+    """Ask for the same by one extended resource less: each costs kube-scheduler time by node."""
+    body = gpu_body(name, spec)
+    limits = body["spec"]["containers"][0]["resources"]["limits"]
+    del limits[GPU_MEMORY]
+    body["metadata"]["annotations"][MEMORY] = f"{100 * spec.memory // 80}%"
+    return body
 
 
 def _spent(made: Ground, ours: Scheduler, bodies: Sequence[Json]) -> dict[str, float]:
