@@ -49,7 +49,8 @@ def install(cluster: Cluster, *, webhook_port: int) -> None:
     roles.bind_agent(cluster.api, ROOT / "deploy" / "manifests" / "agent.yaml")
     # There is no kube-proxy that would lead to the Service, so its name leads to the node.
     hosts = "cp /etc/hosts /run/hosts && echo 127.0.0.1 {0} >>/run/hosts && mount --bind"
-    cluster.node.run(["sh", "-c", f"{hosts.format(_SERVICE)} /run/hosts /etc/hosts"])
+    lead = f"{hosts.format(_SERVICE)} /run/hosts /etc/hosts"
+    cluster.node.run(["sh", "-c", f"grep -q {_SERVICE} /etc/hosts || {{ {lead}; }}"])
     found = cluster.api.get(_CONFIGURATION)
     url = f"https://{_SERVICE}:{webhook_port}/webhook/pods"
     found["webhooks"][0]["clientConfig"] = {"url": url}

@@ -18,7 +18,7 @@ import installing
 import pytest
 import yaml
 from scheduling import Scheduler, placements, scheduler_config
-from stories import GIB, MIB, NodeAgent, burnt
+from stories import GIB, GPU, GPU_MEMORY, MIB, NodeAgent, burnt
 from test_agent_takeover import OthersPlugin
 from testbed.api import Json
 from testbed.cluster import Cluster
@@ -352,9 +352,8 @@ def test_the_guide_leads_from_one_to_the_other_and_back(walk: Walk) -> None:
 
         guide.run("kubectl label namespace team allotment.dev/webhook=ignore")
         guide.run("kubectl -n team rollout restart deployment")
-        guide.run("kubectl cordon gpu-node-1")
-        guide.run("kubectl drain gpu-node-1 --ignore-daemonsets --delete-emptydir-data")
         guide.walk("Go back")
+        guide.run("kubectl uncordon gpu-node-1")
         bound_by(cluster, system, "GPU-old")
         again = walk.pod_of("")
         assert "allotment.dev/gpu" not in again["spec"]["containers"][0]["resources"]["limits"]
@@ -391,7 +390,7 @@ def test_pods_of_hami_s_may_stay_and_nothing_is_placed_over_them(walk: Walk) -> 
         guide.walk(section, since=commands[commands.index(label) + 1])
         mine = Pods(cluster, cluster.make_namespace("mine"))
         for name, memory in {"large": "76Gi", "larger": "77Gi", "beside": "30Gi"}.items():
-            limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": memory}
+            limits: dict[str, str | int] = {GPU: 1, GPU_MEMORY: memory}
             body = pod(name, container(["sleep", "1000"], limits=limits))
             mine.create({**body, "spec": {**body["spec"], "schedulerName": "allotment-scheduler"}})
             if name == "large":
