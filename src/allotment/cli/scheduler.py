@@ -237,6 +237,7 @@ def command(
         if print_config:
             _print_configuration(
                 listen,
+                service=service,
                 is_tls=tls_cert_file is not None,
                 is_guarded=bool(client_secret),
                 scheduler=scheduler_name,
@@ -330,7 +331,13 @@ def _reached(service: str, address: str) -> tuple[str, str, str] | None:
 
 
 def _print_configuration(
-    listen: str, *, is_tls: bool, is_guarded: bool, scheduler: str, dialects: Path | None
+    listen: str,
+    *,
+    service: str,
+    is_tls: bool,
+    is_guarded: bool,
+    scheduler: str,
+    dialects: Path | None,
 ) -> None:
     from allotment.dialects.systems import foreign_dialects
     from allotment.metrics.serving import parse_address
@@ -342,11 +349,18 @@ def _print_configuration(
     from allotment.scheduler.settings_file import read_file_settings
 
     host, port = parse_address(listen)
+    host = host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1"  # noqa: S104 - not bound here
+    tls = CLIENT_FILES if is_guarded else SERVER_FILES if is_tls else {}
+    if service != "off":
+        namespace, name = _named(service, "a Service", "allotment-system/allotment-scheduler")
+        host = f"{name}.{namespace}.svc"
+        # So that an address may stand in its place, where no name of a Service is known.
+        tls = {"serverName": host, **tls} if tls else {}
     text = kube_configuration(
         foreign_dialects(read_file_settings(dialects).dialects),
-        host=host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1",  # noqa: S104 - not bound here
+        host=host,
         port=port,
-        files=CLIENT_FILES if is_guarded else SERVER_FILES if is_tls else {},
+        tls=tls,
         scheduler=scheduler or "default-scheduler",
     )
     click.echo(text, nl=False)

@@ -51,26 +51,26 @@ def kube_configuration(
     *,
     host: str,
     port: int,
-    files: Mapping[str, str],
+    tls: Mapping[str, str],
     scheduler: str,
 ) -> str:
     """Write the configuration of a kube-scheduler that goes by the name `scheduler`.
 
-    `files`: of TLS, by their names there; none: HTTP.
+    `tls`: what is set of TLS, by its names there; nothing: HTTP.
     """
     shown = f"[{host}]" if ":" in host else host
     return _CONFIG.format(
         resource=GPU,
         scheduler=scheduler,
-        url=f"{'https' if files else 'http'}://{shown}:{port}",
-        https="true" if files else "false",
+        url=f"{'https' if tls else 'http'}://{shown}:{port}",
+        https="true" if tls else "false",
         ignored="".join(
             f"      - name: {name}\n        ignoredByScheduler: true\n"
             for name in left_over(dialects)
         ),
         tls="".join(
-            ["    tlsConfig:\n", *(f"      {name}: {path}\n" for name, path in files.items())]
-            if files
+            ["    tlsConfig:\n", *(f"      {name}: {text}\n" for name, text in tls.items())]
+            if tls
             else []
         ),
     )

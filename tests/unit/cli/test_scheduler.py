@@ -37,6 +37,19 @@ def test_the_configuration_names_the_authority_where_it_is_https() -> None:
     assert extender["tlsConfig"]["caFile"]
 
 
+def test_the_configuration_leads_to_the_service_and_shows_who_asks() -> None:
+    options = ["--listen", ":9447", "--client-secret", "c", "--service", "gpus/ext"]
+    config = yaml.safe_load(CliRunner().invoke(command, [*options, "--print-config"]).output)
+    [extender] = config["extenders"]
+    assert extender["urlPrefix"] == "https://ext.gpus.svc:9447"
+    assert extender["tlsConfig"]["serverName"] == "ext.gpus.svc"
+    assert extender["tlsConfig"]["certFile"]
+    plain = CliRunner().invoke(command, [*options[:2], *options[4:], "--print-config"]).output
+    [extender] = yaml.safe_load(plain)["extenders"]
+    assert extender["urlPrefix"] == "http://ext.gpus.svc:9447"
+    assert "tlsConfig" not in extender
+
+
 def test_what_is_printed_goes_by_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(
