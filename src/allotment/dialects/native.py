@@ -8,6 +8,7 @@ result, and know no other dialect.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from allotment.dialects import annotations as keys
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, RESOURCES
@@ -31,7 +32,15 @@ from allotment.model.pods import Container, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES, parse_whole
 from allotment.model.requests import SOFT, Request
 
-__all__ = ["Changes", "applied", "is_native", "native_pod", "wanted_of", "written"]
+__all__ = [
+    "Changes",
+    "applied",
+    "is_native",
+    "native_pod",
+    "wanted_of",
+    "whole_amount",
+    "written",
+]
 
 _PERCENT = WHOLE // 100
 
@@ -98,14 +107,16 @@ def is_native(pod: ForeignPod) -> bool:
 
 
 def native_pod(pod: ForeignPod) -> Pod:
-    """Return a pod that is about to be created as the scheduler will see it. No uid, no node.
+    """Return a pod that is about to be created as the scheduler and the agent will see it. No uid.
 
-    Raises `UsageError` for an amount of Allotment's resources that is none.
+    Raises `UsageError` for an amount of Allotment's resources that is none. What is none of
+    others' is left out, as on the node: it is theirs to say.
     """
     return Pod(
         uid=PodUid(""),
         namespace=pod.namespace,
         name=pod.name,
+        node=pod.node,
         annotations={
             key: text for key, text in pod.annotations.items() if key.startswith(keys.PREFIX)
         },
@@ -113,6 +124,12 @@ def native_pod(pod: ForeignPod) -> Pod:
             Container(each.name, each.kind, dict(_amounts(pod, each))) for each in pod.containers
         ),
     )
+
+
+@lru_cache(maxsize=4096)
+def whole_amount(text: str) -> int:
+    """Read an amount as `parse_whole` does: pods are alike, and ask for the same time and again."""
+    return parse_whole(text)
 
 
 def wanted_of(pod: ForeignPod) -> tuple[WantedContainer, ...]:
@@ -133,14 +150,17 @@ def _merged(
 
 
 def _amounts(pod: ForeignPod, container: ForeignContainer) -> Iterable[tuple[str, int]]:
+    """Yield the container's extended resources."""
     for name, text in container.limits.items():
-        if name not in RESOURCES:
+        domain, slash, _ = name.partition("/")
+        if not slash or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
             continue
         try:
-            yield name, parse_whole(text)
+            yield name, whole_amount(text)
         except UsageError as error:
-            problem = f"{name}: {error.message}"
-            raise refusal(pod, container.name, problem, hint=error.hint or "") from error
+            if name in RESOURCES:
+                problem = f"{name}: {error.message}"
+                raise refusal(pod, container.name, problem, hint=error.hint or "") from error
 
 
 # ---- resources -----------------------------------------------------------------------------------

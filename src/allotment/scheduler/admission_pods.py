@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pod that is about to be created: what its author wrote, and how a change of it is written.
 
-The dialects read `ForeignPod`, Allotment's own reads `Pod`; both are made here of the same bytes.
-The pod has no uid yet, and of its name it may have the beginning alone. Nothing of the pod is kept
-that is not looked at, and the document itself is never written anew: a change is a list of steps,
-so that whatever this version does not know of stays as it is.
+The dialects read `ForeignPod`, which is made here of the bytes. The pod has no uid yet, and of its
+name it may have the beginning alone. Nothing of the pod is kept that is not looked at, and the
+document itself is never written anew: a change is a list of steps, so that whatever this version
+does not know of stays as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 
-from allotment.dialects.annotations import PREFIX
 from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.native import Changes
-from allotment.model.errors import QuantityError, UsageError
-from allotment.model.pods import Container, ContainerKind, Pod, PodUid
-from allotment.model.quantities import parse_whole
+from allotment.model.errors import UsageError
+from allotment.model.pods import ContainerKind
 from allotment.scheduler.admission import Step, merged, pointer
 
-__all__ = ["Draft", "PodChange", "pod_of", "read_pod", "whole_amount"]
+__all__ = ["Draft", "PodChange", "read_pod"]
 
 
 class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
@@ -176,29 +172,6 @@ def read_pod(raw: bytes | msgspec.Raw, *, namespace: str) -> Draft:
     return Draft(pod, meta.annotations is not None, places)
 
 
-def pod_of(pod: ForeignPod) -> Pod:
-    """Return a pod in the words that the node's agent reads: whole amounts of extended resources.
-
-    It has no uid yet. What is no amount is left out, as on the node.
-    """
-    return Pod(
-        uid=PodUid(""),
-        namespace=pod.namespace,
-        name=pod.name,
-        node=pod.node,
-        annotations={key: text for key, text in pod.annotations.items() if key.startswith(PREFIX)},
-        containers=tuple(
-            Container(each.name, each.kind, dict(_whole(each.limits))) for each in pod.containers
-        ),
-    )
-
-
-@lru_cache(maxsize=4096)
-def whole_amount(text: str) -> int:
-    """Read an amount as `parse_whole` does: pods are alike, and ask for the same time and again."""
-    return parse_whole(text)
-
-
 def _where(item: _Container, path: tuple[str | int, ...]) -> _Where:
     resources = item.resources
     return _Where(
@@ -227,11 +200,3 @@ def _container(item: _Container, *, is_init: bool) -> ForeignContainer:
 
 def _texts(values: Mapping[str, str | int | float] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (values or {}).items()}
-
-
-def _whole(limits: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    for name, text in limits.items():
-        domain, slash, _ = name.partition("/")
-        if slash and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io"):
-            with suppress(QuantityError):
-                yield name, whole_amount(text)

@@ -20,7 +20,15 @@ import msgspec
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.annotations import CLASS, COMPUTE, MEMORY, PREFIX
 from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignDialect, ForeignPod, Translation
-from allotment.dialects.native import Changes, applied, is_native, wanted_of, written
+from allotment.dialects.native import (
+    Changes,
+    applied,
+    is_native,
+    native_pod,
+    wanted_of,
+    whole_amount,
+    written,
+)
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.translating import translate
 from allotment.model.clusters import PodNeed
@@ -34,7 +42,7 @@ from allotment.scheduler.admission import (
     read_review,
 )
 from allotment.scheduler.admission_keys import TRANSLATED, Keys, all_keys, matcher
-from allotment.scheduler.admission_pods import Draft, PodChange, pod_of, read_pod, whole_amount
+from allotment.scheduler.admission_pods import Draft, PodChange, read_pod
 from allotment.scheduler.admission_rules import IGNORE, IGNORE_LABELS
 from allotment.scheduler.quota import QuotaRejection
 
@@ -177,7 +185,7 @@ class PodWebhook:
         if translation is not None:
             warnings += (f"pod {pod}: not honoured: {each}" for each in self._passed(translation))
         changed = applied(pod, change.changes)
-        if (error := never_asked(pod_of(changed))) is not None:
+        if (error := never_asked(native_pod(changed))) is not None:
             raise error
         wanted = wanted_of(changed)
         if wanted:

@@ -247,3 +247,21 @@ def test_changes_say_nothing_by_default() -> None:
 def test_the_words_for_policies_are_policies() -> None:
     for name in {*NODE_POLICIES, *DEVICE_POLICIES} - {"fragmentation"}:
         assert make(name).name == name
+
+
+def test_amounts_of_ours_are_read_or_refused_and_others_are_left_to_them() -> None:
+    limits = {
+        GPU: "2",
+        "nvidia.com/gpu": "1",
+        "example.com/x": "many",
+        "cpu": "1",
+        "a.kubernetes.io/b": "1",
+    }
+    container = ForeignContainer(name="train", limits=limits)
+    subject = replace(pod(), containers=(container,), node="node-1")
+    found = native_pod(subject)
+    assert found.node == "node-1"
+    assert found.containers[0].resources == {GPU: 2, "nvidia.com/gpu": 1}
+    wrong = replace(container, limits={GPU_MEMORY: "much"})
+    with pytest.raises(UsageError, match=GPU_MEMORY):
+        native_pod(replace(subject, containers=(wrong,)))
