@@ -13,10 +13,10 @@ from scheduler_preempting import preemptions
 
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
 from allotment.model.clusters import PodBooking, PodNeed
-from allotment.placement.cluster import Cluster
 from allotment.scheduler.book import Book, BookSettings, Order
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.wire import read_filter
 
 _CASES = ((1213, None, "p99 10 ms"), (5000, 30_000, "p99 50 ms"))
@@ -66,7 +66,7 @@ def latencies(scale: Scale) -> Iterator[Figure]:
 def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Iterator[Figure]:
     inventories = nodes(number)
     half = gpus_of(inventories) / 2
-    cluster = Cluster(node_policies=(scale.policy,), device_policies=(scale.policy,))
+    cluster = NominatedCluster(node_policies=(scale.policy,), device_policies=(scale.policy,))
     book = Book(cluster, settings=BookSettings(candidates=scale.candidates))
     for each in inventories:
         book.node_put(each)
