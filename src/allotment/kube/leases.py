@@ -118,6 +118,15 @@ class Candidate:
         return min(times.poll_s, max(0.01, ends - now))
 
     @property
+    def term(self) -> int:
+        """How often the Lease has gone from one to another, as far as is known.
+
+        Also where this one did not look in time: who leads in another term than before has not led
+        all the while.
+        """
+        return self._seen.transitions if self._seen is not None else 0
+
+    @property
     def leader(self) -> str:
         """Who leads, as far as is known."""
         return self._seen.holder if self._seen is not None else ""

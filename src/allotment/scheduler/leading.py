@@ -73,6 +73,8 @@ class Leading:
         self._election = election
         self._on_end = on_end
         self._has_looked = False
+        self._term = 0
+        """In which it has looked: with another one, somebody else may have led in between."""
 
     @property
     def duty(self) -> Duty:
@@ -81,7 +83,7 @@ class Leading:
             return Duty.STARTING
         if self._election is not None and not self._election.left_s():
             return Duty.FOLLOWING
-        return Duty.LEADING if self._has_looked else Duty.LOOKING
+        return Duty.LEADING if self._has_looked and not self._is_past() else Duty.LOOKING
 
     @property
     def is_synced(self) -> bool:
@@ -122,10 +124,10 @@ class Leading:
             await asyncio.Event().wait()
             raise AssertionError("nobody ends it")
         async for _ in self._election.signal.changes():
+            if self._has_looked and (self._is_past() or not self._election.left_s()):
+                self._give_up()
             if self._election.left_s() and not self._has_looked:
                 await self._take_over(self._election)
-            elif not self._election.left_s() and self._has_looked:
-                self._give_up()
         raise AssertionError("nobody ends it")
 
     def resign(self) -> None:
@@ -135,6 +137,7 @@ class Leading:
 
     async def _take_over(self, election: LeaseElection) -> None:
         while election.left_s():
+            self._term = election.candidate.term
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self._feed.look()
@@ -142,10 +145,16 @@ class Leading:
                 _log.warning("cannot make sure that all pods are known", error=str(error))
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            if election.left_s():
+            if not election.left_s():
+                return
+            if not self._is_past():
                 self._has_looked = True
                 _log.info("answering")
-            return
+                return
+
+    def _is_past(self) -> bool:
+        """Tell whether the Lease was lost, and taken anew, since this process has looked."""
+        return self._election is not None and self._election.candidate.term != self._term
 
     def _give_up(self) -> None:
         self._has_looked = False
