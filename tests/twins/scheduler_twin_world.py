@@ -119,6 +119,7 @@ class Server:
     version: int = 0
     wrong: list[str] = field(default_factory=list)
     """Bindings with a placement of something else than was asked for."""
+    _as_read: dict[PodUid, ClusterPod | None] = field(default_factory=dict)
 
     def changed(self, uid: PodUid) -> None:
         self.version += 1
@@ -126,6 +127,7 @@ class Server:
         if pod is not None:
             pod["metadata"]["resourceVersion"] = str(self.version)
             self.remembered[uid] = copy.deepcopy(pod)
+        self._as_read[uid] = None if pod is None else cluster_pod_of(pod)
         self.events.append(("pod", uid, self.read(uid)))
 
     def set_node(self, name: str, node: NodeInventory | None) -> None:
@@ -136,8 +138,7 @@ class Server:
         self.events.append(("node", name, node))
 
     def read(self, uid: PodUid) -> ClusterPod | None:
-        pod = self.pods.get(uid)
-        return None if pod is None else cluster_pod_of(pod)
+        return self._as_read.get(uid)
 
     # ---- requests --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import copy
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -40,6 +41,7 @@ from allotment.model.pods import PodUid
 from allotment.scheduler.book import State
 from allotment.scheduler.holdings import HELD
 
+pytestmark = pytest.mark.timeout(600)
 FORGED = '{"version": 1, "pod": "another", "node": "b", "containers": {}}'
 parts = st.sampled_from(["100%", "100%", "37.5%", "12.5%"])
 some_nodes = st.lists(st.sampled_from(sorted(NODES)), min_size=1, unique=True)
@@ -90,14 +92,14 @@ class Schedulers(RuleBasedStateMachine):
 
     @rule(
         place=places,
-        between=st.sampled_from(["", "", "", "edit", "touch", "pretend", "delete"]),
+        between=st.sampled_from(["", "", "", "touch", "touch", "edit", "pretend", "delete"]),
         heard=st.sampled_from(["before", "between", "after"]),
-        fate=st.sampled_from(FATES),
-        after=st.sampled_from(["", "", "touch", "edit", "delete"]),
+        fates=st.lists(st.sampled_from(FATES), min_size=1, max_size=3),
+        after=st.sampled_from(["", "", "touch", "touch", "edit", "delete"]),
         part=parts,
     )
     def schedule(
-        self, place: int, between: str, heard: str, fate: str, after: str, part: str
+        self, place: int, between: str, heard: str, fates: list[str], after: str, part: str
     ) -> None:
         """All that kube-scheduler does for a pod, with what may come between it, and after."""
         self.world.leader.hear()
@@ -114,9 +116,7 @@ class Schedulers(RuleBasedStateMachine):
             self.world.leader.hear()
         if found:
             self.world.bind(uid, found[0])
-            for call in list(self.server.calls):
-                if isinstance(call.asked, Binding) and call.asked.uid == uid:
-                    self._treat(call, fate, BROKEN)
+            self._follow(uid, fates)
         if after:
             self._write(uid, after, part)
         if heard == "after":
@@ -214,6 +214,17 @@ class Schedulers(RuleBasedStateMachine):
             # An error of the server's own says nothing of what it has done.
             self.server.fail(call, error)
         self.world.loop.settle()
+
+    def _follow(self, uid: PodUid, fates: list[str]) -> None:
+        """Treat what is asked for a pod, one time after the other; what is only read, is read."""
+        for fate in fates:
+            for call in list(self.server.calls):
+                if isinstance(call.asked, Binding) and call.asked.uid == uid:
+                    self._treat(call, fate, BROKEN)
+            for call in list(self.server.calls):
+                if call.asked == uid:
+                    self.server.answer(call)
+            self.world.pass_time(0.3)
 
     def _answer_all(self) -> None:
         for call in list(self.server.calls):
@@ -316,5 +327,8 @@ class Schedulers(RuleBasedStateMachine):
 
 TestSchedulers = Schedulers.TestCase
 TestSchedulers.settings = hypothesis_settings(
-    TestSchedulers.settings, max_examples=150, stateful_step_count=30, deadline=None
+    TestSchedulers.settings,
+    max_examples=2 * hypothesis_settings().max_examples,
+    stateful_step_count=30,
+    deadline=None,
 )
