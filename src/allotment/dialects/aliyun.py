@@ -35,12 +35,14 @@ from allotment.dialects.foreign_amounts import (
     compute_of,
     is_asked,
     number_of,
+    of_earlier_placement,
     regular_containers,
     units_of,
     uuid_at,
     uuids_by_index,
 )
 from allotment.dialects.protocol import meant, refusal, shown
+from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
 from allotment.model.errors import UsageError
@@ -168,8 +170,7 @@ class AliyunDialect:
                 constraints=constraints,
                 preferences=preferences,
             )
-            there = {*container.limits, *container.requests}
-            removes = tuple(each for each in self.resources if each in there)
+            removes = keys_of(container, self.resources)
             containers.append(
                 Translated(container=container.name, request=request, removes=removes)
             )
@@ -342,9 +343,7 @@ def _passed_over(pod: ForeignPod, names: list[str]) -> tuple[str, ...]:
     ]
     if len(names) > 1:
         said.append("one GPU for all containers: each is placed by itself, as its part fits")
-    earlier = [each for each in RECEIPTS if each in pod.annotations]
-    if earlier:
-        said.append(f"{', '.join(earlier)}: of an earlier placement, written anew at binding")
+    said += of_earlier_placement(each for each in RECEIPTS if each in pod.annotations)
     return tuple(said)
 
 

@@ -7,7 +7,6 @@ plugin's variable `DP_NUMBER_CONTAINERS_PER_GPU` says; it is a setting here.
 (Deepomatic/shared-gpu-nvidia-k8s-device-plugin, README.)
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -15,14 +14,13 @@ from msgspec import Meta
 
 from allotment.dialects.foreign import (
     ForeignPod,
-    NodeView,
     Translated,
     Translation,
+    WithoutRecord,
 )
 from allotment.dialects.foreign_amounts import Name, amount_of
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
-from allotment.model.clusters import PodBooking
 from allotment.model.requests import replicas_of
 
 __all__ = ["SHARED_GPU", "DeepomaticDialect", "DeepomaticSettings"]
@@ -40,7 +38,7 @@ class DeepomaticSettings(
     """Of how many parts of a GPU a slot is one; as in its manifest, which sets that variable."""
 
 
-class DeepomaticDialect:
+class DeepomaticDialect(WithoutRecord):
     """`deepomatic.com/shared-gpu`."""
 
     name: Final = "deepomatic"
@@ -73,22 +71,3 @@ class DeepomaticDialect:
                     Translated(container=container.name, request=request, removes=(self._resource,))
                 )
         return Translation(dialect=self.name, containers=tuple(found))
-
-    def receipt(
-        self,
-        pod: ForeignPod,  # noqa: ARG002 - of the protocol
-        booking: PodBooking,  # noqa: ARG002
-        node: NodeView,  # noqa: ARG002
-        *,
-        now: float,  # noqa: ARG002
-    ) -> Mapping[str, str]:
-        """Its plugin writes nothing on pods."""
-        return {}
-
-    def given(
-        self,
-        pod: ForeignPod,  # noqa: ARG002 - of the protocol
-        node: NodeView,  # noqa: ARG002
-    ) -> Mapping[str, Sequence[str]]:
-        """Nothing on a pod says what it has."""
-        return {}

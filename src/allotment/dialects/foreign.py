@@ -27,6 +27,8 @@ __all__ = [
     "NodeView",
     "Translated",
     "Translation",
+    "WithoutReceipt",
+    "WithoutRecord",
 ]
 
 DIALECT = "allotment.dev/dialect"
@@ -110,6 +112,33 @@ class Marks:
     def are_on(self, pod: ForeignPod) -> bool:
         """Whether a pod has one of them."""
         return pod.scheduler in self.schedulers or not self.labels.isdisjoint(pod.labels)
+
+
+class WithoutReceipt:
+    """Of a system that writes nothing on a pod that its tools would look for."""
+
+    def receipt(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        booking: PodBooking,  # noqa: ARG002
+        node: NodeView,  # noqa: ARG002
+        *,
+        now: float,  # noqa: ARG002
+    ) -> Mapping[str, str]:
+        """Write nothing."""
+        return {}
+
+
+class WithoutRecord(WithoutReceipt):
+    """Of one of whose pods nothing says what they have, either."""
+
+    def given(
+        self,
+        pod: ForeignPod,  # noqa: ARG002 - of the protocol
+        node: NodeView,  # noqa: ARG002
+    ) -> Mapping[str, Sequence[str]]:
+        """Read nothing: the node's agent reads from the kubelet what it can know."""
+        return {}
 
 
 class ForeignDialect(Protocol):

@@ -6,7 +6,7 @@ nothing: an amount that is no whole number is refused, with the container and th
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -37,10 +37,12 @@ __all__ = [
     "index_list",
     "is_asked",
     "number_of",
+    "of_earlier_placement",
     "refuse_whole",
     "regular_containers",
     "units_of",
     "uuid_at",
+    "uuids_by_container",
     "uuids_by_index",
     "whole_cards",
 ]
@@ -189,6 +191,23 @@ def index_list(devices: Sequence[PlacedDevice], node: NodeView) -> str:
     if not all(each.uuid in node.indexes for each in devices):
         return ""
     return ",".join(str(node.indexes[each.uuid]) for each in devices)
+
+
+def uuids_by_container(
+    pod: ForeignPod, keys: Mapping[str, str], *, node: NodeView
+) -> Mapping[str, Sequence[str]]:
+    """Read annotations of `0,1`, each of a container: `keys` has these by their names' keys."""
+    return {
+        container: uuids_by_index(pod, key, pod.annotations[key], node=node)
+        for key, container in keys.items()
+        if key in pod.annotations
+    }
+
+
+def of_earlier_placement(names: Iterable[str]) -> tuple[str, ...]:
+    """Say that annotations with these names are not read; nothing, if there are none."""
+    listed = ", ".join(names)
+    return (f"{listed}: of an earlier placement, written anew at binding",) if listed else ()
 
 
 def uuids_by_index(pod: ForeignPod, name: str, text: str, *, node: NodeView) -> list[str]:

@@ -23,10 +23,19 @@ from allotment.dialects.foreign import (
 from allotment.dialects.foreign_amounts import amount_of, number_of, regular_containers
 from allotment.dialects.hami_settings import HamiSettings
 from allotment.dialects.protocol import refusal, shown
-from allotment.dialects.quantities import flag_of, items_of, keys_of, model_rules, word_of
+from allotment.dialects.quantities import flag_of, items_of, keys_of, word_of
 from allotment.dialects.values import weights_of
-from allotment.dialects.vgpu_records import encode, recorded
-from allotment.dialects.vgpu_requests import Asked, Names, asked, request_of, sharing_mode
+from allotment.dialects.vgpu_records import bound, encode, recorded
+from allotment.dialects.vgpu_requests import (
+    NOT_TYPE,
+    USE_TYPE,
+    Asked,
+    Names,
+    asked,
+    request_of,
+    sharing_mode,
+    wanted_devices,
+)
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import ComputeClass, revised
 from allotment.model.errors import UsageError
@@ -34,8 +43,6 @@ from allotment.model.requests import Constraints, DeviceWeights, Preferences, Re
 
 __all__ = ["ANNOTATIONS", "RECEIPTS", "VARIABLES", "HamiDialect"]
 
-USE_TYPE: Final = "nvidia.com/use-gputype"
-NOT_TYPE: Final = "nvidia.com/nouse-gputype"
 USE_UUID: Final = "nvidia.com/use-gpuuuid"
 NOT_UUID: Final = "nvidia.com/nouse-gpuuuid"
 NUMA_BIND: Final = "nvidia.com/numa-bind"
@@ -61,7 +68,8 @@ CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
 VARIABLES = (NO_CONTROL, CORE_POLICY)
 """What an author writes into a container's environment."""
 
-NODE: Final = "hami.io/vgpu-node"
+DOMAIN: Final = "hami.io"
+NODE: Final = f"{DOMAIN}/vgpu-node"
 TIME: Final = "hami.io/vgpu-time"
 BIND_TIME: Final = "hami.io/bind-time"
 PHASE: Final = "hami.io/bind-phase"
@@ -163,14 +171,8 @@ class HamiDialect:
     ) -> Mapping[str, str]:
         """Return what HAMi's scheduler and device plugin would have written by now."""
         had = {each.name: each.devices for each in booking.containers}
-        moment = str(int(now))
-        return {
-            NODE: booking.node,
-            TIME: moment,
-            BIND_TIME: moment,
-            PHASE: "success",
-            ALLOCATED: encode((had.get(each.name, ()) for each in pod.containers), ends=True),
-        }
+        record = encode((had.get(each.name, ()) for each in pod.containers), ends=True)
+        return {**bound(DOMAIN, booking, now=now), ALLOCATED: record}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
         """Read what HAMi gave a pod that it bound."""
@@ -234,11 +236,8 @@ class HamiDialect:
         )
         return _Rules(
             mode=sharing_mode(pod, VGPU_MODE, self._settings.modes),
-            constraints=Constraints(
-                models=model_rules(pod, USE_TYPE, refuses=False),
-                not_models=model_rules(pod, NOT_TYPE, refuses=True),
-                uuids=items_of(written.get(USE_UUID, "")),
-                not_uuids=items_of(written.get(NOT_UUID, "")),
+            constraints=replace(
+                wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID),
                 is_alone=_MUTEX in chain,
                 # HAMi takes what Go does not read as a flag for no.
                 same_numa=flag_of(written.get(NUMA_BIND, "")) or False,

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from allotment.dialects.foreign import ForeignPod, NodeView, Translated, Translation
+from allotment.dialects.foreign import (
+    ForeignPod,
+    NodeView,
+    Translated,
+    Translation,
+    WithoutReceipt,
+)
 from allotment.dialects.foreign_amounts import (
     MAX_DEVICES,
     bytes_of,
@@ -52,7 +58,7 @@ class _Asked:
     """Bytes; None: it does not say."""
 
 
-class KubeShareDialect:
+class KubeShareDialect(WithoutReceipt):
     """KubeShare 1.0: annotations, as of a SharePod."""
 
     name: Final = "kubeshare"
@@ -136,13 +142,6 @@ class KubeShareDialect:
             exclusion=tags[self.EXCLUSION] or None,
         )
         return constraints, passed_over
-
-    def receipt(
-        self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
-    ) -> Mapping[str, str]:
-        """Write nothing: which GPU it is stands on the SharePod, and a GPUID on a pod is a wish."""
-        del pod, booking, node, now
-        return {}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Refuse a pod that runs by KubeShare 1.0: its GPU is in a variable, and in nothing else.

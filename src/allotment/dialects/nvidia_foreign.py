@@ -8,7 +8,6 @@ a plugin may have whole GPUs and replicas translated into shares.
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -16,14 +15,13 @@ import msgspec
 from allotment.dialects.foreign import (
     ForeignContainer,
     ForeignPod,
-    NodeView,
     Translated,
     Translation,
+    WithoutRecord,
 )
 from allotment.dialects.foreign_amounts import MAX_DEVICES, Name, amount_of, whole_cards
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
-from allotment.model.clusters import PodBooking
 from allotment.model.requests import Request, replicas_of
 
 __all__ = ["KEYS", "NvidiaForeign", "NvidiaSettings"]
@@ -53,7 +51,7 @@ class NvidiaSettings(
     """Which MIG resources the cluster's nodes offer; None: not known, so that all are left."""
 
 
-class NvidiaForeign:
+class NvidiaForeign(WithoutRecord):
     """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.5gb` and its kin."""
 
     name: Final = "nvidia"
@@ -93,25 +91,6 @@ class NvidiaForeign:
                 request = self._request(pod, container, name, asked[name])
                 found.append(Translated(container=container.name, request=request, removes=(name,)))
         return Translation(dialect=self.name, containers=tuple(found))
-
-    def receipt(
-        self,
-        pod: ForeignPod,  # noqa: ARG002 - of the protocol
-        booking: PodBooking,  # noqa: ARG002
-        node: NodeView,  # noqa: ARG002
-        *,
-        now: float,  # noqa: ARG002
-    ) -> Mapping[str, str]:
-        """NVIDIA's plugin writes nothing on pods."""
-        return {}
-
-    def given(
-        self,
-        pod: ForeignPod,  # noqa: ARG002 - of the protocol
-        node: NodeView,  # noqa: ARG002
-    ) -> Mapping[str, Sequence[str]]:
-        """Nothing on a pod says what it has: the node's agent reads that from the kubelet."""
-        return {}
 
     def _is_translated(self, name: str) -> bool:
         if name == self._settings.gpu:

@@ -34,11 +34,13 @@ from allotment.dialects.foreign_amounts import (
     index_list,
     is_asked,
     number_of,
+    of_earlier_placement,
     regular_containers,
-    uuids_by_index,
+    uuids_by_container,
     whole_cards,
 )
 from allotment.dialects.protocol import refusal
+from allotment.dialects.quantities import keys_of
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute
 from allotment.model.formats import format_count
@@ -110,8 +112,7 @@ class TencentDialect:
                 request = whole_cards(cards_of(pod, container, self.settings.core, core))
             else:
                 request = self._part(pod, container, core, memory=memory, ceiling=ceiling)
-            there = {*container.limits, *container.requests}
-            removes = tuple(each for each in self.resources if each in there)
+            removes = keys_of(container, self.resources)
             containers.append(
                 Translated(container=container.name, request=request, removes=removes)
             )
@@ -119,10 +120,7 @@ class TencentDialect:
         if has_whole and ceiling is not None:
             text = f"{self.settings.limit}: whole cards have no ceiling, there is nobody beside"
             passed_over.append(text)
-        earlier = [each for each in pod.annotations if is_receipt(each)]
-        if earlier:
-            text = f"{', '.join(sorted(earlier))}: of an earlier placement, written anew at binding"
-            passed_over.append(text)
+        passed_over += of_earlier_placement(filter(is_receipt, sorted(pod.annotations)))
         return Translation(
             dialect=self.name, containers=tuple(containers), passed_over=tuple(passed_over)
         )
@@ -178,14 +176,9 @@ class TencentDialect:
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Read which GPUs each container has, by its place among the regular ones."""
-        places = {
-            f"{INDEX_PREFIX}{place}": each for place, each in enumerate(regular_containers(pod))
-        }
-        return {
-            each.name: uuids_by_index(pod, key, pod.annotations[key], node=node)
-            for key, each in places.items()
-            if key in pod.annotations
-        }
+        places = enumerate(regular_containers(pod))
+        keys = {f"{INDEX_PREFIX}{place}": each.name for place, each in places}
+        return uuids_by_container(pod, keys, node=node)
 
 
 def cards_of(pod: ForeignPod, container: ForeignContainer, name: str, core: int) -> int:

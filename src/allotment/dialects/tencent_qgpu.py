@@ -21,6 +21,7 @@ from allotment.dialects.foreign import (
     NodeView,
     Translated,
     Translation,
+    WithoutReceipt,
 )
 from allotment.dialects.foreign_amounts import (
     GIB,
@@ -30,11 +31,13 @@ from allotment.dialects.foreign_amounts import (
     bytes_of,
     index_list,
     is_asked,
+    of_earlier_placement,
     regular_containers,
-    uuids_by_index,
+    uuids_by_container,
     whole_cards,
 )
 from allotment.dialects.protocol import meant, refusal, shown
+from allotment.dialects.quantities import keys_of
 from allotment.dialects.tencent import cards_of, percent_compute
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute, ComputeClass
@@ -78,7 +81,7 @@ class QgpuSettings(
             raise UsageError(message, hint=f"write one of: {', '.join(_POLICIES)}")
 
 
-class QgpuDialect:
+class QgpuDialect(WithoutReceipt):
     """`tke.cloud.tencent.com/qgpu-memory` and what goes with it."""
 
     name: Final = "qgpu"
@@ -126,8 +129,7 @@ class QgpuDialect:
             else:
                 size = self._memory(pod, container, memory)
                 request = Request(size, compute=self._compute(core, word, greedy=greedy))
-            there = {*container.limits, *container.requests}
-            removes = tuple(each for each in self.resources if each in there)
+            removes = keys_of(container, self.resources)
             containers.append(
                 Translated(container=container.name, request=request, removes=removes)
             )
@@ -176,13 +178,6 @@ class QgpuDialect:
         if not core or self.settings.policy == _BEST_EFFORT:
             return Compute(is_governed=True)
         return percent_compute(core, core if self.settings.policy == _FIXED else _CARD)
-
-    def receipt(
-        self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
-    ) -> Mapping[str, str]:
-        """Write nothing: what qGPU writes is nowhere said."""
-        del pod, booking, node, now
-        return {}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Refuse a pod that runs by qGPU: on which GPU it is cannot be read."""
@@ -240,17 +235,14 @@ class ElasticGpuDialect:
                 size = bytes_of(pod, container.name, self.settings.memory, memory, unit=MIB)
                 compute = percent_compute(core, core) if core else Compute()
                 request = Request(size, compute=compute)
-            there = {*container.limits, *container.requests}
-            removes = tuple(each for each in self.resources if each in there)
+            removes = keys_of(container, self.resources)
             containers.append(
                 Translated(container=container.name, request=request, removes=removes)
             )
-        earlier = [each for each in sorted(pod.annotations) if _is_elastic_receipt(each)]
-        text = f"{', '.join(earlier)}: of an earlier placement, written anew at binding"
         return Translation(
             dialect=self.name,
             containers=tuple(containers),
-            passed_over=(text,) if earlier else (),
+            passed_over=of_earlier_placement(filter(_is_elastic_receipt, sorted(pod.annotations))),
         )
 
     def receipt(
@@ -268,11 +260,7 @@ class ElasticGpuDialect:
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
         """Read which GPUs each container has, by its name."""
         keys = {f"{CONTAINER_PREFIX}{each.name}": each.name for each in regular_containers(pod)}
-        return {
-            name: uuids_by_index(pod, key, pod.annotations[key], node=node)
-            for key, name in keys.items()
-            if key in pod.annotations
-        }
+        return uuids_by_container(pod, keys, node=node)
 
 
 def _is_elastic_receipt(name: str) -> bool:

@@ -14,11 +14,11 @@ from typing import Final
 from allotment.dialects.foreign import ForeignPod
 from allotment.dialects.foreign_amounts import MIB, PERCENT, PLACE_ANEW
 from allotment.dialects.protocol import refusal, shown
-from allotment.model.clusters import PlacedDevice
+from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 
-__all__ = ["MOST_CHARACTERS", "encode", "recorded"]
+__all__ = ["MOST_CHARACTERS", "bound", "encode", "recorded"]
 
 MOST_CHARACTERS: Final = 64 << 10
 _TYPE: Final = "NVIDIA"
@@ -31,6 +31,17 @@ def encode(containers: Iterable[Sequence[PlacedDevice]], *, ends: bool) -> str:
     """Write what containers have, in their order; `ends`: with a `;` after the last too."""
     parts = ["".join(map(_encoded, each)) for each in containers]
     return "".join(f"{each};" for each in parts) if ends else ";".join(parts)
+
+
+def bound(domain: str, booking: PodBooking, *, now: float) -> Mapping[str, str]:
+    """Return what both write besides, in their domain: the node, and when. Unix seconds."""
+    moment = str(int(now))
+    return {
+        f"{domain}/vgpu-node": booking.node,
+        f"{domain}/vgpu-time": moment,
+        f"{domain}/bind-time": moment,
+        f"{domain}/bind-phase": "success",
+    }
 
 
 def recorded(

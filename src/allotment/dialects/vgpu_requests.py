@@ -14,13 +14,25 @@ from typing import Final
 from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.foreign_amounts import MAX_DEVICES, MIB, PERCENT, amount_of, bytes_of
 from allotment.dialects.protocol import refusal
-from allotment.dialects.quantities import keys_of
+from allotment.dialects.quantities import items_of, keys_of, model_rules
 from allotment.dialects.values import part_amount
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import SOFT, Constraints, Request
 
-__all__ = ["Asked", "Names", "asked", "request_of", "sharing_mode"]
+__all__ = [
+    "NOT_TYPE",
+    "USE_TYPE",
+    "Asked",
+    "Names",
+    "asked",
+    "request_of",
+    "sharing_mode",
+    "wanted_devices",
+]
+
+USE_TYPE: Final = "nvidia.com/use-gputype"
+NOT_TYPE: Final = "nvidia.com/nouse-gputype"
 
 _ALL_PERCENT: Final = 100
 _MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": "mig", "mps": "mps"}
@@ -87,6 +99,19 @@ def request_of(its: Asked, *, has_ceiling: bool = True, constraints: Constraints
     if its.cores == _ALL_PERCENT:
         constraints = replace(constraints, is_alone=True)
     return Request(its.memory, count=its.count, compute=compute, constraints=constraints)
+
+
+def wanted_devices(pod: ForeignPod, *, uuids: str, not_uuids: str) -> Constraints:
+    """Return which GPUs annotations want; both have those with models in HAMi's words.
+
+    `uuids` and `not_uuids` are how the other two are called.
+    """
+    return Constraints(
+        models=model_rules(pod, USE_TYPE, refuses=False),
+        not_models=model_rules(pod, NOT_TYPE, refuses=True),
+        uuids=items_of(pod.annotations.get(uuids, "")),
+        not_uuids=items_of(pod.annotations.get(not_uuids, "")),
+    )
 
 
 def sharing_mode(pod: ForeignPod, key: str, modes: frozenset[str]) -> str:

@@ -36,12 +36,20 @@ from allotment.dialects.foreign_amounts import (
     whole_cards,
 )
 from allotment.dialects.protocol import refusal
-from allotment.dialects.quantities import items_of, keys_of, model_rules
-from allotment.dialects.vgpu_records import encode, recorded
-from allotment.dialects.vgpu_requests import Names, asked, request_of, sharing_mode
+from allotment.dialects.quantities import keys_of
+from allotment.dialects.vgpu_records import bound, encode, recorded
+from allotment.dialects.vgpu_requests import (
+    NOT_TYPE,
+    USE_TYPE,
+    Names,
+    asked,
+    request_of,
+    sharing_mode,
+    wanted_devices,
+)
 from allotment.model.clusters import PodBooking
 from allotment.model.pods import ContainerKind
-from allotment.model.requests import SOFT, Constraints, Request
+from allotment.model.requests import SOFT, Request
 
 __all__ = [
     "ANNOTATIONS",
@@ -63,14 +71,13 @@ RESOURCES = (NUMBER, MEMORY, PERCENTAGE, CORES)
 VGPU_MODE: Final = "volcano.sh/vgpu-mode"
 USE_UUID: Final = "volcano.sh/vgpu-use-gpuuuid"
 NOT_UUID: Final = "volcano.sh/vgpu-nouse-gpuuuid"
-USE_TYPE: Final = "nvidia.com/use-gputype"
-NOT_TYPE: Final = "nvidia.com/nouse-gputype"
 GROUP_POLICY: Final = "volcano.sh/vgpu-podgroup-policy"
 ANNOTATIONS = (VGPU_MODE, USE_UUID, NOT_UUID, USE_TYPE, NOT_TYPE, GROUP_POLICY)
 """What an author writes on a pod."""
 
 IDS: Final = "volcano.sh/vgpu-ids-new"
-NODE: Final = "volcano.sh/vgpu-node"
+DOMAIN: Final = "volcano.sh"
+NODE: Final = f"{DOMAIN}/vgpu-node"
 TIME: Final = "volcano.sh/vgpu-time"
 BIND_TIME: Final = "volcano.sh/bind-time"
 PHASE: Final = "volcano.sh/bind-phase"
@@ -130,12 +137,7 @@ class VolcanoDialect:
 
     def translate(self, pod: ForeignPod) -> Translation:
         """Say what the pod means. Raises `UsageError`."""
-        constraints = Constraints(
-            models=model_rules(pod, USE_TYPE, refuses=False),
-            not_models=model_rules(pod, NOT_TYPE, refuses=True),
-            uuids=items_of(pod.annotations.get(USE_UUID, "")),
-            not_uuids=items_of(pod.annotations.get(NOT_UUID, "")),
-        )
+        constraints = wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID)
         mode = sharing_mode(pod, VGPU_MODE, self._settings.modes)
         told: list[str] = []
         if GROUP_POLICY in pod.annotations:
@@ -167,14 +169,8 @@ class VolcanoDialect:
             (each for each in booking.containers if each.kind is ContainerKind.REGULAR),
             key=lambda each: each.place,
         )
-        moment = str(int(now))
-        return {
-            IDS: encode((each.devices for each in regular), ends=False),
-            NODE: booking.node,
-            TIME: moment,
-            BIND_TIME: moment,
-            PHASE: "success",
-        }
+        record = encode((each.devices for each in regular), ends=False)
+        return {IDS: record, **bound(DOMAIN, booking, now=now)}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
         """Read what Volcano gave a pod that it bound."""
