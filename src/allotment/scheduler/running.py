@@ -78,6 +78,8 @@ def run(settings: SchedulerSettings) -> None:
     parse_address(settings.listen)
     if settings.metrics_listen is not None:
         parse_address(settings.metrics_listen)
+    if settings.webhook is not None:
+        parse_address(settings.webhook.listen)
     start_log(as_json=settings.log_format == "json", is_verbose=settings.verbose)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:

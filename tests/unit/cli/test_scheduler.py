@@ -102,6 +102,7 @@ def test_settings_that_are_none_are_told(option: str, tmp_path: Path) -> None:
         (["--lease-duration", "3", "--lease-renew", "2"], "renewed"),
         (["--listen", "nowhere"], "address"),
         (["--metrics-listen", "nowhere"], "address"),
+        (["--webhook-listen", "nowhere"], "address"),
         (["--webhook-service", "x"], "Service"),
         (["--tls-cert-file", "only.crt"], "belong together"),
     ],
