@@ -97,8 +97,13 @@ class LiveCluster:
     """Nodes that say nothing of devices, by name."""
 
 
-async def read_cluster(api: Api) -> LiveCluster:
-    """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem."""
+async def read_cluster(
+    api: Api, *, dialects: Sequence[ForeignDialect] | None = None
+) -> LiveCluster:
+    """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem.
+
+    Without `dialects`, all are read as they are by default.
+    """
     problems: list[str] = []
     nodes = []
     others = []
@@ -123,8 +128,8 @@ async def read_cluster(api: Api) -> LiveCluster:
             problems.append(error.message)
     nodes.sort(key=lambda node: node.name)
     by_name = {node.name: node for node in nodes}
-    dialects = foreign_dialects()
-    pods = [_with_devices(pod, by_name, dialects, problems) for pod in pods]
+    known = foreign_dialects() if dialects is None else dialects
+    pods = [_with_devices(pod, by_name, known, problems) for pod in pods]
     pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
     return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
 
