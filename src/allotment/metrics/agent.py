@@ -1,38 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node agent counts: each figure once, in one table, under the name it is known by inside.
-
-A registry of its own: nothing that another library registers in the process's default one gets
-in, and two agents in one process (tests) do not meet.
-"""
+"""What the node agent counts."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.process_collector import ProcessCollector
 
-__all__ = ["FIGURES", "AgentMetrics", "Figure"]
+from allotment.metrics.figures import Figure, Figures
 
-Kind = Literal["counter", "gauge", "histogram"]
+__all__ = ["FIGURES", "AgentMetrics"]
 
 _FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 """Around what `Allocate` (5 ms) and `PreStartContainer` (50 ms) may take, up to the kubelet's end
 (30 s)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure: its name is `allotment_agent_NAME`, with `_total` for a counter."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    values: tuple[str, ...] = field(default=())
-    """Of a single label: those that are there with zero from the start, so that rates work."""
-
 
 FIGURES: tuple[Figure, ...] = (
     Figure("allocate_seconds", "histogram", "Time of Allocate.", ("resource",)),
@@ -63,37 +42,24 @@ FIGURES: tuple[Figure, ...] = (
 )
 
 
-class AgentMetrics:
-    """The figures. May be called from any thread."""
+class AgentMetrics(Figures):
+    """The figures: `allotment_agent_NAME`. May be called from any thread."""
 
     def __init__(self, figures: Iterable[Figure] = FIGURES) -> None:
         """Make all of them, with what zero can be said."""
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._metrics: dict[str, MetricWrapperBase] = {}
-        for each in figures:
-            self._metrics[each.name] = self._made(each)
+        super().__init__("allotment_agent_", figures, buckets=_FAST_S)
 
     def count(self, name: str, *, by: float = 1, labels: Mapping[str, str] | None = None) -> None:
         """Add to a counter. Raises `KeyError` or `ValueError` for what is not in the table."""
-        metric = self._labelled(name, labels or {})
-        if not isinstance(metric, Counter):
-            raise ValueError(f"{name} is no counter")  # noqa: TRY004 - one error for any misuse
-        metric.inc(by)
+        self._add(name, self._labelled(name, labels or {}), by)
 
     def observe(self, name: str, value: float, *, labels: Mapping[str, str] | None = None) -> None:
         """Add a value to a histogram; errors likewise."""
-        metric = self._labelled(name, labels or {})
-        if not isinstance(metric, Histogram):
-            raise ValueError(f"{name} is no histogram")  # noqa: TRY004 - likewise
-        metric.observe(value)
+        self._observe(name, self._labelled(name, labels or {}), value)
 
     def set(self, name: str, value: float, *, labels: Mapping[str, str] | None = None) -> None:
         """Set a gauge; errors likewise."""
-        metric = self._labelled(name, labels or {})
-        if not isinstance(metric, Gauge):
-            raise ValueError(f"{name} is no gauge")  # noqa: TRY004 - likewise
-        metric.set(value)
+        self._set(name, self._labelled(name, labels or {}), value)
 
     def forget(self, name: str) -> None:
         """Remove all values of a figure with labels, before it is set anew: what is gone, goes."""
@@ -102,18 +68,3 @@ class AgentMetrics:
     def _labelled(self, name: str, labels: Mapping[str, str]) -> MetricWrapperBase:
         metric = self._metrics[name]
         return metric.labels(**labels) if labels else metric
-
-    def _made(self, figure: Figure) -> MetricWrapperBase:
-        name = f"allotment_agent_{figure.name}"
-        metric: MetricWrapperBase
-        if figure.kind == "histogram":
-            metric = Histogram(
-                name, figure.help, figure.labels, registry=self.registry, buckets=_FAST_S
-            )
-        elif figure.kind == "gauge":
-            metric = Gauge(name, figure.help, figure.labels, registry=self.registry)
-        else:
-            metric = Counter(name, figure.help, figure.labels, registry=self.registry)
-        for value in figure.values:
-            metric.labels(value)
-        return metric

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler counts: each figure once, in one table, as in `metrics.agent`.
+"""What the scheduler counts: each figure once, in one table.
 
 How much is allotted and left over is worked out when it is asked for, and not at each change.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from allotment.metrics.agent import Figure
+from allotment.metrics.figures import Figure, Figures
 
 __all__ = ["FIGURES", "MODEL_FIGURES", "SchedulerMetrics", "Totals"]
 
@@ -64,38 +62,25 @@ Totals = Mapping[str, Mapping[str, float]]
 """By model, each of `MODEL_FIGURES`."""
 
 
-class SchedulerMetrics:
+class SchedulerMetrics(Figures):
     """The figures. May be called from any thread."""
 
     def __init__(self, figures: Iterable[Figure] = FIGURES) -> None:
         """Make all of them, with what zero can be said."""
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._metrics: dict[str, MetricWrapperBase] = {}
-        for each in figures:
-            self._metrics[each.name] = self._made(each)
+        super().__init__(PREFIX, figures, buckets=_FAST_S)
         self._children: dict[tuple[str, str], MetricWrapperBase] = {}
 
     def count(self, name: str, label: str = "", *, by: float = 1) -> None:
         """Add to a counter. Raises `KeyError` or `ValueError` for what is not in the table."""
-        metric = self._child(name, label)
-        if not isinstance(metric, Counter):
-            raise ValueError(f"{name} is no counter")  # noqa: TRY004 - one error for any misuse
-        metric.inc(by)
+        self._add(name, self._child(name, label), by)
 
     def observe(self, name: str, value: float, label: str = "") -> None:
         """Add a value to a histogram; errors likewise."""
-        metric = self._child(name, label)
-        if not isinstance(metric, Histogram):
-            raise ValueError(f"{name} is no histogram")  # noqa: TRY004 - likewise
-        metric.observe(value)
+        self._observe(name, self._child(name, label), value)
 
     def set(self, name: str, value: float, label: str = "") -> None:
         """Set a gauge; errors likewise."""
-        metric = self._child(name, label)
-        if not isinstance(metric, Gauge):
-            raise ValueError(f"{name} is no gauge")  # noqa: TRY004 - likewise
-        metric.set(value)
+        self._set(name, self._child(name, label), value)
 
     def watch_models(self, totals: Callable[[], Totals]) -> None:
         """Ask for the figures by model whenever they are asked for here."""
@@ -109,21 +94,6 @@ class SchedulerMetrics:
         if child is None:
             child = self._children[key] = self._metrics[name].labels(label)
         return child
-
-    def _made(self, figure: Figure) -> MetricWrapperBase:
-        name = PREFIX + figure.name
-        metric: MetricWrapperBase
-        if figure.kind == "histogram":
-            metric = Histogram(
-                name, figure.help, figure.labels, registry=self.registry, buckets=_FAST_S
-            )
-        elif figure.kind == "gauge":
-            metric = Gauge(name, figure.help, figure.labels, registry=self.registry)
-        else:
-            metric = Counter(name, figure.help, figure.labels, registry=self.registry)
-        for value in figure.values:
-            metric.labels(value)
-        return metric
 
 
 class _Models(Collector):
