@@ -235,8 +235,9 @@ def _policies(keys: Keys, its: Installation) -> Iterator[Document]:
         validations={
             TRANSLATED_RULE: "it asks for a part of a GPU in another system's words and was"
             " not translated: is the MutatingWebhookConfiguration"
-            f" {its.configuration} there? To go without, label the pod or its namespace"
-            f" {IGNORE_LABELS[0]}={IGNORE}"
+            f" {its.configuration} there, and is this policy as `allot scheduler --print-manifests`"
+            " prints it for the scheduler's --dialects? To go without, label the pod or its"
+            f" namespace {IGNORE_LABELS[0]}={IGNORE}"
         },
     )
     yield _policy(
