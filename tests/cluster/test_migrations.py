@@ -18,7 +18,7 @@ import installing
 import pytest
 import yaml
 from scheduling import Scheduler, placements, scheduler_config
-from stories import GIB, GPU, GPU_MEMORY, MIB, NodeAgent, burnt
+from stories import GIB, GPU, GPU_MEMORY, MIB, NodeAgent, burnt, undisturbed
 from test_agent_takeover import OthersPlugin
 from testbed.api import Json
 from testbed.cluster import Cluster
@@ -112,7 +112,7 @@ class Guide:
 
     def __init__(self, cluster: Cluster, name: str, *, not_here: tuple[str, ...] = ()) -> None:
         self.cluster = cluster
-        text = (GUIDES / name).read_text("utf-8")
+        self.text = text = (GUIDES / name).read_text("utf-8")
         self._sections = dict(
             re.findall(r"^## (.*?)$\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         )
@@ -270,7 +270,8 @@ class Walk:
 
 @pytest.fixture
 def walk(whole: Cluster, request: pytest.FixtureRequest) -> Iterator[Walk]:
-    system = SYSTEMS[request.param]
+    given: str | System = request.param
+    system = given if isinstance(given, System) else SYSTEMS[given]
     node = NodeAgent(whole)
     namespace = whole.make_namespace("team")
     yield Walk(
@@ -403,3 +404,101 @@ def test_pods_of_hami_s_may_stay_and_nothing_is_placed_over_them(walk: Walk) -> 
         assert not mine.get("larger")["spec"].get("nodeName")
         mine.delete()
     cluster.api.delete("/api/v1/namespaces/mine")
+
+
+# ---- time slicing --------------------------------------------------------------------------------
+
+SLICED = """\
+version: v1
+sharing:
+  timeSlicing:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+"""
+NVIDIAS = "nvidia-device-plugin"
+
+
+@pytest.fixture
+def sliced(whole: Cluster) -> Iterator[OthersPlugin]:
+    """NVIDIA's plugin as its chart leaves it, but for its programs: one of ours stands for it."""
+    node = NodeAgent(whole)
+    ids = [f"{uuid}::{number}" for uuid in node.gpus() for number in range(4)]
+    plugin = OthersPlugin(whole.node.path(PLUGIN_FOLDER), ids)
+    plugin.start()
+    whole.wait_allocatable("nvidia.com/gpu", len(ids))
+    whole.make_namespace(NVIDIAS)
+    for name in (NVIDIAS, f"{NVIDIAS}-gpu-feature-discovery"):
+        labels = {"app": name}
+        template = pod(
+            "unnamed", container(["true"]), restart="Always", nodeSelector={"no": "node"}
+        )
+        template["metadata"] = {"labels": labels}
+        body = {
+            "metadata": {"name": name},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {key: template[key] for key in ("metadata", "spec")},
+            },
+        }
+        whole.api.post(f"/apis/apps/v1/namespaces/{NVIDIAS}/daemonsets", body)
+    config = {"metadata": {"name": "nvidia-plugin-configs"}, "data": {"default": SLICED}}
+    whole.api.post(f"/api/v1/namespaces/{NVIDIAS}/configmaps", config)
+    yield plugin
+    plugin.stop()
+    whole.api.delete(f"/api/v1/namespaces/{NVIDIAS}")
+
+
+SLICE = System(
+    dialect="",
+    guide="migrate-from-nvidia-time-slicing.md",
+    scheduler="default-scheduler",
+    limits={"nvidia.com/gpu": 1},
+    record={},
+    memory=0,
+    receipt="",
+    not_here=(
+        "kubectl apply -f deploy/manifests/agent.yaml",
+        "kubectl delete -f deploy/manifests/agent.yaml",
+        # The agent runs in no pod here.
+        "kubectl -n allotment-system exec ds/allotment-agent",
+    ),
+    pod_name="old-pod",
+)
+
+
+@pytest.mark.parametrize("walk", [SLICE], indirect=True, ids=["nvidia"])
+def test_replicas_go_on_and_become_parts_that_are_enforced(
+    walk: Walk, sliced: OthersPlugin
+) -> None:
+    guide, cluster = walk.guide, walk.cluster
+    cluster.api.post("/apis/apps/v1/namespaces/team/deployments", workload(walk.system))
+    old = walk.pod_of("")["metadata"]["name"]
+    guide.names["old-pod"] = old
+    guide.walk("Before")
+    assert "replicas: 4" in "".join(guide.said.values())
+
+    config = cluster.apply_config()
+    path = f"/api/v1/namespaces/{config.split('/')[0]}/configmaps/{config.split('/')[1]}"
+    cluster.api.patch(path, {"data": {"default": SLICED}})
+    looks = next(each for each in guide.commands("Change hands") if "allocatable" in each)
+    with undisturbed(walk.pods, old):
+        guide.walk("Change hands", until=looks)
+        sliced.stop()
+        cluster.wait_allocatable("nvidia.com/gpu", 0)
+        walk.node.start(None, "--config-map", config, environment={"DEFAULT_CONFIG": "default"})
+        cluster.wait_allocatable("nvidia.com/gpu", 8)
+        walk.pods.wait_event(old, reason="ShareTakenOver")
+        guide.walk("Change hands", since=looks)
+
+    rule = re.findall(r"```yaml\n(.*?)```", guide.text, re.DOTALL)[-1]
+    assert rule.startswith(SLICED)
+    told, times = "configuration in force", walk.node.log.count("configuration in force")
+    cluster.api.patch(path, {"data": {"default": rule}})
+    wait_until(lambda: walk.node.log.count(told) > times, "the rule is in force", timeout_s=30)
+    guide.walk("Enforce it")
+    wait_until(
+        lambda: not cluster.api.find(f"/api/v1/namespaces/team/pods/{old}"), "its end", timeout_s=90
+    )
+    said = burnt(walk.pods, walk.pod_of("")["metadata"]["name"])
+    assert said.total_bytes == pytest.approx(79.26 * GIB / 4, rel=0.01)
