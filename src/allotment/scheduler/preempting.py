@@ -90,13 +90,18 @@ class Preemption:
         quotas: Quotas | None = None,
         leads: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        echo_s: float = _ECHO_S,
     ) -> None:
-        """`pods` finds a pod by its uid among all that have been heard of."""
+        """`pods` finds a pod by its uid among all that have been heard of.
+
+        `echo_s`: how long one is waited for of which nobody has heard.
+        """
         self._cluster = cluster
         self._pods = pods
         self._quotas = quotas
         self._leads = leads
         self._clock = clock
+        self._echo_s = echo_s
         self.nominations = Nominations(cluster, clock=clock)
 
     async def preempt(self, body: bytes) -> bytes:
@@ -134,7 +139,7 @@ class Preemption:
 
     async def _heard(self, uid: str) -> ClusterPod | None:
         """Wait until the watch has told of a pod. What the body says of it, anybody can say."""
-        late = self._clock() + _ECHO_S
+        late = self._clock() + self._echo_s
         while (pod := self._pods(uid)) is None and self._clock() < late:  # noqa: ASYNC110 - a dict
             await asyncio.sleep(_STEP_S)
         return pod

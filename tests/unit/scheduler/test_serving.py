@@ -63,7 +63,7 @@ def served() -> Iterator[Served]:
                 "prioritize": extender.prioritize,
                 "bind": extender.bind,
                 "preempt": Preemption(
-                    NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads
+                    NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads, echo_s=0.0
                 ).preempt,
             },
             probes=Probes(),
