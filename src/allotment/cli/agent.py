@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from allotment.agent.config.options import nvidia_options
-from allotment.cli.options import simulated_option, state_option
+from allotment.cli.options import (
+    installed,
+    kubeconfig_option,
+    log_options,
+    simulated_option,
+    state_option,
+)
 
 _METRICS = "127.0.0.1:9446"
 
@@ -20,13 +26,7 @@ _METRICS = "127.0.0.1:9446"
     envvar="NODE_NAME",
     help="This node's name in Kubernetes.  [env: NODE_NAME; default: the host's name]",
 )
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="KUBECONFIG",
-    help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
-)
+@kubeconfig_option
 @click.option(
     "--config-file",
     metavar="FILE",
@@ -84,14 +84,7 @@ _METRICS = "127.0.0.1:9446"
     envvar="METRICS_ADDRESS",
     help="Serve /metrics, /healthz and /readyz there; `off`: not at all.  [env: METRICS_ADDRESS]",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="How the log is written, on standard error.",
-)
-@click.option("--verbose", "-v", is_flag=True, help="Log every step.")
+@log_options
 @simulated_option
 @state_option
 @nvidia_options
@@ -164,15 +157,6 @@ def _config_map(text: str | None) -> Any:  # noqa: ANN401 - imported late
 
 
 def _start(settings: Any) -> None:  # noqa: ANN401 - imported late
-    from allotment.model.errors import PrerequisiteError
-
-    try:
+    with installed("allot agent", extra="kubernetes"):
         from allotment.agent.running import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("allotment"):
-            raise
-        raise PrerequisiteError(
-            f"`allot agent` needs {error.name}, which is not installed",
-            hint="install what Kubernetes needs besides: pip install 'allotment[kubernetes]'",
-        ) from error
     run(settings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.options import output_option
+from allotment.cli.options import installed, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,15 +187,13 @@ def _explained(
 ) -> tuple[Evidence, Explanation]:
     import asyncio
 
-    try:
+    with installed("allot explain", extra="kubernetes"):
         from allotment.kube.clients import connect
         from allotment.kube.errors import DeniedError, UnreachableError
         from allotment.placement.policies import make
         from allotment.scheduler.explaining import explained
         from allotment.scheduler.explaining_evidence import read_evidence
         from allotment.scheduler.settings_file import read_file_settings
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     for each in (*policies, *gpu_policies):
         make(each)
     settings = read_file_settings(dialects).dialects
@@ -219,17 +217,6 @@ def _explained(
             status=error.status,
         ) from error
     return evidence, explained(evidence, policies=policies, device_policies=gpu_policies)
-
-
-def _missing(error: ModuleNotFoundError) -> Exception:
-    from allotment.model.errors import PrerequisiteError
-
-    if (error.name or "").startswith("allotment"):
-        raise error
-    return PrerequisiteError(
-        f"`allot explain` needs {error.name}, which is not installed",
-        hint="install what it needs besides: pip install 'allotment[kubernetes]'",
-    )
 
 
 def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str, Any]:

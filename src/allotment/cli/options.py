@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands have, so that each is spelled and explained once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,9 @@ __all__ = [
     "changed_compute_options",
     "complete_share",
     "compute_options",
+    "installed",
+    "kubeconfig_option",
+    "log_options",
     "output_option",
     "oversubscribe_options",
     "requested_compute",
@@ -199,6 +203,53 @@ def oversubscribe_options(function: _F) -> _F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def kubeconfig_option(function: _F) -> _F:
+    """Add `--kubeconfig` of a daemon."""
+    return click.option(
+        "--kubeconfig",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="KUBECONFIG",
+        help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
+    )(function)
+
+
+def log_options(function: _F) -> _F:
+    """Add `--log-format` and `--verbose`."""
+    options = (
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="How the log is written, on standard error.",
+        ),
+        click.option("--verbose", "-v", is_flag=True, help="Log every step."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def installed(command: str, *, extra: str) -> Iterator[None]:
+    """Import what not everybody has installed; say how, where it is missing.
+
+    Raises `PrerequisiteError`; what is missing of Allotment itself stays the error that it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from allotment.model.errors import PrerequisiteError
+
+        if (error.name or "").startswith("allotment"):
+            raise
+        raise PrerequisiteError(
+            f"`{command}` needs {error.name}, which is not installed",
+            hint=f"install what it needs besides: pip install 'allotment[{extra}]'",
+        ) from error
 
 
 def state_option(function: _F) -> _F:

@@ -8,19 +8,15 @@ from typing import Any
 
 import click
 
+from allotment.cli.options import installed, kubeconfig_option, log_options
+
 _LISTEN = "127.0.0.1:9447"
 _LEASE = "allotment-system/allotment-scheduler"
 _WEBHOOK = "allotment-system/allotment-webhook"
 
 
 @click.command(short_help="Choose node and GPU of pods: kube-scheduler's extender.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="KUBECONFIG",
-    help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
-)
+@kubeconfig_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -181,14 +177,7 @@ _WEBHOOK = "allotment-system/allotment-webhook"
     help="Print the webhook's configuration and the admission policies for these --dialects, for"
     " `kubectl apply -f -`, and end.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="How the log is written, on standard error.",
-)
-@click.option("--verbose", "-v", is_flag=True, help="Log every step.")
+@log_options
 def command(
     *,
     kubeconfig: Path | None,
@@ -396,7 +385,7 @@ def _start(
     webhook: tuple[str, str, str, str],
     dialects: Path | None,
 ) -> None:
-    from allotment.model.errors import PrerequisiteError, UsageError
+    from allotment.model.errors import UsageError
 
     if lease_renew > lease_duration / 2:
         raise UsageError(
@@ -411,7 +400,7 @@ def _start(
             "--client-secret is for a certificate of the webhook's authority, which is kept by it",
             hint="give --webhook-listen too, and no --tls-cert-file",
         )
-    try:
+    with installed("allot scheduler", extra="kubernetes"):
         from allotment.kube.leases import LeaseTimes
         from allotment.scheduler.book import BookSettings
         from allotment.scheduler.certificates_keeping import service_names
@@ -420,13 +409,6 @@ def _start(
         from allotment.scheduler.settings_file import read_file_settings
         from allotment.scheduler.webhook import WebhookSettings
         from allotment.scheduler.webhook_serving import GuardSettings, ListenSettings
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("allotment"):
-            raise
-        raise PrerequisiteError(
-            f"`allot scheduler` needs {error.name}, which is not installed",
-            hint="install what Kubernetes needs besides: pip install 'allotment[kubernetes]'",
-        ) from error
     written = read_file_settings(dialects)
     run(
         SchedulerSettings(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.options import output_option
+from allotment.cli.options import installed, output_option
 from allotment.cli.replay_tables import print_results
 
 if TYPE_CHECKING:
@@ -242,10 +242,8 @@ def command(
     # numpy is there; the processes of --jobs have it too.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _check_options(ctx, nodes=nodes, pods=pods, generate=generate, from_cluster=from_cluster)
-    try:
+    with installed("allot simulate", extra="simulate"):
         from allotment.simulate.scenes import TraceScene, check_policies
-    except ModuleNotFoundError as error:
-        raise _missing(error, "simulate") from error
     names = _policies(policies)
     settings: dict[str, Any] = {"policies": names, "seeds": seeds}
     scene: Scene
@@ -304,27 +302,14 @@ def _check_options(
                 raise click.UsageError(f"--{option} is of {owner}, which is not given", ctx)
 
 
-def _missing(error: ModuleNotFoundError, extra: str) -> Exception:
-    from allotment.model.errors import PrerequisiteError
-
-    if (error.name or "").startswith("allotment"):
-        raise error
-    return PrerequisiteError(
-        f"`allot simulate` needs {error.name}, which is not installed",
-        hint=f"install what it needs besides: pip install 'allotment[{extra}]'",
-    )
-
-
 def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
     """Read the cluster, and say what of it could not be read."""
     import asyncio
 
-    try:
+    with installed("allot simulate", extra="kubernetes"):
         from allotment.kube.clients import connect
         from allotment.kube.live import LiveCluster, read_cluster
         from allotment.simulate.live_scenes import LiveScene, Replayed
-    except ModuleNotFoundError as error:
-        raise _missing(error, "kubernetes") from error
 
     async def read() -> LiveCluster:
         async with connect(kubeconfig) as api:
