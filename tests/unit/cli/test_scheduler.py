@@ -133,3 +133,12 @@ def test_no_way_to_the_api_server_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     result = CliRunner().invoke(command, [])
     assert isinstance(result.exception, AllotError)
     assert "kubeconfig" in (result.exception.hint or "")
+
+
+@pytest.mark.parametrize("text", ["qgpu", "hami,nvidia", "hamy", "hami,,volcano"])
+def test_nothing_is_taken_over_from_systems_that_say_nothing(text: str) -> None:
+    result = CliRunner().invoke(command, ["--take-over", text])
+    assert isinstance(result.exception, UsageError)
+    assert "--take-over has" in result.exception.message
+    assert "hami, volcano" in str(result.exception.hint)
+    assert ("did you mean 'hami'" in result.exception.message) == (text == "hamy")
