@@ -61,7 +61,11 @@ def _of_model(name: str, models: tuple[ModelRule, ...], not_models: tuple[ModelR
 
 
 def matches_model(name: str, rule: ModelRule) -> bool:
-    """Does the rule mean the model of this name?"""
+    """Does the rule mean the model of this name?
+
+    Any part of the name does, also of a word: pods bring rules that were written for HAMi, which
+    compares so (`a10` is an A100 there). `select` compares words.
+    """
     wanted, there = _plain(rule.text), _plain(name)
     return wanted == there if rule.is_exact else wanted in there
 

@@ -35,7 +35,8 @@ def _matches_model(name: str, wanted: str) -> bool:
     """Are all words of `wanted` words of the name, or several of its words written together?
 
     So `a100-80gb` is `NVIDIA A100-SXM4-80GB`, and `rtx4090` is `NVIDIA GeForce RTX 4090`, but `a10`
-    is not an A100.
+    is not an A100. That is for people at a machine; a pod's rules are parts of names, as HAMi has
+    them and people have written them for it (`constraints.matches_model`).
     """
     words = _WORD.findall(name.lower())
     runs = {
