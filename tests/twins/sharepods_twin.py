@@ -65,12 +65,18 @@ class ClusterTwin:
         self._tell("MODIFIED" if before else "ADDED", kind, item)
         return item
 
-    def delete(self, kind: str, namespace: str, name: str) -> None:
+    def define(self, *, is_defined: bool) -> None:
+        """Define SharePods, or remove their definition, which ends who watches them."""
+        self.is_defined = is_defined
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def delete(self, kind: str, namespace: str, name: str, *, cascades: bool = True) -> None:
         """Delete an object, and what belongs to it."""
         item = self.objects.pop((kind, namespace, name))
         item["metadata"]["resourceVersion"] = self._next_version()
         self._tell("DELETED", kind, item)
-        for (other, where, called), each in list(self.objects.items()):
+        for (other, where, called), each in list(self.objects.items()) if cascades else ():
             owners = each["metadata"].get("ownerReferences", ())
             if any(owner["uid"] == item["metadata"]["uid"] for owner in owners):
                 self.delete(other, where, called)
@@ -139,6 +145,8 @@ class ClusterTwin:
                 if other == kind and chosen(item):
                     yield json.dumps({"type": event, "object": item}).encode() + b"\n"
             since = len(self._history)
+            if kind == "sharepods" and not self.is_defined:
+                return
             await news.wait()
 
     def _create(self, namespace: str, item: Json) -> httpx2.Response:

@@ -51,6 +51,8 @@ class SharePodTimes:
     again_s: float = 30.0
     """So often is looked at each whose pod no watch tells of; and so long at most until what was
     refused is tried again."""
+    first_s: float = 0.5
+    """What was refused is tried again after so long at first."""
     tick_s: float = 0.2
 
 
@@ -63,7 +65,7 @@ class Teller(Protocol):
 
 @dataclass(slots=True)
 class _Trouble:
-    """What is wrong with a SharePod, and when it is tried again as it is."""
+    """Something is wrong with a SharePod: when it is tried again as it is."""
 
     document: Mapping[str, Any]
     backoff: Backoff
@@ -176,7 +178,7 @@ class SharePodKeeper:
         self._sharepods[uid] = sharepod
         self._uids[sharepod.namespace, sharepod.name] = uid
         trouble = self._troubles.get(uid)
-        # Its own status is no reason to try the same again.
+        # Its own status is no reason to try the same again: there are refusals that never repeat.
         if trouble is None or trouble.document != sharepod.document:
             self._troubles.pop(uid, None)
             self._want((uid,))
@@ -195,7 +197,6 @@ class SharePodKeeper:
             self._pod_uids[name] = uid
         owner = self._uids.get(name)
         if owner is not None:
-            self._troubles.pop(owner, None)
             self._want((owner,))
 
     def _want(self, uids: Iterable[str]) -> None:
@@ -245,13 +246,14 @@ class SharePodKeeper:
 
     def _troubled(self, sharepod: SharePod) -> None:
         known = self._troubles.get(sharepod.uid)
-        backoff = known.backoff if known else Backoff(first_s=0.5, most_s=self._times.again_s)
+        times = self._times
+        backoff = known.backoff if known else Backoff(first_s=times.first_s, most_s=times.again_s)
         due_at = time.monotonic() + backoff.next()
         self._troubles[sharepod.uid] = _Trouble(sharepod.document, backoff, due_at)
 
     async def _serve_one(self, sharepod: SharePod) -> None:
         name = (sharepod.namespace, sharepod.name)
-        if sharepod.is_ending or self._is_told(sharepod) or await self._is_ignored(sharepod):
+        if self._is_told(sharepod) or await self._is_ignored(sharepod):
             return
         spec = sharepod.document.get("spec")
         if name not in self._pod_uids and not is_to_be_made(spec, sharepod.status):

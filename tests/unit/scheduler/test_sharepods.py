@@ -25,6 +25,7 @@ ASKS = {
 }
 SPEC = {"restartPolicy": "Never", "containers": [{"name": "cuda", "image": "x"}]}
 TIMES = SharePodTimes(look_s=0.02, again_s=0.04, tick_s=0.002)
+PATIENT = SharePodTimes(look_s=1000, again_s=1000, first_s=1000, tick_s=0.002)
 Test = Callable[[], Awaitable[None]]
 
 
@@ -47,6 +48,7 @@ class Served:
     told: Told = field(default_factory=Told)
     leads: bool = True
     ignored: frozenset[str] = frozenset({"kube-system"})
+    times: SharePodTimes = TIMES
 
     def keeper(self, api: Any) -> SharePodKeeper:  # noqa: ANN401 - an Api
         return SharePodKeeper(
@@ -54,7 +56,7 @@ class Served:
             leads=lambda: self.leads,
             events=self.told,
             ignored_namespaces=self.ignored,
-            times=TIMES,
+            times=self.times,
         )
 
     def run(self, test: Test, *, keepers: int = 1) -> None:
@@ -208,6 +210,7 @@ def test_a_pod_that_kubeshare_has_made_is_shown_and_not_made_again(served: Serve
 
     async def test() -> None:
         await served.until(lambda: served.status().get("PodStatus") == {"phase": "Pending"})
+        await served.settled()
         served.twin.put("pods", "team", "sharepod1", status={"phase": "Running"})
         await served.until(lambda: served.status()["PodStatus"] == {"phase": "Running"})
         assert served.status()["BoundDeviceID"] == "GPU-k"
@@ -245,6 +248,10 @@ def test_a_pod_that_went_is_made_anew_unless_it_had_ended(
         assert len(served.twin.created) == made
         if made == 1:
             assert served.status()["PodStatus"]["phase"] == phase
+            asked = len(served.twin.requests)
+            await served.settled()
+            pod = "/api/v1/namespaces/team/pods/sharepod1"
+            assert pod not in [path for _, path in served.twin.requests[asked:]]
 
     served.run(test)
 
@@ -291,28 +298,60 @@ def test_what_the_webhook_refuses_is_told_and_made_when_it_is_corrected(served: 
 
 
 def test_a_correction_is_tried_at_once(served: Served) -> None:
-    slow = SharePodTimes(look_s=1000, again_s=1000, tick_s=0.002)
+    served.times = PATIENT
     served.twin.refusal = (403, "quota")
     served.write()
 
-    async def main() -> None:
-        async with served.twin.api() as api:
-            keeper = SharePodKeeper(
-                SharePods(api), leads=lambda: True, events=served.told, times=slow
-            )
-            task = asyncio.create_task(keeper.run())
-            async with asyncio.timeout(20):
-                # Each time it waits for longer, until that is long.
-                await served.until(lambda: len(served.told.events) > 4)
-                served.twin.refusal = None
-                served.write(metadata={"annotations": {**ASKS, "kubeshare/gpu_limit": "0.5"}})
-                await served.until(lambda: served.twin.created)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def test() -> None:
+        await served.until(served.status)
+        served.twin.refusal = None
+        served.write(metadata={"annotations": {**ASKS, "kubeshare/gpu_limit": "0.5"}})
+        await served.until(lambda: served.twin.created)
 
-    asyncio.run(main())
+    served.run(test)
     (made,) = served.twin.created
     assert made["metadata"]["annotations"]["kubeshare/gpu_limit"] == "0.5"
+
+
+def test_a_refusal_in_ever_other_words_is_no_reason_to_hurry(served: Served) -> None:
+    served.times = PATIENT
+    served.write()
+
+    async def test() -> None:
+        for number in range(50):
+            served.twin.refusal = (403, f"refused, request {number}")
+            await asyncio.sleep(0.01)
+
+    served.run(test)
+    assert len(served.told.events) == 1
+
+
+def test_the_pod_of_one_of_before_is_waited_for_and_no_longer(served: Served) -> None:
+    served.times = PATIENT
+    served.write()
+
+    async def test() -> None:
+        await served.until(served.status)
+        served.twin.delete("sharepods", "team", "sharepod1", cascades=False)
+        served.write()
+        await served.until(lambda: served.told.events)
+        served.twin.delete("pods", "team", "sharepod1")
+        await served.until(lambda: len(served.twin.created) == 2)
+
+    served.run(test)
+
+
+def test_an_owner_that_does_not_control_a_pod_has_not_made_it(served: Served) -> None:
+    served.write()
+    owners = [{"uid": served.twin.sharepod()["metadata"]["uid"]}]
+    metadata = {"ownerReferences": owners}
+    served.twin.put("pods", "team", "sharepod1", metadata=metadata, status={"phase": "Running"})
+
+    async def test() -> None:
+        await served.until(served.status)
+        assert served.status()["PodStatus"]["reason"] == "ErrResourceExists"
+
+    served.run(test)
 
 
 @pytest.mark.parametrize("owners", [[], [{"uid": "other", "controller": True}]])
@@ -448,15 +487,15 @@ def test_a_definition_is_noticed_when_it_comes_and_when_it_goes(served: Served) 
         await served.settled(rounds=2)
         assert served.twin.created == []
         assert {path for _, path in served.twin.requests} == {"/apis/kubeshare.nthu/v1"}
-        served.twin.is_defined = True
+        served.twin.define(is_defined=True)
         await served.until(served.status)
-        served.twin.is_defined = False
+        served.twin.define(is_defined=False)
         await served.settled()
         asked = len(served.twin.requests)
         await served.settled()
         since = {path for _, path in served.twin.requests[asked:]}
         assert since <= {"/apis/kubeshare.nthu/v1"}
-        served.twin.is_defined = True
+        served.twin.define(is_defined=True)
         served.write("second")
         await served.until(lambda: served.status("second"))
 
