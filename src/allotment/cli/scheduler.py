@@ -220,6 +220,7 @@ def command(
       allot scheduler --kubeconfig ~/.kube/config --listen 127.0.0.1:9447
       allot scheduler --listen :9447 --lease allotment-system/allotment-scheduler
     """  # noqa: D301 - click's mark
+    _check_scheduler(scheduler_name)
     if print_config or print_manifests:
         if print_config and print_manifests:
             raise click.UsageError("--print-config and --print-manifests are for two files")
@@ -287,6 +288,19 @@ def _systems(text: str) -> frozenset[str]:
                 hint=f"write some of: {', '.join(SYSTEMS)}; drain nodes of other systems",
             )
     return frozenset(names)
+
+
+def _check_scheduler(name: str) -> None:
+    """Refuse a name that no scheduler has: pods that have it would wait for ever."""
+    import re
+
+    from allotment.model.errors import UsageError
+
+    if name and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", name):
+        raise UsageError(
+            f"--scheduler-name {name!r} is no name of a scheduler",
+            hint="write that of kube-scheduler's profile, as in allotment-scheduler",
+        )
 
 
 def _named(text: str, what: str, example: str) -> tuple[str, str]:

@@ -104,6 +104,7 @@ def test_settings_that_are_none_are_told(option: str, tmp_path: Path) -> None:
         (["--metrics-listen", "nowhere"], "address"),
         (["--webhook-listen", "nowhere"], "address"),
         (["--webhook-service", "x"], "Service"),
+        (["--scheduler-name", "A b"], "no name of a scheduler"),
         (["--tls-cert-file", "only.crt"], "belong together"),
     ],
 )
