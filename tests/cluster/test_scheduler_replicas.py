@@ -127,14 +127,31 @@ class Installation:
     def __init__(self, cluster: Cluster, replicas: list[Replica]) -> None:
         self.cluster = cluster
         self.replicas = replicas
-        turns = itertools.cycle(replicas)
+        self._ready: list[Replica] = []
+        self._is_over = threading.Event()
+        turns = itertools.count()
 
         def ready() -> Address | None:
-            found = next((each for _ in replicas if (each := next(turns)).is_ready), None)
-            return (cluster.address, found.webhook) if found is not None else None
+            found = self._ready
+            return (cluster.address, found[next(turns) % len(found)].webhook) if found else None
 
         self.extender = Relay(cluster.node.link.outer, self.endpoint)
         self.webhook = Relay(cluster.node.link.outer, ready)
+        threading.Thread(target=self._probe, daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self.extender.close()
+        self.webhook.close()
+        for each in self.replicas:
+            each.process.stop(number=signal.SIGKILL)
+
+    def _probe(self) -> None:
+        """As a kubelet does, and kube-proxy that hears of it later."""
+        while not self._is_over.wait(1.0):
+            found = [each for each in self.replicas if each.is_ready]
+            if not self._is_over.wait(1.0):
+                self._ready = found
 
     def endpoint(self) -> Address | None:
         """Where the leader's Service leads."""
@@ -184,10 +201,7 @@ def installation(
             review_by_relay(made)
             yield made
         finally:
-            made.extender.close()
-            made.webhook.close()
-            for each in made.replicas:
-                each.process.stop(number=signal.SIGKILL)
+            made.close()
 
 
 def ask_by_certificate(made: Installation) -> None:
@@ -287,12 +301,24 @@ def test_another_one_leads_when_the_leader_is_killed(installation: Installation)
     pods = Pods(installation.cluster, "default")
     names = [f"killed-{number}" for number in range(4)]
     for name in names:
-        pods.create(hami_pod(name))
+        create_at_last(pods, name)
     installation.wait_other_than(leader)
     wait_bound(pods, names)
     leader.start()
     installation.wait_ready()
     assert installation.leader() is not leader
+
+
+def create_at_last(pods: Pods, name: str) -> None:
+    """As a controller does: until it is known that a replica is dead, it may be asked."""
+
+    def is_created() -> bool:
+        with contextlib.suppress(ApiError):
+            pods.create(hami_pod(name))
+            return True
+        return False
+
+    wait_until(is_created, f"pod {name}", timeout_s=30)
 
 
 def test_nobody_is_refused_while_the_leader_is_told_to_end(installation: Installation) -> None:

@@ -170,6 +170,8 @@ class WebhookService:
         del request
         if self._is_leaving:
             response.force_close()
+            # Its headers are made by now.
+            response.headers["Connection"] = "close"
 
     async def _listen(self) -> int:
         host, port = parse_address(self._settings.listen)

@@ -116,6 +116,23 @@ def test_until_quotas_are_known_nobody_is_answered_and_readiness_says_why(
     )
 
 
+def test_who_ends_is_not_ready_and_answers_the_api_server_once_more_on_each_connection(
+    with_scheduler: Callable[[SchedulerSettings, Act], None],
+) -> None:
+    async def act(scheduler: Scheduler) -> None:
+        assert scheduler.webhook is not None
+        async with TestClient(TestServer(scheduler.webhook.app)) as client:
+            kept = await client.post(PATH, data=b"{")
+            assert "Connection" not in kept.headers
+            await scheduler.end()
+            assert amiss(scheduler) == ["it is ending"]
+            ended = await client.post(PATH, data=b"{")
+            assert ended.status == kept.status
+            assert ended.headers["Connection"] == "close"
+
+    with_scheduler(SchedulerSettings(webhook=ListenSettings()), act)
+
+
 def amiss(scheduler: Scheduler) -> Sequence[str]:
     return scheduler.probes().is_ready()
 
