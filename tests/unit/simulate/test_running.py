@@ -4,6 +4,7 @@
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,15 @@ from allotment.simulate.outcomes import Outcome
 from allotment.simulate.running import Task, run_tasks
 from allotment.simulate.scenes import TraceScene
 
+ROOT = Path(__file__).resolve().parents[3]
 SCENE = TraceScene(trace=generate(seed=2, scale=0.01))
 TASKS = [Task(policy, seed) for policy in ("first-fit", "random") for seed in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def _found_in_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a process that is started anew find this module, also where pytest is no `-m pytest`."""
+    monkeypatch.syspath_prepend(ROOT)
 
 
 def test_together_they_come_out_as_alone() -> None:
