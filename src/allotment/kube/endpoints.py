@@ -103,7 +103,8 @@ class ServiceEndpoint:
 
 def _endpoint(item: _Slice) -> Endpoint | None:
     try:
-        (one,), (port,) = item.endpoints or (), item.ports or ()
+        (one,) = item.endpoints or []
+        (port,) = item.ports or []
         (address,) = one.addresses
     except ValueError:
         return None

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from allotment.kube.errors import KubeError
@@ -73,12 +74,16 @@ class Rereading:
             self._pauses[uid] = (pause_s, now + pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             task = asyncio.create_task(self._reread(wanted[uid]))
             self._tasks[uid] = task
-            task.add_done_callback(lambda _, uid=uid: self._tasks.pop(uid, None))
+            task.add_done_callback(partial(self._done, uid))
 
     def close(self) -> None:
         """Read nothing more."""
         for each in self._tasks.values():
             each.cancel()
+
+    def _done(self, uid: PodUid, task: asyncio.Task[None]) -> None:
+        del task
+        self._tasks.pop(uid, None)
 
     async def _reread(self, pod: Doubtful) -> None:
         with suppress(KubeError):  # it is asked for again
