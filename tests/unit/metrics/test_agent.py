@@ -94,8 +94,8 @@ def test_reports_make_events_on_whom_they_are_about() -> None:
     assert told[0] == told[1]
     reports.node("B", "b", is_warning=False)
     assert [str(each[0]) for each in told[1:]] == [
-        "Reference(kind='Pod', name='train', uid='u', namespace='ml')",
-        "Reference(kind='Node', name='n1', uid='n1', namespace='')",
+        "Reference(kind='Pod', name='train', uid='u', namespace='ml', api_version='v1')",
+        "Reference(kind='Node', name='n1', uid='n1', namespace='', api_version='v1')",
     ]
 
 
