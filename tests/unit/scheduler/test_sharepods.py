@@ -82,6 +82,13 @@ class Served:
         """Wait for as long as it takes to look at everything some times over."""
         await asyncio.sleep(rounds * TIMES.again_s)
 
+    async def quiet(self) -> None:
+        """Wait until what was begun is over: nothing is asked for, for some time."""
+        asked = -1
+        while asked != len(self.twin.requests):
+            asked = len(self.twin.requests)
+            await self.settled()
+
     def write(self, name: str = "sharepod1", namespace: str = "team", **changes: Any) -> None:  # noqa: ANN401 - JSON
         fields = {"metadata": {"annotations": ASKS}, "spec": SPEC} | changes
         self.twin.put("sharepods", namespace, name, **fields)
@@ -467,7 +474,7 @@ def test_who_does_not_lead_does_nothing_and_who_begins_to_does_all(served: Serve
         served.leads = True
         await served.until(served.status)
         served.leads = False
-        await served.settled(rounds=1)
+        await served.quiet()
         served.write("second")
         asked = len(served.twin.requests)
         await served.settled()

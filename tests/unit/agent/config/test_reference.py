@@ -14,7 +14,9 @@ from allotment.agent.config.overlay import load
 from allotment.agent.config.parsing import VERSION
 
 ROOT = Path(__file__).resolve().parents[4]
-REFERENCE = (ROOT / "docs" / "reference" / "config.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "config.md").read_text()
+#: The page says at its end how the scheduler is told what to do: another document.
+REFERENCE = PAGE[: PAGE.index("\n## The scheduler's settings\n")]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in REFERENCE.splitlines()
