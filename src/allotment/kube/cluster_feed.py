@@ -25,6 +25,7 @@ from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
 from allotment.kube.foreign_pods import foreign_pod
 from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
+from allotment.kube.listing import decoded
 from allotment.kube.objects import ENDED, Metadata, NodeObject, ObjectList, PodObject, to_pod
 from allotment.kube.versions import is_as_late
 from allotment.kube.watching import Following, Subject
@@ -296,7 +297,7 @@ class ClusterFeed:
         """
         params = {"limit": "1"}
         body = await self._api.get("/api/v1/pods", asked="list pods", params=params)
-        version = _VERSION.decode(body).metadata.resource_version
+        version = decoded(_VERSION, body, asked="list pods").metadata.resource_version
         with suppress(TimeoutError):
             async with asyncio.timeout(_ECHO_S):
                 # Nobody is told of versions: a bookmark changes nothing else.

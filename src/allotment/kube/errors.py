@@ -120,7 +120,7 @@ def explain_refusal(
     """
     try:
         told = msgspec.json.decode(body, type=_Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # A proxy's page, say: the status alone has to do.
         told = _Status()
     code = status or told.code or _SERVER_ERROR

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of objects, page by page: no more of them in memory at once than one answer has."""
+"""Lists of objects, page by page: no more of them in memory at once than one answer has.
+
+And reading any answer: what one object's author can write must not make all others unreadable.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import TypeVar
@@ -8,6 +11,7 @@ import msgspec
 
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError
+from allotment.kube.nesting import shallow
 from allotment.kube.objects import ObjectList
 
 __all__ = ["decoded", "pages"]
@@ -42,10 +46,16 @@ async def pages(
 def decoded(
     decoder: "msgspec.json.Decoder[_DecodedT]", data: bytes | msgspec.Raw, *, asked: str
 ) -> _DecodedT:
-    """Decode what the API server has answered. Raises `KubeError`."""
+    """Decode what the API server has answered. Raises `KubeError`.
+
+    Where something in it is nested deeper than the decoder goes, that is null.
+    """
     try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            return decoder.decode(data)
+        except RecursionError:
+            return decoder.decode(shallow(bytes(data)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise KubeError(
             f"the API server's answer to {asked} is not understood: {error}",
             hint="is this the API server's address, and not a proxy's?",

@@ -20,8 +20,10 @@ from allotment.dialects.kubeshare_sharepods import GROUP, KIND
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError, ObjectMissingError
 from allotment.kube.listing import decoded
+from allotment.kube.nesting import shallow
 from allotment.kube.objects import Metadata, ObjectList
 from allotment.kube.watching import Following, Subject
+from allotment.model.errors import UsageError
 
 __all__ = ["MADE_FOR", "MANIFEST", "PodSeen", "SharePod", "SharePods", "changed"]
 
@@ -31,6 +33,8 @@ MANIFEST: Final = "deploy/manifests/kubeshare-sharepods.yaml"
 """Defines them, and has the rights to serve them."""
 _VERSION: Final = f"{GROUP}/v1"
 _PATH: Final = f"/apis/{_VERSION}"
+_MOST_LEVELS: Final = 100
+"""Of lists and maps in one another. Fewer than are left when an answer is cut."""
 
 
 class _Object(msgspec.Struct, kw_only=True):
@@ -207,7 +211,15 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 
 def _sharepod(item: _Object) -> SharePod:
+    """Raises `UsageError`: it is nested deeper than any pod's."""
     meta = item.metadata
+    spec = bytes(item.spec)
+    if shallow(spec, levels=_MOST_LEVELS) != spec:
+        raise UsageError(
+            f"sharepod {meta.namespace}/{meta.name}: its spec is nested more than"
+            f" {_MOST_LEVELS} levels deep",
+            hint="no pod's is: write what a pod's spec may have",
+        )
     metadata = {
         "name": meta.name,
         "namespace": meta.namespace,
@@ -215,7 +227,7 @@ def _sharepod(item: _Object) -> SharePod:
         "labels": meta.labels or {},
         "annotations": meta.annotations or {},
     }
-    status = msgspec.json.decode(item.status)
+    status = msgspec.json.decode(shallow(bytes(item.status), levels=_MOST_LEVELS))
     return SharePod(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -225,7 +237,7 @@ def _sharepod(item: _Object) -> SharePod:
             "apiVersion": _VERSION,
             "kind": KIND,
             "metadata": metadata,
-            "spec": msgspec.json.decode(item.spec),
+            "spec": msgspec.json.decode(spec),
         },
         status=status if isinstance(status, dict) else {},
         is_ending=meta.deletion_timestamp is not None,

@@ -241,8 +241,7 @@ class Following(Generic[ItemT, ValueT]):
         value = self.values.get(uid)
         self._version = item.metadata.resource_version
         if value != before:
-            if self._on_change is not None:
-                self._on_change(uid, value)
+            self._changed(uid, value)
             self.signal.notify()
 
     def _read(self, item: ItemT, values: dict[str, ValueT], unread: dict[str, str]) -> None:
@@ -268,10 +267,19 @@ class Following(Generic[ItemT, ValueT]):
         if self._on_change is None:
             return
         for uid in before.keys() - self.values.keys():
-            self._on_change(uid, None)
+            self._changed(uid, None)
         for uid, value in self.values.items():
             if before.get(uid) != value:
-                self._on_change(uid, value)
+                self._changed(uid, value)
+
+    def _changed(self, uid: str, value: ValueT | None) -> None:
+        """Tell of one object: whoever is told and fails of it is told of all others."""
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(uid, value)
+        except Exception:  # noqa: BLE001 - for that reason
+            _log.exception("not taken note of", uid=uid, subject=self._subject.name)
 
     def _decoded(
         self, decoder: "msgspec.json.Decoder[DecodedT]", data: bytes | msgspec.Raw

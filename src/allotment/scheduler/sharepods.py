@@ -107,10 +107,13 @@ class SharePodKeeper:
     async def run(self) -> NoReturn:
         """Serve for ever; with nothing to do where nobody has defined SharePods."""
         while True:
-            if self._leads() and await self._are_defined():
-                await self._serve()
-            else:
-                await asyncio.sleep(self._times.look_s if self._leads() else self._times.tick_s)
+            try:
+                if self._leads() and await self._are_defined():
+                    await self._serve()
+                    continue
+            except Exception:  # noqa: BLE001 - pods are placed and bound beside it, whatever it is
+                _log.exception("SharePods are not served; it begins anew")
+            await asyncio.sleep(self._times.look_s if self._leads() else self._times.tick_s)
 
     async def _are_defined(self) -> bool:
         try:
@@ -227,10 +230,12 @@ class SharePodKeeper:
     async def _try(self, sharepod: SharePod) -> None:
         """Serve one SharePod; what is wrong is told, and tried again later."""
         try:
-            await self._serve_one(sharepod)
-        except _RefusedError as error:
-            self._troubled(sharepod)
-            await self._refuse(sharepod, error)
+            try:
+                await self._serve_one(sharepod)
+            except _RefusedError as error:
+                self._troubled(sharepod)
+                await self._refuse(sharepod, error)
+                return
         except ObjectMissingError:
             return  # it, or its namespace, has just been deleted
         except ConflictError:

@@ -174,3 +174,31 @@ def test_an_object_that_another_list_cannot_read_is_not_gone(
         assert told == ([("uid-good", "good@1")] if is_known else [])
 
     run(followed.run(), test())
+
+
+def test_whoever_is_told_and_fails_of_one_object_is_told_of_all_others(
+    server: Server,
+    new_watch: Callable[..., Watch],
+    listed: Maker,
+    pod: Maker,
+    run: Runner,
+    until: Until,
+) -> None:
+    told: list[str] = []
+
+    def on_change(uid: str, value: str | None) -> None:
+        if uid.startswith("uid-odd"):
+            raise KeyError(value)
+        told.append(uid)
+
+    followed = following(server, backoff=Pauses(), on_change=on_change)
+    server.lists.append(listed(pod("odd"), pod("a")))
+    watch = new_watch()
+
+    async def test() -> None:
+        await until(lambda: followed.is_synced)
+        watch.send({"type": "ADDED", "object": pod("odd2", version="2")})
+        watch.send({"type": "ADDED", "object": pod("b", version="3")})
+        await until(lambda: told == ["uid-a", "uid-b"])
+
+    run(followed.run(), test())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -395,6 +395,86 @@ def test_what_is_no_pods_spec_is_refused_and_hinders_no_other(served: Served) ->
 
     served.run(test)
     assert {each["metadata"]["name"] for each in served.twin.created} == {"good", "odd"}
+
+
+DEEP_MARK = "nested deeper than any decoder goes"
+DEEP = b'{"a":' * 5000 + b"1" + b"}" * 5000
+"""Go's decoder lets 10,000 levels pass; so does a definition that keeps unknown fields."""
+
+
+class Deepening:
+    """An API whose answers are nested deep where an object has `DEEP_MARK`."""
+
+    def __init__(self, api: Any) -> None:  # noqa: ANN401 - an Api
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        return getattr(self._api, name)
+
+    async def get(self, *args: Any, **more: Any) -> bytes:  # noqa: ANN401 - an Api's
+        return deepened(await self._api.get(*args, **more))
+
+    async def lines(self, *args: Any, **more: Any) -> AsyncIterator[bytes]:  # noqa: ANN401 - likewise
+        async for line in self._api.lines(*args, **more):
+            yield deepened(line)
+
+
+def deepened(answer: bytes) -> bytes:
+    return answer.replace(json.dumps(DEEP_MARK).encode(), DEEP)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_what_is_nested_too_deep_is_that_sharepods_trouble_alone(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    is_watched: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    plain = Served.keeper
+    monkeypatch.setattr(Served, "keeper", lambda self, api: plain(self, Deepening(api)))
+
+    def write() -> None:
+        served.write("spec", spec={**SPEC, "x": DEEP_MARK})
+        served.write("fields", metadata={"annotations": ASKS, "managedFields": DEEP_MARK})
+        served.write("status", status={"x": DEEP_MARK})
+        served.write("good")
+
+    if not is_watched:
+        write()
+
+    async def test() -> None:
+        if is_watched:
+            served.write("first")
+            await served.until(lambda: served.status("first"))
+            write()
+        names = {"good", "fields", "status"}
+        await served.until(lambda: all("PodObjectMeta" in served.status(each) for each in names))
+
+    served.run(test)
+    assert {each["metadata"]["name"] for each in served.twin.created} - {"first"} == {
+        "good",
+        "fields",
+        "status",
+    }
+
+
+def test_whatever_ends_the_serving_it_begins_anew(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = SharePods.follow_pods
+    times = iter([ValueError("a defect")])
+
+    def follow_pods(*args: Any) -> Any:  # noqa: ANN401 - theirs
+        for error in times:
+            raise error
+        return plain(*args)
+
+    monkeypatch.setattr(SharePods, "follow_pods", follow_pods)
+    served.write()
+
+    async def test() -> None:
+        await served.until(lambda: served.status().get("PodObjectMeta"))
+
+    served.run(test)
 
 
 def test_a_pod_that_cannot_be_understood_is_that_sharepods_trouble_alone(served: Served) -> None:
