@@ -18,6 +18,7 @@ from testbed.waiting import wait_until
 
 RECORD = "hami.io/vgpu-devices-allocated"
 TEAM = "/api/v1/namespaces/team/pods"
+ASKS = "nvidia.com/container.main.gpu-memory.limit"
 GIVEN = {
     "hami": {RECORD: "GPU-a,NVIDIA,81920,100:;", "hami.io/vgpu-node": "n1"},
     "volcano": {"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,81920,100:"},
@@ -26,7 +27,6 @@ GIVEN = {
     "gpushare": {"ALIYUN_COM_GPU_MEM_IDX": "0"},
     "tencent": {"tencent.com/predicate-gpu-idx-0": "0"},
     "elastic-gpu": {"elasticgpu.io/container-main": "0"},
-    "kubeshare-2": {"sharedgpu/gpu_uuid": "GPU-a"},
     "kai": {"nvidia.com/container.main.gpus.devices": "GPU-a"},
 }
 
@@ -116,19 +116,77 @@ def test_no_pod_is_created_with_a_record(tenant: Api, system: str) -> None:
     tenant.post(TEAM, body, dryRun="All")
 
 
-def test_what_it_asks_for_by_labels_stays_while_it_has_it(tenant: Api, scheduler: Api) -> None:
+def test_who_binds_writes_a_record_on_a_binding_and_on_no_new_pod(
+    control_plane: Cluster, tenant: Api, scheduler: Api
+) -> None:
+    installing.make_role(
+        control_plane,
+        "creators",
+        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}],
+    )
+    installing.bind(
+        control_plane, "scheduler", namespace="other-system", role="creators", everywhere=True
+    )
+    with pytest.raises(ApiError, match="is written when the pod is placed"):
+        scheduler.post(TEAM, pod("own", container(["sleep"]), annotations=GIVEN["hami"]))
+    tenant.post(TEAM, pod("waits", container(["sleep"])))
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "waits", "annotations": GIVEN["hami"]},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "no-such-node"},
+    }
+    scheduler.post(f"{TEAM}/waits/binding", binding)
+    assert tenant.get(f"{TEAM}/waits")["metadata"]["annotations"] == GIVEN["hami"]
+    tenant.delete(f"{TEAM}/waits")
+
+
+def test_no_controller_writes_a_record_for_a_tenant(control_plane: Cluster, tenant: Api) -> None:
+    """The DaemonSet controller may bind pods in every Kubernetes, and creates what it is told."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a-node"}}
+    control_plane.api.post("/api/v1/nodes", node)
+    template = pod("x", container(["sleep"]), annotations={ASKS: "80Gi", **GIVEN["kai"]})
+    labels = {"app": "forged", "allotment.dev/webhook": "ignore"}
+    spec = {**template["spec"], "schedulerName": "kai-scheduler", "restartPolicy": "Always"}
+    annotations = template["metadata"]["annotations"]
+    forged = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "forged"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "forged"}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": spec,
+            },
+        },
+    }
+    path = "/apis/apps/v1/namespaces/team/daemonsets"
+    tenant.post(path, forged)
+
+    def is_told() -> bool:
+        events = control_plane.api.items("/api/v1/namespaces/team/events")
+        return any(
+            each["reason"] == "FailedCreate" and "allotment-records" in each["message"]
+            for each in events
+        )
+
+    wait_until(is_told, "the controller is refused", timeout_s=60)
+    assert not tenant.items(TEAM, labelSelector="app=forged")
+    tenant.delete(f"{path}/forged")
+
+
+def test_what_it_asks_for_by_annotations_stays_while_it_has_it(tenant: Api, scheduler: Api) -> None:
     path = f"{TEAM}/asks"
     body = pod("asks", container(["sleep"]))
-    body["metadata"]["labels"] = {"sharedgpu/gpu_limit": "0.1", "app": "a"}
+    body["spec"]["schedulerName"] = "kai-scheduler"
+    body["metadata"]["annotations"] = {ASKS: "1Gi"}
+    body["metadata"]["labels"] = {"app": "a"}
     body["metadata"]["labels"]["allotment.dev/webhook"] = "ignore"
     tenant.post(TEAM, body)
-    more = {"metadata": {"labels": {"sharedgpu/gpu_limit": "1.0"}}}
-    tenant.patch(path, more)
-    given = {"metadata": {"annotations": GIVEN["kubeshare-2"]}}
-    scheduler.patch(path, given)
-    less = {"metadata": {"labels": {"sharedgpu/gpu_limit": "0.1"}}}
-    with pytest.raises(ApiError, match="cannot be changed once it has its GPUs"):
-        tenant.patch(path, less)
+    annotate(tenant, path, {ASKS: "2Gi"})
+    annotate(scheduler, path, GIVEN["kai"])
+    assert "cannot be changed once it has its GPUs" in refused(tenant, path, {ASKS: "1Gi"})
     tenant.patch(path, {"metadata": {"labels": {"app": "b"}}})
     tenant.delete(path)
 

@@ -174,8 +174,6 @@ class KubeShare2Dialect:
     UUID: Final = "sharedgpu/gpu_uuid"
     """An annotation, as the model and the memory are at the same time; these are what was given."""
 
-    records: Final = (UUID,)
-
     ASKING: Final = (REQUEST, LIMIT, MEMORY)
     """Those by which it is recognised."""
     labels: Final = (*ASKING, MODEL, PRIORITY, *GROUP)
@@ -287,13 +285,18 @@ class KubeShare2Dialect:
         return written
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
-        """Read the annotation that KubeShare's scheduler wrote on a pod of its own."""
+        """Refuse a pod that runs by KubeShare 2.0.
+
+        Its scheduler ends the pod that it was asked about and creates another, with the record: so
+        records cannot be kept from those who create pods, or have a controller do so.
+        """
         del node
-        text = pod.annotations.get(self.UUID)
-        if text is None or pod.scheduler != SCHEDULER:
+        if self.UUID not in pod.annotations or pod.scheduler != SCHEDULER:
             return {}
-        container = _taker(pod, self.LIMIT)
-        return {container: [each.strip() for each in text.strip(", ").split(",")]}
+        problem = f"it runs by KubeShare 2.0, which creates pods with the annotation {self.UUID},"
+        problem += " as anybody may"
+        hint = "end it before the node is taken over, or let it end there"
+        raise refusal(pod, None, problem, hint=hint)
 
 
 def _recognised(there: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:

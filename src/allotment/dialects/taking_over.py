@@ -9,7 +9,8 @@ A record on a pod is a text that others may have a hand in, so that as little as
 of it. That is where the pod is, on which GPUs. That it has any at all is in its containers'
 resources, which nobody can change once it is made (or, where a system asks by annotations, in its
 scheduler's name); how much it has is what it asks for, neither less nor more. That nobody but a
-scheduler writes a record is the admission policies' business.
+scheduler writes a record is the admission policies' business, and nothing is believed of a system
+that creates its pods with one: so might anybody's controller.
 """
 
 import re
@@ -33,10 +34,9 @@ SYSTEMS: Final = (
     "aliyun",
     "tencent",
     "elastic-gpu",
-    "kubeshare-2",
     "kai",
 )
-"""Dialects of systems whose pods say which GPUs they have."""
+"""Dialects of systems whose pods say which GPUs they have, in words that can be held."""
 
 _OURS = "allotment.dev/"
 _KUBERNETES = re.compile(r"(?:[^/]*\.)?kubernetes\.io/|[^/]*$")

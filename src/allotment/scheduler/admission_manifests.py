@@ -204,7 +204,8 @@ _WHY: Final = {
     "allotment-records": (
         "What another system gave a pod, as it says on the pod: by such a record GPUs count as"
         " taken while nodes are taken over. Written by schedulers, whatever they are called:"
-        " whoever may bind pods in all namespaces, or change nodes."
+        " whoever may bind pods in all namespaces, or change nodes. Nobody creates a pod with one:"
+        " controllers that bind do so for those who own their objects."
     ),
 }
 _RECORD_MESSAGES: Final = (

@@ -6,6 +6,10 @@ annotations, which a pod's owner may write as any other: so the API server holds
 placement. Whose schedulers those are, and what their service accounts are called, is each cluster's
 own; what they have in common is that they bind pods in every namespace, or change nodes, as the
 device plugins of these systems do. No owner of a namespace may do either.
+
+But controllers may that work for him: what a DaemonSet's author writes, its controller creates, and
+that one may bind. So no pod is created with a record, whoever asks for it: the systems whose
+records count write them afterwards, or with the Binding.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,6 +32,7 @@ _NEW_LABELS: Final = "object.metadata.?labels.orValue({})"
 _OLD_LABELS: Final = "oldObject.metadata.?labels.orValue({})"
 _IS_NEW: Final = "request.operation != 'UPDATE'"
 _IS_UPDATE: Final = "request.operation == 'UPDATE'"
+_IS_BINDING: Final = "request.kind.kind == 'Binding'"
 _IS_SCHEDULER: Final = (
     "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
     " || authorizer.group('').resource('nodes').check('patch').allowed()"
@@ -71,7 +76,10 @@ def _same(values: str, new: str, old: str) -> str:
 
 RECORD_RULES: Final = (
     # A pod that was translated, and is copied with all that is on it, is not taken over.
-    f"{_IS_UPDATE} || '{DIALECT}' in variables.annotations || variables.isScheduler",
+    (
+        f"{_IS_UPDATE} || '{DIALECT}' in variables.annotations"
+        f" || {_IS_BINDING} && variables.isScheduler"
+    ),
     f"{_IS_NEW} || {_same('annotations', 'records', 'oldRecords')} || variables.isScheduler",
     # So much it has as it asks for, and some ask by annotations and labels.
     (

@@ -14,7 +14,6 @@ from foreign_pods import (
     check_take_over,
     check_translation,
     documented,
-    given_to,
     outcome,
     taken,
     texts,
@@ -273,7 +272,7 @@ def served(annotations: dict[str, str], labels: dict[str, str]) -> ForeignPod:
     return replace(pod(annotations, labels, node="node-1"), scheduler="kubeshare-scheduler")
 
 
-def test_the_receipt_of_labels_reads_back() -> None:
+def test_the_receipt_of_labels_says_what_was_given() -> None:
     subject = second(gpu_request="0.5", gpu_limit="1.0", gpu_mem="1073741824")
     given = booking(main=[PlacedDevice("GPU-c", GI, 5000)])
     receipt = V2.receipt(subject, given, NODE, now=0)
@@ -282,21 +281,17 @@ def test_the_receipt_of_labels_reads_back() -> None:
         "sharedgpu/gpu_mem": "1073741824",
         "sharedgpu/gpu_model": "Tesla-T4",
     }
-    running = served(dict(receipt), dict(subject.labels))
-    assert given_to(taken(V2, running)) == given_to(given)
-    assert taken(V2, replace(running, scheduler="default-scheduler")) is None
-    less = {**receipt, "sharedgpu/gpu_mem": "1048576"}
-    assert given_to(taken(V2, replace(running, annotations=less))) == given_to(given)
 
 
-def test_whole_gpus_are_taken_over_whole() -> None:
-    running = served({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, dict(second(gpu_request="2").labels))
-    with pytest.raises(UsageError, match="gpu_limit"):
+def test_a_pod_of_its_scheduler_is_not_believed() -> None:
+    """That scheduler creates the pod with the record: any controller may do so for a tenant."""
+    asked = dict(second(gpu_request="0.5", gpu_limit="1.0").labels)
+    running = served({"sharedgpu/gpu_uuid": "GPU-a"}, asked)
+    with pytest.raises(UsageError, match="as anybody may") as told:
         taken(V2, running)
-    labels = dict(second(gpu_request="2", gpu_limit="2").labels)
-    running = served({"sharedgpu/gpu_uuid": "GPU-a,GPU-c,"}, labels)
-    whole = tuple(PlacedDevice(each, 15 * GI, WHOLE) for each in ("GPU-a", "GPU-c"))
-    assert given_to(taken(V2, running)) == {"main": whole}
+    assert "end it" in str(told.value.hint)
+    assert taken(V2, replace(running, scheduler="default-scheduler")) is None
+    assert taken(V2, replace(running, annotations={})) is None
 
 
 # ---- SharePod objects ----------------------------------------------------------------------------

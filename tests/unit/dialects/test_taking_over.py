@@ -61,11 +61,6 @@ RUNNING = {
         {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "4"},
     ),
     "elastic-gpu": pod({"elasticgpu.io/container-train": "1"}, {"elasticgpu.io/gpu-memory": "100"}),
-    "kubeshare-2": pod(
-        {"sharedgpu/gpu_uuid": "GPU-b"},
-        labels={"sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_request": "0.5"},
-        scheduler="kubeshare-scheduler",
-    ),
     "kai": pod(
         {
             "nvidia.com/container.train.gpu-memory.limit": "1Gi",
@@ -81,7 +76,6 @@ HAS = {
     "aliyun": (GI, 0),
     "tencent": (GI, 3000),
     "elastic-gpu": (100 * MI, 0),
-    "kubeshare-2": (15 * GI // 2, 5000),
     "kai": (GI, 0),
 }
 
@@ -151,7 +145,18 @@ def test_a_record_that_cannot_be_read_is_told() -> None:
 
 
 def test_systems_of_which_nothing_can_be_read_cannot_be_named() -> None:
-    assert {*SYSTEMS} == {*NAMES} - {"qgpu", "kubeshare", "deepomatic", "nvidia"}
+    assert {*SYSTEMS} == {*NAMES} - {*("qgpu", "kubeshare", "kubeshare-2", "deepomatic", "nvidia")}
+
+
+def test_a_system_that_creates_pods_with_records_is_not_believed() -> None:
+    """So may anybody who has a controller create them."""
+    labels = {"sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_request": "0.5"}
+    theirs = pod({"sharedgpu/gpu_uuid": "GPU-b"}, labels=labels, scheduler="kubeshare-scheduler")
+    for systems in (SYSTEMS, NAMES):
+        with pytest.raises(UsageError, match=r"KubeShare 2\.0.*as anybody may") as told:
+            books(theirs, systems=systems)
+        assert "end it" in str(told.value.hint)
+    assert books(replace(theirs, scheduler="default-scheduler")) is None
 
 
 RECORDS = st.one_of(

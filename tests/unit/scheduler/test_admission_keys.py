@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,6 +239,40 @@ def test_what_is_read_of_running_pods_is_what_is_held() -> None:
     assert "k.endsWith('.gpus.devices')" in record_condition(ALL)
     for dialect in DIALECTS:
         assert bool(keys_of(dialect).records) == (dialect.name in SYSTEMS), dialect.name
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "annotations", "is_let"),
+    [
+        # A DaemonSet's author writes what its controller creates, and that one binds, too.
+        ("Pod", "CREATE", {}, False),
+        ("Pod", "CREATE", {"allotment.dev/dialect": "kai"}, True),
+        ("Binding", "CREATE", {}, True),
+        ("Pod", "UPDATE", {}, True),
+    ],
+)
+def test_who_binds_may_write_a_record_when_it_binds_and_not_when_it_creates(
+    kind: str, operation: str, annotations: dict[str, str], *, is_let: bool
+) -> None:
+    assert is_said_of(RECORD_RULES[0], kind, operation, annotations, is_scheduler=True) == is_let
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"), [("Pod", "CREATE"), ("Binding", "CREATE")], ids=["pod", "binding"]
+)
+def test_nobody_else_writes_a_record(kind: str, operation: str) -> None:
+    assert not is_said_of(RECORD_RULES[0], kind, operation, {}, is_scheduler=False)
+
+
+def is_said_of(
+    rule: str, kind: str, operation: str, annotations: dict[str, str], *, is_scheduler: bool
+) -> bool:
+    """Look at a rule of nothing but comparisons: those are Python's, too."""
+    its = {
+        "request": SimpleNamespace(operation=operation, kind=SimpleNamespace(kind=kind)),
+        "variables": SimpleNamespace(annotations=annotations, isScheduler=is_scheduler),
+    }
+    return bool(eval(rule.replace("||", "or").replace("&&", "and"), its))  # noqa: S307 - our own
 
 
 @pytest.mark.parametrize(
