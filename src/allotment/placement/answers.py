@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from allotment.model.clusters import PodNeed
+from allotment.model.clusters import NodeRejection, PodNeed
 from allotment.placement.arrays import Arrays
 
 __all__ = ["Answer", "Answers"]
@@ -28,13 +28,21 @@ class Answer(NamedTuple):
     """How many devices have no share with the pod's affinity tag."""
     is_near: bool = False
     """Some device has such a share."""
+    refusal: NodeRejection | None = None
+    """Why it has none, where that is what a search has found out."""
+    is_final: bool = True
+    """To ask again would find the same. Else there was too little effort left to look fairly."""
 
 
 class Answers(Generic[_Found]):
     """By what pods ask for, and node."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(
+        self, arrays: Arrays, *, is_final: Callable[[_Found], bool] = lambda _: True
+    ) -> None:
+        """`is_final`: is this worth keeping?"""
         self._arrays = arrays
+        self._is_final = is_final
         self._needs: OrderedDict[Hashable, dict[int, tuple[int, _Found]]] = OrderedDict()
         self._kept = 0
 
@@ -50,10 +58,10 @@ class Answers(Generic[_Found]):
             before = known.get(row)
             if before is not None and before[0] == version:
                 return before[1]
-            if before is None:
-                self._kept += 1
             now = ask()
-            known[row] = version, now
+            if self._is_final(now):
+                self._kept += before is None
+                known[row] = version, now
             return now
 
         return answer

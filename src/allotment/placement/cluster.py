@@ -14,6 +14,7 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from allotment.placement.policies import Policy, make
 from allotment.placement.rankings import Ranking, Refusals, Why
 from allotment.placement.refusals import Reason, unknown_node
 from allotment.placement.refusals_at_once import refusals_at
+from allotment.placement.searches import MOST_EFFORT
+from allotment.placement.selections import Effort
 from allotment.placement.totals import ModelTotals, Totals
 
 __all__ = ["Cluster", "ModelTotals", "Ranking", "Refusals"]
@@ -61,7 +64,7 @@ class Cluster:
         """Of nodes that are not there."""
         self._filter = Filter(self.arrays, self._kinds)
         self._totals = Totals()
-        self._answers: Answers[Answer] = Answers(self.arrays)
+        self._answers: Answers[Answer] = Answers(self.arrays, is_final=lambda each: each.is_final)
         self._refusals: Answers[NodeRejection] = Answers(self.arrays)
 
     # ---- events ----------------------------------------------------------------------------------
@@ -133,12 +136,20 @@ class Cluster:
     # ---- questions -------------------------------------------------------------------------------
 
     def rank(
-        self, need: PodNeed, names: Collection[str] | None = None, *, most: int | None = None
+        self,
+        need: PodNeed,
+        names: Collection[str] | None = None,
+        *,
+        most: int | None = None,
+        effort: Effort | None = None,
     ) -> Ranking:
         """Return the nodes where a pod can be, best first, at most so many; and who refuses it.
 
-        `names`: of these nodes alone.
+        `names`: of these nodes alone. `effort`: for searches on all nodes together, and for those
+        of other questions that this is a part of; where it is spent, a node is refused as
+        undecided.
         """
+        effort = Effort(MOST_EFFORT) if effort is None else effort
         kind = self._kinds.of(need)
         everywhere = self._costs(need, kind)
         # The arrays do not know that a pod's own booking is not in its way.
@@ -152,19 +163,26 @@ class Cluster:
         fits = np.isfinite(costs[0]) if plain else self._may_fit(need, rows)
         order = self._in_order(rows, costs, fits)
         refused = [self.arrays.names[row] for row in rows[~fits]]
+        others: Mapping[str, NodeRejection | None]
         if plain:
-            best, others = self._checked(need, order, kind, most=most)
+            best, others = self._checked(need, order, kind, most=most, effort=effort)
         else:
-            best, others = self._searched(need, order, most=most)
-        why = self._why(need, kind if plain else None)
+            best, others = self._searched(need, order, most=most, effort=effort)
+        why = self._why(need, kind if plain else None, said=others)
         return Ranking(best, Refusals([*refused, *others, *unknown], why))
 
     def place(
-        self, need: PodNeed, node: str, *, without: Collection[PodUid] = ()
+        self,
+        need: PodNeed,
+        node: str,
+        *,
+        without: Collection[PodUid] = (),
+        effort: Effort | None = None,
     ) -> PodBooking | NodeRejection:
         """Decide on which of a node's devices a pod goes, or say why on none.
 
         `without`: as if these pods were gone. What the pod itself has already is not in its way.
+        `effort`: what is left of that for a question of which this is a part.
         """
         there = self._nodes.get(node)
         if there is None:
@@ -176,7 +194,7 @@ class Cluster:
             self._chain(need, wanted.request, node, is_as_arrays=is_as_arrays)
             for wanted in need.containers
         ]
-        return there.place(need, chains, without=without)
+        return there.place(need, chains, without=without, effort=effort)
 
     def explain(
         self, need: PodNeed, names: Collection[str] | None = None
@@ -318,33 +336,37 @@ class Cluster:
         return ordered
 
     def _checked(
-        self, need: PodNeed, order: IntArray, kind: Kind, *, most: int | None
-    ) -> tuple[list[str], list[str]]:
-        """Return the names of rows that fit as the arrays say, and of those where they err."""
+        self, need: PodNeed, order: IntArray, kind: Kind, *, most: int | None, effort: Effort
+    ) -> tuple[list[str], dict[str, NodeRejection]]:
+        """Return the names of rows that fit as the arrays say, and of those where they err, why."""
         found: list[str] = []
-        others: list[str] = []
+        others: dict[str, NodeRejection] = {}
         for row in order:
             if most is not None and len(found) >= most:
                 break
             name = self.arrays.names[row]
             # Nor that devices of one request share what there is of the host's memory.
             is_doubtful = kind.count > 1 and self._nodes[name].view.may_overflow
-            if is_doubtful and isinstance(self.place(need, name), NodeRejection):
-                others.append(name)
+            decision = self.place(need, name, effort=effort) if is_doubtful else None
+            if isinstance(decision, NodeRejection):
+                others[name] = decision
             else:
                 found.append(name)
         return found, others
 
     def _searched(
-        self, need: PodNeed, order: IntArray, *, most: int | None
-    ) -> tuple[list[str], list[str]]:
-        """Look at the nodes in this order until there are enough that do.
+        self, need: PodNeed, order: IntArray, *, most: int | None, effort: Effort
+    ) -> tuple[list[str], dict[str, NodeRejection | None]]:
+        """Look at the nodes in this order until there are enough that do; say why others do not.
+
+        Each node is searched with a part of the effort that is left, so that the best have the
+        most of it, and those after them something.
 
         Nodes where a device has the pod's affinity tag, and has room for it, come before all
         others: as KubeShare has it, an idle device is taken only where there is none.
         """
         rows = order.tolist()
-        answer = self._answer_for(need)
+        answer = self._answer_for(need, effort)
         wanted = largest(need)
         tagged = self._filter.nodes_with(wanted.request.constraints.affinity) if wanted else ()
         looked = {row: answer(row) for row in rows if self.arrays.names[row] in tagged}
@@ -353,26 +375,28 @@ class Cluster:
             key=lambda row: looked[row].untagged,
         )
         found = dict.fromkeys(near)
-        others = [row for row, each in looked.items() if not each.fits]
         for row in rows:
             if most is not None and len(found) >= most:
                 break
             if row not in looked:
                 looked[row] = answer(row)
-                if not looked[row].fits:
-                    others.append(row)
             if looked[row].fits:
                 found[row] = None
         self._answers.trim()
         names = self.arrays.names
-        return [names[row] for row in found][:most], [names[row] for row in others]
+        others = {names[row]: each.refusal for row, each in looked.items() if not each.fits}
+        return [names[row] for row in found][:most], others
 
-    def _answer_for(self, need: PodNeed) -> Callable[[int], Answer]:
+    def _answer_for(self, need: PodNeed, effort: Effort) -> Callable[[int], Answer]:
         """Return what says of a row whether the pod has a place there."""
         known = self._answers.of(need)
 
         def ask(row: int) -> Answer:
-            return self._nodes[self.arrays.names[row]].answer(need)
+            most = max(_LEAST_EFFORT, effort.left // _PART_OF_EFFORT)
+            with effort.part(most) as lent:
+                found = self._nodes[self.arrays.names[row]].answer(need, effort=lent)
+                is_cut = lent.is_spent and most <= _LEAST_EFFORT
+            return found._replace(is_final=found.fits or not is_cut)
 
         if need.uid in self._homes:
             return ask  # another pod that asks for the same finds less room where this one is
@@ -396,16 +420,31 @@ class Cluster:
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
     def _refusal(self, need: PodNeed, name: str) -> NodeRejection:
-        decision = self.place(need, name)
+        row = self.arrays.row.get(name)
+        if row is None:
+            return unknown_node(name)
+        number = -1
+        if need.containers:
+            number = max(0, int(self._filter.lacking(need, np.array([row]))[0]))
+        decision = self._nodes[name].lacks_for(need, number)
         if isinstance(decision, NodeRejection):
             return decision
         return NodeRejection(name, Reason.CHANGED, "had no room, and has changed since")
 
-    def _why(self, need: PodNeed, kind: Kind | None = None) -> Why:
-        """Return what says why nodes do not do for a pod; `kind` if it is no more than that."""
+    def _why(
+        self,
+        need: PodNeed,
+        kind: Kind | None = None,
+        *,
+        said: Mapping[str, NodeRejection | None] = MappingProxyType({}),
+    ) -> Why:
+        """Return what says why nodes do not do for a pod; `kind` if it is no more than that.
+
+        `said`: what searches have said already. Nothing is searched for words.
+        """
 
         def why(names: Collection[str]) -> Mapping[str, NodeRejection]:
-            found: dict[str, NodeRejection] = {}
+            found = {name: each for name, each in said.items() if each is not None}
             if kind is not None:
                 rows = np.array(
                     [self.arrays.row[name] for name in names if name in self.arrays.row],
@@ -426,6 +465,11 @@ class Cluster:
         return why
 
 
+_PART_OF_EFFORT = 4
+"""One node may take one part in so many of what is left."""
+_LEAST_EFFORT = 500
+"""Enough for two containers of a GPU each on a node with eight; a search that has had no more than
+that, and was not finished, is made again with the next question."""
 _FEW = 8
 """More nodes than that are found by sorting all of them."""
 _TRIED = 24

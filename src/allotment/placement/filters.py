@@ -79,15 +79,28 @@ class Filter:
         fits: BoolArray = (arrays.cpu_free[rows] >= need.cpu_milli) & (
             arrays.memory_free[rows] >= need.memory_bytes
         )
-        for wanted in need.containers:
+        return fits & (self.lacking(need, rows) < 0)
+
+    def lacking(self, need: PodNeed, rows: IntArray) -> IntArray:
+        """Say which container, by its place among all, is the first to find no room; -1: none.
+
+        Containers that ask for the same are looked at once.
+        """
+        arrays = self._arrays
+        lacking = np.full(len(rows), -1, dtype=np.int64)
+        looked: set[Request] = set()
+        for number, wanted in enumerate(need.containers):
             request = wanted.request
+            if request in looked:
+                continue
+            looked.add(request)
             kind = self._kinds.of_request(need, request)
             able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
             if not request.may_oversubscribe:
                 able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
             able &= self._suits(request, rows)
-            fits &= _enough(able, arrays.numa[rows], request)
-        return fits
+            lacking[(lacking < 0) & ~_enough(able, arrays.numa[rows], request)] = number
+        return lacking
 
     def _suits(self, request: Request, rows: IntArray) -> BoolArray:
         """Say which devices may be right for a request's wishes, by row and column."""

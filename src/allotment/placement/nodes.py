@@ -6,6 +6,7 @@ many there are.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
@@ -15,11 +16,15 @@ from allotment.placement.arrays import DeviceRoom
 from allotment.placement.booking import Footprint, Load, base_load, footprint
 from allotment.placement.fit import judge, memory_room, open_modes
 from allotment.placement.ordering import DeviceChain
-from allotment.placement.refusals import lacks_host, refused
-from allotment.placement.searches import Search
+from allotment.placement.refusals import lacks_host, refused, undecided
+from allotment.placement.searches import MOST_EFFORT, Search
+from allotment.placement.selections import Effort
 from allotment.placement.views import Hardware, View
 
 __all__ = ["Node"]
+
+_MOST_FOR_WORDS = 100
+"""Sets of devices, for one container on one node."""
 
 
 class Node:
@@ -105,12 +110,17 @@ class Node:
         )
 
     def place(
-        self, need: PodNeed, chains: Sequence[DeviceChain], *, without: Collection[PodUid] = ()
+        self,
+        need: PodNeed,
+        chains: Sequence[DeviceChain],
+        *,
+        without: Collection[PodUid] = (),
+        effort: Effort | None = None,
     ) -> PodBooking | NodeRejection:
         """Find devices for all of a pod, or say why there are none.
 
         `without`: as if these pods were not there. What the pod itself has does not stand in its
-        way.
+        way. `effort`: what is left of that for a question of which this is a part.
         """
         gone = [self.bookings[uid] for uid in {*without, need.uid} if uid in self.bookings]
         cpu = self.cpu_free + sum(each.cpu_milli for each in gone)
@@ -118,8 +128,12 @@ class Node:
         lacking = lacks_host(need, self.inventory.name, cpu_free=cpu, memory_free=memory)
         if lacking is not None:
             return lacking
-        search = Search(self._without(gone), need, chains)
-        placed = search.run()
+        effort = Effort(MOST_EFFORT) if effort is None else effort
+        if effort.is_spent:
+            return undecided(self.inventory.name, need)
+        with effort.part(MOST_EFFORT) as lent:
+            search = Search(self._without(gone), need, chains, effort=lent)
+            placed = search.run()
         if placed is None:
             return refused(self.inventory.name, need, search.refusal)
         return PodBooking(
@@ -130,14 +144,14 @@ class Node:
             containers=tuple(sorted(placed, key=lambda each: (each.place, each.name))),
         )
 
-    def answer(self, need: PodNeed) -> Answer:
+    def answer(self, need: PodNeed, *, effort: Effort) -> Answer:
         """Say whether a pod has a place here, and how near that is to its affinity tag."""
         quick = self._quick_answer(need)
         if quick is not None:
             return quick
-        decision = self.place(need, [DeviceChain()] * len(need.containers))
+        decision = self.place(need, [DeviceChain()] * len(need.containers), effort=effort)
         if isinstance(decision, NodeRejection):
-            return Answer(fits=False)
+            return Answer(fits=False, refusal=decision)
         used = {
             (each.uuid, container.affinity)
             for container in decision.containers
@@ -148,6 +162,20 @@ class Node:
             for uuid, tag in used
         )
         return Answer(fits=True, untagged=untagged, is_near=untagged < len(used))
+
+    def lacks_for(self, need: PodNeed, number: int) -> NodeRejection | None:
+        """Say why this container of a pod, by its place among all, finds no place here by itself.
+
+        None: it finds one. Below 0: there is no such container, and CPU or memory may be lacking.
+        A look at the devices, and hardly a search: for words about many nodes at once.
+        """
+        name, cpu, memory = self.inventory.name, self.cpu_free, self.memory_free
+        lacking = lacks_host(need, name, cpu_free=cpu, memory_free=memory)
+        if lacking is not None or number < 0:
+            return lacking
+        alone = replace(need, containers=(need.containers[number],))
+        search = Search(self.view, alone, [DeviceChain()], effort=Effort(_MOST_FOR_WORDS))
+        return refused(name, need, search.refusal) if search.run() is None else None
 
     def _quick_answer(self, need: PodNeed) -> Answer | None:
         """Answer by the number of devices that fit, where that is all there is to it."""

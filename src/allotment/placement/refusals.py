@@ -40,6 +40,7 @@ __all__ = [
     "lacks_room",
     "refused",
     "told",
+    "undecided",
     "unknown_node",
 ]
 
@@ -120,8 +121,7 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     whose = f"container {wanted.name}: " if len(need.containers) > 1 else ""
     asked = asked_for(request)
     if refusal.is_unfinished:
-        text = f"{whose}need {asked}, have more choices than can be looked at"
-        return NodeRejection(node, Reason.UNDECIDED, text)
+        return undecided(node, need)
     verdicts = refusal.verdicts
     if len(verdicts) < max(1, request.count):
         return lacks_devices(node, request, len(verdicts), whose=whose)
@@ -132,6 +132,16 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     others = "beside the pod's other containers: " if refusal.depth else ""
     stem = f"{whose}need {asked}, have {others}{_such(fitting)}{have}"
     return _filled(node, reason, stem, amount)
+
+
+def undecided(node: str, need: PodNeed) -> NodeRejection:
+    """Say that nobody has looked at all choices that a node leaves for a pod."""
+    parts = sum(each.request.count for each in need.containers)
+    text = (
+        f"need {format_count(parts, 'GPU')} for {format_count(len(need.containers), 'container')}, "
+        "have more choices than can be looked at; fewer containers with a GPU leave fewer"
+    )
+    return NodeRejection(node, Reason.UNDECIDED, text)
 
 
 def lacks_devices(node: str, request: Request, number: int, *, whose: str = "") -> NodeRejection:

@@ -8,9 +8,9 @@ that they go into room that is booked for these anyway. Each takes the set of de
 of policies likes best, and where that leaves none for a later one, the next sets are tried: a pod
 is refused only if no choice at all would do.
 
-The search is bounded by `MOST_EFFORT`: then it gives up and says so. Devices that are alike are
-tried once, and what was found hopeless is not tried again, so for pods that people write it takes a
-hundredth of that.
+The search is bounded by an `Effort`, at most `MOST_EFFORT`: then it gives up and says so. Devices
+that are alike are tried once, and what was found hopeless is not tried again, so for pods that
+people write it takes a hundredth of that.
 """
 
 from collections import Counter
@@ -34,7 +34,8 @@ from allotment.placement.views import View
 __all__ = ["MOST_EFFORT", "Search"]
 
 MOST_EFFORT = 20_000
-"""Sets of devices, whole and begun, that are looked at for one pod on one node: some 0.2 s."""
+"""Sets of devices, whole and begun, that are looked at for one question, be it about one node or
+about all of them: some 0.2 s. By count and not by the clock, so that the same is answered again."""
 _EFFORT_OF_A_CONTAINER = 50
 """What it takes to judge all devices of a node anew, in sets."""
 _MOST_COMPARED = 500
@@ -57,12 +58,15 @@ _ANY = Device(
 class Search:
     """Backtracking over the containers of one pod."""
 
-    def __init__(self, view: View, need: PodNeed, chains: Sequence[DeviceChain]) -> None:
+    def __init__(
+        self, view: View, need: PodNeed, chains: Sequence[DeviceChain], *, effort: Effort
+    ) -> None:
+        """`effort`: what it may take, and takes; that of whoever asks about several nodes."""
         self._view = view
         self._steps = sorted(
             zip(need.containers, chains, strict=True), key=lambda step: self._hardness(step[0])
         )
-        self._effort = Effort(MOST_EFFORT)
+        self._effort = effort
         self._classes: list[Hashable] | None = None
         self._hopeless: set[Hashable] = set()
         self.refusal = Refusal()
@@ -92,7 +96,9 @@ class Search:
         signature = self._signature(placed) if number else None
         if signature in self._hopeless:
             return None
-        self._effort.left -= _EFFORT_OF_A_CONTAINER
+        if number:
+            # The first is judged once: that is no choice.
+            self._effort.left -= _EFFORT_OF_A_CONTAINER
         wanted, chain = self._steps[number]
         outside = self._view.on_host(placed) if placed else 0
         states = self._view.states(seen(placed, wanted) if placed else {}, outside=outside)

@@ -9,6 +9,7 @@ of sixteen equal GPUs is one set, not 12,870.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from allotment.model.placements import Verdict
@@ -29,6 +30,16 @@ class Effort:
     def is_spent(self) -> bool:
         """Has something been left out?"""
         return self.left <= 0
+
+    @contextmanager
+    def part(self, most: int) -> Iterator["Effort"]:
+        """Lend one search out of several at most so much of it, and count what that has taken."""
+        lent = Effort(max(0, min(self.left, most)))
+        before = lent.left
+        try:
+            yield lent
+        finally:
+            self.left -= before - lent.left
 
 
 @dataclass(frozen=True, slots=True)

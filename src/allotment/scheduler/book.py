@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.placement.cluster import Ranking
+from allotment.placement.searches import MOST_EFFORT
+from allotment.placement.selections import Effort
 from allotment.scheduler.holdings import (
     HELD,
     BookSettings,
@@ -168,24 +170,27 @@ class Book(Holdings):
         """Rank; where nothing fits, see whether that is for the sake of pods that may not come."""
         need = entry.need
         most = self.settings.candidates + len(entry.avoided)
-        ranking = self.cluster.rank(need, names, most=most)
+        effort = Effort(MOST_EFFORT)
+        ranking = self.cluster.rank(need, names, most=most, effort=effort)
         if not ranking.best and self._expected:
-            with_them, ranking = ranking, self._rank_without_expected(need, names, most)
+            with_them, ranking = ranking, self._rank_without_expected(need, names, most, effort)
             ranking = ranking if ranking.best else with_them
         if not ranking.best:
             # kube-scheduler has found CPU and memory on these nodes, and hears of pods that end
             # in its own time.
-            light = self.cluster.rank(_without_cpu(need), names, most=most)
+            light = self.cluster.rank(_without_cpu(need), names, most=most, effort=effort)
             ranking = light if light.best else ranking
         best = sorted(ranking.best, key=lambda name: entry.avoided.get(name, float("-inf")))
         return Choice(tuple(best[: self.settings.candidates]), {} if best else ranking.refused)
 
-    def _rank_without_expected(self, need: PodNeed, names: Collection[str], most: int) -> Ranking:
+    def _rank_without_expected(
+        self, need: PodNeed, names: Collection[str], most: int, effort: Effort
+    ) -> Ranking:
         kept = [self._booking_of(uid) for uid in self._expected]
         for each in kept:
             self.cluster.release(each.uid)
         try:
-            return self.cluster.rank(need, names, most=most)
+            return self.cluster.rank(need, names, most=most, effort=effort)
         finally:
             for each in kept:
                 self.cluster.book(each)
@@ -199,10 +204,11 @@ class Book(Holdings):
     def _place(
         self, need: PodNeed, node: str, *, without: Collection[PodUid] = ()
     ) -> PodBooking | NodeRejection:
-        placed = self.cluster.place(need, node, without=without)
+        effort = Effort(MOST_EFFORT)
+        placed = self.cluster.place(need, node, without=without, effort=effort)
         if isinstance(placed, PodBooking):
             return placed
-        light = self.cluster.place(_without_cpu(need), node, without=without)
+        light = self.cluster.place(_without_cpu(need), node, without=without, effort=effort)
         if isinstance(light, NodeRejection):
             return placed
         return replace(light, cpu_milli=need.cpu_milli, memory_bytes=need.memory_bytes)

@@ -19,6 +19,7 @@ from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.placement.cluster import Cluster, Ranking
+from allotment.placement.selections import Effort
 
 __all__ = ["CONFIRMED_S", "FORGOTTEN_S", "NominatedCluster", "Nominations", "without_host"]
 
@@ -108,29 +109,39 @@ class NominatedCluster(Cluster):
             self._resume(kept)
 
     def rank(
-        self, need: PodNeed, names: Collection[str] | None = None, *, most: int | None = None
+        self,
+        need: PodNeed,
+        names: Collection[str] | None = None,
+        *,
+        most: int | None = None,
+        effort: Effort | None = None,
     ) -> Ranking:
         """Return the nodes where a pod can be, as `Cluster`, without what is kept from it."""
         if not self._kept:
-            return super().rank(need, names, most=most)
+            return super().rank(need, names, most=most, effort=effort)
         if (kept := self._kept.get(need.uid)) is not None:
             kept.is_asked = True
         with self._aside(need):
-            return super().rank(need, names, most=most)
+            return super().rank(need, names, most=most, effort=effort)
 
     def place(
-        self, need: PodNeed, node: str, *, without: Collection[PodUid] = ()
+        self,
+        need: PodNeed,
+        node: str,
+        *,
+        without: Collection[PodUid] = (),
+        effort: Effort | None = None,
     ) -> PodBooking | NodeRejection:
         """Decide on which of a node's devices a pod goes, as `Cluster`, or say why on none.
 
         Whoever is nominated, and expected here, does not give way to a pod of no higher priority.
         """
         if not self._kept:
-            return super().place(need, node, without=without)
+            return super().place(need, node, without=without, effort=effort)
         firm = [uid for uid in without if self._is_kept_from(uid, need)]
         gone = [uid for uid in without if uid not in firm] if firm else without
         with self._aside(need, node):
-            return super().place(need, node, without=gone)
+            return super().place(need, node, without=gone, effort=effort)
 
     # ---- inside ----------------------------------------------------------------------------------
 
