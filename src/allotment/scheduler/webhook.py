@@ -145,6 +145,7 @@ class PodWebhook:
         self._is_resource = matcher(known.resources)
         self._is_annotation = matcher(known.annotations | known.marked_annotations)
         self._is_label = matcher(known.labels)
+        self._is_record = matcher(known.records)
 
     def mutate(self, body: bytes) -> Reply:
         """Answer a review: an answer to every review, HTTP status 400 to what is none."""
@@ -204,7 +205,8 @@ class PodWebhook:
         dropped = frozenset({PLACEMENT} & set(pod.annotations))
         if DIALECT in pod.annotations or TRANSLATED in pod.annotations:
             self._check_translated(pod)
-            return PodChange(dropped_annotations=dropped), None
+            records = frozenset(filter(self._is_record, pod.annotations))
+            return PodChange(dropped_annotations=dropped | records), None
         translation = translate(pod, self._dialects)
         if translation is None:
             changes = Changes(self._defaulted(pod))
@@ -243,7 +245,9 @@ class PodWebhook:
         resources = sorted(
             {name for each in pod.containers for name in each.limits if name.startswith(PREFIX)}
         )
-        hint = f"remove {', '.join([TRANSLATED, *ours, *resources])}, so that it is translated anew"
+        records = sorted(filter(self._is_record, pod.annotations))
+        hint = f"remove {', '.join([TRANSLATED, *ours, *records, *resources])}, so that it is"
+        hint += " translated anew"
         raise UsageError(f"pod {pod}: {problem}", hint=f"{hint}; a resource that went, write again")
 
     def _defaulted(self, pod: ForeignPod) -> Mapping[str, Mapping[str, str | None]]:
@@ -324,7 +328,11 @@ class PodWebhook:
         is none of it.
         """
         said = {
-            "annotations": _chosen(pod.annotations, self._is_annotation),
+            "annotations": {
+                key: text
+                for key, text in _chosen(pod.annotations, self._is_annotation).items()
+                if not self._is_record(key)
+            },
             "labels": _chosen(pod.labels, self._is_label),
             "resources": [
                 [each.name, each.kind.value, {key: _amount(text) for key, text in chosen.items()}]
