@@ -9,8 +9,13 @@ fewest. Those of kube-scheduler's that have no GPU are kept, as it has its reaso
 One node is answered, the best by kube-scheduler's own rules: the pod's devices there are kept from
 then on (`nominations`), and it is for that node that kube-scheduler nominates it.
 
+kube-scheduler looked some time before it asks: where a pod has ended since, and the other one fits
+by now, nobody is ended, and the pod is tried again with that event. Once: whoever is asked about
+again is kept out by something that kube-scheduler alone knows, and its choice stands.
+
 A node's search takes milliseconds, and there are many nodes: between two steps whoever else waits
-for this loop has its turn, and it ends with the first few nodes where the pod fits.
+for this loop has its turn, and it ends with the first few nodes where the pod fits, or when as much
+has been looked at as is for one question.
 """
 
 import asyncio
@@ -24,6 +29,7 @@ from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.placement.selections import Effort
 from allotment.scheduler import wire
 from allotment.scheduler.extender import NotLeadingError
 from allotment.scheduler.needs import need_of
@@ -33,8 +39,14 @@ __all__ = ["Preemption"]
 
 _ENOUGH: Final = 8
 """Nodes on which the pod fits, before the best of them is taken."""
-_MOST_S: Final = 10.0
-"""Of looking. kube-scheduler waits for 30 s, and for nothing else meanwhile."""
+_MOST_EFFORT: Final = 100_000
+"""Sets of devices that are looked at for all nodes together: seconds. kube-scheduler waits for
+30 s, and for nothing else meanwhile."""
+_PART_OF_EFFORT: Final = 8
+"""One look at a node may take one part in so many of what is left: some 0.1 s at most."""
+_EFFORT_OF_A_LOOK: Final = 20
+"""What it takes without any choice."""
+_MOST_FITTED: Final = 1000
 _TURN_S: Final = 0.003
 """Of looking, before others have their turn."""
 _ECHO_S: Final = 2.0
@@ -68,9 +80,10 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Turns:
-    """Lets others have their turn, every few milliseconds."""
+    """Lets others have their turn, every few milliseconds, and counts what is looked at."""
 
     since: float = field(default_factory=time.perf_counter)
+    effort: Effort = field(default_factory=lambda: Effort(_MOST_EFFORT))
 
     async def take(self) -> None:
         """Return at once, or when the others have had theirs."""
@@ -103,6 +116,8 @@ class Preemption:
         self._clock = clock
         self._echo_s = echo_s
         self.nominations = Nominations(cluster, clock=clock)
+        self._fitted: dict[PodUid, None] = {}
+        """Pods for which there was room when they were asked about last."""
 
     async def preempt(self, body: bytes) -> bytes:
         """Answer on which node the pod fits once which pods have ended, and keep that for it.
@@ -123,7 +138,7 @@ class Preemption:
             need = need_of(pod)
         except UsageError:
             return _answer({})
-        found = await self._best(need, asked)
+        found = None if self._fits_by_now(need, asked) else await self._best(need, asked)
         if found is None:
             return _answer({})
         self.nominations.made(need, found.booking)
@@ -136,6 +151,26 @@ class Preemption:
                 )
             }
         )
+
+    def _fits_by_now(self, need: PodNeed, asked: Mapping[str, wire.MetaVictims]) -> bool:
+        """Tell, once for a pod, whether it has room where pods with devices are to end for it.
+
+        Others, without devices, kube-scheduler ends for what it knows better.
+        """
+        names = {node for node, victims in asked.items() if self._have_devices(node, victims)}
+        was_there = need.uid in self._fitted
+        self._fitted.pop(need.uid, None)
+        if was_there or not names or not self._cluster.rank(need, names, most=1).best:
+            return False
+        self._fitted[need.uid] = None
+        if len(self._fitted) > _MOST_FITTED:
+            del self._fitted[next(iter(self._fitted))]
+        return True
+
+    def _have_devices(self, node: str, victims: wire.MetaVictims) -> bool:
+        there = self._cluster.on(node)
+        chosen = [there.get(PodUid(each.uid)) for each in victims.pods or ()]
+        return bool(chosen) and all(each is not None and each.containers for each in chosen)
 
     async def _heard(self, uid: str) -> ClusterPod | None:
         """Wait until the watch has told of a pod. What the body says of it, anybody can say."""
@@ -156,7 +191,6 @@ class Preemption:
     async def _best(self, need: PodNeed, asked: Mapping[str, wire.MetaVictims]) -> _Plan | None:
         """Look at the nodes, the cheapest first, until there are enough to take the best of."""
         turns = _Turns()
-        began = self._clock()
         plans: list[_Plan] = []
         chosen = {
             node: [PodUid(each.uid) for each in victims.pods or ()]
@@ -170,7 +204,7 @@ class Preemption:
             if plan is not None and plan.victims and self._may_have(need, plan):
                 worth = self._cost(asked[node].num_pdb_violations, plan.victims)
                 plans.append(_Plan(plan.victims, plan.booking, worth))
-            if len(plans) >= _ENOUGH or self._clock() - began > _MOST_S:
+            if len(plans) >= _ENOUGH or turns.effort.is_spent:
                 break
         return min(plans, key=lambda plan: plan.cost, default=None)
 
@@ -277,7 +311,9 @@ class Preemption:
         self, need: PodNeed, node: str, gone: Collection[PodUid], turns: _Turns
     ) -> PodBooking | None:
         await turns.take()
-        placed = self._cluster.place(need, node, without=gone)
+        turns.effort.left -= _EFFORT_OF_A_LOOK
+        with turns.effort.part(turns.effort.left // _PART_OF_EFFORT) as lent:
+            placed = self._cluster.place(need, node, without=gone, effort=lent)
         return placed if isinstance(placed, PodBooking) else None
 
 

@@ -14,7 +14,11 @@ from scheduler_twin import GIB, cluster_pod, node, pod_json
 
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import PodBooking
+from allotment.model.clusters import PodBooking, WantedContainer
+from allotment.model.placements import DeviceState, Verdict
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.placement.fit import judge
 from allotment.scheduler.book import Order, State
 from allotment.scheduler.extender import NotLeadingError
 from allotment.scheduler.needs import need_of
@@ -91,11 +95,56 @@ def test_victims_without_a_gpu_are_kept_as_kube_scheduler_chose_them() -> None:
     assert scene.preempt("wants", {"a": ["plain", "low"]}) == {"a": ["plain", "low"]}
 
 
-def test_where_nothing_is_in_the_way_kube_schedulers_choice_stands() -> None:
+def test_nobody_ends_where_the_pod_fits_by_now() -> None:
+    """A pod has ended since kube-scheduler looked: the event of it is on its way."""
+    scene = Scene({"a": 2, "b": 1})
+    for number in range(3):
+        scene.run(f"low-{number}", "a", device=0, limits=TENTH, priority=1)
+    scene.run("ends", "a", device=1, limits=WHOLE, priority=1000)
+    scene.run("cheap", "b", limits=WHOLE)
+    scene.wait("wants", limits=WHOLE, priority=100)
+    scene.end("ends")
+    chosen = ["low-0", "low-1", "low-2"]
+    assert scene.preempt("wants", {"a": chosen, "b": ["cheap"]}) == {}
+    assert scene.filter("wants") == "a"
+
+
+def test_what_kube_scheduler_chooses_again_where_nothing_is_in_the_way_stands() -> None:
+    """Ports, or who may not be beside whom: it alone knows."""
     scene = Scene({"a": 2})
     scene.run("low", "a", limits=WHOLE, priority=1)
     scene.wait("wants", limits=WHOLE, priority=100)
+    assert scene.preempt("wants", {"a": ["low"]}) == {}
     assert scene.preempt("wants", {"a": ["low"]}) == {"a": ["low"]}
+
+
+def test_a_preemption_looks_at_no_more_than_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"n{number:02}" for number in range(30)]
+    scene = Scene(dict.fromkeys(names, 8))
+    for where in names:
+        for device in range(8):
+            uneven = {**TENTH, "allotment.dev/gpu-memory": f"{1 + 3 * device}Gi"}
+            scene.run(f"{where}-{device}", where, device=device, limits=uneven, priority=1000)
+        scene.run(f"{where}-low", where, limits={**TENTH, "allotment.dev/gpu-memory": "1Gi"})
+    pod = scene.wait("wants", limits=TENTH, priority=100)
+    assert pod.asks is not None
+    nine = tuple(
+        WantedContainer(name=f"c{place}", place=place, request=Request(parse_memory("42Gi")))
+        for place in range(9)
+    )
+    need = replace(need_of(pod), containers=nine)
+    monkeypatch.setattr("allotment.scheduler.preempting.need_of", lambda _: need)
+    judged = 0
+
+    def counted(state: DeviceState, request: Request) -> Verdict:
+        nonlocal judged
+        judged += 1
+        return judge(state, request)
+
+    monkeypatch.setattr("allotment.placement.searches.judge", counted)
+    assert scene.preempt("wants", {where: [f"{where}-low"] for where in names}) == {}
+    # Eight devices for each fifty of effort, of preemption and of the look for room before it.
+    assert judged <= (100_000 + 20_000) // 50 * 8 + 30 * 8 * 3
 
 
 def test_the_cheapest_node_is_answered_and_no_other() -> None:
