@@ -44,6 +44,8 @@ FIGURES: tuple[Figure, ...] = (
            "1: pods, nodes and quotas are known and heard of; 0: they are not."),
     Figure("webhook_certificate_kept", "gauge",
            "0: the webhook's certificates cannot be kept, as the log says."),
+    Figure("parts_begun_anew", "counter",
+           "Failures of parts of the scheduler, each of which is begun anew.", ("part",)),
     Figure("events_dropped", "counter", "Kubernetes events left out: too many, or refused."),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
@@ -38,6 +38,7 @@ from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.keeping import BookKeeper, DialectQuotas
+from allotment.scheduler.lasting import lasting
 from allotment.scheduler.leading import Leading
 from allotment.scheduler.memory import keep_settled
 from allotment.scheduler.nominations import NominatedCluster
@@ -54,6 +55,7 @@ from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.taking_over import TakeOver
 from allotment.scheduler.telling import PassedOverTeller
+from allotment.scheduler.timed_bindings import TimedBindings
 from allotment.scheduler.webhook_serving import WebhookService
 
 __all__ = ["EXTENDER_PORT", "Scheduler", "run"]
@@ -192,7 +194,10 @@ class Scheduler:
         )
         self._binder = Binder(
             self._book,
-            Bindings(light, complete=self._take_over.completed),
+            TimedBindings(
+                Bindings(light, complete=self._take_over.completed),
+                on_answer=partial(self.metrics.observe, "binding_seconds"),
+            ),
             clock=time.monotonic,
             left_s=self._leading.left_s,
             receipt=self._receipt,
@@ -254,27 +259,38 @@ class Scheduler:
                 address, registry = settings.metrics_listen, self.metrics.registry
                 stack.enter_context(Server(address, registry, self.probes()))
             async with asyncio.TaskGroup() as group:
+                for name, part in self._parts().items():
+                    group.create_task(lasting(part, name, on_failure=self._failed))
                 group.create_task(self._listen())
                 group.create_task(self._feed.run())
                 group.create_task(self._leading.run())
-                group.create_task(self._events.run())
-                group.create_task(self._tick())
                 group.create_task(self._beat())
-                group.create_task(self._nominate())
                 group.create_task(keep_settled(self._feed.wait_synced, self._is_quiet))
-                group.create_task(self._followed_quotas.run())
-                group.create_task(self._quota_feed.run())
                 if self.webhook is not None:
                     group.create_task(self.webhook.run())
-                if self._sharepods is not None:
-                    group.create_task(self._sharepods.run())
                 if self._election is not None:
                     self._electing = group.create_task(self._election.run())
-                if self._address is not None:
-                    group.create_task(self._address.run())
-                if self._tls is not None:
-                    group.create_task(self._renew_certificate(self._tls))
         raise AssertionError("none of them ends")
+
+    def _parts(self) -> Mapping[str, Callable[[], Awaitable[object]]]:
+        """Return what begins anew where it fails, by name."""
+        parts: dict[str, Callable[[], Awaitable[object]]] = {
+            "events": self._events.run,
+            "tick": self._tick,
+            "nominations": self._nominate,
+            "quotas": self._followed_quotas.run,
+            "quota_book": self._quota_feed.run,
+        }
+        if self._sharepods is not None:
+            parts["sharepods"] = self._sharepods.run
+        if self._address is not None:
+            parts["address"] = self._address.run
+        if self._tls is not None:
+            parts["certificate"] = partial(self._renew_certificate, self._tls)
+        return parts
+
+    def _failed(self, part: str) -> None:
+        self.metrics.count("parts_begun_anew", part)
 
     async def _listen(self) -> None:
         """Raises `PrerequisiteError`."""

@@ -16,9 +16,13 @@ from prometheus_client.exposition import generate_latest
 
 from allotment.dialects.systems import load_settings
 from allotment.kube.clients import connect
+from allotment.kube.events import Events
 from allotment.kube.quotas import NamespaceQuota
+from allotment.scheduler.preempting import Preemption
+from allotment.scheduler.quota_following import QuotaFeed
 from allotment.scheduler.running import Scheduler
 from allotment.scheduler.settings import SchedulerSettings
+from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.webhook import PATH
 from allotment.scheduler.webhook_serving import ListenSettings
 
@@ -219,3 +223,32 @@ def test_the_webhooks_answers_are_counted_by_status(
         assert 'allotment_scheduler_webhook_seconds_count{status="200"} 0.0' in text
 
     with_scheduler(SchedulerSettings(webhook=ListenSettings()), act)
+
+
+def test_what_one_part_fails_of_ends_no_other(
+    with_scheduler: Callable[[SchedulerSettings, Act], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise RecursionError("a defect")
+
+    for part in (Events, SharePodKeeper, QuotaFeed):
+        monkeypatch.setattr(part, "run", fail)
+    monkeypatch.setattr(Preemption, "tick", fail)
+
+    async def act(scheduler: Scheduler) -> None:
+        async with ApiServer().running(PORT):
+            task = asyncio.create_task(scheduler.run())
+            try:
+                names = ("events", "nominations", "quota_book", "sharepods")
+                told = [f'parts_begun_anew_total{{part="{each}"}}' for each in names]
+                await until(lambda: task.done() or all(each in figures(scheduler) for each in told))
+                assert not task.done(), task.exception()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await scheduler.end()
+
+    settings = SchedulerSettings(
+        listen="127.0.0.1:0", webhook=ListenSettings(listen="127.0.0.1:0", configuration=None)
+    )
+    with_scheduler(settings, act)
