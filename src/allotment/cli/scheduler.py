@@ -342,7 +342,6 @@ def _print_configuration(
     scheduler: str,
     dialects: Path | None,
 ) -> None:
-    from allotment.dialects.systems import foreign_dialects
     from allotment.metrics.serving import parse_address
     from allotment.scheduler.kube_configuration import (
         CLIENT_FILES,
@@ -359,8 +358,9 @@ def _print_configuration(
         host = f"{name}.{namespace}.svc"
         # So that an address may stand in its place, where no name of a Service is known.
         tls = {"serverName": host, **tls} if tls else {}
+    # None of them changes it, but what would be refused at the start is refused here.
+    read_file_settings(dialects)
     text = kube_configuration(
-        foreign_dialects(read_file_settings(dialects).dialects),
         host=host,
         port=port,
         tls=tls,

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-scheduler has to be told, so that it asks this one: a KubeSchedulerConfiguration."""
+"""What kube-scheduler has to be told, so that it asks this one: a KubeSchedulerConfiguration.
 
-from collections.abc import Mapping, Sequence
+The one resource that it names is Allotment's own, which every pod with a share has. Of other
+systems' nothing is left on a pod that was translated, and a pod that was not is theirs to bind: who
+claims its resources would bind it around them.
+"""
+
+from collections.abc import Mapping
 from typing import Final
 
 from allotment.dialects.allotment import GPU
-from allotment.dialects.foreign import ForeignDialect
-from allotment.scheduler.admission_keys import keys_of
 
-__all__ = ["CLIENT_FILES", "SERVER_FILES", "kube_configuration", "left_over"]
+__all__ = ["CLIENT_FILES", "SERVER_FILES", "kube_configuration"]
 
 SERVER_FILES: Final = {"caFile": "/path/of/ca.crt"}
 """Whom to trust, where somebody else makes the extender's certificates."""
@@ -42,18 +45,10 @@ extenders:
     managedResources:
       - name: {resource}
         ignoredByScheduler: false
-      # These stay on pods that were translated, and no node offers them.
-{ignored}"""
+"""
 
 
-def kube_configuration(
-    dialects: Sequence[ForeignDialect],
-    *,
-    host: str,
-    port: int,
-    tls: Mapping[str, str],
-    scheduler: str,
-) -> str:
+def kube_configuration(*, host: str, port: int, tls: Mapping[str, str], scheduler: str) -> str:
     """Write the configuration of a kube-scheduler that goes by the name `scheduler`.
 
     `tls`: what is set of TLS, by its names there; nothing: HTTP.
@@ -64,25 +59,9 @@ def kube_configuration(
         scheduler=scheduler,
         url=f"{'https' if tls else 'http'}://{shown}:{port}",
         https="true" if tls else "false",
-        ignored="".join(
-            f"      - name: {name}\n        ignoredByScheduler: true\n"
-            for name in left_over(dialects)
-        ),
         tls="".join(
             ["    tlsConfig:\n", *(f"      {name}: {text}\n" for name, text in tls.items())]
             if tls
             else []
         ),
     )
-
-
-def left_over(dialects: Sequence[ForeignDialect]) -> list[str]:
-    """Return other systems' resources that nobody counts once a pod has been translated."""
-    # NVIDIA's own are counted by the kubelet's plugins as ever.
-    names = {
-        name
-        for dialect in dialects
-        if dialect.name != "nvidia"
-        for name in (*keys_of(dialect).resources, *getattr(dialect, "resources", ()))
-    }
-    return sorted(each for each in names if "*" not in each and each != "nvidia.com/gpu")
