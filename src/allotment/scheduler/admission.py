@@ -28,9 +28,9 @@ __all__ = [
     "read_review",
 ]
 
-MAX_BODY_BYTES = 8 << 20
+MAX_BODY_BYTES = 4 << 20
 """The largest body that is read. An object has at most 1.5 MiB in etcd, 3 MiB in a request of the
-API server (apiserver pkg/server/config.go, MaxRequestBodyBytes), an update brings two of them."""
+API server (apiserver pkg/server/config.go, MaxRequestBodyBytes); the rest is what a review adds."""
 
 _API_VERSION = "admission.k8s.io/v1"
 _KIND = "AdmissionReview"

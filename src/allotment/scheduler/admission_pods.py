@@ -9,6 +9,7 @@ does not know of stays as it is.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -18,7 +19,16 @@ from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind
 from allotment.scheduler.admission import Step, merged, pointer
 
-__all__ = ["Draft", "PodChange", "read_pod"]
+__all__ = ["MOST_CONTAINERS", "Draft", "PodChange", "read_pod"]
+
+MOST_CONTAINERS: Final = 200
+"""Of a pod that is looked at. A node has room for fewer whole pods; each of them takes up to half a
+millisecond of the process that also binds."""
+_MOST_RESOURCES: Final = 64
+"""Of a container."""
+_MOST_ANNOTATIONS: Final = 256 << 10
+"""Characters. The API server refuses more bytes itself (apimachinery pkg/api/validation,
+TotalAnnotationSizeLimitB), but only after the webhooks."""
 
 
 class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
@@ -143,6 +153,7 @@ def read_pod(raw: bytes | msgspec.Raw, *, namespace: str) -> Draft:
             hint="the webhook's rules should name the resource `pods` of `v1`, and nothing else",
         ) from error
     meta, spec = document.metadata, document.spec
+    _check_size(document, f"pod {namespace}/{meta.name or meta.generate_name}")
     containers = []
     places: dict[str, _Where] = {}
     for part, listed in (
@@ -170,6 +181,32 @@ def read_pod(raw: bytes | msgspec.Raw, *, namespace: str) -> Draft:
         node_selector=spec.node_selector or {},
     )
     return Draft(pod, meta.annotations is not None, places)
+
+
+def _check_size(document: _Document, pod: str) -> None:
+    """Raise `UsageError` where there is more than can be looked at in a moment."""
+    spec = document.spec
+    listed = (*(spec.init_containers or ()), *(spec.containers or ()))
+    if len(listed) > MOST_CONTAINERS:
+        raise UsageError(
+            f"{pod}: it has {len(listed)} containers, more than the {MOST_CONTAINERS} that a pod"
+            " with parts of GPUs may have",
+            hint="make several pods of it",
+        )
+    for each in listed:
+        found = each.resources or _Resources()
+        if max(len(found.limits or ()), len(found.requests or ())) > _MOST_RESOURCES:
+            raise UsageError(
+                f"{pod}, container {each.name[:63]!r}: it asks for more than {_MOST_RESOURCES}"
+                " resources",
+                hint="name those alone that it needs",
+            )
+    annotations = document.metadata.annotations or {}
+    if sum(len(key) + len(text) for key, text in annotations.items()) > _MOST_ANNOTATIONS:
+        raise UsageError(
+            f"{pod}: its annotations have more than {_MOST_ANNOTATIONS} characters",
+            hint="Kubernetes takes no more: put what is long into a ConfigMap",
+        )
 
 
 def _where(item: _Container, path: tuple[str | int, ...]) -> _Where:

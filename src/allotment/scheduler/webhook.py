@@ -65,6 +65,8 @@ _NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
 _MOST_PASSED_OVER = 1000
 """Characters: what an event can tell."""
+_MOST_WORK = 512 << 10
+"""Characters of annotations, times containers: it takes a tenth of a second."""
 _OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
@@ -181,6 +183,7 @@ class PodWebhook:
 
     def _answer(self, draft: Draft) -> Answer:
         pod = draft.pod
+        self._check_work(pod)
         change, translation = self._change(pod)
         warnings = [*self._dropped(pod, change)]
         if translation is not None:
@@ -199,6 +202,16 @@ class PodWebhook:
             change = replace(change, scheduler=self._scheduler_of(pod))
             warnings += self._told(pod, change)
         return Answer(steps=tuple(draft.steps(change)), warnings=tuple(warnings))
+
+    def _check_work(self, pod: ForeignPod) -> None:
+        """Refuse what would take long: most annotations are read for each container."""
+        texts = [text for key, text in pod.annotations.items() if self._is_annotation(key)]
+        if sum(map(len, texts)) * len(pod.containers) > _MOST_WORK:
+            raise UsageError(
+                f"pod {pod}: its annotations about GPUs are too long for its"
+                f" {len(pod.containers)} containers",
+                hint=f"both multiplied may be {_MOST_WORK} characters: write fewer of either",
+            )
 
     def _change(self, pod: ForeignPod) -> tuple[PodChange, Translation | None]:
         """Say what the pod is in Allotment's own words."""

@@ -29,13 +29,16 @@ from allotment.scheduler.certificates_keeping import (
     KeepingSettings,
     service_names,
 )
-from allotment.scheduler.webhook import Handler, PodWebhook, Quotas, WebhookSettings, routes
+from allotment.scheduler.webhook import Handler, PodWebhook, Quotas, Reply, WebhookSettings, routes
 
 __all__ = ["GuardSettings", "ListenSettings", "WebhookService", "webhook_application"]
 
 _CLOSE_S: Final = 5.0
 _READ_S: Final = 10.0
 """For a body to arrive: the API server waits for an answer no longer."""
+
+_LONG_S: Final = 0.01
+"""A review of a pod takes a tenth of it."""
 
 Observer = Callable[[float, int], None]
 """Told of each answer: its seconds and its HTTP status."""
@@ -201,13 +204,27 @@ def webhook_application(
 def _serve(
     handler: Handler, on_answer: Observer | None
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    # Whoever reaches the port may send what takes long, and as often as he likes: what else the
+    # loop does, bindings and the Lease, has as much time as the reviews that are no trifle.
+    turn = asyncio.Lock()
+
+    async def answer(body: bytes) -> Reply:
+        async with turn:
+            began = perf_counter()
+            try:
+                return handler(body)
+            finally:
+                took_s = perf_counter() - began
+                if took_s > _LONG_S:
+                    await asyncio.sleep(took_s)
+
     async def serve(request: web.Request) -> web.Response:
         async with asyncio.timeout(_READ_S):
             body = await request.read()
         began = perf_counter()
         status = web.HTTPInternalServerError.status_code
         try:
-            reply = handler(body)
+            reply = await answer(body)
             status = reply.status
         except Exception:  # noqa: BLE001 - whatever it is, the next pod is answered
             # The API server refuses the pod then, as for no answer at all.

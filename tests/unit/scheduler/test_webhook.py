@@ -434,7 +434,7 @@ def test_what_is_no_new_pod_passes_untouched(fields: Mapping[str, object]) -> No
         (b"{}", "not AdmissionReview of admission.k8s.io/v1"),
         (json.dumps(review({}) | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(), "v1beta1"),
         (b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}', "no request"),
-        (b" " * (MAX_BODY_BYTES + 1), "more than the 8388608"),
+        (b" " * (MAX_BODY_BYTES + 1), "more than the 4194304"),
     ],
     ids=["empty", "bytes", "deep", "list", "object", "beta", "request", "huge"],
 )
@@ -455,6 +455,43 @@ def test_what_is_no_pod_is_refused_in_the_review(document: object) -> None:
     found = response(webhook(), document)
     assert not found["allowed"]
     assert "is no pod" in found["status"]["message"]
+
+
+def many(number: int) -> list[Json]:
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10}
+    return [container(f"c{each}", resources={"limits": limits}) for each in range(number)]
+
+
+LONG = ",".join(f"A{each}" for each in range(30_000))
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (pod(*many(8000)), "it has 8000 containers, more than the 200"),
+        (
+            {"spec": {"initContainers": many(150), "containers": many(51)}},
+            "it has 201 containers, more than the 200",
+        ),
+        (
+            pod(container(resources={"limits": {f"nvidia.com/x{each}": 1 for each in range(65)}})),
+            "container 'main': it asks for more than 64 resources",
+        ),
+        (pod(container(), annotations={"x": "a" * 262_144}), "more than 262144 characters"),
+        (
+            pod(*many(200), annotations={"nvidia.com/use-gputype": LONG}),
+            "too long for its 200 containers",
+        ),
+    ],
+    ids=["containers", "init", "resources", "annotations", "product"],
+)
+def test_what_would_take_long_is_refused_at_once(document: Json, says: str) -> None:
+    hook = PodWebhook(foreign_dialects())
+    began = time.process_time()
+    found = response(hook, document)
+    assert time.process_time() - began < 0.5
+    assert says in found["status"]["message"]
+    assert "; hint: " in found["status"]["message"]
 
 
 TEXTS = st.text(max_size=12)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from allotment.scheduler.admission import MAX_BODY_BYTES
-from allotment.scheduler.webhook import PATH, PodWebhook
+from allotment.scheduler.webhook import PATH, PodWebhook, Reply
 from allotment.scheduler.webhook_serving import webhook_application
 
 REVIEW = {
@@ -72,3 +73,27 @@ def test_a_defect_is_an_error_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -
     status, _, body, observed = asked("POST", PATH, json.dumps(REVIEW).encode())
     assert (status, observed) == (500, [500])
     assert b"see the scheduler's log" in body
+
+
+def test_reviews_that_take_long_leave_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mutate(_: PodWebhook, body: bytes) -> Reply:
+        del body
+        time.sleep(0.03)
+        return Reply(200, b"{}")
+
+    monkeypatch.setattr(PodWebhook, "mutate", mutate)
+
+    async def test() -> tuple[int, float]:
+        turns = 0
+        async with TestClient(TestServer(webhook_application(PodWebhook(())))) as client:
+            asked = [asyncio.create_task(client.post(PATH, data=b"{}")) for _ in range(10)]
+            began = time.monotonic()
+            while not all(each.done() for each in asked):
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert {each.result().status for each in asked} == {200}
+        return turns, time.monotonic() - began
+
+    turns, took_s = asyncio.run(test())
+    assert took_s >= 10 * 0.03 * 1.8
+    assert turns > 30
