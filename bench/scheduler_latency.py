@@ -7,12 +7,14 @@ import gc
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from scheduler_figures import Figure, Scale, Spec, gpus_of, nodes, percentile, specs
+from scheduler_figures import GIB, Figure, Scale, Spec, gpus_of, nodes, percentile, specs
 from scheduler_preempting import preemptions
 
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
-from allotment.model.clusters import PodBooking, PodNeed
+from allotment.model.clusters import PodBooking, PodNeed, Taken
+from allotment.model.requests import SOFT
 from allotment.scheduler.book import Book, BookSettings, Order
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.needs import need_of
@@ -57,10 +59,55 @@ def body(name: str, spec: Spec, names: list[str]) -> bytes:
 
 
 def latencies(scale: Scale) -> Iterator[Figure]:
-    """Filter and prioritize, half full, at both sizes of a cluster; and preempt."""
+    """Filter and prioritize, half full, at both sizes of a cluster; one hard pod; and preempt."""
     for number, pods, target in _CASES:
         yield from _latency(scale, number=number, pods=pods, target=target)
+    yield _many_containers(scale)
     yield from preemptions(scale)
+
+
+def _many_containers(scale: Scale) -> Figure:
+    """Filter, for a pod of nine shares of which no two fit on a GPU: choices without end.
+
+    The longest of several questions, of which each gets further than the one before it.
+    """
+    book = Book(NominatedCluster(node_policies=(scale.policy,), device_policies=(scale.policy,)))
+    inventories = nodes()
+    for place, each in enumerate(inventories):
+        devices = tuple(
+            replace(
+                one, taken=Taken(memory=(one.index * 3 + 1 + place % 3) * GIB, shares=1, mode=SOFT)
+            )
+            for one in each.devices
+        )
+        book.node_put(replace(each, devices=devices))
+    containers = []
+    for number in range(9):
+        limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": f"{42 - number % 2}Gi"}
+        resources = {"limits": limits}
+        containers.append({"name": f"c{number}", "image": "bench", "resources": resources})
+    pod = {
+        "metadata": {"name": "hard", "namespace": "bench", "uid": "hard", "resourceVersion": "5"},
+        "spec": {"containers": containers},
+        "status": {"phase": "Pending"},
+    }
+    names = [each.name for each in inventories]
+    asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
+    heard = {"hard": to_cluster_pod(read_filter(asked).pod)}
+    extender = Extender(book, None, told=_Nobody(), pods=heard.get)  # type: ignore[arg-type]
+    took: list[float] = []
+    for _ in range(scale.of(40)):
+        began = time.perf_counter()
+        answer = extender.filter(asked)
+        took.append((time.perf_counter() - began) * 1000)
+        assert not json.loads(answer)["NodeNames"]
+        assert b"beside the pod's other containers" in answer or b"more choices" in answer
+    return Figure(
+        name=f"filter, nine containers that fit nowhere, {len(names):,} nodes: longest",
+        value=max(took),
+        unit="ms",
+        target="1 s",
+    )
 
 
 def _latency(scale: Scale, *, number: int, pods: int | None, target: str) -> Iterator[Figure]:
