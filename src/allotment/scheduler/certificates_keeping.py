@@ -112,9 +112,10 @@ class CertificateKeeper:
         self._ends = datetime.min.replace(tzinfo=UTC)
         self.context: Final = _context()
         """For the TLS server; usable when `prepare` is done, and alive afterwards."""
-        self.guarding_context: Final = _context()
+        self.guarding_context: Final = _guarding()
         """For the extender's TLS server: only who has a certificate of the authority gets in."""
-        self.guarding_context.verify_mode = ssl.CERT_REQUIRED
+        self._inner = self.guarding_context
+        self.guarding_context.sni_callback = self._enter
         self.bundle: bytes = b""
         """Every authority to trust, in PEM."""
         self.problem: Exception | None = None
@@ -221,9 +222,17 @@ class CertificateKeeper:
         served = kept.server.certificate + kept.bundle
         if self._clients is None or served == self._guarded:
             return
-        load_chain(self.guarding_context, kept.server.certificate, kept.server.key)
-        self.guarding_context.load_verify_locations(cadata=kept.bundle.decode("ascii"))
+        # Another context each time: what one trusts can be added to, and not be taken away.
+        inner = _guarding()
+        load_chain(inner, kept.server.certificate, kept.server.key)
+        inner.load_verify_locations(cadata=kept.bundle.decode("ascii"))
+        self._inner = inner
         self._guarded = served
+
+    def _enter(self, connection: ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
+        """Let who comes be asked by the context of now; called of each, whatever name it gives."""
+        del name, outer
+        connection.context = self._inner
 
     async def _publish(self, kept: CertificateSet) -> None:
         """Write the bundle into the webhook.
@@ -287,4 +296,18 @@ def load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _guarding() -> ssl.SSLContext:
+    """Return a context that asks each who comes for a certificate.
+
+    No session is given out to go on with later: in one that is, nobody is asked again, though the
+    authority may be gone by then.
+    """
+    context = _context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -628,6 +629,51 @@ def test_the_extender_is_reached_by_who_has_the_certificate_and_by_nobody_else()
     for data in (None, dict(secret.data or {}), another):
         with pytest.raises((OSError, EOFError)):
             guarded(replica, data)
+
+
+def test_an_authority_that_was_removed_is_not_trusted_any_more() -> None:
+    """Whoever empties the Secret does so because the authority's key is somebody else's, too."""
+    secret, clients = SecretTwin(), SecretTwin(data={})
+    kept = KeepingSettings(names=NAMES, lives=LIVES)
+    replica = CertificateKeeper(secret, ConfigurationTwin(), kept, clients=clients, clock=Clock())
+    asyncio.run(replica.prepare())
+    stolen = dict(clients.data or {})
+    guarded(replica, stolen)
+    secret.data = {}
+    asyncio.run(replica.prepare())
+    guarded(replica, clients.data)
+    with pytest.raises((OSError, EOFError)):
+        guarded(replica, stolen)
+
+
+def test_who_was_let_in_once_shows_its_certificate_again() -> None:
+    """A session that is gone on with is asked for no certificate: none is given out."""
+    clients = SecretTwin(data={})
+    kept = KeepingSettings(names=NAMES, lives=LIVES)
+    replica = CertificateKeeper(
+        SecretTwin(), ConfigurationTwin(), kept, clients=clients, clock=Clock()
+    )
+    asyncio.run(replica.prepare())
+    data = clients.data or {}
+    context = ssl.create_default_context(cadata=replica.bundle.decode())
+    load_chain(context, data["tls.crt"], data["tls.key"])
+    with (
+        served(replica.guarding_context) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as connection,
+    ):
+        connection.sendall(b"hello\n")
+        assert connection.recv(10) == b"hello\n"
+        assert connection.version() == "TLSv1.3"
+        session = connection.session
+        assert session is None or not session.has_ticket
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        served(replica.guarding_context) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        pytest.raises(OSError),  # noqa: PT011 - of TLS, or of the connection
+    ):
+        context.wrap_socket(raw, server_hostname="localhost")
 
 
 def test_without_a_place_for_kube_scheduler_s_certificate_pods_are_reviewed() -> None:
