@@ -47,6 +47,8 @@ class Probes:
     """What is amiss here makes the kubelet restart the agent."""
     is_ready: Check = _nothing
     """What is amiss here is shown, and passes."""
+    is_leading: Check | None = None
+    """Why this replica is not the one that leads, for `/leading`; None: there is no such thing."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -181,6 +183,12 @@ class _Head(io.RawIOBase):
 
 
 def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPRequestHandler]:
+    checks = {
+        "/healthz": probes.is_healthy,
+        "/readyz": probes.is_ready,
+        "/leading": probes.is_leading,
+    }
+
     class Handler(BaseHTTPRequestHandler):
         timeout = _WHOLE_S
         server_version = "allotment"
@@ -196,10 +204,8 @@ def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPReques
             if path == "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, encode(registry), content_type)
-            elif path == "/healthz":
-                self._probe(probes.is_healthy)
-            elif path == "/readyz":
-                self._probe(probes.is_ready)
+            elif (check := checks.get(path)) is not None:
+                self._probe(check)
             else:
                 self._answer(HTTPStatus.NOT_FOUND, b"/metrics, /healthz, /readyz\n")
 

@@ -245,7 +245,6 @@ class Scheduler:
                     "preempt": self._preemption.preempt,
                 },
                 probes=self.probes(),
-                leads=self._leading.amiss,
                 registry=self.metrics.registry,
                 on_answer=self._answered,
             )
@@ -394,7 +393,9 @@ class Scheduler:
 
     def probes(self) -> Probes:
         """Return what tells whether it lives, and whether it is of use."""
-        return Probes(is_healthy=self._unhealthy, is_ready=self._amiss)
+        return Probes(
+            is_healthy=self._unhealthy, is_ready=self._amiss, is_leading=self._leading.amiss
+        )
 
     def _unhealthy(self) -> Sequence[str]:
         silent_s = time.monotonic() - self._beat_at

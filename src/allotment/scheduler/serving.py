@@ -21,7 +21,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from allotment.metrics.serving import Check, Probes
+from allotment.metrics.serving import Probes
 from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.scheduler.extender import NotLeadingError
 
@@ -31,6 +31,8 @@ MAX_BODY_BYTES: Final = 256 << 20
 """5,000 whole nodes are 90 MB, where kube-scheduler has been told to send them."""
 _JSON: Final = "application/json"
 _CLOSE_S: Final = 5.0
+_READ_S: Final = 30.0
+"""For a body to arrive: kube-scheduler waits for an answer as long (`httpTimeout`)."""
 
 Handler = Callable[[bytes], bytes | Awaitable[bytes]]
 Verb = str
@@ -42,15 +44,14 @@ def application(
     handlers: Mapping[Verb, Handler],
     *,
     probes: Probes,
-    leads: Check = lambda: (),
     registry: CollectorRegistry | None = None,
     on_answer: Callable[[Verb, float, bool], None] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
     """Return what serves `POST /VERB` for each handler, and the probes.
 
-    `leads` says why this replica does not answer; nothing: it does. For `/leading`, by which a load
-    balancer finds the one that leads: `/readyz` is of every replica.
+    `/leading` is for a load balancer that has to find the one that leads: `/readyz` is of every
+    replica. Where this port asks for a certificate, it is to be had at `--metrics-listen`.
     `on_answer` is told of each call: its verb, its seconds, and whether it was answered.
     """
     app = web.Application(client_max_size=max_body_bytes)
@@ -58,7 +59,8 @@ def application(
         app.router.add_post(f"/{verb}", _serve(verb, handler, on_answer))
     app.router.add_get("/healthz", _probe(probes.is_healthy))
     app.router.add_get("/readyz", _probe(probes.is_ready))
-    app.router.add_get("/leading", _probe(leads))
+    if probes.is_leading is not None:
+        app.router.add_get("/leading", _probe(probes.is_leading))
     if registry is not None:
         app.router.add_get("/metrics", _figures(registry))
     return app
@@ -68,7 +70,13 @@ def _serve(
     verb: Verb, handler: Handler, on_answer: Callable[[Verb, float, bool], None] | None
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def serve(request: web.Request) -> web.Response:
-        body = await request.read()
+        try:
+            async with asyncio.timeout(_READ_S):
+                body = await request.read()
+        except TimeoutError:
+            refusal = _refusal(408, f"the body has not come within {_READ_S:.0f} s", "ask again")
+            refusal.force_close()
+            return refusal
         began = time.perf_counter()
         is_good = False
         try:

@@ -65,7 +65,7 @@ _NODES = "system:nodes"
 _DEFAULT_SCHEDULER = "default-scheduler"
 _MOST_PASSED_OVER = 1000
 """Characters: what an event can tell."""
-_MOST_WORK = 512 << 10
+_MOST_WORK = 256 << 10
 """Characters of annotations, times containers: it takes a tenth of a second."""
 _OK, _BAD_REQUEST, _FORBIDDEN, _INVALID = 200, 400, 403, 422
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"

@@ -52,7 +52,15 @@ def test_the_probes_say_what_is_amiss(registry: CollectorRegistry) -> None:
         amiss += ["the kubelet has not been reached", "no GPU"]
         assert fetch(server, "/readyz")[:2] == (503, "the kubelet has not been reached\nno GPU\n")
         assert fetch(server, "/healthz")[:2] == (200, "ok\n")
-        assert fetch(server, "/")[0] == 404
+        assert fetch(server, "/")[0] == fetch(server, "/leading")[0] == 404
+
+
+def test_where_one_of_several_leads_each_says_whether_it_does(registry: CollectorRegistry) -> None:
+    amiss: list[str] = []
+    with Server("127.0.0.1:0", registry, Probes(is_leading=lambda: amiss)) as server:
+        assert fetch(server, "/leading")[:2] == (200, "ok\n")
+        amiss += ["another replica leads: b"]
+        assert fetch(server, "/leading")[:2] == (503, "another replica leads: b\n")
 
 
 def test_it_ends_and_gives_its_address_back_even_with_a_client_that_hangs(

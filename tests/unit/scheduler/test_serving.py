@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes
+from allotment.scheduler import serving
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.nominations import NominatedCluster
@@ -66,8 +67,7 @@ def served() -> Iterator[Served]:
                     NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads, echo_s=0.0
                 ).preempt,
             },
-            probes=Probes(),
-            leads=lambda: [] if duty.leads else ["another replica leads"],
+            probes=Probes(is_leading=lambda: [] if duty.leads else ["another replica leads"]),
             registry=metrics.registry,
             on_answer=lambda verb, seconds, _: metrics.observe("request_seconds", seconds, verb),
             max_body_bytes=LIMIT,
@@ -170,3 +170,17 @@ def test_calls_are_counted(served: Served) -> None:
 @pytest.mark.parametrize(("method", "path"), [("GET", "/filter"), ("POST", "/"), ("GET", "/x")])
 def test_other_paths_and_methods_are_not_there(served: Served, method: str, path: str) -> None:
     assert ask(served, method, path)[0] in {404, 405}
+
+
+def test_a_body_that_does_not_end_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_READ_S", 0.1)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    try:
+        connection.putrequest("POST", "/filter")
+        connection.putheader("Content-Length", "10")
+        connection.endheaders(b"{")
+        assert connection.getresponse().status == 408
+    finally:
+        connection.close()
