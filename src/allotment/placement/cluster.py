@@ -30,7 +30,7 @@ from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import Policy, make
 from allotment.placement.rankings import Ranking, Refusals, Why
-from allotment.placement.refusals import Reason, unknown_node
+from allotment.placement.refusals import Reason, lacks_together, unknown_node
 from allotment.placement.refusals_at_once import refusals_at
 from allotment.placement.searches import MOST_EFFORT
 from allotment.placement.selections import Effort
@@ -423,10 +423,16 @@ class Cluster:
         row = self.arrays.row.get(name)
         if row is None:
             return unknown_node(name)
-        number = -1
-        if need.containers:
-            number = max(0, int(self._filter.lacking(need, np.array([row]))[0]))
-        decision = self._nodes[name].lacks_for(need, number)
+        only = np.array([row])
+        number = int(self._filter.lacking(need, only)[0])
+        short = self._filter.short(need, only)
+        decision = self._nodes[name].lacks_for(need, -1)
+        if decision is None and number < 0 <= short.least[0]:
+            wanted = need.containers[int(short.least[0])]
+            places, have = short.need_have[:, 0].tolist()
+            decision = lacks_together(name, wanted, places, have)
+        elif decision is None and need.containers:
+            decision = self._nodes[name].lacks_for(need, max(0, number))
         if isinstance(decision, NodeRejection):
             return decision
         return NodeRejection(name, Reason.CHANGED, "had no room, and has changed since")

@@ -7,19 +7,31 @@ in may have none either.
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
-from allotment.model.requests import EXCLUSIVE, Request
+from allotment.model.pods import ContainerKind
+from allotment.model.requests import EXCLUSIVE, SOFT, Request
 from allotment.placement.arrays import Arrays, BoolArray, IntArray
 from allotment.placement.constraints import exclusion_of
 from allotment.placement.kinds import Kinds
 
-__all__ = ["Filter"]
+__all__ = ["Filter", "Short"]
 
 _NOWHERE: frozenset[str] = frozenset()
+
+
+class Short(NamedTuple):
+    """Of which rows are short of places for shares, and of what size."""
+
+    least: IntArray
+    """By row: the smallest of the containers for which there are too few, by its place among all;
+    -1: there are enough."""
+    need_have: IntArray
+    """How many places of its size are needed, and how many there are, by row."""
 
 
 class Filter:
@@ -79,7 +91,7 @@ class Filter:
         fits: BoolArray = (arrays.cpu_free[rows] >= need.cpu_milli) & (
             arrays.memory_free[rows] >= need.memory_bytes
         )
-        return fits & (self.lacking(need, rows) < 0)
+        return fits & (self.lacking(need, rows) < 0) & (self.short(need, rows).least < 0)
 
     def lacking(self, need: PodNeed, rows: IntArray) -> IntArray:
         """Say which container, by its place among all, is the first to find no room; -1: none.
@@ -102,6 +114,44 @@ class Filter:
             lacking[(lacking < 0) & ~_enough(able, arrays.numa[rows], request)] = number
         return lacking
 
+    def short(self, need: PodNeed, rows: IntArray) -> Short:
+        """Say which rows have too little room for all shares that are in use at the same time.
+
+        Of those that are at least as large as one of them, each takes a place of its size at least:
+        of such places there have to be as many. No search is needed to see that.
+        """
+        arrays = self._arrays
+        short = Short(np.full(len(rows), -1, dtype=np.int64), np.zeros((2, len(rows)), np.int64))
+        numbers = [
+            number
+            for number, each in enumerate(need.containers)
+            if each.kind is not ContainerKind.INIT
+            and each.request.mode == SOFT
+            and not each.request.may_oversubscribe
+        ]
+        together = Counter(need.containers[number].request for number in numbers)
+        if len(numbers) < 2:  # noqa: PLR2004 - one, and another one
+            return short
+        firsts = {need.containers[number].request: number for number in reversed(numbers)}
+        for least, number in firsts.items():
+            larger = [each for each in together if _is_as_large(each, least)]
+            most = sum(together[each] for each in larger)
+            kind = self._kinds.of_request(need, least)
+            places = np.where(arrays.gpu_there[rows], most, 0)
+            for free, wanted in (
+                (arrays.free_memory[rows], arrays.memory_need(kind, rows)),
+                (arrays.free[rows], np.full(places.shape, float(kind.guarantee))),
+            ):
+                parts = free.astype(np.int64) // np.maximum(1, wanted.astype(np.int64))
+                places = np.minimum(places, np.where(wanted > 0, parts, most))
+            there = places.sum(axis=1)
+            wanted_there = sum(each.count * together[each] for each in larger)
+            lacks = (short.least < 0) & (there < wanted_there)
+            short.least[lacks] = number
+            short.need_have[0, lacks] = wanted_there
+            short.need_have[1, lacks] = there[lacks]
+        return short
+
     def _suits(self, request: Request, rows: IntArray) -> BoolArray:
         """Say which devices may be right for a request's wishes, by row and column."""
         wanted = request.constraints
@@ -123,6 +173,17 @@ class Filter:
         there[[row[name] for name in names if name in row]] = True
         on: BoolArray = there[rows][:, None]
         return on
+
+
+def _is_as_large(one: Request, other: Request) -> bool:
+    """Does it take as much of any device, of its memory and of its time?"""
+    mine, others = one.memory, other.memory
+    if (mine.part is None) != (others.part is None):
+        return False
+    is_large = (mine.size_bytes or 0) >= (others.size_bytes or 0)
+    if mine.part is not None and others.part is not None:
+        is_large = mine.part >= others.part
+    return is_large and one.compute.guarantee >= other.compute.guarantee
 
 
 def _tags(affinity: str, exclusion: str | None) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -38,6 +38,7 @@ __all__ = [
     "lacks_devices",
     "lacks_host",
     "lacks_room",
+    "lacks_together",
     "refused",
     "told",
     "undecided",
@@ -142,6 +143,16 @@ def undecided(node: str, need: PodNeed) -> NodeRejection:
         "have more choices than can be looked at; fewer containers with a GPU leave fewer"
     )
     return NodeRejection(node, Reason.UNDECIDED, text)
+
+
+def lacks_together(node: str, least: WantedContainer, places: int, have: int) -> NodeRejection:
+    """Say that there is no room for several containers at the same time.
+
+    `places`: for so many shares as large as that of `least`, or larger; `have`: there are so many.
+    """
+    one = asked_for(replace(least.request, count=1))
+    stem = f"container {least.name} and others: need {places} times {one}, have room for {_HAVE}"
+    return _filled(node, Reason.CONTAINERS, stem, have)
 
 
 def lacks_devices(node: str, request: Request, number: int, *, whose: str = "") -> NodeRejection:

@@ -384,8 +384,7 @@ def test_of_a_pod_with_several_containers_all_find_room_or_none() -> None:
     ranking = cluster.rank(pod)
     assert ranking.best == ["b"]
     assert ranking.refused["a"].text == (
-        "container second: need a GPU with 6, have beside the pod's other containers: at most 4B on"
-        " a GPU"
+        "container second and others: need 2 times a GPU with 6, have room for 1"
     )
 
 
