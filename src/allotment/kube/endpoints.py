@@ -12,6 +12,7 @@ import msgspec
 
 from allotment.kube.clients import Api
 from allotment.kube.errors import KubeError, ObjectMissingError
+from allotment.kube.listing import decoded
 from allotment.kube.objects import Metadata
 
 __all__ = ["Endpoint", "ServiceEndpoint"]
@@ -79,13 +80,7 @@ class ServiceEndpoint:
                 hint="kubectl apply -f deploy/manifests/scheduler.yaml",
                 status=error.status,
             ) from error
-        try:
-            item = _DECODER.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise KubeError(
-                f"the API server's answer to {asked} is not understood: {error}",
-                hint="is this the API server's address, and not a proxy's?",
-            ) from error
+        item = decoded(_DECODER, body, asked=asked)
         return item.metadata.resource_version, _endpoint(item)
 
     async def write(self, endpoint: Endpoint, *, version: str) -> None:

@@ -105,15 +105,15 @@ class SharePodKeeper:
         self._more = asyncio.Event()
 
     async def run(self) -> NoReturn:
-        """Serve for ever; with nothing to do where nobody has defined SharePods."""
+        """Serve for ever; with nothing to do where nobody has defined SharePods.
+
+        After a failure it may be run again.
+        """
         while True:
-            try:
-                if self._leads() and await self._are_defined():
-                    await self._serve()
-                    continue
-            except Exception:  # noqa: BLE001 - pods are placed and bound beside it, whatever it is
-                _log.exception("SharePods are not served; it begins anew")
-            await asyncio.sleep(self._times.look_s if self._leads() else self._times.tick_s)
+            if self._leads() and await self._are_defined():
+                await self._serve()
+            else:
+                await asyncio.sleep(self._times.look_s if self._leads() else self._times.tick_s)
 
     async def _are_defined(self) -> bool:
         try:

@@ -14,8 +14,10 @@ import pytest
 from sharepods_twin import ClusterTwin
 
 from allotment.dialects.placements import PLACEMENT
+from allotment.kube.backoff import Backoff
 from allotment.kube.events import Reference
 from allotment.kube.sharepods import MADE_FOR, SharePods
+from allotment.scheduler.lasting import lasting
 from allotment.scheduler.sharepods import SharePodKeeper, SharePodTimes
 
 ASKS = {
@@ -470,11 +472,18 @@ def test_whatever_ends_the_serving_it_begins_anew(
 
     monkeypatch.setattr(SharePods, "follow_pods", follow_pods)
     served.write()
+    failed: list[str] = []
 
     async def test() -> None:
-        await served.until(lambda: served.status().get("PodObjectMeta"))
+        async with served.twin.api() as api, asyncio.timeout(20):
+            run, none = served.keeper(api).run, Backoff(first_s=0.0)
+            task = asyncio.create_task(lasting(run, "s", on_failure=failed.append, backoff=none))
+            await served.until(lambda: served.status().get("PodObjectMeta"))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    served.run(test)
+    asyncio.run(test())
+    assert failed == ["s"]
 
 
 def test_a_pod_that_cannot_be_understood_is_that_sharepods_trouble_alone(served: Served) -> None:
