@@ -120,7 +120,7 @@ def read_set(data: dict[str, bytes]) -> CertificateSet:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
             f"the webhook's certificates cannot be read: {what}",
-            hint="they are made anew; who wrote into their Secret?",
+            hint="they are made anew where none are served; who wrote into their Secret?",
         ) from error
     return found
 

@@ -6,6 +6,9 @@ serves what is kept there. Two that take the same step at a time write over the 
 them is refused, reads again and finds it done. What is served changes on the live context: those
 who are connected stay so, those who come see the new certificate.
 
+What cannot be read is left while there is something to serve: it may be put back, and who empties
+the Secret means it. Where nothing is left to serve, all is made anew.
+
 The order is what makes it safe: a bundle is in the webhook before anything that needs it is served.
 
 The extender's side is the same authority's: its server, and the certificate by which it knows
@@ -191,6 +194,13 @@ class CertificateKeeper:
             try:
                 kept = read_set(dict(found.data))
             except UsageError as error:
+                if self.is_ready:
+                    # A new authority locks kube-scheduler out until it is started again.
+                    raise UsageError(
+                        f"Secret {self._secret.name}: {error.message}",
+                        hint="put back what was there; or empty it: all is made anew then, and"
+                        " kube-scheduler has to be started again to trust it",
+                    ) from error
                 _log.warning(error.message, hint=error.hint, secret=self._secret.name)
         settings = self._settings
         wanted = next_set(self._clock(), names=settings.names, kept=kept, lives=settings.lives)

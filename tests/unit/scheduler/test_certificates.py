@@ -429,13 +429,43 @@ def test_the_match_condition_is_written_with_the_bundle_and_only_when_it_differs
     assert configuration.webhooks[0].bundle == replica.bundle
 
 
-def test_a_damaged_secret_is_made_anew() -> None:
+def test_a_damaged_secret_is_left_while_there_is_something_to_serve() -> None:
+    """kube-scheduler reads whom to trust at its start alone: a new authority locks it out."""
+    secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
+    replica = keeper(secret, configuration, clock)
+    asyncio.run(replica.prepare())
+    good, bundle = dict(secret.data or {}), replica.bundle
+    secret.data = {"tls.crt": b"junk"}
+    secret.version += 1
+    for _ in range(2):
+        with pytest.raises(UsageError, match="cannot be read") as told:
+            asyncio.run(replica.prepare())
+        assert "put back" in str(told.value.hint)
+    assert secret.data == {"tls.crt": b"junk"}
+    assert replica.is_ready
+    secret.data = good
+    asyncio.run(replica.prepare())
+    assert replica.bundle == bundle == configuration.webhooks[0].bundle
+
+
+def test_a_secret_that_stays_damaged_is_told_and_made_anew_when_nothing_is_left_to_serve() -> None:
     secret, configuration, clock = SecretTwin(), ConfigurationTwin(), Clock()
     replica = keeper(secret, configuration, clock)
     asyncio.run(replica.prepare())
     secret.data = {"tls.crt": b"junk"}
-    secret.version += 1
+
+    async def told() -> None:
+        running = asyncio.create_task(replica.run())
+        async with asyncio.timeout(20):
+            while replica.problem is None:  # noqa: ASYNC110 - a twin has no event
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(told())
+    assert "cannot be read" in str(replica.problem)
+    clock.now += LIVES.server + DAY
     asyncio.run(replica.prepare())
+    assert replica.is_ready
     assert configuration.webhooks[0].bundle == replica.bundle
     assert read_set(dict(secret.data)).bundle == replica.bundle
 
