@@ -79,18 +79,18 @@ def book_of(number: int) -> Book:
     return book
 
 
-NINE = asking(*(f"{42 - number % 2}Gi" for number in range(9)))
-"""Of nine shares of which no two fit on a GPU, with eight GPUs: no sum says that it cannot be."""
+HARD = asking(*(f"{size}Gi" for size in (60, 55, 45, 45, 40, 40, 37, 37, 35, 35, 33, 33)))
+"""No sum says that these do not go on eight GPUs, and there are more choices than can be tried."""
 
 
 def test_many_nodes_take_no_more_than_the_bound_and_words_take_nothing_more(
     judged: list[object],
 ) -> None:
     names = [f"n{place:03}" for place in range(60)]
-    choice = book_of(60).filter(NINE, names, now=0.0, version="1")
+    choice = book_of(60).filter(HARD, names, now=0.0, version="1")
     reasons = {each.reason for each in choice.refused.values()}
     assert len(choice.refused) == 60
-    assert reasons <= {"undecided", "containers", "gpu-memory"}
+    assert "undecided" in reasons
     # A search judges eight devices for each fifty of effort; and once on each node, to begin with.
     assert len(judged) <= MOST_EFFORT // 50 * 8 + 2 * 60 * 8
 
