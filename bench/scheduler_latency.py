@@ -103,7 +103,7 @@ def _many_containers(scale: Scale) -> Figure:
         assert not json.loads(answer)["NodeNames"]
         assert b"more choices" in answer
     return Figure(
-        name=f"filter, twelve containers that fit nowhere, {len(names):,} nodes: longest",
+        name=f"filter, twelve containers with too many choices, {len(names):,} nodes: longest",
         value=max(took),
         unit="ms",
         target="1 s",
