@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -362,6 +363,7 @@ def test_the_guide_leads_from_one_to_the_other_and_back(walk: Walk) -> None:
         }
 
         guide.run("kubectl label namespace team allotment.dev/webhook=ignore")
+        time.sleep(1.1)  # kubectl refuses to restart twice within a second
         guide.run("kubectl -n team rollout restart deployment")
         guide.walk("Go back")
         guide.run("kubectl uncordon gpu-node-1")
