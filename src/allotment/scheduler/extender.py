@@ -214,9 +214,6 @@ class Extender:
             )
         return self._pods(uid)
 
-    def _pod(self, item: PodObject) -> ClusterPod:
-        return self._heard(item) or to_cluster_pod(item)
-
     async def _read(self, arguments: wire.BindingArguments) -> ClusterPod | None:
         """Return a pod as the watch has told of it, else as the API server has it.
 
