@@ -83,7 +83,7 @@ typedef struct allot_seat_state {
   uint64_t used_ns;      // GPU time charged
   uint64_t borrowed_ns;  // of it, beyond the guarantee
   uint64_t lent_ns;      // guaranteed to this share, unused by it, and used by others
-  uint64_t virtual_ns;   // GPU time divided by the fraction it was owed: who is behind goes first
+  uint64_t virtual_ns;   // GPU time divided by the fraction it was owed: who is behind goes before
   int64_t budget_ns;     // what the ceiling allows now; negative: to be waited for
   int64_t owed_ns;       // what of the guarantee was not yet used
   uint64_t active_ns;    // when it last wanted or held the device

@@ -4,7 +4,8 @@
 // Each share advances in virtual time: GPU time divided by the fraction of the device that it is
 // owed. Whoever is furthest behind goes first, so over any stretch of contention the shares have
 // had time in proportion to their fractions: guarantees first, what is left by weight up to the
-// ceilings, best effort last. A share that returns from idling starts where the others are.
+// ceilings, best effort last. Of many that are nearly level, whoever waits longest goes first.
+// A share that returns from idling starts where the others are.
 // Ceilings are token buckets over the clock, whoever else is there. docs/designs/compute.md
 // compares this with deficit round robin.
 //
@@ -265,8 +266,40 @@ static bool may_run(const view *at, int place) {
   return at->state->seats[one->seat].blocked == 0;
 }
 
-// Of those that wait and may run, the one to go first: of a share's processes, who waits longest.
-static int first_waiting(const view *at) {
+static uint64_t longest_turn(const view *at) {
+  uint64_t quantum = at->contract->quantum_us * 1000ull;
+  return quantum == 0 ? 10 * MILLISECOND : quantum;
+}
+
+// Where many want the device, leases are shorter, so that each has its turn soon.
+static uint64_t turn_of(const view *at) {
+  uint64_t hungry = 0;
+  for (int each = 0; each < (int)ALLOT_SEATS; each++) {
+    if (at->active[each] && at->working[each] > 0) hungry++;
+  }
+  uint64_t fair = hungry > 0 ? ROUND_NS / hungry : ROUND_NS;
+  if (fair < SHORTEST_LEASE_NS) fair = SHORTEST_LEASE_NS;
+  return at_most(longest_turn(at), fair);
+}
+
+static bool has_short_turns(const view *at) {
+  return turn_of(at) < longest_turn(at);
+}
+
+static uint64_t quantum_of(const view *at, int seat) {
+  uint64_t quantum = turn_of(at);
+  uint64_t moving = at_most(at->state->seats[seat].move_ns, LONGEST_LEASE_NS) * MOVE_PARTS;
+  return at_most(moving > quantum ? moving : quantum, LONGEST_LEASE_NS);
+}
+
+// By how much a seat gets ahead in one lease, in virtual time.
+static uint64_t lead_of_a_lease(const view *at, int seat) {
+  return quantum_of(at, seat) * ALLOT_WHOLE / rate_of(at, seat);
+}
+
+// Of those that wait and may run, who goes before all others: of a share's processes, who waits
+// longest.
+static int most_behind(const view *at) {
   int best = -1;
   for (int place = 0; place < (int)ALLOT_PLACES; place++) {
     const allot_place_state *one = &at->state->places[place];
@@ -283,19 +316,47 @@ static int first_waiting(const view *at) {
   return best;
 }
 
-// Where many want the device, leases are shorter, so that each has its turn soon.
-static uint64_t quantum_of(const view *at, int seat) {
-  uint64_t quantum = at->contract->quantum_us * 1000ull;
-  if (quantum == 0) quantum = 10 * MILLISECOND;
-  uint64_t hungry = 0;
-  for (int each = 0; each < (int)ALLOT_SEATS; each++) {
-    if (at->active[each] && at->working[each] > 0) hungry++;
+// In virtual time.
+static uint64_t ahead_of(const view *at, int seat, int other) {
+  return since(at->state->seats[seat].virtual_ns, at->state->seats[other].virtual_ns);
+}
+
+// Where many want the device: is a seat ahead of another by no more than half a turn of either? No
+// lease ends to the nanosecond: if what one has had too much of decided the order, it would wait
+// for two turns of all others. Among few that is soon over, and costs fewer changes.
+static bool is_level(const view *at, int seat, int behind) {
+  if (!has_short_turns(at) || at->fraction[seat] == 0) return false;
+  if (rank_of(at, seat) != rank_of(at, behind)) return false;
+  uint64_t rate =
+      at->fraction[seat] > at->fraction[behind] ? at->fraction[seat] : at->fraction[behind];
+  return ahead_of(at, seat, behind) <= turn_of(at) * ALLOT_WHOLE / rate / 2;
+}
+
+// The one to go first: of those that are level with whoever is furthest behind, who waits longest.
+static int first_waiting(const view *at) {
+  int least = most_behind(at);
+  if (least < 0) return -1;
+  int best = least;
+  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
+    const allot_place_state *one = &at->state->places[place];
+    if (one->state != ALLOT_PLACE_WAITING || !may_run(at, place)) continue;
+    if (one->since_ns >= at->state->places[best].since_ns) continue;
+    if (is_level(at, one->seat, at->state->places[least].seat)) best = place;
   }
-  uint64_t fair = hungry > 0 ? ROUND_NS / hungry : ROUND_NS;
-  if (fair < SHORTEST_LEASE_NS) fair = SHORTEST_LEASE_NS;
-  quantum = at_most(quantum, fair);
-  uint64_t moving = at_most(at->state->seats[seat].move_ns, LONGEST_LEASE_NS) * MOVE_PARTS;
-  return at_most(moving > quantum ? moving : quantum, LONGEST_LEASE_NS);
+  return best;
+}
+
+// Of the active seats that are owed something, or of those that are owed nothing, the one that is
+// furthest behind, or -1. Without `apart`.
+static int furthest_behind(const view *at, bool is_owed, int apart) {
+  int least = -1;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    const allot_seat_state *own = &at->state->seats[seat];
+    if (seat == apart || !at->active[seat] || own->blocked != 0) continue;
+    if ((at->fraction[seat] > 0) != is_owed) continue;
+    if (least < 0 || own->virtual_ns < at->state->seats[least].virtual_ns) least = seat;
+  }
+  return least;
 }
 
 static void grant(view *at, int place) {
@@ -319,19 +380,6 @@ static void end_lease(view *at, int place, uint16_t becomes) {
   at->state->holder = -1;
   int64_t *budget = &at->state->seats[one->seat].budget_ns;
   if (*budget > BURST_NS) *budget = BURST_NS;
-}
-
-// Of the active seats that are owed something, or of those that are owed nothing, the one that is
-// furthest behind, or -1. Without `apart`.
-static int furthest_behind(const view *at, bool is_owed, int apart) {
-  int least = -1;
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    const allot_seat_state *own = &at->state->seats[seat];
-    if (seat == apart || !at->active[seat] || own->blocked != 0) continue;
-    if ((at->fraction[seat] > 0) != is_owed) continue;
-    if (least < 0 || own->virtual_ns < at->state->seats[least].virtual_ns) least = seat;
-  }
-  return least;
 }
 
 // Where newcomers begin: with whoever is furthest behind. Those that are owed nothing go along, and
@@ -389,13 +437,9 @@ static void charge(view *at, int seat, uint64_t time_ns) {
   if (time_ns > owed) lend(at, seat, time_ns - owed);
 }
 
-// By how much a seat gets ahead in one lease, in virtual time.
-static uint64_t lead_of_a_lease(const view *at, int seat) {
-  return quantum_of(at, seat) * ALLOT_WHOLE / rate_of(at, seat);
-}
-
 // Who was away begins where the others are: time that was not asked for is not saved up. Between
 // two pieces of work a share may stay behind, but only so far that it can end a lease of another.
+// Where those that are level go by how long they wait, it would else come after all of them.
 static void come_back(view *at, int seat) {
   allot_seat_state *own = &at->state->seats[seat];
   if (own->active_ns == at->now_ns) return;
@@ -404,7 +448,14 @@ static void come_back(view *at, int seat) {
   divide(at);
   int other = furthest_behind(at, at->fraction[seat] > 0, seat);
   uint64_t begin = other >= 0 ? at->state->seats[other].virtual_ns : at->state->virtual_ns;
-  if (was_active && other >= 0) begin -= at_most(begin, 2 * lead_of_a_lease(at, other));
+  if (other >= 0) {
+    uint64_t lead = lead_of_a_lease(at, other);
+    if (was_active) {
+      begin -= at_most(begin, 2 * lead);
+    } else if (has_short_turns(at)) {
+      begin -= at_most(begin, lead / 2 + 1);  // level with nobody: next
+    }
+  }
   if (own->virtual_ns < begin) own->virtual_ns = begin;
 }
 
@@ -427,8 +478,7 @@ static void limit_lease(view *at) {
   int rank = rank_of(at, seat), other_rank = rank_of(at, other);
   bool ends;
   if (other_rank == rank) {
-    uint64_t lead = since(state->seats[seat].virtual_ns, state->seats[other].virtual_ns);
-    ends = lead > lead_of_a_lease(at, seat);
+    ends = ahead_of(at, seat, other) > lead_of_a_lease(at, seat);
   } else {
     // Memory that was moved in for a lease is to be worth it.
     ends = other_rank < rank && (other_rank == 0 || state->seats[seat].move_ns == 0);

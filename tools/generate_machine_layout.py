@@ -28,12 +28,18 @@ CONSTANTS = (
     "ALLOT_MACHINE_VERSION",
     "ALLOT_MACHINE_GPUS",
     "ALLOT_MACHINE_PROCESSES",
+    "ALLOT_MIG_SLOTS",
+    "ALLOT_MIG_PROFILES",
 )
 STRUCTS = {
     "allot_machine_description": "MACHINE",
     "allot_gpu_description": "GPU",
     "allot_machine_faults": "FAULTS",
     "allot_gpu_faults": "GPU_FAULTS",
+    "allot_mig_profile": "MIG_PROFILE",
+    "allot_gpu_mig": "GPU_MIG",
+    "allot_gpu_instance": "GPU_INSTANCE",
+    "allot_compute_instance": "COMPUTE_INSTANCE",
 }
 NOT_WRITTEN = {"spare"}
 
@@ -100,6 +106,7 @@ def _program() -> str:
     )
     lines.append('  printf("MACHINE_RINGS_AT: Final = %zu\\n", offsetof(allot_machine, rings));')
     lines.append(f'  printf("STATE_LAYOUT: Final = \\"{state_layout()}\\"\\n");')
+    lines.append('  printf("MIG_AT: Final = %zu\\n", offsetof(allot_machine, mig));')
     lines.append('  printf("FAULTS_AT: Final = %zu\\n", offsetof(allot_machine, faults));')
     for struct, short in STRUCTS.items():
         lines.append(f'  printf("\\n{short}_SIZE: Final = %zu\\n", sizeof({struct}));')

@@ -18,6 +18,9 @@ SEATS: Final = 64
 PLACES: Final = 256
 WHOLE: Final = 10_000
 QUANTUM_NS: Final = 10_000_000
+#: All who want the device have their turn in about so long, with leases no shorter than these.
+ROUND_NS: Final = 32_000_000
+SHORTEST_NS: Final = 3_000_000
 #: What a ceiling lets a share catch up of what it left unused: nobody is further above it.
 BURST_NS: Final = 25_000_000
 

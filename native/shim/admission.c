@@ -13,11 +13,10 @@
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
 #define BATCH_NS (150 * MICROSECOND)
-#define BATCH_COUNTED_NS (500 * MICROSECOND)
 #define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
 #define SLACK_CONTENDED_NS MILLISECOND
-#define SLACK_STRICT_NS (30 * MICROSECOND)
+#define SLACK_STRICT_NS (10 * MICROSECOND)
 #define NO_CEILING INT64_MAX
 
 // A queue without progress for so long may be waiting for a further launch.
@@ -125,11 +124,7 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
   store(at->bound_ns, strict             ? BOUND_STRICT_NS
                       : lease->contended ? BOUND_CONTENDED_NS
                                          : BOUND_ALONE_NS);
-  // What is measured in long batches is told late, which matters to those who count it.
-  bool is_counted = lease->budget_ns != UINT64_MAX;
-  store(at->batch_ns, strict || lease->contended ? BATCH_NS
-                      : is_counted               ? BATCH_COUNTED_NS
-                                                 : BATCH_ALONE_NS);
+  store(at->batch_ns, strict || lease->contended ? BATCH_NS : BATCH_ALONE_NS);
   store(at->expires_ns, lease->contended ? lease->expires_ns : UINT64_MAX);
   // What is queued or measured and not charged yet is spent already.
   uint64_t spent = load(at->queued_ns) + load(at->uncharged_ns);
@@ -322,11 +317,11 @@ static void begin_burst(compute_device *at, uint64_t now) {
 }
 
 bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
-                     uint64_t now) {
+                     uint64_t *now) {
   bool begins = load(at->queued) == 0;
-  if (begins) note_gap(at, now);
-  if (LIKELY(try_enter(at, expected_ns, now > load(*free_ns), now))) {
-    if (begins) begin_burst(at, now);
+  if (begins) note_gap(at, *now);
+  if (LIKELY(try_enter(at, expected_ns, *now > load(*free_ns), *now))) {
+    if (begins) begin_burst(at, *now);
     // It shuts its eyes before it looks at the count for the last time.
     if (UNLIKELY(__atomic_load_n(&at->all->keeper.is_deep, __ATOMIC_SEQ_CST) != 0)) {
       keeper_wake(at->all);
@@ -334,7 +329,8 @@ bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *f
     return true;
   }
   attempt of = {.expected_ns = expected_ns, .free_ns = free_ns};
-  if (!wait_for_turn(at, &of, now)) return false;
-  if (begins) begin_burst(at, clock_ns());
+  if (!wait_for_turn(at, &of, *now)) return false;
+  *now = clock_ns();
+  if (begins) begin_burst(at, *now);
   return true;
 }

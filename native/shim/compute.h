@@ -43,6 +43,7 @@ typedef struct compute_device {
   uint64_t expires_ns;           // nothing is queued beyond this
   uint64_t burst_began_ns;       // the queue was empty before
   uint64_t gap_ns, burst_ns;     // moving means: idle between bursts, and busy
+  uint64_t progress_ns;          // when work was last seen to end, or was let in
 
   // The lease: one decision at a time.
   _Alignas(64) pthread_mutex_t lease_lock;
@@ -52,7 +53,6 @@ typedef struct compute_device {
   uint64_t waiting_since_ns;  // for the lease; 0: not
   uint64_t move_ns;           // to be told with the next charge
   uint64_t idle_since_ns;     // 0: busy
-  uint64_t progress_ns;       // when work was last seen to end, or was let in
   uint32_t is_running;        // something of the queue has begun and not ended
   uint64_t forced_ns;         // when a launch was last let through a stuck queue
 
@@ -137,9 +137,9 @@ static inline bool compute_is_recorded(const compute_state *all, CUstream stream
 
 // Waits until a launch that is expected to take so long may be queued, and counts it as queued.
 // False: there are no turns any more; it is not counted.
-// `free_ns`: when its stream is expected to have done all.
+// `free_ns`: when its stream is expected to have done all. `now`: before, and afterwards.
 bool admission_enter(compute_device *at, uint64_t expected_ns, const uint64_t *free_ns,
-                     uint64_t now);
+                     uint64_t *now);
 // Launches ended.
 void admission_leave(compute_device *at, uint64_t launches, uint64_t expected_ns);
 // A launch that was let in was refused by the driver: it takes up nothing.

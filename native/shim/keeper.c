@@ -20,6 +20,8 @@
 // It wakes so long before work is expected to end.
 #define EARLY_NS (50 * MICROSECOND)
 #define NAP_NS (30 * MICROSECOND)
+// A latency share waits for the end.
+#define PRESSED_NAP_NS (5 * MICROSECOND)
 #define LONG_NAP_NS (500 * MICROSECOND)
 // Idle for so long, it sleeps until it is woken.
 #define AWAKE_NS (20 * MILLISECOND)
@@ -179,7 +181,9 @@ static uint64_t step(compute_device *at, uint64_t now) {
   if (dry > now + EARLY_NS + NAP_NS) return dry - EARLY_NS < latest ? dry - EARLY_NS : latest;
   // It should have ended: the longer it has not, the longer the naps.
   uint64_t overdue = now > last ? (now - last) / 16 : 0;
-  uint64_t nap = overdue < NAP_NS ? NAP_NS : overdue > LONG_NAP_NS ? LONG_NAP_NS : overdue;
+  uint64_t least =
+      load(at->is_contended) != 0 && load(at->is_strict) != 0 ? PRESSED_NAP_NS : NAP_NS;
+  uint64_t nap = overdue < least ? least : overdue > LONG_NAP_NS ? LONG_NAP_NS : overdue;
   return now + nap;
 }
 

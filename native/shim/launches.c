@@ -19,12 +19,16 @@ CUresult launch_begin(launch_pass *pass, CUstream stream, uint64_t key, bool is_
   }
   pass->what = estimate_of(&all->estimates, key);
   pass->expected_ns = estimate_ns(pass->what);
-  uint64_t now = clock_ns();
-  if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, now)) return CUDA_SUCCESS;
+  pass->began_ns = clock_ns();
+  if (!admission_enter(of->at, pass->expected_ns, &of->free_ns, &pass->began_ns)) {
+    return CUDA_SUCCESS;
+  }
   pass->stream = of;
   pass->alone = estimate_try(pass->what) || is_whole;
-  stream_state_lock(of, &pass->cancel_state);
-  pass->began_ns = clock_ns();
+  if (UNLIKELY(!stream_state_trylock(of, &pass->cancel_state))) {
+    stream_state_lock(of, &pass->cancel_state);
+    pass->began_ns = clock_ns();
+  }
   batch_before(of, pass->expected_ns, pass->alone, pass->began_ns);
   return CUDA_SUCCESS;
 }

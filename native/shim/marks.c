@@ -6,6 +6,7 @@
 // start of its own, so that idle time is not charged.
 #include "marks.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "compute.h"
@@ -20,94 +21,16 @@
 // A launch takes the driver less than this, or the driver had to load something first.
 #define SUBMIT_NS (50 * MICROSECOND)
 #define BASE_NS INT64_C(500000000)
-// The driver is asked only so often whether a stream has run dry earlier than expected.
+// The driver is asked only so often whether a stream has run dry earlier than expected, and no
+// sooner after it was.
 #define ASK_NS (100 * MICROSECOND)
 // Streams whose work is not due are asked only so often.
 #define POLL_NS MILLISECOND
 #define NEAR_NS (20 * MICROSECOND)
+// A stream without work is looked after for so long yet.
+#define RETIRE_NS (20 * MILLISECOND)
 // After so long without an end of anything it is asked whether anything has begun.
 #define OVERDUE_NS (5 * MILLISECOND)
-
-// ---- marks ----
-
-static mark *take_unused(mark_store *store, mark_context *from) {
-  pthread_mutex_lock(&store->lock);
-  mark *taken = from->unused;
-  if (taken != NULL) {
-    from->unused = taken->next;
-  } else {
-    taken = store->unused_marks;
-    if (taken != NULL) {
-      store->unused_marks = taken->next;
-    } else {
-      taken = store_allocate(store, sizeof *taken);
-    }
-    if (taken != NULL) {
-      *taken = (mark){.owner = from, .next_of_owner = from->marks};
-      from->marks = taken;
-    }
-  }
-  pthread_mutex_unlock(&store->lock);
-  return taken;
-}
-
-static void give_back_locked(mark *used) {
-  if (used == NULL || --used->references > 0) return;
-  used->next = used->owner->unused;
-  used->owner->unused = used;
-}
-
-static void give_back(mark_store *store, mark *used) {
-  if (used == NULL) return;
-  pthread_mutex_lock(&store->lock);
-  give_back_locked(used);
-  pthread_mutex_unlock(&store->lock);
-}
-
-static mark *share_mark(mark_store *store, mark *shared) {
-  pthread_mutex_lock(&store->lock);
-  shared->references++;
-  pthread_mutex_unlock(&store->lock);
-  return shared;
-}
-
-// Events are made in the current context.
-static bool make_event(mark *made) {
-  CUcontext current = NULL, popped;
-  bool is_current =
-      DRIVER(USED(cuCtxGetCurrent)(&current)) == CUDA_SUCCESS && current == made->owner->context;
-  if (!is_current && DRIVER(USED(cuCtxPushCurrent_v2)(made->owner->context)) != CUDA_SUCCESS) {
-    return false;
-  }
-  bool is_made = DRIVER(USED(cuEventCreate)(&made->event, CU_EVENT_DEFAULT)) == CUDA_SUCCESS;
-  if (!is_current) DRIVER(USED(cuCtxPopCurrent_v2)(&popped));
-  return is_made;
-}
-
-static mark *record_mark(stream_state *of, mark_context *owner) {
-  mark_store *store = &of->at->all->marks;
-  mark *set = take_unused(store, owner);
-  if (set == NULL) return NULL;
-  set->references = 1;
-  bool is_there = set->event != NULL || make_event(set);
-  if (is_there && DRIVER(USED(cuEventRecord)(set->event, of->stream)) == CUDA_SUCCESS) return set;
-  give_back(store, set);
-  return NULL;
-}
-
-// NULL: it cannot be set, and nothing of a stream or context that goes was touched. Whoever looks
-// at `is_leaving` before `stream` sees one of the two when the context went meanwhile.
-static mark *set_mark(stream_state *of) {
-  mark_context *owner = of->marks;
-  mark *set = NULL;
-  __atomic_add_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&owner->is_leaving, __ATOMIC_SEQ_CST) == 0 &&
-      __atomic_load_n(&of->stream, __ATOMIC_SEQ_CST) != NULL) {
-    set = record_mark(of, owner);
-  }
-  __atomic_sub_fetch(&owner->marking, 1, __ATOMIC_SEQ_CST);
-  return set;
-}
 
 // ---- batches ----
 
@@ -116,22 +39,36 @@ static void set_free(stream_state *of, uint64_t free_ns) {
   __atomic_store_n(&of->free_ns, free_ns, __ATOMIC_RELAXED);
 }
 
-static batch *take_batch(mark_store *store) {
-  pthread_mutex_lock(&store->lock);
+static batch *take_batch_locked(mark_store *store) {
   batch *taken = store->unused_batches;
   if (taken != NULL) {
     store->unused_batches = taken->next;
   } else {
     taken = store_allocate(store, sizeof *taken);
   }
-  pthread_mutex_unlock(&store->lock);
-  if (taken != NULL) memset(taken, 0, sizeof *taken);
+  if (taken != NULL) memset(taken, 0, offsetof(batch, items));
   return taken;
 }
 
+static batch *take_batch(stream_state *of) {
+  batch *taken = of->spare_batch;
+  of->spare_batch = NULL;
+  if (taken != NULL) return taken;
+  mark_store *store = &of->at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  taken = take_batch_locked(store);
+  pthread_mutex_unlock(&store->lock);
+  return taken;
+}
+
+static void take_spares_locked(mark_store *store, stream_state *of) {
+  if (of->spare_batch == NULL) of->spare_batch = take_batch_locked(store);
+  if (of->spare_mark == NULL) of->spare_mark = mark_take_locked(store, of->marks);
+}
+
 static void put_batch_locked(mark_store *store, batch *used) {
-  give_back_locked(used->start);
-  give_back_locked(used->end);
+  mark_give_back_locked(used->start);
+  mark_give_back_locked(used->end);
   used->next = store->unused_batches;
   store->unused_batches = used;
 }
@@ -149,23 +86,12 @@ static void guess_batch(stream_state *of, batch *lost) {
 static void make_active_locked(stream_state *of) {
   if (of->is_active != 0) return;
   mark_store *store = &of->at->all->marks;
-  of->is_active = 1;
+  __atomic_store_n(&of->is_active, 1, __ATOMIC_SEQ_CST);
   of->next_active = store->active[of->at->device];
   store->active[of->at->device] = of;
 }
 
-static void keep_end(stream_state *of, mark *end) {
-  mark_store *store = &of->at->all->marks;
-  pthread_mutex_lock(&store->lock);
-  give_back_locked(of->last_end);
-  of->last_end = end;
-  if (end != NULL) end->references++;
-  pthread_mutex_unlock(&store->lock);
-}
-
-static void push(stream_state *of, batch *closed) {
-  mark_store *store = &of->at->all->marks;
-  pthread_mutex_lock(&store->lock);
+static void push_locked(stream_state *of, batch *closed) {
   closed->next = NULL;
   if (of->last != NULL) {
     of->last->next = closed;
@@ -174,23 +100,26 @@ static void push(stream_state *of, batch *closed) {
   }
   of->last = closed;
   make_active_locked(of);
-  pthread_mutex_unlock(&store->lock);
 }
 
 void batch_close(stream_state *of, bool is_late, uint64_t now) {
   batch *closed = of->open;
   if (closed == NULL) return;
+  mark_store *store = &of->at->all->marks;
   __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
-  closed->end = set_mark(of);
+  mark *end = closed->end = mark_set(of);
   closed->closed_ns = now;
   closed->due_ns = of->free_ns;
   closed->is_late = is_late;
-  keep_end(of, closed->end);
-  if (closed->end == NULL || closed->start == NULL) {
-    guess_batch(of, closed);
-  } else {
-    push(of, closed);
-  }
+  bool is_measured = end != NULL && closed->start != NULL;
+  pthread_mutex_lock(&store->lock);
+  mark_give_back_locked(of->last_end);
+  of->last_end = end;
+  if (end != NULL) end->references++;
+  if (is_measured) push_locked(of, closed);
+  take_spares_locked(store, of);
+  pthread_mutex_unlock(&store->lock);
+  if (!is_measured) guess_batch(of, closed);
 }
 
 // Is the newest batch known to have ended? Expectations alone would charge idle time whenever they
@@ -203,21 +132,36 @@ static bool has_ended(stream_state *of, uint64_t now) {
   return DRIVER(USED(cuEventQuery)(of->last_end->event)) != CUDA_ERROR_NOT_READY;
 }
 
-static void batch_open(stream_state *of, uint64_t now) {
+// It is in the list as soon as it may have a batch: whoever takes it out of there looks at `open`
+// afterwards, and one of the two sees the other.
+static void set_open(stream_state *of, batch *opened) {
+  __atomic_store_n(&of->open, opened, __ATOMIC_SEQ_CST);
+  if (LIKELY(__atomic_load_n(&of->is_active, __ATOMIC_SEQ_CST) != 0)) return;
   mark_store *store = &of->at->all->marks;
-  // A launch into a stream that was destroyed meanwhile.
-  if (__atomic_load_n(&of->stream, __ATOMIC_RELAXED) == NULL) return;
-  batch *opened = take_batch(store);
-  if (opened == NULL) return;
-  bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of, now);
-  if (is_idle) set_free(of, now);
-  opened->opened_ns = now;
-  opened->began_idle = is_idle;
-  opened->start = !is_idle && of->last_end != NULL ? share_mark(store, of->last_end) : set_mark(of);
-  __atomic_store_n(&of->open, opened, __ATOMIC_RELAXED);
   pthread_mutex_lock(&store->lock);
   make_active_locked(of);
   pthread_mutex_unlock(&store->lock);
+}
+
+static void batch_open(stream_state *of, uint64_t now) {
+  // A launch into a stream that was destroyed meanwhile.
+  if (__atomic_load_n(&of->stream, __ATOMIC_RELAXED) == NULL) return;
+  batch *opened = take_batch(of);
+  if (opened == NULL) return;
+  bool is_idle = now + MARGIN_NS >= of->free_ns || has_ended(of, now);
+  if (is_idle) {
+    set_free(of, now);
+    of->asked_ns = now;
+  }
+  opened->opened_ns = now;
+  opened->began_idle = is_idle;
+  if (is_idle || of->last_end == NULL) {
+    opened->start = mark_set(of);
+  } else {
+    opened->start = of->last_end;
+    of->last_end = NULL;
+  }
+  set_open(of, opened);
 }
 
 static uint64_t batch_ns(const stream_state *of) {
@@ -246,6 +190,10 @@ static void abandon_batch(stream_state *of) {
   mark_store *store = &of->at->all->marks;
   batch *empty = of->open;
   __atomic_store_n(&of->open, NULL, __ATOMIC_RELAXED);
+  if (of->last_end == NULL) {
+    of->last_end = empty->start;
+    empty->start = NULL;
+  }
   pthread_mutex_lock(&store->lock);
   put_batch_locked(store, empty);
   pthread_mutex_unlock(&store->lock);
@@ -273,8 +221,7 @@ void batch_after(stream_state *of, estimate *what, uint64_t expected_ns, bool al
   uint64_t start = of->free_ns > before_ns ? of->free_ns : before_ns;
   set_free(of, start + expected_ns);
   of->last_ns = before_ns;
-  open->items_ns[open->launches] = expected_ns;
-  open->items[open->launches++] = what;
+  open->items[open->launches++] = (batch_item){.what = what, .expected_ns = expected_ns};
   open->expected_ns += expected_ns;
   bool is_eager = of->eager > 0;
   if (is_eager) of->eager--;
@@ -300,19 +247,23 @@ void batch_interrupt(stream_state *of) {
 
 batch *copy_before(stream_state *of) {
   batch_interrupt(of);
-  batch *copied = take_batch(&of->at->all->marks);
-  if (copied != NULL) copied->start = set_mark(of);
+  batch *copied = take_batch(of);
+  if (copied != NULL) copied->start = mark_set(of);
   return copied;
 }
 
 void copy_after(stream_state *of, batch *copied) {
   if (copied == NULL) return;
-  copied->end = set_mark(of);
-  if (copied->start != NULL && copied->end != NULL) {
-    push(of, copied);
-  } else {
+  copied->end = mark_set(of);
+  if (copied->start == NULL || copied->end == NULL) {
     guess_batch(of, copied);
+    return;
   }
+  mark_store *store = &of->at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  push_locked(of, copied);
+  take_spares_locked(store, of);
+  pthread_mutex_unlock(&store->lock);
 }
 
 // ---- taking in what has ended ----
@@ -342,7 +293,7 @@ static int64_t position_of(mark_context *marks, const batch *of) {
     marks->base = of->start;
     of->start->references++;
     marks->base_ns = position;
-    give_back_locked(old);
+    mark_give_back_locked(old);
   }
   return position;
 }
@@ -351,9 +302,9 @@ static int64_t position_of(mark_context *marks, const batch *of) {
 static void learn(compute_device *at, const batch *of, uint64_t took_ns) {
   estimate *previous = NULL;
   for (uint32_t i = 0; i < of->launches; i++) {
-    if (of->items[i] == previous) continue;
-    previous = of->items[i];
-    double part = of->expected_ns != 0 ? (double)of->items_ns[i] / (double)of->expected_ns
+    if (of->items[i].what == previous) continue;
+    previous = of->items[i].what;
+    double part = of->expected_ns != 0 ? (double)of->items[i].expected_ns / (double)of->expected_ns
                                        : 1.0 / (double)of->launches;
     estimate_learn(&at->all->estimates, previous, (uint64_t)((double)took_ns * part),
                    of->launches == 1);
@@ -410,7 +361,7 @@ static bool collect_one(compute_device *at, stream_state *of, batch *oldest) {
   of->first = oldest->next;
   if (of->first == NULL) of->last = NULL;
   uint64_t launches = oldest->launches, expected = oldest->expected_ns;
-  if (launches == 1) estimate_settle(oldest->items[0]);
+  if (launches == 1) estimate_settle(oldest->items[0].what);
   put_batch_locked(store, oldest);
   pthread_mutex_unlock(&store->lock);
   if (launches != 0) admission_leave(at, launches, expected);
@@ -439,28 +390,40 @@ static batch *oldest_of(mark_store *store, const stream_state *of) {
   return oldest;
 }
 
+void stream_state_strip_locked(stream_state *gone) {
+  mark_give_back_locked(gone->last_end);
+  mark_give_back_locked(gone->spare_mark);
+  gone->last_end = gone->spare_mark = NULL;
+}
+
 void stream_state_unused_locked(stream_state *gone) {
   mark_store *store = &gone->at->all->marks;
-  give_back_locked(gone->last_end);
-  gone->last_end = NULL;
   gone->next_active = store->unused_streams;
   store->unused_streams = gone;
 }
 
-// Streams without batches leave the list.
-static void retire_idle(compute_device *at) {
+static bool has_batches(const stream_state *of) {
+  return of->first != NULL || __atomic_load_n(&of->open, __ATOMIC_SEQ_CST) != NULL;
+}
+
+// Streams that have been without batches for a while leave the list: who launches one kernel after
+// the other and waits for each would else come back at each launch.
+static void retire_idle(compute_device *at, uint64_t now) {
   mark_store *store = &at->all->marks;
   pthread_mutex_lock(&store->lock);
   stream_state **link = &store->active[at->device];
   while (*link != NULL) {
     stream_state *seen = *link;
-    if (seen->first != NULL || __atomic_load_n(&seen->open, __ATOMIC_RELAXED) != NULL) {
+    bool is_gone = __atomic_load_n(&seen->stream, __ATOMIC_RELAXED) == NULL;
+    if (has_batches(seen) || (!is_gone && now - seen->polled_ns < RETIRE_NS)) {
       link = &seen->next_active;
       continue;
     }
     *link = seen->next_active;
-    seen->is_active = 0;
-    if (__atomic_load_n(&seen->stream, __ATOMIC_RELAXED) == NULL) {
+    __atomic_store_n(&seen->is_active, 0, __ATOMIC_SEQ_CST);
+    if (has_batches(seen)) {
+      make_active_locked(seen);
+    } else if (is_gone) {
       stream_state_unused_locked(seen);
     }
   }
@@ -510,12 +473,17 @@ uint64_t marks_collect(compute_device *at, uint64_t now) {
     }
   }
   __atomic_store_n(&at->is_running, is_running, __ATOMIC_RELAXED);
-  retire_idle(at);
+  retire_idle(at, now);
   return begun;
 }
 
 bool marks_remain(compute_device *at) {
-  return first_active(at) != NULL;
+  mark_store *store = &at->all->marks;
+  pthread_mutex_lock(&store->lock);
+  const stream_state *of = store->active[at->device];
+  while (of != NULL && !has_batches(of)) of = of->next_active;
+  pthread_mutex_unlock(&store->lock);
+  return of != NULL;
 }
 
 void marks_end_tails(compute_device *at, uint64_t now) {
@@ -554,11 +522,11 @@ void batches_drop(compute_device *at, stream_state *of) {
   while ((dropped = of->first) != NULL) {
     of->first = dropped->next;
     if (dropped->launches != 0) admission_leave(at, dropped->launches, dropped->expected_ns);
-    if (dropped->launches == 1) estimate_settle(dropped->items[0]);
+    if (dropped->launches == 1) estimate_settle(dropped->items[0].what);
     // Its events are gone with the context.
     dropped->start = dropped->end = NULL;
     put_batch_locked(store, dropped);
   }
   of->last = NULL;
-  of->last_end = NULL;
+  of->last_end = of->spare_mark = NULL;
 }

@@ -55,6 +55,11 @@ typedef struct mark {
   uint32_t references;
 } mark;
 
+typedef struct batch_item {
+  estimate *what;
+  uint64_t expected_ns;
+} batch_item;
+
 typedef struct batch {
   struct batch *next;
   mark *start, *end;
@@ -65,8 +70,7 @@ typedef struct batch {
   uint32_t launches;     // 0: a copy
   uint8_t is_late;       // its end was marked after the work may have ended
   uint8_t began_idle;
-  estimate *items[BATCH_LAUNCHES];
-  uint64_t items_ns[BATCH_LAUNCHES];  // what each was expected to take
+  batch_item items[BATCH_LAUNCHES];  // as many as there are launches
 } batch;
 
 // ---- streams ----
@@ -82,7 +86,11 @@ typedef struct stream_state {
 
   pthread_mutex_t lock;
   batch *open;
-  mark *last_end;       // may serve as the next batch's start
+  mark *last_end;  // of the newest batch, unless that is open: may serve as the next one's start
+  // For the next batch, and for the next mark: taken when the store's lock is held anyway, and not
+  // on the way of a launch.
+  batch *spare_batch;
+  mark *spare_mark;
   uint64_t free_ns;     // when the stream is expected to have done all
   uint64_t last_ns;     // the newest launch
   uint64_t asked_ns;    // when the driver was last asked whether it is dry
@@ -93,7 +101,7 @@ typedef struct stream_state {
   // Under the store's lock.
   batch *first, *last;  // closed, oldest first
   struct stream_state *next_active;
-  uint32_t is_active;
+  uint32_t is_active;  // in the device's list; read without the lock by who opens a batch
   uint64_t polled_ns;
 } stream_state;
 
@@ -103,7 +111,7 @@ typedef struct mark_store {
   // Lists and free places. Never held while the driver is called.
   pthread_mutex_t lock;
   stream_state *buckets[STREAM_BUCKETS];
-  stream_state *active[16];  // by device: they have batches
+  stream_state *active[16];  // by device: they have batches, or had some a moment ago
   stream_state *unused_streams;
   batch *unused_batches;
   mark *unused_marks;  // of contexts that are gone
@@ -137,6 +145,16 @@ static inline bool stream_state_is_default(const stream_state *of) {
   return (uintptr_t)of->stream <= 2;
 }
 
+// ---- marks (mark_pool.c) ----
+
+// With the store's lock held. NULL: there is no memory for one.
+mark *mark_take_locked(mark_store *store, mark_context *from);
+// NULL does no harm.
+void mark_give_back_locked(mark *used);
+// Sets one in the stream, with the stream's lock held. NULL: it cannot be set, and nothing of a
+// stream or context that goes was touched.
+mark *mark_set(stream_state *of);
+
 // ---- batches; with the stream's lock held ----
 
 // A launch that is admitted comes next. `alone`: in a batch of its own.
@@ -167,7 +185,9 @@ void marks_end_tails(struct compute_device *at, uint64_t now);
 bool marks_remain(struct compute_device *at);
 // After these: the calling thread has a context current while it asks.
 void marks_leave_context(void);
-// A stream that is gone, without batches: its place is free. With the store's lock held.
+// A stream that is gone needs none of what it kept. With the store's lock held.
+void stream_state_strip_locked(stream_state *gone);
+// The same, without batches: its place is free. With the store's lock held.
 void stream_state_unused_locked(stream_state *gone);
 // Nothing of it is measured any more. With the store's lock held.
 void batches_drop(struct compute_device *at, stream_state *of);

@@ -140,6 +140,7 @@ static void unlink_place(mark_store *store, stream_state *gone) {
   if (*link != gone) return;
   __atomic_store_n(link, gone->next, __ATOMIC_RELEASE);
   __atomic_store_n(&gone->stream, NULL, __ATOMIC_SEQ_CST);
+  stream_state_strip_locked(gone);
   __atomic_sub_fetch(&gone->marks->streams, 1, __ATOMIC_RELAXED);
   if (__atomic_exchange_n(&gone->is_captured, 0, __ATOMIC_RELAXED) != 0) {
     __atomic_sub_fetch(&gone->at->all->captures, 1, __ATOMIC_SEQ_CST);

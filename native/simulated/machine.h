@@ -22,6 +22,22 @@
 #define ALLOT_NODES_DEFAULT_PATH "/run/allotment/simulated/devices"
 #define ALLOT_MACHINE_GPUS 16
 #define ALLOT_MACHINE_PROCESSES 512
+#define ALLOT_MIG_SLOTS 8     /* memory slots that a GPU has at most, and so instances of it */
+#define ALLOT_MIG_PROFILES 18 /* NVML's numbers of them: NVML_GPU_INSTANCE_PROFILE_COUNT */
+
+// A shape of GPU instance; at the place of NVML's number for it (NVML_GPU_INSTANCE_PROFILE_*).
+typedef struct allot_mig_profile {
+  char name[24];    // "1g.10gb+me"
+  uint32_t slices;  // compute slices, 0: the model has not this one
+  uint32_t id;      // what creating an instance is told
+  uint32_t size;    // memory slots that an instance covers
+  uint32_t starts;  // a bit for each slot at which one may begin
+  uint32_t most;    // at once
+  uint32_t media;   // it has media engines of which there is one set for the GPU
+  uint32_t sm_count;
+  uint32_t copy_engines, decoders, encoders, jpegs, ofas;
+  uint64_t memory_bytes;
+} allot_mig_profile;
 
 typedef struct allot_gpu_description {
   char uuid[48];          // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", stable for a given machine
@@ -51,8 +67,7 @@ typedef struct allot_gpu_description {
   uint32_t brand;              // nvmlBrandType_t
   uint32_t nvml_architecture;  // nvmlDeviceArchitecture_t
   uint32_t ecc_supported, ecc_enabled;
-  uint32_t mig_supported;  // the model can; MIG itself comes with a later issue
-  uint32_t nvlink_count;   // links this GPU has, 0 to 18
+  uint32_t nvlink_count;  // links this GPU has, 0 to 18
   uint32_t nvlink_version;
   int32_t nvlink_peer[18];  // index of the GPU at the other end, -1: none, -2: an NVSwitch
   uint32_t encoder_supported;
@@ -60,7 +75,10 @@ typedef struct allot_gpu_description {
   uint32_t h2d_mib_per_s, d2h_mib_per_s, d2d_mib_per_s;  // copy rates
   uint32_t integrated;                                   // GH200-like coherent memory: 0/1
   uint32_t timeslice_us;                                 // 0: as long as the machine says
-  uint32_t spare[14];
+  uint32_t mig_slots;                                    // memory slots, 0: no MIG
+  uint32_t mig_needs_reset;  // a change of mode waits for a reset (Ampere), else it is at once
+  uint32_t spare[12];
+  allot_mig_profile mig_profiles[ALLOT_MIG_PROFILES];
 } allot_gpu_description;
 
 typedef struct allot_machine_description {
@@ -77,6 +95,17 @@ typedef struct allot_machine_description {
   allot_gpu_description gpus[ALLOT_MACHINE_GPUS];
 } allot_machine_description;
 
+// Calls that change MIG.
+enum {
+  ALLOT_MIG_SET_MODE = 0,
+  ALLOT_MIG_CREATE_GPU = 1,  // a GPU instance
+  ALLOT_MIG_CREATE_COMPUTE = 2,
+  ALLOT_MIG_DESTROY_GPU = 3,
+  ALLOT_MIG_DESTROY_COMPUTE = 4,
+  ALLOT_MIG_RESET = 5,  // of the GPU, which puts a pending mode into force
+};
+#define ALLOT_MIG_CALLS 6
+
 // Faults on demand. Written by `allot` (Python) at any time, read by both libraries.
 typedef struct allot_gpu_faults {
   uint32_t lost;      // fell off the bus: every call on it fails (CUDA 999/719.., NVML 15)
@@ -91,6 +120,12 @@ typedef struct allot_gpu_faults {
   uint64_t ecc_aggregate_corrected, ecc_aggregate_uncorrected;
   uint32_t retired_pages_sbe, retired_pages_dbe, remapped_rows_correctable,
       remapped_rows_uncorrectable;
+  // Of calls that change MIG, by ALLOT_MIG_*: how much longer they take, what they return instead
+  // of doing anything (nvmlReturn_t), and which of them (a bit each) end the calling process,
+  // before they do anything and after they have done it: a crash at that step.
+  uint32_t mig_slow_us[ALLOT_MIG_CALLS];
+  uint32_t mig_errors[ALLOT_MIG_CALLS];
+  uint32_t mig_ends_before, mig_ends_after;
 } allot_gpu_faults;
 
 typedef struct allot_machine_faults {
@@ -99,5 +134,38 @@ typedef struct allot_machine_faults {
   uint32_t spare[14];
   allot_gpu_faults gpus[ALLOT_MACHINE_GPUS];
 } allot_machine_faults;
+
+// ---- MIG: what the GPUs are cut into ------------------------------------------------------------
+
+// Changed by libnvidia-ml under the GPU's MIG lock (engine/mig.c); Python writes it into a new
+// machine. `there` is stored last when one is made and first when one goes, so whoever ends in
+// between leaves nothing half made.
+
+typedef struct allot_gpu_instance {
+  uint32_t there;
+  uint32_t id;       // NVML's, used again
+  uint32_t profile;  // at which place of mig_profiles
+  uint32_t spare;
+} allot_gpu_instance;
+
+typedef struct allot_compute_instance {
+  uint32_t there;
+  uint32_t id;      // within its GPU instance
+  uint32_t slices;  // compute slices
+  uint32_t sm_count;
+  char uuid[48];  // "MIG-...", another one each time
+} allot_compute_instance;
+
+// A GPU instance has the place of its first slot. A compute instance has the place of its first
+// compute slice, counted from its GPU instance's first slot: no profile has more slices than slots.
+typedef struct allot_gpu_mig {
+  uint32_t enabled, pending;
+  allot_gpu_instance instances[ALLOT_MIG_SLOTS];
+  allot_compute_instance computes[ALLOT_MIG_SLOTS];
+} allot_gpu_mig;
+
+typedef struct allot_machine_mig {
+  allot_gpu_mig gpus[ALLOT_MACHINE_GPUS];
+} allot_machine_mig;
 
 #endif

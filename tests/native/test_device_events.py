@@ -41,12 +41,13 @@ def opened(path: Path) -> Iterator[Session]:
 
 @contextmanager
 def heard(path: Path) -> Iterator[tuple[list[GpuEvent], Listeners, list[str]]]:
-    """Everything that a machine's GPUs report, those that register at once being listened to."""
+    """Everything that a machine's GPUs report, each being listened to unless it hangs."""
     events: list[GpuEvent] = []
     uuids = [device.uuid for device in SimulatedMachine(path).devices()]
     with opened(path) as session:
         listeners = Listeners(session, events.append)
-        listeners.follow(enumerate(uuids))
+        for index, uuid in enumerate(uuids):
+            threading.Thread(target=listeners.listen, args=(index, uuid), daemon=True).start()
         try:
             yield events, listeners, uuids
         finally:
@@ -80,7 +81,8 @@ def test_a_gpu_that_hangs_or_is_lost_keeps_no_other_from_being_heard(
     machine: Callable[[str], Path],
 ) -> None:
     path = machine("t4:3")
-    faults.set_fault(path, 0, hang_us=10_000_000)
+    others = set(threading.enumerate())
+    faults.set_fault(path, 0, hang_us=6_000_000)
     with heard(path) as (events, listeners, uuids):
         wait_until(lambda: listeners.listening() == {uuids[1], uuids[2]}, "they do not register")
         faults.set_fault(path, 1, lost=True)
@@ -89,8 +91,40 @@ def test_a_gpu_that_hangs_or_is_lost_keeps_no_other_from_being_heard(
         assert {(event.uuid, event.xid) for event in events} == {(uuids[1], 79), (uuids[2], 31)}
         faults.set_fault(path, 1, lost=False, xid=13)
         wait_until(lambda: len(events) == 3, "what it reports when it is back is not heard")
-        assert not listeners.close(), "one of them hangs still"
+        assert listeners.close(), "none of those that were registered hangs"
+        # Who is registered only now, in the middle of an agent's end, is let go.
         faults.set_fault(path, 0, hang_us=0)
+        wait_until(lambda: not set(threading.enumerate()) - others, "its threads go on")
+        assert listeners.listening() == set()
+
+
+def test_what_is_reported_right_after_it_is_listened_to_is_heard(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4")
+    (device,) = SimulatedMachine(path).devices()
+    with opened(path) as session:
+        for xid in range(1, 20):
+            events: list[GpuEvent] = []
+            listeners = Listeners(session, events.append)
+            listeners.listen(0, device.uuid)
+            faults.set_fault(path, 0, xid=xid)
+            wait_until(lambda: bool(events), "nothing is heard")  # noqa: B023 - of this round
+            assert listeners.close()
+            assert [event.xid for event in events] == [xid]
+
+
+def test_another_gpu_in_the_same_place_is_listened_to_by_its_own_name(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4")
+    with heard(path) as (events, listeners, uuids):
+        wait_until(lambda: listeners.listening() == set(uuids), "it does not register")
+        listeners.listen(0, "GPU-another")
+        assert listeners.listening() == {"GPU-another"}
+        faults.set_fault(path, 0, xid=31)
+        wait_until(lambda: bool(events), "nothing is heard")
+    assert [event.uuid for event in events] == ["GPU-another"]
 
 
 def test_who_is_not_followed_any_more_is_not_heard(machine: Callable[[str], Path]) -> None:
@@ -98,8 +132,9 @@ def test_who_is_not_followed_any_more_is_not_heard(machine: Callable[[str], Path
     others = set(threading.enumerate())  # of tests with GPUs that hang
     with heard(path) as (events, listeners, uuids):
         wait_until(lambda: len(listeners.listening()) == 2, "they do not register")
-        assert len(set(threading.enumerate()) - others) == 2
-        listeners.follow([(1, uuids[1])])
+        wait_until(lambda: len(set(threading.enumerate()) - others) == 2, "not a thread for each")
+        listeners.leave(0)
+        listeners.listen(1, uuids[1])  # as it is
         wait_until(lambda: len(set(threading.enumerate()) - others) == 1, "its thread goes on")
         faults.set_fault(path, 0, xid=31)
         faults.set_fault(path, 1, xid=31)

@@ -107,7 +107,8 @@ static int single_to_double(const allot_gpu_description *own) {
   return own->compute_major >= 8 ? 64 : 32;
 }
 
-static bool of_model(const allot_gpu_description *own, CUdevice_attribute attribute, int *value) {
+static bool of_model(int gpu, CUdevice_attribute attribute, int *value) {
+  const allot_gpu_description *own = driver_description(gpu);
   bool ampere = own->compute_major >= 8, hopper = own->compute_major >= 9;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -135,7 +136,13 @@ static bool of_model(const allot_gpu_description *own, CUdevice_attribute attrib
       *value = (int)own->memory_clock_max_mhz * 1000;
       return true;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = (int)own->sm_count;
+      *value = (int)mps_multiprocessors(gpu);
+      return true;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
+      *value = (int)allot_load(&driver.machine.machine->engines[driver_place(gpu)].compute_mode);
+      return true;
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+      *value = allot_mps_is_client(&driver.machine, driver.machine.slot);
       return true;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
       *value = 0;  // "integrated" is for chips without memory of their own
@@ -218,7 +225,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   if (value == NULL || (int)attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (of_model(driver_description(gpu), attribute, value)) return CUDA_SUCCESS;
+  if (of_model(gpu, attribute, value)) return CUDA_SUCCESS;
   *value = 0;  // what is not listed is not there
   for (size_t i = 0; i < sizeof fixed_values / sizeof *fixed_values; i++) {
     if (fixed_values[i].attribute == attribute) *value = fixed_values[i].value;

@@ -55,7 +55,7 @@ static callback *take_ready(uint64_t *look_again) {
 
 static void advance_all(void) {
   for (int ordinal = 0; ordinal < driver.device_count; ordinal++) {
-    allot_engine_advance(&driver.machine, driver.gpus[ordinal]);
+    allot_engine_advance(&driver.machine, driver_place(driver.gpus[ordinal]));
   }
 }
 

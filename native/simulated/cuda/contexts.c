@@ -23,8 +23,26 @@ static void set_default_limits(context *made) {
   made->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
 }
 
-// Brings a context to life: takes what it costs and makes its default stream.
-static CUresult start(context *made) {
+// In a compute mode other than the default a GPU is for one process, or for nobody. What has a
+// context and is dead is nobody. MPS clients are let in by their server, which has its own.
+static bool is_taken(int gpu) {
+  allot_handle *own = &driver.machine;
+  int place = driver_place(gpu);
+  uint32_t mode = allot_load(&own->machine->engines[place].compute_mode);
+  if (mode == CU_COMPUTEMODE_DEFAULT || allot_mps_is_client(own, own->slot)) return false;
+  if (mode == CU_COMPUTEMODE_PROHIBITED) return true;
+  allot_machine_reap(own);
+  for (int slot = 0; slot < allot_machine_high(own); slot++) {
+    if (slot == own->slot || !allot_machine_taken(own, slot)) continue;
+    if (allot_compute_place(own, slot, gpu) != place) continue;
+    if (allot_load(&own->machine->processes[slot].gpus[gpu].contexts) != 0) return true;
+  }
+  return false;
+}
+
+// Takes what a context costs and makes its default stream.
+static CUresult begin(context *made) {
+  if (is_taken(made->gpu)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (!allot_ring_prepare(&driver.machine, made->gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!allot_gpu_take(&driver.machine, made->gpu, driver_description(made->gpu)->context_bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -40,6 +58,15 @@ static CUresult start(context *made) {
   set_default_limits(made);
   count_contexts(made->gpu, 1);
   return CUDA_SUCCESS;
+}
+
+// Brings a context to life. What it is on is neither cut nor given back meanwhile.
+static CUresult start(context *made) {
+  int lock;
+  TRY(mig_hold(made->gpu, &lock));
+  CUresult result = begin(made);
+  mig_release(made->gpu, lock);
+  return result;
 }
 
 static void destroy_child(object *child) {

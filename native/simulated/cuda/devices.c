@@ -36,24 +36,34 @@ static int hex_digit(char letter) {
   return -1;
 }
 
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-  int gpu;
-  TRY(driver_gpu(device, &gpu));
-  if (uuid == NULL) return CUDA_ERROR_INVALID_VALUE;
+// Behind "GPU-" or "MIG-".
+static void read_uuid(const char *text, CUuuid *uuid) {
   memset(uuid, 0, sizeof *uuid);
   int digits = 0;
-  for (const char *at = driver_description(gpu)->uuid + 4; *at != '\0' && digits < 32; at++) {
+  for (const char *at = text + 4; *at != '\0' && digits < 32; at++) {
     int digit = hex_digit(*at);
     if (digit < 0) continue;
     int byte = (unsigned char)uuid->bytes[digits / 2] << 4 | digit;
     uuid->bytes[digits / 2] = (char)byte;
     digits++;
   }
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+  int gpu;
+  TRY(driver_gpu(device, &gpu));
+  if (uuid == NULL) return CUDA_ERROR_INVALID_VALUE;
+  read_uuid(driver_description(gpu)->uuid, uuid);
   return CUDA_SUCCESS;
 }
 
+// Of a MIG device: the whole GPU's.
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-  return cuDeviceGetUuid_v2(uuid, device);
+  int gpu;
+  TRY(driver_gpu(device, &gpu));
+  if (uuid == NULL) return CUDA_ERROR_INVALID_VALUE;
+  read_uuid(driver.machine.machine->description.gpus[gpu].uuid, uuid);
+  return CUDA_SUCCESS;
 }
 
 // LUIDs exist on Windows only.

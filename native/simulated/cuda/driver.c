@@ -16,12 +16,16 @@ static CUresult attach(void) {
   if (error != 0) return CUDA_ERROR_SYSTEM_NOT_READY;
   uint32_t fault = allot_load(&driver.machine.machine->faults.cuda_init_error);
   if (fault != 0) return (CUresult)fault;
-  driver.device_count =
-      visible_devices(&driver.machine.machine->description, driver.machine.nodes, driver.gpus);
-  if (driver.device_count == 0) return CUDA_ERROR_NO_DEVICE;
   error = allot_machine_attach(&driver.machine, ALLOT_PROCESS_COMPUTE);
   if (error == -ENOSPC) return CUDA_ERROR_OUT_OF_MEMORY;
-  return error != 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+  if (error != 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  uint32_t nodes = driver.machine.nodes;
+  TRY(mps_become_client(&nodes));
+  driver.device_count = visible_devices(&driver.machine.machine->description, nodes, driver.gpus);
+  mig_choose();
+  if (driver.device_count == 0) return CUDA_ERROR_NO_DEVICE;
+  mps_limit_memory();
+  return CUDA_SUCCESS;
 }
 
 CUresult cuInit(unsigned int flags) {
@@ -60,7 +64,9 @@ CUresult driver_gpu_usable(int gpu) {
     struct timespec pause = {.tv_sec = hang_us / 1000000, .tv_nsec = hang_us % 1000000 * 1000};
     nanosleep(&pause, NULL);
   }
-  return allot_load(&faults->lost) != 0 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+  if (allot_load(&faults->lost) != 0) return CUDA_ERROR_UNKNOWN;
+  const allot_handle *own = &driver.machine;
+  return (CUresult)allot_load(&own->machine->processes[own->slot].failed);
 }
 
 CUresult driver_gpu(CUdevice ordinal, int *gpu) {
@@ -71,7 +77,12 @@ CUresult driver_gpu(CUdevice ordinal, int *gpu) {
 }
 
 const allot_gpu_description *driver_description(int gpu) {
+  if (driver.cut_place > 0) return &driver.cut;
   return &driver.machine.machine->description.gpus[gpu];
+}
+
+int driver_place(int gpu) {
+  return allot_compute_place(&driver.machine, driver.machine.slot, gpu);
 }
 
 int driver_ordinal(int gpu) {

@@ -129,6 +129,8 @@ typedef struct driver_state {
   pthread_mutex_t lock;
   int device_count;
   int gpus[ALLOT_MACHINE_GPUS];        // ordinal to the machine's number
+  int cut_place;                       // of the process's MIG device, its only one; 0: none
+  allot_gpu_description cut;           // and what it is
   device devices[ALLOT_MACHINE_GPUS];  // by the machine's number
   uint64_t last_id;
 } driver_state;
@@ -148,7 +150,10 @@ CUresult driver_ready(void);
 // The device by ordinal, after what faults do to calls on it.
 CUresult driver_gpu(CUdevice ordinal, int *gpu);
 CUresult driver_gpu_usable(int gpu);
+// Of the process's instance of the GPU, where it has one.
 const allot_gpu_description *driver_description(int gpu);
+// Where the process's kernels run among the machine's engines.
+int driver_place(int gpu);
 // Ordinal of a GPU of the machine, -1: not visible to this process.
 int driver_ordinal(int gpu);
 int driver_cuda_version(void);
@@ -163,6 +168,19 @@ int driver_cuda_version(void);
 // visible.c: fills driver.gpus from CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 int visible_devices(const allot_machine_description *description, uint32_t nodes,
                     int gpus[ALLOT_MACHINE_GPUS]);
+
+// mps.c: makes the process a client where a daemon answers, and takes from `nodes` what its server
+// has not; then, with the visible devices known, what it may have of their memory.
+CUresult mps_become_client(uint32_t *nodes);
+void mps_limit_memory(void);
+// Multiprocessors that the process may use: of a client, its part.
+uint32_t mps_multiprocessors(int gpu);
+
+// mig.c: makes of the visible devices whole GPUs or one MIG device.
+void mig_choose(void);
+// Keeps the process's device as it is while a context begins on it.
+CUresult mig_hold(int gpu, int *lock);
+void mig_release(int gpu, int lock);
 
 // ---- memory ------------------------------------------------------------------------------------
 
@@ -378,7 +396,7 @@ size_t array_element_bytes(CUarray handle);  // 1 if it is not valid
 
 // ---- functions ---------------------------------------------------------------------------------
 
-enum { FUNCTION_DEFAULT = 0, FUNCTION_SPIN = 1 };
+enum { FUNCTION_DEFAULT = 0, FUNCTION_SPIN = 1, FUNCTION_TRAP = 2 };
 
 typedef struct function {
   object head;
@@ -412,6 +430,8 @@ CUresult launch_check(const context *owner, const CUlaunchConfig *config);
 uint64_t launch_blocks(const CUlaunchConfig *config);
 // How many multiprocessors the launch keeps: each is filled before the next.
 uint32_t launch_sms(const context *owner, const CUlaunchConfig *config);
+// How long a kernel takes that would take `duration_ns` with all the multiprocessors that it wants.
+uint64_t launch_ns(const context *owner, const CUlaunchConfig *config, uint64_t duration_ns);
 unsigned device_blocks_per_sm(const allot_gpu_description *own);
 // How many such blocks the GPU holds at once.
 uint64_t occupancy_blocks(const function *asked, const context *owner,

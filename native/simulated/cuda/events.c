@@ -86,7 +86,7 @@ static allot_point point_of(const event *asked) {
 bool event_done(event *asked) {
   allot_point point = point_of(asked);
   if (allot_work_done(&driver.machine, point)) return true;
-  allot_engine_advance(&driver.machine, ALLOT_POINT_GPU(point));
+  allot_engine_advance(&driver.machine, allot_point_place(&driver.machine, point));
   return allot_work_done(&driver.machine, point);
 }
 

@@ -190,7 +190,7 @@ uint64_t launch_blocks(const CUlaunchConfig *config) {
   return (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ;
 }
 
-uint32_t launch_sms(const context *owner, const CUlaunchConfig *config) {
+static uint32_t wanted_sms(const context *owner, const CUlaunchConfig *config) {
   uint64_t blocks = launch_blocks(config);
   if (blocks <= 1) return 1;
   uint32_t sms = driver_description(owner->gpu)->sm_count;
@@ -199,6 +199,17 @@ uint32_t launch_sms(const context *owner, const CUlaunchConfig *config) {
   if (each == 0) each = 1;
   uint64_t needed = (blocks + each - 1) / each;
   return needed < sms ? (uint32_t)needed : sms;
+}
+
+uint32_t launch_sms(const context *owner, const CUlaunchConfig *config) {
+  uint32_t wanted = wanted_sms(owner, config), most = mps_multiprocessors(owner->gpu);
+  return wanted < most ? wanted : most;
+}
+
+uint64_t launch_ns(const context *owner, const CUlaunchConfig *config, uint64_t duration_ns) {
+  uint32_t wanted = wanted_sms(owner, config), most = mps_multiprocessors(owner->gpu);
+  if (wanted <= most) return duration_ns;
+  return (uint64_t)((unsigned __int128)duration_ns * wanted / most);
 }
 
 uint64_t occupancy_blocks(const function *asked, const context *owner,

@@ -68,9 +68,15 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
     return capture_kernel(target, config, handle, launched, parameters, extra);
   }
   TRY(capture_forbids_legacy(target));
+  if (launched->behaviour == FUNCTION_TRAP) {
+    allot_mps_fault(&driver.machine, driver.machine.slot, target->owner->gpu,
+                    CUDA_ERROR_ILLEGAL_ADDRESS);
+    return CUDA_SUCCESS;
+  }
+  uint64_t duration_ns = function_duration_ns(launched, parameters, extra);
   submit(target, &(submission){.kind = ALLOT_WORK_KERNEL,
                                .sms = launch_sms(target->owner, config),
-                               .duration_ns = function_duration_ns(launched, parameters, extra)});
+                               .duration_ns = launch_ns(target->owner, config, duration_ns)});
   return CUDA_SUCCESS;
 }
 

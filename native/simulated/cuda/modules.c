@@ -109,6 +109,7 @@ static function *new_function(module *from, const char *name) {
   made->name = copy;
   made->carveout = -1;
   if (strcmp(name, "allot_spin") == 0) made->behaviour = FUNCTION_SPIN;
+  if (strcmp(name, "allot_trap") == 0) made->behaviour = FUNCTION_TRAP;
   return made;
 }
 

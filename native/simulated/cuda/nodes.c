@@ -41,7 +41,7 @@ static CUresult fill_kernel(node *filled, const CUgraphNodeParams *content) {
   // The parameters may be this node's own, as it gave them out.
   uint64_t duration_ns = function_duration_ns(launched, wanted->kernelParams, wanted->extra);
   filled->content = *content;
-  filled->duration_ns = duration_ns;
+  filled->duration_ns = launch_ns(launched->module->owner, &config, duration_ns);
   filled->sms = launch_sms(launched->module->owner, &config);
   TRY(keep_arguments(filled, duration_ns));
   if (filled->content.kernel.ctx == NULL) {

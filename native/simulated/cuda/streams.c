@@ -146,7 +146,7 @@ static bool is_done(const stream *asked) {
 
 bool stream_idle(stream *asked) {
   if (is_done(asked)) return true;
-  allot_engine_advance(&driver.machine, asked->owner->gpu);
+  allot_engine_advance(&driver.machine, driver_place(asked->owner->gpu));
   return is_done(asked);
 }
 

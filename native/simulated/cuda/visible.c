@@ -70,7 +70,7 @@ static int match(const allot_machine_description *description, const int *ordere
   if (length > 4 && strncmp(text, "GPU-", 4) == 0) {
     return by_uuid(description, ordered, there, text, length);
   }
-  // MIG devices come with a later issue: none matches.
+  // MIG devices are no GPUs (mig.c).
   return by_index(text, length, there);
 }
 

@@ -139,7 +139,7 @@ static bool rests(allot_handle *handle, int slot) {
     if (!has_ring(handle, slot, gpu)) continue;
     const allot_ring *ring = allot_ring_of(handle, slot, gpu);
     if (allot_load(&ring->head) == allot_load(&ring->tail)) continue;
-    allot_engine_advance(handle, gpu);
+    allot_engine_advance(handle, allot_compute_place(handle, slot, gpu));
     if (allot_load(&ring->head) != allot_load(&ring->tail)) return false;
   }
   return true;
@@ -164,18 +164,20 @@ int allot_checkpoint_lock(allot_handle *handle, int slot, uint64_t timeout_ns) {
 }
 
 // Keeps a copy engine for so many bytes. Returns when it is done with them.
-static uint64_t copied_at(allot_handle *handle, int gpu, unsigned engine, uint64_t bytes) {
+static uint64_t copied_at(allot_handle *handle, int slot, int gpu, unsigned engine,
+                          uint64_t bytes) {
+  int place = allot_compute_place(handle, slot, gpu);
   uint64_t takes = allot_copy_ns(handle, gpu, engine, bytes);
   if (takes == 0) return 0;
-  allot_engine_advance(handle, gpu);
-  allot_engine_lock(handle, gpu);
-  allot_gpu_engine *own = &handle->machine->engines[gpu];
+  allot_engine_advance(handle, place);
+  allot_engine_lock(handle, place);
+  allot_gpu_engine *own = &handle->machine->engines[place];
   uint64_t now = allot_now_ns();
   uint64_t start = own->copy_free_ns[engine] > now ? own->copy_free_ns[engine] : now;
   own->copy_free_ns[engine] = start + takes;
   own->copy_busy_ns += takes;
   allot_history_add(&own->copies, start, start + takes);
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
   return start + takes;
 }
 
@@ -190,7 +192,7 @@ int allot_checkpoint_save(allot_handle *handle, int slot) {
   uint64_t end = 0;
   for (int gpu = 0; gpu < gpus; gpu++) {
     uint64_t bytes = allot_process_used(handle, slot, gpu);
-    end = later(end, copied_at(handle, gpu, ALLOT_COPY_D2H, bytes));
+    end = later(end, copied_at(handle, slot, gpu, ALLOT_COPY_D2H, bytes));
   }
   allot_sleep_until(end);
   for (int gpu = 0; gpu < gpus; gpu++) {
@@ -226,7 +228,7 @@ int allot_checkpoint_restore(allot_handle *handle, int slot) {
   uint64_t end = 0;
   for (int gpu = 0; gpu < gpus; gpu++) {
     uint64_t bytes = allot_process_used(handle, slot, gpu);
-    end = later(end, copied_at(handle, gpu, ALLOT_COPY_H2D, bytes));
+    end = later(end, copied_at(handle, slot, gpu, ALLOT_COPY_H2D, bytes));
   }
   allot_sleep_until(end);
   for (int gpu = 0; gpu < gpus; gpu++) {

@@ -32,8 +32,12 @@ uint64_t allot_now_ns(void);
 // ---- nodes.c ----
 
 #define ALLOT_ALL_NODES(count) ((uint32_t)((1ull << (count)) - 1))
-// The GPUs that the environment lets the process reach.
-uint32_t allot_nodes(const allot_machine_description *description);
+// The GPUs that the environment lets the process reach, of some of them perhaps a MIG device alone.
+uint32_t allot_nodes(const allot_handle *handle);
+// A MIG device by its place, or a whole GPU.
+bool allot_reaches(const allot_handle *handle, int place);
+// Does the environment hold the process to some? Then it may not cut GPUs.
+bool allot_is_tenant(void);
 
 // ---- processes.c ----
 
@@ -70,9 +74,10 @@ void allot_forks_release(void);
 
 // ---- memory.c ----
 
-// What programs can have of a GPU: its memory less what the driver keeps.
+// What the calling process can have of a GPU: its instance's memory, else the GPU's less what the
+// driver keeps.
 uint64_t allot_gpu_capacity(const allot_handle *handle, int gpu);
-// Bytes in use, resident managed memory among them.
+// Bytes in use there, resident managed memory among them.
 uint64_t allot_gpu_used(const allot_handle *handle, int gpu);
 uint64_t allot_process_used(const allot_handle *handle, int slot, int gpu);
 // Takes bytes of a GPU's memory in one step across all processes, or says no. Dead processes'
@@ -85,6 +90,45 @@ void allot_slot_give_back(allot_handle *handle, int slot, int gpu, uint64_t byte
 // All that the slot has, of every GPU. For the slot's owner or reaper.
 void allot_process_forget_memory(allot_handle *handle, int slot);
 
+// ---- mig.c: what a GPU is cut into ----
+
+// Keeps what the GPU is cut into as it is, and contexts from beginning on it. A number to unlock
+// with, or a negative errno value.
+int allot_mig_lock(const allot_handle *handle, int gpu);
+void allot_mig_unlock(int lock, int gpu);
+bool allot_mig_is_on(const allot_handle *handle, int gpu);
+const allot_mig_profile *allot_mig_profile_of(const allot_handle *handle, int gpu, uint32_t place);
+// The first slot of the GPU instance that covers a slot, -1: none does.
+int allot_mig_around(const allot_handle *handle, int gpu, int slot);
+// The compute instance at a place, NULL: there is none.
+allot_compute_instance *allot_mig_compute(const allot_handle *handle, int place);
+// The profile of the GPU instance around a compute instance's place.
+const allot_mig_profile *allot_mig_profile_at(const allot_handle *handle, int place);
+// "NVIDIA A100-SXM4-40GB MIG 1g.5gb", of the compute instance at a place.
+void allot_mig_name(const allot_handle *handle, int place, char *name, size_t size);
+// Its GPU instance's id << 8 | its own.
+unsigned int allot_mig_ids(const allot_handle *handle, int place);
+// The places of the GPU's MIG devices that the process can reach, by ids. Returns how many.
+int allot_mig_list(const allot_handle *handle, int gpu, int places[ALLOT_MIG_SLOTS]);
+// The place of a compute instance by its UUID, -1: there is none.
+int allot_mig_find(const allot_handle *handle, const char *uuid);
+// Where a compute instance's memory is counted.
+int allot_mig_memory_place(const allot_handle *handle, int place);
+// Has a living process a context on the slots from `from` up to, not with, `to`?
+bool allot_mig_in_use(allot_handle *handle, int gpu, int from, int to);
+
+int allot_place_gpu(int place);
+// Where a process's kernels run, and where its memory is counted: its instance, else the GPU.
+int allot_compute_place(const allot_handle *handle, int slot, int gpu);
+int allot_memory_place(const allot_handle *handle, int slot, int gpu);
+// Where the work runs that a point names.
+int allot_point_place(const allot_handle *handle, allot_point point);
+// What programs can have of a GPU or GPU instance.
+uint64_t allot_place_capacity(const allot_handle *handle, int place);
+// Bytes in use there, resident managed memory among them.
+uint64_t allot_place_used(const allot_handle *handle, int place);
+uint32_t allot_place_multiprocessors(const allot_handle *handle, int place);
+
 // ---- managed.c: managed memory, which moves ----
 
 // The caller's managed memory of a GPU becomes more or less by so many bytes.
@@ -92,14 +136,31 @@ void allot_managed_add(allot_handle *handle, int gpu, uint64_t bytes);
 void allot_managed_remove(allot_handle *handle, int gpu, uint64_t bytes);
 // All that the slot has. For the slot's owner or reaper.
 void allot_managed_forget(allot_handle *handle, int slot, int gpu);
-// Of all processes, on the GPU.
-uint64_t allot_managed_resident(const allot_handle *handle, int gpu);
+// Of all processes, on the GPU or GPU instance.
+uint64_t allot_managed_resident(const allot_handle *handle, int place);
 // Of all processes and GPUs: data that is in the host's memory.
 uint64_t allot_managed_on_host(const allot_handle *handle);
 // Other memory has precedence: moves out what no longer fits beside it.
-void allot_managed_squeeze(allot_handle *handle, int gpu);
+void allot_managed_squeeze(allot_handle *handle, int place);
 // Moves all that the slot has out, and returns how much that was. For a checkpoint.
 uint64_t allot_managed_evict(allot_handle *handle, int slot, int gpu);
+
+// ---- mps.c: clients of an MPS server, whose kernels share a turn ----
+
+// Whose turn the kernels of a slot run in: its server's, else its own.
+int allot_mps_leader(const allot_handle *handle, int slot);
+bool allot_mps_is_client(const allot_handle *handle, int slot);
+// Multiprocessors of the GPU that the slot's kernels may have together.
+uint32_t allot_mps_multiprocessors(const allot_handle *handle, int slot, int gpu);
+// From now on every call of the slot's process returns the error, and its work is over.
+void allot_mps_end(allot_handle *handle, int slot, uint32_t error);
+// The clients of a server whose slot is cleared fail, and their work with them.
+void allot_mps_lose_server(allot_handle *handle, int slot);
+// A fault of the slot on that GPU: it fails with the error, and so do the clients there of its
+// server, which takes no new ones until they have ended.
+void allot_mps_fault(allot_handle *handle, int slot, int gpu, uint32_t error);
+// Is a server's fault still there? It is over when nobody lives whom it has ended.
+bool allot_mps_is_faulty(allot_handle *handle, int server);
 
 // ---- checkpoint.c ----
 
@@ -122,9 +183,9 @@ bool allot_checkpoint_bar(allot_handle *handle, int slot);
 
 // ---- lock.c ----
 
-// For a process with a slot, which must not hold another GPU's lock.
-void allot_engine_lock(allot_handle *handle, int gpu);
-void allot_engine_unlock(allot_handle *handle, int gpu);
+// For a process with a slot, which must not hold another place's lock.
+void allot_engine_lock(allot_handle *handle, int place);
+void allot_engine_unlock(allot_handle *handle, int place);
 // Frees the locks that a dead process held.
 void allot_engine_break_locks(allot_handle *handle, int slot);
 
@@ -160,8 +221,11 @@ uint64_t allot_slice_ns(const allot_handle *handle, int gpu);
 // Nanoseconds that a copy engine takes.
 uint64_t allot_copy_ns(const allot_handle *handle, int gpu, unsigned engine, uint64_t bytes);
 
-// Brings the GPU's simulation to the present. A process without a slot becomes a monitor for it.
-void allot_engine_advance(allot_handle *handle, int gpu);
+// Brings the simulation of a GPU, or of one compute instance, to the present. A process without a
+// slot becomes a monitor for it.
+void allot_engine_advance(allot_handle *handle, int place);
+// The whole GPU, and all that is cut from it.
+void allot_gpu_advance(allot_handle *handle, int gpu);
 
 // ---- wait.c ----
 

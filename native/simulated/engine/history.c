@@ -62,6 +62,6 @@ unsigned allot_gpu_copy_utilization(allot_handle *handle, int gpu) {
 }
 
 unsigned allot_process_utilization(allot_handle *handle, int slot, int gpu) {
-  allot_engine_advance(handle, gpu);
+  allot_engine_advance(handle, allot_compute_place(handle, slot, gpu));
   return percent(&handle->machine->processes[slot].gpus[gpu].compute);
 }

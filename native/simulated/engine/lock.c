@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lock of one GPU's engine, across processes.
+// The lock of one engine, of a GPU or a compute instance, across processes.
 //
 // A futex word that names its holder's slot. Waiters look now and then whether that process still
 // lives; whoever clears a dead process's slot frees its locks. Nothing has to be repaired then,
@@ -22,8 +22,8 @@ static bool try_take(uint32_t *word, uint32_t mark) {
 // A wake-up that is missed costs this long, and so does finding out that the holder died.
 static const struct timespec patience = {.tv_nsec = 2000000};
 
-void allot_engine_lock(allot_handle *handle, int gpu) {
-  uint32_t *word = &handle->machine->engines[gpu].lock;
+void allot_engine_lock(allot_handle *handle, int place) {
+  uint32_t *word = &handle->machine->engines[place].lock;
   uint32_t mark = (uint32_t)handle->slot + 1;
   for (int tries = 0; tries < 50; tries++) {
     if (try_take(word, mark)) return;
@@ -53,13 +53,13 @@ static void release(uint32_t *word) {
   if (before & WAITERS) syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-void allot_engine_unlock(allot_handle *handle, int gpu) {
-  release(&handle->machine->engines[gpu].lock);
+void allot_engine_unlock(allot_handle *handle, int place) {
+  release(&handle->machine->engines[place].lock);
 }
 
 void allot_engine_break_locks(allot_handle *handle, int slot) {
-  for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
-    uint32_t *word = &handle->machine->engines[gpu].lock;
+  for (int place = 0; place < ALLOT_MACHINE_PLACES; place++) {
+    uint32_t *word = &handle->machine->engines[place].lock;
     if ((allot_load(word) & ~WAITERS) == (uint32_t)slot + 1) release(word);
   }
 }

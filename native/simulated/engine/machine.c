@@ -51,7 +51,7 @@ int allot_machine_open(allot_handle *handle) {
   const char *path = getenv(ALLOT_MACHINE_ENV);
   int error = allot_machine_open_at(
       handle, path == NULL || *path == '\0' ? ALLOT_MACHINE_DEFAULT_PATH : path);
-  if (error == 0) handle->nodes = allot_nodes(&handle->machine->description);
+  if (error == 0) handle->nodes = allot_nodes(handle);
   return error;
 }
 

@@ -35,21 +35,33 @@ static bool is_used(const allot_gpu_engine *engine) {
   return next_slot(engine, 0) >= 0;
 }
 
-uint64_t allot_managed_resident(const allot_handle *handle, int gpu) {
-  const allot_gpu_engine *engine = &handle->machine->engines[gpu];
+// Of the processes that compute at a place.
+static uint64_t resident_at(const allot_handle *handle, int place) {
+  const allot_gpu_engine *engine = &handle->machine->engines[place];
   uint64_t sum = 0;
   for (int slot = next_slot(engine, 0); slot >= 0; slot = next_slot(engine, slot + 1)) {
-    sum += allot_load(&part_of(handle, slot, gpu)->resident);
+    sum += allot_load(&part_of(handle, slot, allot_place_gpu(place))->resident);
+  }
+  return sum;
+}
+
+uint64_t allot_managed_resident(const allot_handle *handle, int place) {
+  uint64_t sum = resident_at(handle, place);
+  if (place < ALLOT_FIRST_CUT) return sum;
+  // A GPU instance's other compute instances are behind its place.
+  int end = ALLOT_CUT(allot_place_gpu(place) + 1, 0);
+  for (int other = place + 1; other < end; other++) {
+    if (allot_mig_memory_place(handle, other) == place) sum += resident_at(handle, other);
   }
   return sum;
 }
 
 uint64_t allot_managed_on_host(const allot_handle *handle) {
   uint64_t sum = 0;
-  for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
-    const allot_gpu_engine *engine = &handle->machine->engines[gpu];
+  for (int place = 0; place < ALLOT_MACHINE_PLACES; place++) {
+    const allot_gpu_engine *engine = &handle->machine->engines[place];
     for (int slot = next_slot(engine, 0); slot >= 0; slot = next_slot(engine, slot + 1)) {
-      const allot_process_gpu *part = part_of(handle, slot, gpu);
+      const allot_process_gpu *part = part_of(handle, slot, allot_place_gpu(place));
       uint64_t populated = allot_load(&part->populated), resident = allot_load(&part->resident);
       if (populated > resident) sum += populated - resident;
     }
@@ -59,16 +71,19 @@ uint64_t allot_managed_on_host(const allot_handle *handle) {
 
 // ---- under the GPU's lock ----
 
-// What all managed memory together may have of the GPU.
-static uint64_t most(const allot_handle *handle, int gpu) {
-  uint64_t capacity = allot_gpu_capacity(handle, gpu);
-  uint64_t taken = allot_load(&handle->machine->engines[gpu].memory.value);
+// What all managed memory of a place together may have.
+static uint64_t most(const allot_handle *handle, int place) {
+  int memory_place = allot_mig_memory_place(handle, place);
+  uint64_t capacity = allot_place_capacity(handle, memory_place);
+  uint64_t taken = allot_load(&handle->machine->engines[memory_place].memory.value);
+  // What moves within one compute instance leaves its neighbours' alone.
+  taken += allot_managed_resident(handle, memory_place) - resident_at(handle, place);
   return taken < capacity ? capacity - taken : 0;
 }
 
-static int least_recent(const allot_handle *handle, int gpu, int spared) {
-  const allot_gpu_engine *engine = &handle->machine->engines[gpu];
-  int found = -1;
+static int least_recent(const allot_handle *handle, int place, int spared) {
+  const allot_gpu_engine *engine = &handle->machine->engines[place];
+  int found = -1, gpu = allot_place_gpu(place);
   for (int slot = next_slot(engine, 0); slot >= 0; slot = next_slot(engine, slot + 1)) {
     if (slot == spared || allot_load(&part_of(handle, slot, gpu)->resident) == 0) continue;
     if (found < 0 || allot_load(&part_of(handle, slot, gpu)->managed_used_ns) <
@@ -80,13 +95,13 @@ static int least_recent(const allot_handle *handle, int gpu, int spared) {
 }
 
 // Moves so many bytes out, of `spared` only when no other has any. Returns how many there were.
-static uint64_t evict(const allot_handle *handle, int gpu, uint64_t bytes, int spared) {
+static uint64_t evict(const allot_handle *handle, int place, uint64_t bytes, int spared) {
   uint64_t left = bytes;
   while (left > 0) {
-    int slot = least_recent(handle, gpu, spared);
-    if (slot < 0 && spared >= 0) slot = least_recent(handle, gpu, -1);
+    int slot = least_recent(handle, place, spared);
+    if (slot < 0 && spared >= 0) slot = least_recent(handle, place, -1);
     if (slot < 0) break;
-    uint64_t *resident = &part_of(handle, slot, gpu)->resident;
+    uint64_t *resident = &part_of(handle, slot, allot_place_gpu(place))->resident;
     uint64_t had = allot_load(resident), taken = smaller(left, had);
     allot_store(resident, had - taken);
     left -= taken;
@@ -104,8 +119,8 @@ static void reach(simulation *run, int slot, uint64_t goal) {
   uint64_t resident = allot_load(&own->resident);
   goal = smaller(goal, allot_load(&own->managed));
   if (resident < goal) {
-    uint64_t all = allot_managed_resident(run->handle, run->gpu) + goal - resident;
-    evict(run->handle, run->gpu, excess(all, most(run->handle, run->gpu)), slot);
+    uint64_t all = resident_at(run->handle, run->place) + goal - resident;
+    evict(run->handle, run->place, excess(all, most(run->handle, run->place)), slot);
     if (allot_load(&own->populated) < goal) allot_store(&own->populated, goal);
     allot_store(&own->resident, goal);
   }
@@ -118,8 +133,8 @@ void managed_bring(simulation *run, int slot) {
   uint64_t now = run->engine->now_ns, resident = allot_load(&own->resident);
   allot_store(&own->managed_used_ns, now);
   if (resident >= managed) return;
-  uint64_t limit = most(run->handle, run->gpu);
-  uint64_t others = allot_managed_resident(run->handle, run->gpu) - resident;
+  uint64_t limit = most(run->handle, run->place);
+  uint64_t others = resident_at(run->handle, run->place) - resident;
   uint64_t in = excess(allot_load(&own->populated), resident);
   // What does not fit at all passes through: every kernel has it come in and go out again.
   uint64_t out = excess(others + managed, limit);
@@ -142,11 +157,11 @@ void managed_prefetch(simulation *run, int slot, allot_work *work) {
   if (work->target == 0) {
     uint64_t goal = resident - smaller(work->bytes, resident), takes;
     if (in) {
-      uint64_t limit = smaller(most(run->handle, run->gpu), allot_load(&own->managed));
+      uint64_t limit = smaller(most(run->handle, run->place), allot_load(&own->managed));
       goal = smaller(resident + work->bytes, limit > resident ? limit : resident);
       uint64_t data = excess(allot_load(&own->populated), resident);
-      uint64_t all = allot_managed_resident(run->handle, run->gpu) + goal - resident;
-      uint64_t out = excess(all, most(run->handle, run->gpu));
+      uint64_t all = resident_at(run->handle, run->place) + goal - resident;
+      uint64_t out = excess(all, most(run->handle, run->place));
       takes = allot_copy_ns(run->handle, run->gpu, ALLOT_COPY_H2D, smaller(goal - resident, data)) +
               allot_copy_ns(run->handle, run->gpu, ALLOT_COPY_D2H, out);
     } else {
@@ -168,11 +183,12 @@ void managed_prefetch(simulation *run, int slot, allot_work *work) {
 void allot_managed_add(allot_handle *handle, int gpu, uint64_t bytes) {
   allot_process_gpu *own = part_of(handle, handle->slot, gpu);
   uint64_t bit = 1ull << (handle->slot % 64);
-  allot_engine_lock(handle, gpu);
-  uint64_t *used = &handle->machine->engines[gpu].managed[handle->slot / 64];
+  int place = allot_compute_place(handle, handle->slot, gpu);
+  allot_engine_lock(handle, place);
+  uint64_t *used = &handle->machine->engines[place].managed[handle->slot / 64];
   __atomic_fetch_or(used, bit, __ATOMIC_SEQ_CST);
   allot_store(&own->managed, allot_load(&own->managed) + bytes);
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
 }
 
 static void shrink(const allot_handle *handle, int slot, int gpu, uint64_t managed) {
@@ -181,47 +197,51 @@ static void shrink(const allot_handle *handle, int slot, int gpu, uint64_t manag
   if (allot_load(&own->populated) > managed) allot_store(&own->populated, managed);
   allot_store(&own->managed, managed);
   if (managed > 0) return;
-  uint64_t *used = &handle->machine->engines[gpu].managed[slot / 64];
+  int place = allot_compute_place(handle, slot, gpu);
+  uint64_t *used = &handle->machine->engines[place].managed[slot / 64];
   __atomic_fetch_and(used, ~(1ull << (slot % 64)), __ATOMIC_SEQ_CST);
 }
 
 void allot_managed_remove(allot_handle *handle, int gpu, uint64_t bytes) {
-  allot_engine_lock(handle, gpu);
+  int place = allot_compute_place(handle, handle->slot, gpu);
+  allot_engine_lock(handle, place);
   uint64_t managed = allot_load(&part_of(handle, handle->slot, gpu)->managed);
   shrink(handle, handle->slot, gpu, excess(managed, bytes));
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
 }
 
 void allot_managed_forget(allot_handle *handle, int slot, int gpu) {
-  const uint64_t *used = &handle->machine->engines[gpu].managed[slot / 64];
+  int place = allot_compute_place(handle, slot, gpu);
+  const uint64_t *used = &handle->machine->engines[place].managed[slot / 64];
   if (!(allot_load(used) >> (slot % 64) & 1)) return;
   // Without a slot of its own (and none left) there is no way to lock.
   bool locks =
       allot_machine_attached(handle) || allot_machine_attach(handle, ALLOT_PROCESS_MONITOR) == 0;
-  if (locks) allot_engine_lock(handle, gpu);
+  if (locks) allot_engine_lock(handle, place);
   shrink(handle, slot, gpu, 0);
-  if (locks) allot_engine_unlock(handle, gpu);
+  if (locks) allot_engine_unlock(handle, place);
 }
 
-void allot_managed_squeeze(allot_handle *handle, int gpu) {
-  allot_gpu_engine *engine = &handle->machine->engines[gpu];
+void allot_managed_squeeze(allot_handle *handle, int place) {
+  allot_gpu_engine *engine = &handle->machine->engines[place];
   if (!is_used(engine)) return;
-  allot_engine_lock(handle, gpu);
-  uint64_t over = excess(allot_managed_resident(handle, gpu), most(handle, gpu));
-  uint64_t moved = evict(handle, gpu, over, -1), now = allot_now_ns();
+  allot_engine_lock(handle, place);
+  uint64_t over = excess(resident_at(handle, place), most(handle, place));
+  uint64_t moved = evict(handle, place, over, -1), now = allot_now_ns();
   uint64_t *free_ns = &engine->copy_free_ns[ALLOT_COPY_D2H];
   if (moved > 0) {
-    *free_ns =
-        (*free_ns > now ? *free_ns : now) + allot_copy_ns(handle, gpu, ALLOT_COPY_D2H, moved);
+    *free_ns = (*free_ns > now ? *free_ns : now) +
+               allot_copy_ns(handle, allot_place_gpu(place), ALLOT_COPY_D2H, moved);
   }
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
 }
 
 uint64_t allot_managed_evict(allot_handle *handle, int slot, int gpu) {
-  allot_engine_lock(handle, gpu);
+  int place = allot_compute_place(handle, slot, gpu);
+  allot_engine_lock(handle, place);
   uint64_t *resident = &part_of(handle, slot, gpu)->resident;
   uint64_t had = allot_load(resident);
   allot_store(resident, (uint64_t)0);
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
   return had;
 }

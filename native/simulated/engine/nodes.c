@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPUs a process can reach: what the device nodes of its container are to real ones.
+// Which GPUs and MIG devices a process can reach: what the device nodes of its container are to
+// real ones.
 //
 // ALLOTMENT_SIMULATED_DEVICES names their UUIDs, else the file at ALLOT_NODES_DEFAULT_PATH, which a
-// share mounts. With neither, all are there. Whoever may change the variable or the file may reach
-// more: as with real nodes, that is for who makes the container.
+// share mounts. With neither, all are there. A GPU's UUID reaches all that is cut from it, a MIG
+// device's that one alone and of the GPU what nvidia-smi shows beside it. Whoever may change the
+// variable or the file may reach more: as with real nodes, that is for who makes the container.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
+
+#define UUID_SIZE 48
+// Longer than the UUIDs of all that a machine can have.
+#define LIST_SIZE (ALLOT_MACHINE_PLACES * UUID_SIZE + 1)
 
 static const char *separators = ", \t\n";
 
@@ -24,23 +30,44 @@ static bool names(const char *list, const char *uuid) {
   return false;
 }
 
-static uint32_t named(const allot_machine_description *description, const char *list) {
+// The list that the process is held to, NULL: it is held to none.
+static const char *read_list(char text[LIST_SIZE]) {
+  const char *list = getenv(ALLOT_NODES_ENV);
+  if (list != NULL) return list;
+  int descriptor = open(ALLOT_NODES_DEFAULT_PATH, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return NULL;
+  ssize_t size = read(descriptor, text, LIST_SIZE - 1);
+  close(descriptor);
+  text[size > 0 ? size : 0] = '\0';
+  return text;
+}
+
+uint32_t allot_nodes(const allot_handle *handle) {
+  const allot_machine_description *description = &handle->machine->description;
+  char text[LIST_SIZE];
+  const char *list = read_list(text);
+  if (list == NULL) return ALLOT_ALL_NODES(description->gpu_count);
   uint32_t nodes = 0;
   for (uint32_t gpu = 0; gpu < description->gpu_count; gpu++) {
     if (names(list, description->gpus[gpu].uuid)) nodes |= 1u << gpu;
   }
+  for (int place = ALLOT_FIRST_CUT; place < ALLOT_MACHINE_PLACES; place++) {
+    const allot_compute_instance *compute = allot_mig_compute(handle, place);
+    if (compute != NULL && names(list, compute->uuid)) nodes |= 1u << allot_place_gpu(place);
+  }
   return nodes;
 }
 
-uint32_t allot_nodes(const allot_machine_description *description) {
-  const char *list = getenv(ALLOT_NODES_ENV);
-  if (list != NULL) return named(description, list);
-  int descriptor = open(ALLOT_NODES_DEFAULT_PATH, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return ALLOT_ALL_NODES(description->gpu_count);
-  // Longer than the UUIDs of all the GPUs that a machine can have.
-  char text[ALLOT_MACHINE_GPUS * sizeof description->gpus[0].uuid + 1];
-  ssize_t size = read(descriptor, text, sizeof text - 1);
-  close(descriptor);
-  text[size > 0 ? size : 0] = '\0';
-  return named(description, text);
+bool allot_reaches(const allot_handle *handle, int place) {
+  char text[LIST_SIZE];
+  const char *list = read_list(text);
+  if (list == NULL) return true;
+  const allot_compute_instance *compute = allot_mig_compute(handle, place);
+  if (compute != NULL && names(list, compute->uuid)) return true;
+  return names(list, handle->machine->description.gpus[allot_place_gpu(place)].uuid);
+}
+
+bool allot_is_tenant(void) {
+  char text[LIST_SIZE];
+  return read_list(text) != NULL;
 }

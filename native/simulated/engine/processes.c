@@ -47,6 +47,8 @@ static void clear_slot(allot_handle *handle, int slot) {
     allot_store(&process->gpus[gpu].saved, (uint64_t)0);
   }
   allot_process_forget_memory(handle, slot);
+  if (process->kind == ALLOT_PROCESS_MPS_SERVER) allot_mps_lose_server(handle, slot);
+  memset(&process->mps, 0, sizeof process->mps);
   drop_shared_events(handle->machine, slot);
   allot_store(&process->state, (uint32_t)ALLOT_PROCESS_FREE);
 }
@@ -140,6 +142,7 @@ static void describe_owner(allot_process *process) {
   for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
     process->gpus[gpu].busy_ns = 0;
     process->gpus[gpu].copy_busy_ns = 0;
+    process->gpus[gpu].compute_place = process->gpus[gpu].memory_place = 0;
     memset(&process->gpus[gpu].compute, 0, sizeof process->gpus[gpu].compute);
   }
 }
@@ -150,6 +153,7 @@ static void take_slot(allot_handle *handle, int slot, unsigned kind) {
   if (allot_machine_taken(handle, slot)) clear_slot(handle, slot);
   describe_owner(process);
   process->kind = kind;
+  allot_store(&process->failed, 0u);
   allot_store(&process->gate, 0u);
   allot_store(&process->checkpoint, (uint64_t)ALLOT_CHECKPOINT_RUNNING);
   process->attaches++;

@@ -49,15 +49,17 @@ static void settle_wait(simulation *run, allot_work *work, uint64_t ready_ns) {
     } else {
       finish(work, ended);
     }
-  } else if (ALLOT_POINT_GPU(work->target) != run->gpu) {
-    run->other_gpus |= 1u << ALLOT_POINT_GPU(work->target);
+  } else {
+    int place = allot_point_place(run->handle, work->target);
+    if (place != run->place) run->others[place / 64] |= 1ull << (place % 64);
   }
 }
 
-static void settle_running(simulation *run, allot_work *work, uint64_t end_ns, turn *turn) {
+static void settle_running(simulation *run, int slot, allot_work *work, uint64_t end_ns,
+                           turn *turn) {
   bool computes = work->kind == ALLOT_WORK_KERNEL;
   if (end_ns > run->engine->now_ns) {
-    if (computes && turn != NULL) turn_add_running(run, turn, work, end_ns);
+    if (computes && turn != NULL) turn_add_running(run, turn, slot, work, end_ns);
     if (!computes) note(run, end_ns);
     return;
   }
@@ -79,7 +81,7 @@ static enum settled settle_work(simulation *run, int slot, uint64_t number, turn
   allot_work *work = allot_ring_work(allot_ring_of(run->handle, slot, run->gpu), number);
   uint64_t progress = allot_load(&work->progress), now = run->engine->now_ns;
   if (ALLOT_PROGRESS_STATE(progress) == ALLOT_RUNNING) {
-    settle_running(run, work, ALLOT_PROGRESS_TIME(progress), turn);
+    settle_running(run, slot, work, ALLOT_PROGRESS_TIME(progress), turn);
     bool over = ALLOT_PROGRESS_STATE(allot_load(&work->progress)) == ALLOT_DONE;
     return work->kind == ALLOT_WORK_KERNEL && !over ? COMPUTES : SETTLED;
   }
@@ -101,7 +103,11 @@ static enum settled settle_work(simulation *run, int slot, uint64_t number, turn
       finish(work, ready_ns);
       break;
     case ALLOT_WORK_KERNEL:
-      if (turn != NULL) turn_add_ready(run, turn, work, number, ready_ns);
+      if (turn != NULL) {
+        uint64_t left = ALLOT_PROGRESS_TIME(progress);
+        turn_add_ready(run, turn,
+                       &(candidate){work, slot, number, ready_ns, left < work->duration_ns});
+      }
       return COMPUTES;
     case ALLOT_WORK_COPY:
       start_copy(run, slot, work, ready_ns);
@@ -130,7 +136,6 @@ static void move_tail(allot_ring *ring) {
 static bool settle_process(simulation *run, int slot, turn *turn) {
   allot_ring *ring = allot_ring_of(run->handle, slot, run->gpu);
   bool computes = false;
-  if (turn != NULL) turn_begin(turn);
   front_extend(run, slot);
   for (uint32_t at = 0; at < ring->front_count;) {
     if (front_pass(ring, at)) continue;
@@ -154,31 +159,53 @@ static void forget_if_idle(simulation *run, int slot) {
   }
 }
 
-// Settles every process. Returns how many have a kernel to run; *chosen is whose turn it is.
+// The first that is named in the bits, at or above a slot; -1: none.
+static int first_of(const uint64_t bits[], int from) {
+  for (int slot = from; slot < ALLOT_MACHINE_PROCESSES; slot++) {
+    if (bits[slot / 64] >> (slot % 64) & 1) return slot;
+  }
+  return -1;
+}
+
+// Settles every process. Returns how many turns are wanted; *chosen is the leader whose it is.
 static int settle(simulation *run, int *chosen) {
   allot_gpu_engine *engine = run->engine;
-  int holder = (int)engine->holder - 1, ready = 0, first = -1, following = -1;
-  bool holding = false;
+  int holder = (int)engine->holder - 1, ready = 0;
+  uint64_t leaders[ALLOT_MACHINE_PROCESSES / 64] = {0};
+  turn_begin(&run->turn);
   for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
     for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {
       int slot = word * 64 + __builtin_ctzll(bits);
-      if (!settle_process(run, slot, slot == holder ? &run->turn : NULL)) {
+      int leader = allot_mps_leader(run->handle, slot);
+      if (!settle_process(run, slot, leader == holder ? &run->turn : NULL)) {
         forget_if_idle(run, slot);
         continue;
       }
-      ready++;
-      if (slot == holder) holding = true;
-      if (first < 0) first = slot;
-      if (following < 0 && slot > holder) following = slot;
+      leaders[leader / 64] |= 1ull << (leader % 64);
     }
   }
+  for (size_t word = 0; word < sizeof leaders / sizeof *leaders; word++) {
+    ready += __builtin_popcountll(leaders[word]);
+  }
+  bool holding = holder >= 0 && leaders[holder / 64] >> (holder % 64) & 1;
   bool turn_over = ready > 1 && engine->now_ns >= engine->slice_end_ns;
-  if (holding && !turn_over) {
-    *chosen = holder;
-  } else {
-    *chosen = following >= 0 ? following : first;
+  *chosen = holder;
+  if (!holding || turn_over) {
+    *chosen = first_of(leaders, holder + 1);
+    if (*chosen < 0) *chosen = first_of(leaders, 0);
   }
   return ready;
+}
+
+// Settles the processes of one turn, to know what they have.
+static void settle_turn(simulation *run, int leader) {
+  turn_begin(&run->turn);
+  for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
+    for (uint64_t bits = allot_load(&run->engine->active[word]); bits != 0; bits &= bits - 1) {
+      int slot = word * 64 + __builtin_ctzll(bits);
+      if (allot_mps_leader(run->handle, slot) == leader) settle_process(run, slot, &run->turn);
+    }
+  }
 }
 
 static void simulate(simulation *run, uint64_t target_ns) {
@@ -190,28 +217,30 @@ static void simulate(simulation *run, uint64_t target_ns) {
     if (ready > 0) {
       bool changes = chosen != (int)engine->holder - 1;
       turn_give(run, chosen);
-      if (changes) settle_process(run, chosen, &run->turn);
-      uint64_t end = turn_run(run, chosen);
+      if (changes) settle_turn(run, chosen);
+      uint64_t end = turn_run(run);
       if (end <= now) continue;  // it began and ended while nobody looked
       note(run, end);
       if (ready > 1) note(run, engine->slice_end_ns);
     }
     if (now >= target_ns) return;
-    if (ready > 0) turn_account(run, chosen, now, run->next_ns);
+    if (ready > 0) turn_account(run, now, run->next_ns);
     allot_store(&engine->now_ns, run->next_ns);
   }
 }
 
 // Looks now and then whether the owners of queued work still live: a dead process's kernels would
 // otherwise run on.
-static void bury_the_dead(allot_handle *handle, int gpu, uint64_t now_ns) {
-  allot_gpu_engine *engine = &handle->machine->engines[gpu];
+static void bury_the_dead(allot_handle *handle, int place, uint64_t now_ns) {
+  allot_gpu_engine *engine = &handle->machine->engines[place];
   uint64_t checked = allot_load(&engine->checked_ns);
   if (now_ns < checked + BELIEF_NS) return;
   allot_store(&engine->checked_ns, now_ns);
   for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
     for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {
       int slot = word * 64 + __builtin_ctzll(bits);
+      int server = allot_mps_leader(handle, slot);
+      if (server != slot && server != handle->slot) allot_machine_reap_slot(handle, server);
       if (slot != handle->slot) allot_machine_reap_slot(handle, slot);
     }
   }
@@ -224,33 +253,53 @@ uint64_t allot_slice_ns(const allot_handle *handle, int gpu) {
   return slice_us > 0 ? slice_us * 1000ull : 2000000;
 }
 
-static uint32_t advance_one(allot_handle *handle, int gpu) {
-  allot_gpu_engine *engine = &handle->machine->engines[gpu];
-  bury_the_dead(handle, gpu, allot_now_ns());
-  allot_engine_lock(handle, gpu);
-  simulation run = {
-      .handle = handle, .engine = engine, .gpu = gpu, .slice_ns = allot_slice_ns(handle, gpu)};
-  const allot_gpu_description *own = &handle->machine->description.gpus[gpu];
-  run.sm_count = own->sm_count > 0 ? own->sm_count : 1;
-  run.most_kernels = own->engine_concurrent_kernels;
+static void advance_one(allot_handle *handle, int place, places others) {
+  int gpu = allot_place_gpu(place);
+  allot_gpu_engine *engine = &handle->machine->engines[place];
+  bury_the_dead(handle, place, allot_now_ns());
+  allot_engine_lock(handle, place);
+  simulation run = {.handle = handle,
+                    .engine = engine,
+                    .place = place,
+                    .gpu = gpu,
+                    .slice_ns = allot_slice_ns(handle, gpu)};
+  run.sm_count = allot_place_multiprocessors(handle, place);
+  run.most_kernels = handle->machine->description.gpus[gpu].engine_concurrent_kernels;
   if (run.most_kernels == 0) run.most_kernels = 1;
   if (run.most_kernels > ALLOT_TURN_KERNELS) run.most_kernels = ALLOT_TURN_KERNELS;
   simulate(&run, allot_now_ns());
-  allot_engine_unlock(handle, gpu);
-  return run.other_gpus;
+  allot_engine_unlock(handle, place);
+  for (size_t word = 0; word < sizeof run.others / sizeof *run.others; word++) {
+    others[word] |= run.others[word];
+  }
 }
 
-void allot_engine_advance(allot_handle *handle, int gpu) {
+void allot_engine_advance(allot_handle *handle, int place) {
   if (!allot_machine_attached(handle) && allot_machine_attach(handle, ALLOT_PROCESS_MONITOR) != 0) {
     return;
   }
-  uint32_t others = advance_one(handle, gpu), seen = 1u << gpu;
-  if (others == 0) return;
-  // Works here wait for works of other GPUs, which may wait for others still.
-  while ((others & ~seen) != 0) {
-    int other = __builtin_ctz(others & ~seen);
-    seen |= 1u << other;
-    others |= advance_one(handle, other);
+  places others = {0};
+  advance_one(handle, place, others);
+  // Works here wait for works of other places, which may wait for others still.
+  bool waited = false;
+  others[place / 64] |= 1ull << (place % 64);
+  places seen = {0};
+  seen[place / 64] = others[place / 64] & 1ull << (place % 64);
+  for (int other = 0; other < ALLOT_MACHINE_PLACES; other++) {
+    uint64_t bit = 1ull << (other % 64);
+    if (!(others[other / 64] & bit) || (seen[other / 64] & bit)) continue;
+    seen[other / 64] |= bit;
+    waited = true;
+    advance_one(handle, other, others);
+    other = -1;  // it may wait for one before it
   }
-  advance_one(handle, gpu);
+  if (waited) advance_one(handle, place, others);
+}
+
+void allot_gpu_advance(allot_handle *handle, int gpu) {
+  allot_engine_advance(handle, gpu);
+  for (int slot = 0; slot < ALLOT_MIG_SLOTS; slot++) {
+    int place = ALLOT_CUT(gpu, slot);
+    if (allot_mig_compute(handle, place) != NULL) allot_engine_advance(handle, place);
+  }
 }

@@ -14,27 +14,35 @@
 
 typedef struct candidate {
   allot_work *kernel;
+  int slot;
   uint64_t number;
   uint64_t ready_ns;
   bool begun;  // it was put aside before
 } candidate;
 
-// What a process has on the GPU, or could have now.
+// What the processes of a turn have on the GPU, or could have now: one process, or all clients of
+// an MPS server.
 typedef struct turn {
   uint32_t running, running_sms;
   uint64_t first_end_ns;  // of the running ones
-  uint32_t waiting, waiting_sms;
-  candidate candidates[ALLOT_TURN_KERNELS];  // ready, in the order in which they are to begin
+  uint32_t waiting;
+  candidate candidates[ALLOT_TURN_KERNELS];       // ready, in the order in which they are to begin
+  uint32_t own_running[ALLOT_MACHINE_PROCESSES];  // of each slot
+  uint32_t own_sms[ALLOT_MACHINE_PROCESSES];
+  uint64_t
+      computing[ALLOT_MACHINE_PROCESSES / 64];  // a bit for each slot that has a running kernel
 } turn;
+
+typedef uint64_t places[(ALLOT_MACHINE_PLACES + 63) / 64];
 
 typedef struct simulation {
   allot_handle *handle;
   allot_gpu_engine *engine;
-  int gpu;
+  int place, gpu;  // of a compute instance: that of its GPU
   uint32_t sm_count, most_kernels;
   uint64_t slice_ns;
-  uint64_t next_ns;     // the first moment after now at which a work changes by itself
-  uint32_t other_gpus;  // a bit for each GPU that a WAIT here depends on
+  uint64_t next_ns;  // the first moment after now at which a work changes by itself
+  places others;     // a bit for each place that a WAIT here depends on
   uint64_t begun[ALLOT_MACHINE_PROCESSES / 64];  // a bit for each slot whose ring's front is right
   turn turn;                                     // the holder's
 } simulation;
@@ -52,15 +60,16 @@ uint64_t front_number(const allot_ring *ring, uint32_t at);
 // ---- turns.c ----
 
 void turn_begin(turn *begun);
-void turn_add_running(const simulation *run, turn *of, const allot_work *kernel, uint64_t end_ns);
-void turn_add_ready(simulation *run, turn *of, allot_work *kernel, uint64_t number,
-                    uint64_t ready_ns);
-// Puts the holder's kernels aside if it is another process, and gives the slot the GPU.
-void turn_give(simulation *run, int slot);
+void turn_add_running(const simulation *run, turn *of, int slot, const allot_work *kernel,
+                      uint64_t end_ns);
+void turn_add_ready(simulation *run, turn *of, const candidate *added);
+// Puts the holder's kernels aside if it is another one, and gives the leader the GPU.
+void turn_give(simulation *run, int leader);
 // Starts as many of the candidates as have room. Returns when the first kernel ends: not after now
 // if it began and ended while nobody looked.
-uint64_t turn_run(simulation *run, int slot);
-void turn_account(simulation *run, int slot, uint64_t from_ns, uint64_t to_ns);
+uint64_t turn_run(simulation *run);
+// Busy time of the GPU, and of each process that has a kernel running.
+void turn_account(simulation *run, uint64_t from_ns, uint64_t to_ns);
 
 // ---- managed.c ----
 

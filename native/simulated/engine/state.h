@@ -100,8 +100,9 @@ typedef struct allot_history {
 // ---- processes ---------------------------------------------------------------------------------
 
 typedef struct allot_process_gpu {
-  allot_part memory;  // bytes in use
-  uint64_t busy_ns;   // compute time had since the process began
+  allot_part memory;       // bytes in use
+  uint64_t busy_ns;        // compute time had since the process began
+  uint64_t busy_since_ns;  // when what computes of it now began to, without a gap
   uint64_t copy_busy_ns;
   uint64_t memory_peak;  // bytes
   uint32_t contexts;     // CUDA contexts; NVML lists processes that have one
@@ -111,14 +112,27 @@ typedef struct allot_process_gpu {
   uint64_t managed, populated, resident;
   uint64_t managed_used_ns;  // when a kernel last used it, or a prefetch brought it
   uint64_t saved;            // of a checkpointed process: what of `memory` it takes again
+  // The place of its compute instance, and of the GPU instance around it. 0: the whole GPU. Stays
+  // as it is from the taking of the slot on.
+  uint32_t compute_place, memory_place;
   allot_history compute;
 } allot_process_gpu;
 
 enum { ALLOT_PROCESS_FREE = 0, ALLOT_PROCESS_TAKEN = 1 };
 enum {
   ALLOT_PROCESS_COMPUTE = 0,
-  ALLOT_PROCESS_MONITOR = 1,  // has a slot only to hold the engine's lock by
+  ALLOT_PROCESS_MONITOR = 1,     // has a slot only to hold the engine's lock by
+  ALLOT_PROCESS_MPS_SERVER = 2,  // runs no work of its own: its clients' is run as one process's
 };
+
+// What MPS is to a process: written by the control daemon, and by whoever clears a server's slot.
+typedef struct allot_mps {
+  uint32_t server;      // of a client: slot + 1 of its server, 0: it is no client
+  uint32_t percentage;  // of a client: of each GPU's multiprocessors, 1 to 100
+  uint32_t priority;    // of a client: 0, or 1: below normal
+  uint32_t faulty;      // of a server: a bit for each GPU that a client's fault has stopped
+  uint64_t memory_limit[ALLOT_MACHINE_GPUS];  // of a client, in bytes; 0: none
+} allot_mps;
 
 // What is being done to a process from outside (checkpoint.c). As CUprocessState has them.
 enum {
@@ -141,6 +155,9 @@ typedef struct allot_process {
   uint64_t checkpoint;    // ALLOT_CHECKPOINT_* | slot + 1 of who is at work on it << 32
   char command[88];       // start of /proc/<pid>/cmdline, blanks for NULs
   uint64_t namespace_id;  // whose number `pid` is: the inode of /proc/<pid>/ns/pid, 0: not known
+  uint32_t failed;        // CUresult that every call of its returns from now on, 0: none
+  uint32_t spare;
+  allot_mps mps;
   allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
 } allot_process;
 
@@ -154,12 +171,12 @@ typedef struct allot_gpu_engine {
   _Alignas(64) allot_counter memory;  // bytes in use; a part's mark is its slot + 1
   _Alignas(64) uint32_t lock;         // 0: free, else the holder's slot + 1 | waiters bit
   uint32_t spare;
-  uint64_t now_ns;        // the simulation is right up to here (CLOCK_MONOTONIC)
-  uint64_t slice_end_ns;  // when the holder's turn ends
-  uint32_t holder;        // slot + 1 of the process whose turn it is, 0: nobody's
-  uint32_t spare2;
-  uint64_t room_since_ns;     // when a kernel last made room: what is free now was so since then
-  uint64_t busy_since_ns;     // when what computes now began to, without a gap
+  uint64_t now_ns;         // the simulation is right up to here (CLOCK_MONOTONIC)
+  uint64_t slice_end_ns;   // when the holder's turn ends
+  uint32_t holder;         // slot + 1 of the process (of MPS: server) whose turn it is, 0: nobody's
+  uint32_t compute_mode;   // nvmlComputeMode_t
+  uint64_t room_since_ns;  // when a kernel last made room: what is free now was so since then
+  uint64_t busy_since_ns;  // when what computes now began to, without a gap
   uint64_t stalled_until_ns;  // the holder's kernels wait for managed memory until then
   uint64_t copy_free_ns[ALLOT_COPY_ENGINES];
   uint64_t checked_ns;  // when the owners of work were last seen to be alive
@@ -181,10 +198,18 @@ typedef struct allot_shared_event {
 
 // ---- the whole file ----------------------------------------------------------------------------
 
+// Where kernels run and memory is counted: a whole GPU has the place of its number, and what can be
+// cut from it the places from ALLOT_FIRST_CUT on. A GPU instance counts the memory of its compute
+// instances at its own place; each of these computes at its own.
+#define ALLOT_FIRST_CUT ALLOT_MACHINE_GPUS
+#define ALLOT_MACHINE_PLACES (ALLOT_MACHINE_GPUS * (1 + ALLOT_MIG_SLOTS))
+#define ALLOT_CUT(gpu, slot) (ALLOT_FIRST_CUT + (gpu) * ALLOT_MIG_SLOTS + (slot))
+
 typedef struct allot_machine {
   allot_machine_description description;
   allot_machine_faults faults;
-  _Alignas(4096) allot_gpu_engine engines[ALLOT_MACHINE_GPUS];
+  allot_machine_mig mig;
+  _Alignas(4096) allot_gpu_engine engines[ALLOT_MACHINE_PLACES];
   _Alignas(64) uint32_t high_process;  // slots at and above were never taken
   uint32_t event_serial;
   uint64_t memory_serial;  // names pieces of memory that processes hand to each other

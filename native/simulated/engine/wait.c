@@ -84,7 +84,7 @@ static uint64_t queued(const allot_handle *handle, int slot, int gpu, uint64_t n
   allot_ring *ring = allot_ring_of(handle, slot, gpu);
   uint64_t head = allot_load(&ring->head), first = allot_load(&ring->tail) + 1;
   uint64_t sum = 0, longest = 0, area = 0;
-  uint32_t sms = handle->machine->description.gpus[gpu].sm_count;
+  uint32_t sms = allot_place_multiprocessors(handle, allot_compute_place(handle, slot, gpu));
   for (uint64_t number = first; number <= head; number++) {
     const allot_work *work = allot_ring_work(ring, number);
     uint64_t progress = allot_load(&work->progress);
@@ -104,14 +104,15 @@ static uint64_t queued(const allot_handle *handle, int slot, int gpu, uint64_t n
 // each as this process ends before its last one.
 static uint64_t others_have(const allot_handle *handle, int own_slot, int gpu, uint64_t own_ns,
                             uint64_t now_ns, bool *company) {
-  const allot_gpu_engine *engine = &handle->machine->engines[gpu];
+  const allot_gpu_engine *engine =
+      &handle->machine->engines[allot_compute_place(handle, own_slot, gpu)];
   uint64_t slice_ns = allot_slice_ns(handle, gpu);
   uint64_t turns = own_ns / slice_ns;
   uint64_t most = turns > 1 ? (turns - 1) * slice_ns : 0, sum = 0;
   for (int word = 0; word < ALLOT_MACHINE_PROCESSES / 64; word++) {
     for (uint64_t bits = allot_load(&engine->active[word]); bits != 0; bits &= bits - 1) {
       int slot = word * 64 + __builtin_ctzll(bits);
-      if (slot == own_slot) continue;
+      if (allot_mps_leader(handle, slot) == allot_mps_leader(handle, own_slot)) continue;
       uint64_t theirs = queued(handle, slot, gpu, now_ns);
       if (theirs > 0) *company = true;
       sum += theirs < most ? theirs : most;
@@ -144,10 +145,10 @@ static uint64_t earliest(const allot_handle *handle, allot_point point, const ne
 
 void allot_engine_wait(allot_handle *handle, allot_point point) {
   if (point == 0) return;
-  int gpu = ALLOT_POINT_GPU(point);
+  int place = allot_point_place(handle, point);
   for (;;) {
     if (allot_work_done(handle, point)) return;
-    allot_engine_advance(handle, gpu);
+    allot_engine_advance(handle, place);
     if (allot_work_done(handle, point)) return;
     uint64_t now = allot_now_ns();
     need own = needed(handle, point, now, 0);

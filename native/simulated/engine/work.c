@@ -85,7 +85,8 @@ allot_point allot_work_submit(allot_handle *handle, int gpu) {
   }
   allot_store(&ring->head, number);
   // The engine clears the bit before it looks at the head for the last time.
-  uint64_t *active = &handle->machine->engines[gpu].active[handle->slot / 64];
+  int place = allot_compute_place(handle, handle->slot, gpu);
+  uint64_t *active = &handle->machine->engines[place].active[handle->slot / 64];
   uint64_t bit = 1ull << (handle->slot % 64);
   if (!(allot_load(active) & bit)) __atomic_fetch_or(active, bit, __ATOMIC_SEQ_CST);
   return ALLOT_POINT(handle->slot, gpu, number);
@@ -106,8 +107,9 @@ void allot_work_cancel(allot_handle *handle, int slot, int gpu) {
   if (!allot_machine_attached(handle) && allot_machine_attach(handle, ALLOT_PROCESS_MONITOR) != 0) {
     return;
   }
-  allot_engine_lock(handle, gpu);
-  allot_gpu_engine *engine = &handle->machine->engines[gpu];
+  int place = allot_compute_place(handle, slot, gpu);
+  allot_engine_lock(handle, place);
+  allot_gpu_engine *engine = &handle->machine->engines[place];
   uint64_t head = allot_load(&ring->head), now = allot_now_ns();
   if (allot_load(&engine->holder) == (uint32_t)slot + 1) {
     // Its turn, which may have been long while memory came in, ends.
@@ -124,7 +126,7 @@ void allot_work_cancel(allot_handle *handle, int slot, int gpu) {
     allot_store(&work->progress, ALLOT_PROGRESS(ALLOT_DONE, now));
   }
   allot_store(&ring->tail, head);
-  allot_engine_unlock(handle, gpu);
+  allot_engine_unlock(handle, place);
 }
 
 static bool ended(allot_ring *ring, uint32_t low, uint64_t near, uint64_t *ready_ns) {

@@ -23,7 +23,7 @@ static unsigned long long supported_types(const nvml_gpu *gpu) {
   if (nvml_counts_ecc(gpu)) {
     types |= NVML_EVENT_SINGLE_BIT_ECC_ERROR | NVML_EVENT_DOUBLE_BIT_ECC_ERROR;
   }
-  if (gpu->description->mig_supported != 0) types |= NVML_EVENT_MIG_CONFIG_CHANGE;
+  if (nvml_can_mig(gpu)) types |= NVML_EVENT_MIG_CONFIG_CHANGE;
   return types;
 }
 

@@ -197,7 +197,7 @@ static nvmlReturn_t zero_long(const nvml_gpu *gpu, unsigned int id, unsigned int
 
 static nvmlReturn_t mig_fact(const nvml_gpu *gpu, unsigned int id, unsigned int scope,
                              answer *out) {
-  bool can = gpu->description->mig_supported != 0;
+  bool can = nvml_can_mig(gpu);
   return give_uint(out, can && nvml_is_at_least(gpu, NVML_DEVICE_ARCH_HOPPER));
 }
 

@@ -58,7 +58,13 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_
     if (!nvml_has_node((int)i)) continue;
     if (strcmp(uuid, description(i)->uuid) == 0) return give(i, device);
   }
-  return NVML_ERROR_NOT_FOUND;
+  int place = allot_mig_find(nvml_engine(), uuid);
+  if (place < 0 || !nvml_has_node(allot_place_gpu(place))) return NVML_ERROR_NOT_FOUND;
+  if (!allot_reaches(nvml_engine(), place)) return NVML_ERROR_NOT_FOUND;
+  nvml_gpu gpu;
+  nvmlReturn_t result = nvml_enter_any(nvml_device(place), &gpu);
+  if (result == NVML_SUCCESS) *device = nvml_device(place);
+  return result;
 }
 
 // "GPU-" and the sixteen bytes in hexadecimal digits.

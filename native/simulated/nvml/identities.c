@@ -12,13 +12,17 @@ static nvmlReturn_t text_of(const char *text, char *buffer, unsigned int length)
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
-  NVML_ENTER(device, name != NULL);
-  return text_of(gpu.description->name, name, length);
+  NVML_ENTER_ANY(device, name != NULL);
+  if (!nvml_is_mig_device(&gpu)) return text_of(gpu.description->name, name, length);
+  char whole[160];
+  allot_mig_name(gpu.engine, gpu.place, whole, sizeof whole);
+  return text_of(whole, name, length);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
-  NVML_ENTER(device, uuid != NULL);
-  return text_of(gpu.description->uuid, uuid, length);
+  NVML_ENTER_ANY(device, uuid != NULL);
+  const char *own = nvml_is_mig_device(&gpu) ? nvml_compute(&gpu)->uuid : gpu.description->uuid;
+  return text_of(own, uuid, length);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial,
@@ -90,11 +94,12 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsig
   return NVML_SUCCESS;
 }
 
-NVML_GETTER(nvmlDeviceGetIndex, unsigned int, true, nvml_index(&gpu))
-NVML_GETTER(nvmlDeviceGetBrand, nvmlBrandType_t, true, gpu.description->brand)
+NVML_GETTER_ANY(nvmlDeviceGetIndex, unsigned int,
+                nvml_is_mig_device(&gpu) ? nvml_mig_index(&gpu) : nvml_index(&gpu))
+NVML_GETTER_ANY(nvmlDeviceGetBrand, nvmlBrandType_t, gpu.description->brand)
 NVML_GETTER(nvmlDeviceGetMinorNumber, unsigned int, true, gpu.description->minor)
-NVML_GETTER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, true,
-            gpu.description->nvml_architecture)
+NVML_GETTER_ANY(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t,
+                gpu.description->nvml_architecture)
 NVML_GETTER(nvmlDeviceGetModuleId, unsigned int, gpu.description->nvlink_count > 0,
             (unsigned int)gpu.index)
 NVML_GETTER(nvmlDeviceGetBoardId, unsigned int, true, gpu.description->pci_bus << 8)
@@ -114,7 +119,7 @@ NVML_GETTER(nvmlDeviceGetNumGpuCores, unsigned int, true,
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
                                                             int *minor) {
-  NVML_ENTER(device, major != NULL && minor != NULL);
+  NVML_ENTER_ANY(device, major != NULL && minor != NULL);
   *major = (int)gpu.description->compute_major;
   *minor = (int)gpu.description->compute_minor;
   return NVML_SUCCESS;

@@ -9,13 +9,13 @@
 
 #include "simulated/nvml/library.h"
 
-// A device handle is the address of one of these.
+// A device handle is the address of one of these: a GPU's at its number, a MIG device's at its
+// place. As the real ones, a MIG device's handle names another one when it was made anew.
 struct nvmlDevice_st {
-  int index;
+  int nothing;  // wider than a byte: what lies beside a handle is none
 };
 
-static struct nvmlDevice_st devices[ALLOT_MACHINE_GPUS] = {
-    {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
+static struct nvmlDevice_st devices[ALLOT_MACHINE_PLACES];
 
 // A machine that was opened once. It stays mapped after nvmlShutdown: a call that hangs on it may
 // still be under way, and the next nvmlInit most likely wants it again.
@@ -76,6 +76,19 @@ static nvmlReturn_t open_machine(known_machine **opened) {
   return NVML_SUCCESS;
 }
 
+// A new machine may have GPUs that are cut already, of which nobody has written yet.
+static void show_cuts(allot_handle *handle) {
+  if (allot_is_tenant()) return;
+  for (int index = 0; index < (int)handle->machine->description.gpu_count; index++) {
+    nvml_gpu gpu = nvml_bare(handle, index);
+    if (!allot_mig_is_on(handle, index) || nvml_has_capabilities(&gpu)) continue;
+    int lock = allot_mig_lock(handle, index);
+    if (lock < 0) continue;
+    nvml_fit_capabilities(&gpu);
+    allot_mig_unlock(lock, index);
+  }
+}
+
 static nvmlReturn_t start(void) {
   const char *path = getenv(ALLOT_MACHINE_ENV);
   known_machine *found =
@@ -86,8 +99,9 @@ static nvmlReturn_t start(void) {
     return NVML_ERROR_DRIVER_NOT_LOADED;
   }
   // A machine that is known already is opened by others now, perhaps.
-  allot_store(&found->handle.nodes, allot_nodes(&found->handle.machine->description));
+  allot_store(&found->handle.nodes, allot_nodes(&found->handle));
   allot_store(&engine, &found->handle);
+  show_cuts(&found->handle);
   return NVML_SUCCESS;
 }
 
@@ -128,8 +142,12 @@ allot_handle *nvml_engine(void) {
   return allot_load(&engine);
 }
 
-nvmlDevice_t nvml_device(int index) {
-  return &devices[index];
+nvmlDevice_t nvml_device(int place) {
+  return &devices[place];
+}
+
+bool nvml_is_mig_device(const nvml_gpu *gpu) {
+  return gpu->place != gpu->index;
 }
 
 bool nvml_has_node(int gpu) {
@@ -145,35 +163,61 @@ bool nvml_is_lost(const nvml_gpu *gpu) {
   return allot_load(&gpu->faults->lost) != 0;
 }
 
-nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
+nvml_gpu nvml_bare(allot_handle *of, int index) {
+  return (nvml_gpu){.index = index,
+                    .place = index,
+                    .description = &of->machine->description.gpus[index],
+                    .faults = &of->machine->faults.gpus[index],
+                    .engine = of};
+}
+
+static nvmlReturn_t resolve(nvmlDevice_t device, nvml_gpu *gpu) {
   if (nvml_ready() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
   allot_machine *machine = nvml_engine()->machine;
   uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
   uintptr_t index = offset / sizeof devices[0];
-  if (offset % sizeof devices[0] != 0 || index >= machine->description.gpu_count ||
-      !nvml_has_node((int)index)) {
+  if (offset % sizeof devices[0] != 0 || index >= ALLOT_MACHINE_PLACES)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  int place = (int)index, number = allot_place_gpu(place);
+  if (number >= (int)machine->description.gpu_count || !nvml_has_node(number)) {
     return NVML_ERROR_INVALID_ARGUMENT;
   }
-  *gpu = (nvml_gpu){.index = (int)index,
-                    .description = &machine->description.gpus[index],
-                    .faults = &machine->faults.gpus[index],
-                    .engine = nvml_engine()};
+  if (place != number &&
+      (allot_mig_compute(nvml_engine(), place) == NULL || !allot_reaches(nvml_engine(), place))) {
+    return NVML_ERROR_INVALID_ARGUMENT;
+  }
+  *gpu = nvml_bare(nvml_engine(), number);
+  gpu->place = place;
   return NVML_SUCCESS;
 }
 
-static void sleep_us(uint32_t microseconds) {
+nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
+  nvmlReturn_t result = resolve(device, gpu);
+  if (result != NVML_SUCCESS) return result;
+  return nvml_is_mig_device(gpu) ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
+void nvml_sleep_us(uint32_t microseconds) {
   struct timespec left = {.tv_sec = microseconds / 1000000u,
                           .tv_nsec = (long)(microseconds % 1000000u) * 1000};
   while (nanosleep(&left, &left) != 0 && errno == EINTR) {
   }
 }
 
+nvmlReturn_t nvml_ask(const nvml_gpu *gpu) {
+  uint32_t hang_us = allot_load(&gpu->faults->hang_us);
+  if (hang_us != 0) nvml_sleep_us(hang_us);
+  return nvml_is_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
 nvmlReturn_t nvml_enter(nvmlDevice_t device, nvml_gpu *gpu) {
   nvmlReturn_t result = nvml_find(device, gpu);
-  if (result != NVML_SUCCESS) return result;
-  uint32_t hang_us = allot_load(&gpu->faults->hang_us);
-  if (hang_us != 0) sleep_us(hang_us);
-  return nvml_is_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+  return result == NVML_SUCCESS ? nvml_ask(gpu) : result;
+}
+
+nvmlReturn_t nvml_enter_any(nvmlDevice_t device, nvml_gpu *gpu) {
+  nvmlReturn_t result = resolve(device, gpu);
+  return result == NVML_SUCCESS ? nvml_ask(gpu) : result;
 }
 
 // The engine is moved along under a lock that names its holder, so this process needs a slot. Those
@@ -185,7 +229,7 @@ void nvml_advance(const nvml_gpu *gpu) {
                   allot_machine_attach(gpu->engine, ALLOT_PROCESS_MONITOR) == 0;
   pthread_mutex_unlock(&attaching);
   // With every slot taken the figures are as old as their last reader.
-  if (attached) allot_engine_advance(gpu->engine, gpu->index);
+  if (attached) allot_gpu_advance(gpu->engine, gpu->index);
 }
 
 nvmlReturn_t nvml_copy_text(const char *text, char *buffer, unsigned int length) {

@@ -16,6 +16,10 @@ bool nvml_is_at_least(const nvml_gpu *gpu, unsigned int architecture) {
   return gpu->description->nvml_architecture >= architecture;
 }
 
+bool nvml_can_mig(const nvml_gpu *gpu) {
+  return gpu->description->mig_slots > 0;
+}
+
 bool nvml_counts_ecc(const nvml_gpu *gpu) {
   return gpu->description->ecc_supported != 0 && gpu->description->ecc_enabled != 0;
 }

@@ -9,10 +9,22 @@ typedef struct user {
   unsigned int pid;
   int slot;
   unsigned long long used;
+  unsigned int gpu_instance, compute_instance;  // ids, NVML_NO_INSTANCE of a whole GPU
 } user;
 
-// The processes that have a context on the GPU, none of them dead, and each to be seen by the
-// caller. Returns how many.
+// Of a process on a GPU with MIG: where.
+static void find_instance(const nvml_gpu *gpu, user *found) {
+  found->gpu_instance = found->compute_instance = NVML_NO_INSTANCE;
+  int place = allot_compute_place(gpu->engine, found->slot, gpu->index);
+  if (place == gpu->index || allot_mig_compute(gpu->engine, place) == NULL) return;
+  nvml_gpu own = *gpu;
+  own.place = place;
+  found->gpu_instance = allot_load(&nvml_cut(&own, nvml_cut_around(&own))->id);
+  found->compute_instance = allot_load(&nvml_compute(&own)->id);
+}
+
+// The processes that have a context on the GPU or MIG device, none of them dead, and each to be
+// seen by the caller. Returns how many.
 static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PROCESSES]) {
   allot_handle *engine = gpu->engine;
   nvml_number numbers[ALLOT_MACHINE_PROCESSES];
@@ -22,6 +34,8 @@ static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PRO
     const allot_process *process = &engine->machine->processes[slot];
     if (!allot_machine_taken(engine, slot)) continue;
     if (allot_load(&process->gpus[gpu->index].contexts) == 0) continue;
+    bool is_elsewhere = allot_compute_place(engine, slot, gpu->index) != gpu->place;
+    if (nvml_is_mig_device(gpu) && is_elsewhere) continue;
     // A checkpointed process has let go of the GPU.
     if (allot_checkpoint_state(engine, slot) == ALLOT_CHECKPOINT_SAVED) continue;
     numbers[found++] = (nvml_number){.slot = slot,
@@ -35,6 +49,7 @@ static unsigned int list_users(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PRO
     int slot = numbers[i].slot;
     users[count++] = (user){
         .pid = numbers[i].here, .slot = slot, .used = allot_process_used(engine, slot, gpu->index)};
+    find_instance(gpu, &users[count - 1]);
   }
   return count;
 }
@@ -46,10 +61,22 @@ static bool has_room(unsigned int *room, unsigned int count, const void *array) 
   return enough;
 }
 
-static nvmlReturn_t list_v1(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos) {
-  NVML_ENTER(device, count != NULL);
+// Of those only who works through an MPS server; these are compute processes all the same.
+static unsigned int list_clients(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PROCESSES]) {
+  unsigned int found = list_users(gpu, users), count = 0;
+  for (unsigned int i = 0; i < found; i++) {
+    if (allot_mps_is_client(gpu->engine, users[i].slot)) users[count++] = users[i];
+  }
+  return count;
+}
+
+typedef unsigned int lister(const nvml_gpu *gpu, user users[ALLOT_MACHINE_PROCESSES]);
+
+static nvmlReturn_t list_v1(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos,
+                            lister *list) {
+  NVML_ENTER_ANY(device, count != NULL);
   user users[ALLOT_MACHINE_PROCESSES];
-  unsigned int found = list_users(&gpu, users);
+  unsigned int found = list(&gpu, users);
   if (!has_room(count, found, infos)) return NVML_ERROR_INSUFFICIENT_SIZE;
   for (unsigned int i = 0; i < found; i++) {
     infos[i] = (nvmlProcessInfo_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].used};
@@ -57,44 +84,40 @@ static nvmlReturn_t list_v1(nvmlDevice_t device, unsigned int *count, nvmlProces
   return NVML_SUCCESS;
 }
 
-static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) {
-  NVML_ENTER(device, count != NULL);
+static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos,
+                            lister *list) {
+  NVML_ENTER_ANY(device, count != NULL);
   user users[ALLOT_MACHINE_PROCESSES];
-  unsigned int found = list_users(&gpu, users);
+  unsigned int found = list(&gpu, users);
   if (!has_room(count, found, infos)) return NVML_ERROR_INSUFFICIENT_SIZE;
   for (unsigned int i = 0; i < found; i++) {
     infos[i] = (nvmlProcessInfo_v2_t){.pid = users[i].pid,
                                       .usedGpuMemory = users[i].used,
-                                      .gpuInstanceId = NVML_NO_INSTANCE,
-                                      .computeInstanceId = NVML_NO_INSTANCE};
+                                      .gpuInstanceId = users[i].gpu_instance,
+                                      .computeInstanceId = users[i].compute_instance};
   }
   return NVML_SUCCESS;
 }
 
-// Nobody draws on these machines, and nobody serves.
+// Nobody draws on these machines.
 static nvmlReturn_t list_none(nvmlDevice_t device, unsigned int *count) {
-  NVML_ENTER(device, count != NULL);
+  NVML_ENTER_ANY(device, count != NULL);
   *count = 0;
   return NVML_SUCCESS;
 }
 
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device,
-                                                              unsigned int *count,
-                                                              nvmlProcessInfo_v1_t *infos) {
-  return list_v1(device, count, infos);
-}
+#define LIST(name, version, users)                                        \
+  NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, \
+                                nvmlProcessInfo_##version##_t *infos) {   \
+    return list_##version(device, count, infos, users);                   \
+  }
 
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
-                                                                 unsigned int *count,
-                                                                 nvmlProcessInfo_v2_t *infos) {
-  return list_v2(device, count, infos);
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
-                                                                 unsigned int *count,
-                                                                 nvmlProcessInfo_v2_t *infos) {
-  return list_v2(device, count, infos);
-}
+LIST(nvmlDeviceGetComputeRunningProcesses, v1, list_users)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, v2, list_users)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, v2, list_users)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses, v1, list_clients)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, v2, list_clients)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, v2, list_clients)
 
 #define NO_PROCESSES(name, type)                                                         \
   NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos) { \
@@ -104,9 +127,6 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t de
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
                                                                nvmlProcessDetailList_v1_t *list) {
@@ -122,8 +142,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t devi
   for (unsigned int i = 0; i < found; i++) {
     list->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid,
                                                   .usedGpuMemory = users[i].used,
-                                                  .gpuInstanceId = NVML_NO_INSTANCE,
-                                                  .computeInstanceId = NVML_NO_INSTANCE};
+                                                  .gpuInstanceId = users[i].gpu_instance,
+                                                  .computeInstanceId = users[i].compute_instance};
   }
   return NVML_SUCCESS;
 }

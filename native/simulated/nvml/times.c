@@ -43,8 +43,7 @@ static int open_machine(const char *path, allot_handle **handle) {
   return 0;
 }
 
-// Opens the machine and brings the GPU to the present. Holds `opening` when it returns 0.
-static int begin(const char *path, unsigned int gpu, allot_handle **handle) {
+int times_begin(const char *path, unsigned int gpu, allot_handle **handle) {
   if (path == NULL) path = getenv(ALLOT_MACHINE_ENV);
   if (path == NULL || *path == '\0') path = ALLOT_MACHINE_DEFAULT_PATH;
   pthread_mutex_lock(&opening);
@@ -52,11 +51,15 @@ static int begin(const char *path, unsigned int gpu, allot_handle **handle) {
   if (error == 0 && gpu >= (*handle)->machine->description.gpu_count) error = -ENODEV;
   if (error == 0) {
     allot_machine_reap(*handle);
-    allot_engine_advance(*handle, (int)gpu);
+    allot_gpu_advance(*handle, (int)gpu);
   } else {
     pthread_mutex_unlock(&opening);
   }
   return error;
+}
+
+void times_end(void) {
+  pthread_mutex_unlock(&opening);
 }
 
 int allotSimulatedTimes(const char *machine, unsigned int gpu, allot_simulated_time *times,
@@ -64,7 +67,7 @@ int allotSimulatedTimes(const char *machine, unsigned int gpu, allot_simulated_t
                         unsigned long long *now_ns) {
   if (count == NULL || (times == NULL && *count > 0)) return -EINVAL;
   allot_handle *handle;
-  int error = begin(machine, gpu, &handle);
+  int error = times_begin(machine, gpu, &handle);
   if (error != 0) return error;
   unsigned int room = *count, found = 0;
   for (int slot = 0; slot < allot_machine_high(handle); slot++) {
@@ -86,14 +89,14 @@ int allotSimulatedTimes(const char *machine, unsigned int gpu, allot_simulated_t
   if (busy_ns != NULL) *busy_ns = allot_load(&engine->busy_ns);
   if (now_ns != NULL) *now_ns = allot_load(&engine->now_ns);
   *count = found;
-  pthread_mutex_unlock(&opening);
+  times_end();
   return found > room ? -ENOSPC : 0;
 }
 
 int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu, unsigned long long *busy_ns) {
   if (busy_ns == NULL) return -EINVAL;
   allot_handle *handle;
-  int error = begin(NULL, gpu, &handle);
+  int error = times_begin(NULL, gpu, &handle);
   if (error != 0) return error;
   int found = -1;
   for (int slot = 0; slot < allot_machine_high(handle); slot++) {
@@ -108,6 +111,6 @@ int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu, unsigned long 
     }
   }
   if (found >= 0) *busy_ns = allot_load(&handle->machine->processes[found].gpus[gpu].busy_ns);
-  pthread_mutex_unlock(&opening);
+  times_end();
   return found >= 0 ? 0 : -ESRCH;
 }

@@ -25,4 +25,13 @@ NVML_EXPORT int allotSimulatedTimes(const char *machine, unsigned int gpu,
 NVML_EXPORT int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu,
                                           unsigned long long *busy_ns);
 
+// Puts a GPU's pending MIG mode into force; what is cut from it goes. -EBUSY: somebody uses it, or
+// a GPU that NVLink joins to it; -EACCES: a tenant may not; -EIO: a fault.
+NVML_EXPORT int allotSimulatedReset(const char *machine, unsigned int gpu);
+
+// For functions like these: opens the machine and brings the GPU to the present; with 0 until
+// times_end no other one runs.
+int times_begin(const char *path, unsigned int gpu, allot_handle **handle);
+void times_end(void);
+
 #endif

@@ -312,8 +312,10 @@ static void refused_launches_leave_nothing(void) {
   for (int i = 0; i < 50; i++) spin(function, 100 * US, stream);
   OK(cuStreamSynchronize(stream));
   uint64_t charged = settled(&share.usage->devices[0].gpu_ns), truth = truth_ns();
-  // A program that was itself not scheduled between two launches left gaps.
-  if (charged > truth * 2) FAIL("charged %.3f ms, really %.3f ms", charged / 1e6, truth / 1e6);
+  // A program that was itself not scheduled between two launches left gaps, and one under
+  // ThreadSanitizer leaves them by itself.
+  if (charged > truth * (IS_SLOW ? 8 : 2))
+    FAIL("charged %.3f ms, really %.3f ms", charged / 1e6, truth / 1e6);
   if (charged < truth * 3 / 4) FAIL("charged %.3f ms, really %.3f ms", charged / 1e6, truth / 1e6);
   // Had they stayed in the queue, the keeper would look after them for ever.
   long woken = 0;

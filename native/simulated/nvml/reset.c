@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `nvidia-smi --gpu-reset` does to a real GPU and no function of NVML can: exported beside
+// NVML's own by this library alone. Needs no nvmlInit.
+#include <errno.h>
+#include <pthread.h>
+
+#include "simulated/nvml/times.h"
+
+static bool is_used(allot_handle *handle, int gpu) {
+  return allot_mig_in_use(handle, gpu, 0, ALLOT_MIG_SLOTS);
+}
+
+// A GPU is reset alone only if nobody is on those that NVLink joins to it either.
+static bool has_busy_peer(const nvml_gpu *gpu) {
+  for (int i = 0; i < (int)gpu->engine->machine->description.gpu_count; i++) {
+    nvml_gpu other = nvml_bare(gpu->engine, i);
+    if (i != gpu->index && nvml_are_linked(gpu, &other) && is_used(gpu->engine, i)) return true;
+  }
+  return false;
+}
+
+// All that was cut is gone then, and the pending mode is in force.
+static void reset(allot_gpu_mig *mig) {
+  for (int slot = 0; slot < ALLOT_MIG_SLOTS; slot++) {
+    allot_store(&mig->computes[slot].there, 0u);
+    allot_store(&mig->instances[slot].there, 0u);
+  }
+  allot_store(&mig->enabled, allot_load(&mig->pending));
+}
+
+int allotSimulatedReset(const char *machine, unsigned int number) {
+  allot_handle *handle;
+  int lock, error = times_begin(machine, number, &handle);
+  if (error != 0) return error;
+  nvml_gpu gpu = nvml_bare(handle, (int)number);
+  nvmlReturn_t result = nvml_begin_change(&gpu, ALLOT_MIG_RESET, &lock);
+  if (result == NVML_SUCCESS) {
+    bool busy = is_used(handle, gpu.index) || has_busy_peer(&gpu);
+    if (!busy) reset(&handle->machine->mig.gpus[number]);
+    result = busy ? NVML_ERROR_IN_USE : NVML_SUCCESS;
+    result = nvml_end_change(&gpu, ALLOT_MIG_RESET, lock, result);
+  }
+  times_end();
+  if (result == NVML_SUCCESS) return 0;
+  if (result == NVML_ERROR_IN_USE) return -EBUSY;
+  return result == NVML_ERROR_NO_PERMISSION ? -EACCES : -EIO;
+}
