@@ -11,6 +11,7 @@
     gpus:
       - a100-80gb                       short for {model: a100-80gb}
       - {model: t4, count: 4, numa: 1, memory: 8Gi, uuid: GPU-..., ecc: false}
+      - {model: h100-80gb, mig: 1g.10gb*3+3g.40gb}     MIG is on, and it is cut so; or true
 
 Anything else, an unknown key above all, is a `UsageError` that names the place and what was
 probably meant. Pure: a text goes in, a description comes out; files are `simulated`'s business.
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from allotment.devices.cuts import Cut, parse_cuts
 from allotment.devices.models import MODELS, Model
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.quantities import parse_bytes, parse_duration_ns
@@ -64,13 +66,21 @@ _OLDEST_CUDA: Final = 11080
 _NEWEST_CUDA: Final = 13999
 
 _MACHINE_KEYS: Final = ("driver", "cuda", "timeslice", "kernel", "gpus")
-_GPU_KEYS: Final = ("model", "count", "memory", "uuid", "numa", "ecc")
+_GPU_KEYS: Final = ("model", "count", "memory", "uuid", "numa", "ecc", "mig")
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DRIVER: Final = re.compile(r"[0-9]{3}(?:\.[0-9]{1,3}){1,2}")
 _CUDA: Final = re.compile(r"(?P<major>[0-9]{1,2})\.(?P<minor>[0-9])")
 _ENTRY: Final = re.compile(
     r"\s*(?P<model>[\w.-]+)\s*(?:\[(?P<keys>[^\[\]]*)\])?\s*(?::\s*(?P<count>[^,\s]*))?\s*"
 )
+_SWITCHES: Final = {
+    "true": True,
+    "on": True,
+    "yes": True,
+    "false": False,
+    "off": False,
+    "no": False,
+}
 _HINT: Final = "write GPUs like a100-80gb:2,t4, or name a YAML file (docs/reference/simulated.md)"
 
 
@@ -83,6 +93,8 @@ class GpuDescription:
     uuid: str | None = None
     numa_node: int | None = None
     ecc: bool | None = None
+    cuts: tuple[Cut, ...] | None = None
+    """What it is cut into when the machine is new; None: MIG is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +205,7 @@ def _gpu_entry(entry: Mapping[object, object], place: str) -> list[GpuDescriptio
         if entry.get("numa") is None
         else _whole(entry["numa"], f"{place}.numa", least=0, most=_MAX_NUMA),
         ecc=None if ecc is None else _switch(ecc, f"{place}.ecc"),
+        cuts=None if entry.get("mig") is None else _cuts(entry["mig"], model, place),
     )
     if gpu.ecc is not None and model.ecc is None:
         raise UsageError(f"{place}.ecc: a {model.name} has no ECC memory")
@@ -233,6 +246,22 @@ def _model(value: object, place: str) -> Model:
         f"{place}: there is no model {_shown(value)}" + _did_you_mean(meant),
         hint=f"models: {', '.join(MODELS)}",
     )
+
+
+def _cuts(value: object, model: Model, place: str) -> tuple[Cut, ...] | None:
+    """`true`, `false`, or profiles: `1g.10gb*3+3g.40gb`, in YAML also as a list of such."""
+    texts = [value] if isinstance(value, (str, int)) else value
+    if not isinstance(texts, Sequence):
+        raise UsageError(f"{place}.mig: {_shown(value)} is not a list of profiles", hint=_HINT)
+    text = "+".join(_text(each, f"{place}.mig") for each in texts)
+    is_on = _SWITCHES.get(text.lower())
+    if model.mig is None:
+        if is_on is False:
+            return None
+        raise UsageError(f"{place}.mig: a {model.name} has no MIG")
+    if is_on is not None:
+        return () if is_on else None
+    return parse_cuts(text, model.mig, model.memory_mib, place)
 
 
 def _memory(value: object, model: Model, place: str) -> int:
@@ -309,8 +338,7 @@ def _whole(value: object, place: str, *, least: int, most: int) -> int:
 
 
 def _switch(value: object, place: str) -> bool:
-    known = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-    found = known.get(_text(value, place).lower())
+    found = _SWITCHES.get(_text(value, place).lower())
     if found is None:
         raise UsageError(f"{place}: {_shown(value)} is neither true nor false")
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ __all__ = ["EventKind", "GpuEvent", "Listeners"]
 _WAIT_MS: Final = 1000
 _SIMULATED_PAUSE_S: Final = 0.2
 """Simulated GPUs have no bell: NVML would look 200 times a second while it waits."""
-_RETRY_S: Final = 2.0
+_LOST_PAUSE_S: Final = 2.0
 _DOUBLE_BIT_XID: Final = 48
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _ENDS_WITHIN_S: Final = 1.5
@@ -56,79 +56,98 @@ class GpuEvent:
 class Listeners:
     """Threads that listen to GPUs, each to one. `deliver` is called in them."""
 
-    __slots__ = ("_deliver", "_session", "_threads")
+    __slots__ = ("_deliver", "_is_closed", "_lock", "_session", "_threads")
 
     def __init__(self, session: Session, deliver: Callable[[GpuEvent], None]) -> None:
         self._session = session
         self._deliver = deliver
-        self._threads: dict[tuple[int, str], _Listener] = {}
+        self._lock = threading.Lock()
+        """Of the two below; never held during a call of NVML."""
+        self._threads: dict[int, _Listener] = {}
+        self._is_closed = False
 
-    def follow(self, gpus: Iterable[tuple[int, str]]) -> None:
-        """Listen to these GPUs, by NVML's number and UUID, and to no others."""
-        wanted = set(gpus)
-        for key in set(self._threads) - wanted:
-            self._threads.pop(key).stop()
-        for key in wanted - set(self._threads):
-            index, uuid = key
-            listener = _Listener(self._session, index, uuid, self._deliver)
-            self._threads[key] = listener
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is listened to any more, whatever is asked for."""
+        return self._is_closed
+
+    def listen(self, index: int, uuid: str) -> None:
+        """Hear whatever a GPU, by NVML's number and UUID, reports after this call.
+
+        It asks the driver, and may hang as long as the GPU does: it belongs in the GPU's `Asker`.
+        A GPU that cannot be registered is not heard; whoever looks at it next tries it again.
+        """
+        with self._lock:
+            before = self._threads.get(index)
+        if before is not None:
+            if before.is_listening and before.uuid == uuid:
+                return
+            before.stop()
+        nvml = self._session.nvml
+        listener = _Listener(self._session, index, uuid, self._deliver)
+        try:
+            listener.register()
+        except nvml.NVMLError:
+            return  # some GPUs know no events: their counters are looked at all the same
+        with self._lock:
+            if self._is_closed:
+                listener.stop()  # it lets its set go, and ends
+            else:
+                self._threads[index] = listener
             listener.start()
+
+    def leave(self, index: int) -> None:
+        """Listen to a GPU no more."""
+        with self._lock:
+            there = self._threads.pop(index, None)
+        if there is not None:
+            there.stop()
 
     def listening(self) -> frozenset[str]:
         """Return the UUIDs of those that are registered: what they report now is heard."""
-        return frozenset(
-            each.uuid for each in self._threads.values() if each.is_registered.is_set()
-        )
+        with self._lock:
+            threads = tuple(self._threads.values())
+        return frozenset(each.uuid for each in threads if each.is_listening)
 
-    def close(self) -> bool:
-        """Stop, and wait for the threads for a moment. False: some hang in the driver still."""
-        for each in self._threads.values():
+    def close(self, *, wait_s: float = _ENDS_WITHIN_S) -> bool:
+        """Stop for good, and wait so long for the threads. False: some hang in the driver still."""
+        with self._lock:
+            self._is_closed = True
+            threads = tuple(self._threads.values())
+            self._threads.clear()
+        for each in threads:
             each.stop()
-        deadline = time.monotonic() + _ENDS_WITHIN_S
-        for each in self._threads.values():
+        deadline = time.monotonic() + wait_s
+        for each in threads:
             each.join(max(0.0, deadline - time.monotonic()))
-        ended = not any(each.is_alive() for each in self._threads.values())
-        self._threads.clear()
-        return ended
+        return not any(each.is_alive() for each in threads)
 
 
 class _Listener(threading.Thread):
+    """Listens to one GPU. It is to be registered before it is started."""
+
     def __init__(
         self, session: Session, index: int, uuid: str, deliver: Callable[[GpuEvent], None]
     ) -> None:
         super().__init__(name=f"nvml-events-{index}", daemon=True)
         self.uuid = uuid
-        self.is_registered = threading.Event()
         self._index = index
         self._nvml = session.nvml
+        self._set: Any = None
         self._deliver = deliver
         self._stopped = threading.Event()
         # Where NVML looks while it waits, we look now and then.
         self._wait_ms = 0 if session.is_simulated else _WAIT_MS
         self._pause_s = _SIMULATED_PAUSE_S if session.is_simulated else 0.0
 
-    def stop(self) -> None:
-        self._stopped.set()
+    @property
+    def is_listening(self) -> bool:
+        """Whether what the GPU reports now is heard."""
+        return self.is_alive() and not self._stopped.is_set()
 
-    def run(self) -> None:
+    def register(self) -> None:
+        """Have the driver keep this GPU's reports from now on; may raise `NVMLError`, may hang."""
         nvml = self._nvml
-        while not self._stopped.is_set():
-            try:
-                registered = self._register(nvml)
-            except nvml.NVMLError_NotSupported:
-                return  # a GPU without events: its counters are looked at all the same
-            except nvml.NVMLError:
-                self._stopped.wait(_RETRY_S)
-                continue
-            self.is_registered.set()
-            try:
-                self._listen(nvml, registered)
-            finally:
-                self.is_registered.clear()
-                with suppress(nvml.NVMLError):
-                    nvml.nvmlEventSetFree(registered)
-
-    def _register(self, nvml: ModuleType) -> Any:  # noqa: ANN401 - nvidia-ml-py's event set
         # By number: to find a UUID, NVML may ask every GPU, the sick one too.
         handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
         wanted = (
@@ -144,21 +163,31 @@ class _Listener(threading.Thread):
             with suppress(nvml.NVMLError):
                 nvml.nvmlEventSetFree(made)
             raise
-        return made
+        self._set = made
 
-    def _listen(self, nvml: ModuleType, registered: object) -> None:
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        nvml = self._nvml
+        try:
+            self._listen(nvml)
+        finally:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(self._set)
+
+    def _listen(self, nvml: ModuleType) -> None:
         """Deliver what comes, until told to stop or the set is of no more use."""
         while not self._stopped.is_set():
             try:
-                data = nvml.nvmlEventSetWait_v2(registered, self._wait_ms)
+                data = nvml.nvmlEventSetWait_v2(self._set, self._wait_ms)
             except nvml.NVMLError_Timeout:
                 self._stopped.wait(self._pause_s)
             except nvml.NVMLError_GpuIsLost:
                 # The set goes on when the GPU is back, and has what happened meanwhile.
-                self._stopped.wait(_RETRY_S)
+                self._stopped.wait(_LOST_PAUSE_S)
             except nvml.NVMLError:
-                self._stopped.wait(_RETRY_S)
-                return
+                return  # whoever looks at the GPU next registers it anew
             else:
                 if not self._stopped.is_set():
                     self._deliver(self._event(nvml, data))

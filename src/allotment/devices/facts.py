@@ -27,9 +27,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from allotment.devices import loading
+from allotment.devices.mig import mig_devices
 from allotment.devices.sources import Problem
 from allotment.devices.watching import Asker
 from allotment.model.errors import NoDevicesError
+from allotment.model.mig import MigProfile
 
 __all__ = [
     "DeviceFacts",
@@ -81,9 +83,10 @@ class VgpuHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigFacts:
-    """One MIG device. `profile` is written like `1g.5gb` or `1g.5gb+me`."""
+    """One MIG device."""
 
     profile: str
+    """Written like `1g.5gb+me`; `1c.3g.20gb` where it has a part of a GPU instance's compute."""
     memory_mib: int
     multiprocessors: int
     gi_slices: int
@@ -110,7 +113,7 @@ class DeviceFacts:
     is_mig_capable: bool = False
     is_mig_enabled: bool = False
     migs: tuple[MigFacts, ...] | None = None
-    """Its MIG devices; None: they were not asked for."""
+    """Its MIG devices; None: MIG is off, or the driver does not tell them to this user."""
     fabric: FabricPlace | None = None
     vgpu_host: VgpuHost | None = None
     """Set where this is a virtual GPU in a virtual machine."""
@@ -223,6 +226,7 @@ class FactReader:
         """Ask one GPU all of it."""
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         mig = _figure(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        is_mig_enabled = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
         capability = _figure(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
         folder = None
         if self._machine is None:
@@ -234,10 +238,38 @@ class FactReader:
             compute_capability=None if capability is None else (capability[0], capability[1]),
             pci_class=_pci_class(nvml, handle, folder),
             is_mig_capable=mig is not None,
-            is_mig_enabled=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+            is_mig_enabled=is_mig_enabled,
+            migs=_migs(nvml, handle) if is_mig_enabled else None,
             fabric=_fabric(nvml, handle),
             vgpu_host=None if folder is None else vgpu_host(_read(folder / "config")),
         )
+
+
+def _migs(nvml: ModuleType, handle: Handle) -> tuple[MigFacts, ...] | None:
+    """Return the facts of a GPU's MIG devices, those of the smallest profiles first."""
+    try:
+        found = [
+            _mig_facts(profile, nvml.nvmlDeviceGetAttributes(device))
+            for profile, device in mig_devices(nvml, handle)
+        ]
+    except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotFound):
+        return None  # root's to see; or one was removed while it was being asked
+    return tuple(sorted(found, key=lambda each: (each.gi_slices, each.memory_mib, each.profile)))
+
+
+def _mig_facts(profile: MigProfile, told: Any) -> MigFacts:  # noqa: ANN401 - NVML's structure
+    return MigFacts(
+        profile=profile.of_compute(int(told.computeInstanceSliceCount)),
+        memory_mib=int(told.memorySizeMB),
+        multiprocessors=int(told.multiprocessorCount),
+        gi_slices=int(told.gpuInstanceSliceCount),
+        ci_slices=int(told.computeInstanceSliceCount),
+        copy_engines=int(told.sharedCopyEngineCount),
+        decoders=int(told.sharedDecoderCount),
+        encoders=int(told.sharedEncoderCount),
+        jpeg_engines=int(told.sharedJpegCount),
+        ofa_engines=int(told.sharedOfaCount),
+    )
 
 
 def _outcome(

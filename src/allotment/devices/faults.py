@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -24,11 +25,14 @@ from allotment.model.errors import StateError, UsageError
 __all__ = [
     "DriverFaults",
     "GpuFaults",
+    "MigCall",
+    "MigFault",
     "clear_faults",
     "read_driver_faults",
     "read_faults",
     "set_driver_fault",
     "set_fault",
+    "set_mig_fault",
 ]
 
 _LOST_XID: Final = 79
@@ -47,6 +51,31 @@ _COUNTERS: Final = (
 )
 
 
+class MigCall(IntEnum):
+    """The driver's calls that change MIG, as native/simulated/machine.h numbers them."""
+
+    SET_MODE = 0
+    CREATE_GPU = 1
+    CREATE_COMPUTE = 2
+    DESTROY_GPU = 3
+    DESTROY_COMPUTE = 4
+    RESET = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigFault:
+    """What is wrong with one of a GPU's calls that change MIG."""
+
+    slow_us: int = 0
+    """How much longer it takes."""
+    error: int = 0
+    """An `nvmlReturn_t` that it returns without doing anything; 0: none."""
+    ends_before: bool = False
+    """It ends the calling process by SIGKILL before it does anything."""
+    ends_after: bool = False
+    """And once it has: a crash with the call's effect, of which the caller has not heard."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFaults:
     """What is wrong with one GPU. `xids` are the last ones (up to 64), oldest first."""
@@ -55,6 +84,8 @@ class GpuFaults:
     hang_us: int
     xids: tuple[int, ...]
     counters: Mapping[str, int]
+    mig: Mapping[MigCall, MigFault]
+    """Of the calls that have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +132,19 @@ def set_fault(
             _put(file, base, "lost", int(lost))
 
 
+def set_mig_fault(machine: Path, gpu: int, call: MigCall, fault: MigFault) -> None:
+    """Give a GPU's call that changes MIG a fault, in place of the one that it has."""
+    with _opened(machine) as file:
+        base = _base_of(file, gpu)
+        for name, value in (("mig_slow_us", fault.slow_us), ("mig_errors", fault.error)):
+            at, code = layout.GPU_FAULTS_FIELDS[name]
+            _write(file, base + at + 4 * call, code[-1], value)
+        ends = (("mig_ends_before", fault.ends_before), ("mig_ends_after", fault.ends_after))
+        for name, is_set in ends:
+            others = _get(file, base, name) & ~(1 << call)
+            _put(file, base, name, others | is_set << call)
+
+
 def set_driver_fault(
     machine: Path, *, nvml_not_loaded: bool | None = None, cuda_init_error: int | None = None
 ) -> None:
@@ -118,6 +162,8 @@ def clear_faults(machine: Path) -> None:
     set_driver_fault(machine, nvml_not_loaded=False, cuda_init_error=0)
     for gpu in range(len(read_machine(machine).devices)):
         set_fault(machine, gpu, lost=False, hang_us=0, counters=dict.fromkeys(_COUNTERS, 0))
+        for call in MigCall:
+            set_mig_fault(machine, gpu, call, MigFault())
 
 
 def read_faults(machine: Path) -> tuple[GpuFaults, ...]:
@@ -207,4 +253,18 @@ def _read(file: int, base: int) -> GpuFaults:
             for number in numbers
         ),
         counters={name: _get(file, base, name) for name in _COUNTERS},
+        mig={call: fault for call in MigCall if (fault := _mig(file, base, call)) != MigFault()},
+    )
+
+
+def _mig(file: int, base: int, call: MigCall) -> MigFault:
+    numbers = {}
+    for name in ("mig_slow_us", "mig_errors"):
+        at, _ = layout.GPU_FAULTS_FIELDS[name]
+        (numbers[name],) = struct.unpack("<I", os.pread(file, 4, base + at + 4 * call))
+    return MigFault(
+        slow_us=numbers["mig_slow_us"],
+        error=numbers["mig_errors"],
+        ends_before=bool(_get(file, base, "mig_ends_before") >> call & 1),
+        ends_after=bool(_get(file, base, "mig_ends_after") >> call & 1),
     )

@@ -10,12 +10,15 @@ MACHINE_MAGIC: Final = 4994009611515284801
 MACHINE_VERSION: Final = 1
 MACHINE_GPUS: Final = 16
 MACHINE_PROCESSES: Final = 512
+MIG_SLOTS: Final = 8
+MIG_PROFILES: Final = 18
 MACHINE_FILE_BYTES: Final = 671088640
-MACHINE_RINGS_AT: Final = 5328896
-STATE_LAYOUT: Final = "c7dff273db0a4cab"
-FAULTS_AT: Final = 9880
+MACHINE_RINGS_AT: Final = 5746688
+STATE_LAYOUT: Final = "c4375d883075de06"
+MIG_AT: Final = 51288
+FAULTS_AT: Final = 32920
 
-MACHINE_SIZE: Final = 9880
+MACHINE_SIZE: Final = 32920
 MACHINE_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "magic": (0, "Q"),
     "version": (8, "I"),
@@ -26,10 +29,10 @@ MACHINE_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "cuda_version": (88, "I"),
     "timeslice_us": (92, "I"),
     "default_kernel_us": (96, "I"),
-    "gpus": (152, "9728s"),
+    "gpus": (152, "32768s"),
 }
 
-GPU_SIZE: Final = 608
+GPU_SIZE: Final = 2048
 GPU_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "uuid": (0, "48s"),
     "name": (48, "96s"),
@@ -79,27 +82,29 @@ GPU_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "nvml_architecture": (428, "I"),
     "ecc_supported": (432, "I"),
     "ecc_enabled": (436, "I"),
-    "mig_supported": (440, "I"),
-    "nvlink_count": (444, "I"),
-    "nvlink_version": (448, "I"),
-    "nvlink_peer": (452, "18i"),
-    "encoder_supported": (524, "I"),
-    "engine_concurrent_kernels": (528, "I"),
-    "h2d_mib_per_s": (532, "I"),
-    "d2h_mib_per_s": (536, "I"),
-    "d2d_mib_per_s": (540, "I"),
-    "integrated": (544, "I"),
-    "timeslice_us": (548, "I"),
+    "nvlink_count": (440, "I"),
+    "nvlink_version": (444, "I"),
+    "nvlink_peer": (448, "18i"),
+    "encoder_supported": (520, "I"),
+    "engine_concurrent_kernels": (524, "I"),
+    "h2d_mib_per_s": (528, "I"),
+    "d2h_mib_per_s": (532, "I"),
+    "d2d_mib_per_s": (536, "I"),
+    "integrated": (540, "I"),
+    "timeslice_us": (544, "I"),
+    "mig_slots": (548, "I"),
+    "mig_needs_reset": (552, "I"),
+    "mig_profiles": (608, "1440s"),
 }
 
-FAULTS_SIZE: Final = 17472
+FAULTS_SIZE: Final = 18368
 FAULTS_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "nvml_not_loaded": (0, "I"),
     "cuda_init_error": (4, "I"),
-    "gpus": (64, "17408s"),
+    "gpus": (64, "18304s"),
 }
 
-GPU_FAULTS_SIZE: Final = 1088
+GPU_FAULTS_SIZE: Final = 1144
 GPU_FAULTS_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "lost": (0, "I"),
     "hang_us": (4, "I"),
@@ -113,4 +118,50 @@ GPU_FAULTS_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "retired_pages_dbe": (1076, "I"),
     "remapped_rows_correctable": (1080, "I"),
     "remapped_rows_uncorrectable": (1084, "I"),
+    "mig_slow_us": (1088, "6I"),
+    "mig_errors": (1112, "6I"),
+    "mig_ends_before": (1136, "I"),
+    "mig_ends_after": (1140, "I"),
+}
+
+MIG_PROFILE_SIZE: Final = 80
+MIG_PROFILE_FIELDS: Final[dict[str, tuple[int, str]]] = {
+    "name": (0, "24s"),
+    "slices": (24, "I"),
+    "id": (28, "I"),
+    "size": (32, "I"),
+    "starts": (36, "I"),
+    "most": (40, "I"),
+    "media": (44, "I"),
+    "sm_count": (48, "I"),
+    "copy_engines": (52, "I"),
+    "decoders": (56, "I"),
+    "encoders": (60, "I"),
+    "jpegs": (64, "I"),
+    "ofas": (68, "I"),
+    "memory_bytes": (72, "Q"),
+}
+
+GPU_MIG_SIZE: Final = 648
+GPU_MIG_FIELDS: Final[dict[str, tuple[int, str]]] = {
+    "enabled": (0, "I"),
+    "pending": (4, "I"),
+    "instances": (8, "128s"),
+    "computes": (136, "512s"),
+}
+
+GPU_INSTANCE_SIZE: Final = 16
+GPU_INSTANCE_FIELDS: Final[dict[str, tuple[int, str]]] = {
+    "there": (0, "I"),
+    "id": (4, "I"),
+    "profile": (8, "I"),
+}
+
+COMPUTE_INSTANCE_SIZE: Final = 64
+COMPUTE_INSTANCE_FIELDS: Final[dict[str, tuple[int, str]]] = {
+    "there": (0, "I"),
+    "id": (4, "I"),
+    "slices": (8, "I"),
+    "sm_count": (12, "I"),
+    "uuid": (16, "48s"),
 }

@@ -12,6 +12,8 @@ what a bare CUDA context costs. Copy rates are those of pinned memory on the mod
 from dataclasses import dataclass
 from enum import IntEnum
 
+from allotment.devices import geometries
+
 __all__ = ["MODELS", "Architecture", "Brand", "Fabric", "Model", "NvlinkVersion"]
 
 
@@ -100,7 +102,7 @@ class Model:
     pcie_width: int = 16
     fans: int = 0
     ecc: bool | None = True  # on or off when new; None: the model has none
-    mig: bool = False
+    mig: geometries.Geometry | None = None
     fabric: Fabric = Fabric.NONE
     nvlinks: int = 0
     nvlink_version: NvlinkVersion = NvlinkVersion.NONE
@@ -165,6 +167,13 @@ _GB100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=227 << 10,
     shared_per_sm=228 << 10,
+)
+_GB202 = Core(
+    architecture=Architecture.BLACKWELL,
+    compute_capability=(12, 0),
+    max_threads_per_sm=1536,
+    shared_per_block_optin=99 << 10,
+    shared_per_sm=100 << 10,
 )
 
 _ROWS = (
@@ -338,7 +347,7 @@ _ROWS = (
         h2d=23700,
         d2h=24800,
         d2d=400000,
-        mig=True,
+        mig=geometries.A30,
         fabric=Fabric.PAIR,
         nvlinks=4,
         nvlink_version=NvlinkVersion.V3_0,
@@ -368,7 +377,7 @@ _ROWS = (
         h2d=24300,
         d2h=25100,
         d2d=620000,
-        mig=True,
+        mig=geometries.A100_40GB,
         fabric=Fabric.SWITCH,
         nvlinks=12,
         nvlink_version=NvlinkVersion.V3_0,
@@ -398,7 +407,7 @@ _ROWS = (
         h2d=24300,
         d2h=25100,
         d2d=800000,
-        mig=True,
+        mig=geometries.A100_80GB,
         fabric=Fabric.SWITCH,
         nvlinks=12,
         nvlink_version=NvlinkVersion.V3_0,
@@ -513,9 +522,39 @@ _ROWS = (
         h2d=52700,
         d2h=53300,
         d2d=1250000,
-        mig=True,
+        mig=geometries.H100_80GB,
         fabric=Fabric.SWITCH,
         nvlinks=18,
+        nvlink_version=NvlinkVersion.V4_0,
+    ),
+    Model(
+        key="h100nvl",
+        name="NVIDIA H100 NVL",
+        core=_GH100,
+        memory_mib=95830,
+        reserved_mib=550,
+        context_mib=520,
+        bar1_mib=131072,
+        sm_count=132,
+        l2_kib=51200,
+        memory_bus_bits=6144,
+        sm_clock=1785,
+        sm_clock_max=1785,
+        memory_clock=2619,
+        power=(400, 200, 400),
+        power_idle=62,
+        temperatures=(30, 89, 95),
+        pci_device=0x2321,
+        pci_subsystem=0x1839,
+        part_number="900-21010-0020-000",
+        vbios="96.00.88.00.11",
+        pcie_generation=5,
+        h2d=52700,
+        d2h=53300,
+        d2d=1450000,
+        mig=geometries.H100_94GB,
+        fabric=Fabric.PAIR,
+        nvlinks=12,
         nvlink_version=NvlinkVersion.V4_0,
     ),
     Model(
@@ -543,7 +582,7 @@ _ROWS = (
         h2d=52700,
         d2h=53300,
         d2d=1850000,
-        mig=True,
+        mig=geometries.H200,
         fabric=Fabric.SWITCH,
         nvlinks=18,
         nvlink_version=NvlinkVersion.V4_0,
@@ -574,7 +613,7 @@ _ROWS = (
         h2d=360000,
         d2h=280000,
         d2d=1500000,
-        mig=True,
+        mig=geometries.H100_96GB,
         fabric=Fabric.DIRECT,
         nvlinks=18,
         nvlink_version=NvlinkVersion.V4_0,
@@ -605,10 +644,38 @@ _ROWS = (
         h2d=54500,
         d2h=55300,
         d2d=3100000,
-        mig=True,
+        mig=geometries.B200,
         fabric=Fabric.SWITCH,
         nvlinks=18,
         nvlink_version=NvlinkVersion.V5_0,
+    ),
+    Model(
+        key="rtx-pro-6000",
+        name="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        core=_GB202,
+        memory_mib=97887,
+        reserved_mib=638,
+        context_mib=520,
+        bar1_mib=131072,
+        sm_count=188,
+        l2_kib=131072,
+        memory_bus_bits=512,
+        sm_clock=1590,
+        sm_clock_max=2430,
+        memory_clock=12481,
+        power=(600, 300, 600),
+        power_idle=34,
+        temperatures=(31, 90, 95),
+        pci_device=0x2BB5,
+        pci_subsystem=0x204E,
+        part_number="900-2G153-0000-000",
+        vbios="98.02.73.00.01",
+        pcie_generation=5,
+        h2d=53900,
+        d2h=54700,
+        d2d=760000,
+        mig=geometries.RTX_PRO_6000,
+        encoders=True,
     ),
 )
 

@@ -20,6 +20,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from allotment.devices import loading
+from allotment.devices.mig import MigView, mig_view
 from allotment.devices.simulated import read_machine
 from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
 from allotment.model.devices import Device
@@ -84,6 +85,25 @@ class Nvml:
             elif answer.uuid is not None:
                 found[answer.uuid] = answer
         return found
+
+    def migs(self) -> Mapping[str, MigView]:
+        """Return what each GPU that has MIG is cut into, by UUID, and who uses it.
+
+        Left out are GPUs that do not answer, and those that do not tell this user (MIG is root's).
+        """
+        answers = self._ask(lambda nvml, handle, _: mig_view(nvml, handle))
+        return {view.gpu.uuid: view for view in answers if isinstance(view, MigView)}
+
+    def slices(self) -> tuple[Device, ...]:
+        """Return the MIG devices of all GPUs that answer, whoever cut them; none told: none."""
+        from allotment.devices.mig_slices import mig_slices  # late: few ask for them
+
+        def question(nvml: ModuleType, handle: Handle, index: int) -> tuple[Device, ...]:
+            gpu = self._device(nvml, handle, index)
+            return mig_slices(nvml, handle, gpu) if gpu.mig else ()
+
+        answers = self._ask(question)
+        return tuple(each for found in answers if not isinstance(found, Problem) for each in found)
 
     def _ask(self, question: Callable[[ModuleType, Handle, int], Answer]) -> list[Answer | Problem]:
         """Ask all GPUs at once, each in a thread, for as long as patience lasts."""
@@ -184,16 +204,21 @@ def describe(
     """
     if facts:
         _ = nvml.nvmlDeviceGetMemoryInfo(handle)  # it answers; the rest is described
-        return facts[index]
-    return _real_device(nvml, handle, index)
+        device = facts[index]
+    else:
+        device = _real_device(nvml, handle, index)
+    mig = _optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mig is not None and mig[0]:
+        # Its memory belongs to its MIG devices; as a whole it can be given to nobody.
+        return replace(device, mig=True, reserved_bytes=device.memory_bytes)
+    return device
 
 
 def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
-    mig = _optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     total, reserved, _ = _memory(nvml, handle)
-    device = Device(
+    return Device(
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
         index=index,
@@ -206,10 +231,6 @@ def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
         mig=False,
         reserved_bytes=reserved,
     )
-    if mig is not None and mig[0]:
-        # Its memory belongs to its MIG devices; as a whole it can be given to nobody.
-        return replace(device, mig=True, reserved_bytes=device.memory_bytes)
-    return device
 
 
 def _memory(nvml: ModuleType, handle: Handle) -> tuple[int, int, int]:

@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from allotment.devices import layout
+from allotment.devices.cuts import pack_cuts
 from allotment.devices.descriptions import GpuDescription, MachineDescription
-from allotment.devices.models import Fabric
+from allotment.devices.geometries import Geometry, profile_name
+from allotment.devices.models import Architecture, Fabric
 from allotment.model.devices import Device
 
-__all__ = ["MachineFacts", "identity", "link_peers", "numa_nodes", "pack", "unpack"]
+__all__ = [
+    "MachineFacts",
+    "identity",
+    "link_peers",
+    "numa_nodes",
+    "pack",
+    "pack_mig",
+    "unpack",
+]
 
 _MIB: Final = 1 << 20
 _LINKS: Final = 18
@@ -44,7 +54,9 @@ def identity(description: MachineDescription) -> str:
 
     Two releases of allotment that disagree about the file never meet in one.
     """
-    return hashlib.sha256(pack(description) + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        pack(description) + pack_mig(description) + layout.STATE_LAYOUT.encode()
+    ).hexdigest()[:16]
 
 
 def unpack(data: bytes) -> MachineFacts:
@@ -166,7 +178,45 @@ def pack(description: MachineDescription) -> bytes:
             "nvlink_peer": peers[at],
         }
         _write(data, layout.GPU_FIELDS, _gpu_at(at), values)
+        if gpu.model.mig is not None:
+            _write_profiles(data, _gpu_at(at), gpu.model.mig, gpu.model.memory_mib)
     return bytes(data)
+
+
+def pack_mig(description: MachineDescription) -> bytes:
+    """Return what a new machine has at `layout.MIG_AT`: what its GPUs are cut into."""
+    data = bytearray(layout.MACHINE_GPUS * layout.GPU_MIG_SIZE)
+    seed = _seed(description)
+    for at, gpu in enumerate(description.gpus):
+        if gpu.cuts is None or gpu.model.mig is None:
+            continue
+        packed = pack_cuts(gpu.cuts, gpu.model.mig.slots, f"{seed}/{at}")
+        data[at * layout.GPU_MIG_SIZE : (at + 1) * layout.GPU_MIG_SIZE] = packed
+    return bytes(data)
+
+
+def _write_profiles(data: bytearray, gpu_at: int, geometry: Geometry, memory_mib: int) -> None:
+    profiles_at = gpu_at + layout.GPU_FIELDS["mig_profiles"][0]
+    for shape in geometry.shapes:
+        copies, decoders, encoders, jpegs, ofas = shape.engines
+        values: dict[str, Value] = {
+            "name": profile_name(shape, memory_mib),
+            "slices": shape.slices,
+            "id": shape.number,
+            "size": shape.size,
+            "starts": sum(1 << start for start in shape.starts),
+            "most": shape.most,
+            "media": int(shape.has_media),
+            "sm_count": shape.multiprocessors,
+            "copy_engines": copies,
+            "decoders": decoders,
+            "encoders": encoders,
+            "jpegs": jpegs,
+            "ofas": ofas,
+            "memory_bytes": shape.memory_mib * _MIB,
+        }
+        at = profiles_at + shape.place * layout.MIG_PROFILE_SIZE
+        _write(data, layout.MIG_PROFILE_FIELDS, at, values)
 
 
 def _own_values(gpu: GpuDescription, seed: str, at: int) -> dict[str, Value]:
@@ -230,7 +280,8 @@ def _model_values(gpu: GpuDescription) -> dict[str, Value]:
         "nvml_architecture": int(core.architecture),
         "ecc_supported": int(model.ecc is not None),
         "ecc_enabled": int(bool(enabled)),
-        "mig_supported": int(model.mig),
+        "mig_slots": 0 if model.mig is None else model.mig.slots,
+        "mig_needs_reset": int(core.architecture is Architecture.AMPERE),
         "nvlink_count": model.nvlinks,
         "nvlink_version": int(model.nvlink_version),
         "encoder_supported": int(model.encoders),

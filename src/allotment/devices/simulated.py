@@ -14,16 +14,18 @@ import contextlib
 import ctypes
 import errno
 import os
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
 from allotment.devices import layout
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
-from allotment.devices.packing import MachineFacts, identity, pack, unpack
+from allotment.devices.packing import MachineFacts, identity, pack, pack_mig, unpack
 from allotment.devices.sources import Inventory, Problem
 from allotment.model.devices import Device
-from allotment.model.errors import StateError, UsageError
+from allotment.model.errors import BusyError, StateError, UsageError
 
 __all__ = [
     "DEFAULT_PATH",
@@ -32,10 +34,12 @@ __all__ = [
     "GpuTimes",
     "ProcessTime",
     "SimulatedMachine",
+    "capabilities_path",
     "gpu_times",
     "machine_path",
     "parse_spec",
     "read_machine",
+    "reset_gpu",
 ]
 
 MACHINE_VARIABLE: Final = "ALLOTMENT_SIMULATED_MACHINE"
@@ -81,7 +85,7 @@ def machine_path(state_dir: Path, spec: str) -> Path:
     description = parse_spec(spec)
     path = state_dir / "simulated" / identity(description) / "machine"
     if not path.exists():
-        _make(path, pack(description))
+        _make(path, pack(description), pack_mig(description))
     return path
 
 
@@ -172,6 +176,30 @@ def gpu_times(machine: Path) -> dict[str, GpuTimes]:
     return times
 
 
+def reset_gpu(machine: Path, gpu: int) -> None:
+    """Reset a GPU by its number, as `nvidia-smi --gpu-reset` does: a pending MIG mode is in force.
+
+    All that is cut from it goes. Raises `BusyError` while somebody uses the GPU, or one that NVLink
+    joins to it; `StateError` for a file that is no machine or a fault that is set.
+    """
+    from allotment.devices import loading  # late: it names machines by this module
+
+    uuid = read_machine(machine).devices[gpu].uuid
+    error = loading.simulated_library().allotSimulatedReset(os.fsencode(machine), gpu)
+    if error == -errno.EBUSY:
+        raise BusyError(
+            f"GPU {uuid} cannot be reset: somebody uses it, or a GPU that NVLink joins to it",
+            hint="end the programs that `allot ps` and `nvidia-smi` show on them",
+        )
+    if error != 0:
+        raise StateError(f"GPU {uuid} cannot be reset: {os.strerror(-error)}")
+
+
+def capabilities_path(machine: Path) -> Path:
+    """Return what a simulated machine has for /proc/driver/nvidia/capabilities."""
+    return machine.parent / "capabilities"
+
+
 class _TimeRow(ctypes.Structure):
     """`allot_simulated_time` of native/simulated/nvml/times.h."""
 
@@ -207,11 +235,32 @@ class SimulatedMachine:
         return Inventory(devices=tuple(working), problems=tuple(problems))
 
     def devices(self) -> tuple[Device, ...]:
-        """Return all devices as described. One that is lost by a fault is still among them."""
-        return read_machine(self.path).devices
+        """Return all devices as described. One that is lost by a fault is still among them.
+
+        One in MIG mode can be given to nobody as a whole, as with a real driver (`nvml`).
+        """
+        described = read_machine(self.path).devices
+        return tuple(
+            replace(device, mig=True, reserved_bytes=device.memory_bytes) if is_split else device
+            for device, is_split in zip(described, _mig_modes(self.path), strict=False)
+        )
 
 
-def _make(path: Path, description: bytes) -> None:
+def _mig_modes(path: Path) -> Iterator[bool]:
+    """Yield for each GPU that a machine may have whether its MIG mode is on."""
+    at, code = layout.GPU_MIG_FIELDS["enabled"]
+    try:
+        with path.open("rb") as file:
+            file.seek(layout.MIG_AT)
+            data = file.read(layout.MACHINE_GPUS * layout.GPU_MIG_SIZE)
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from error
+    for gpu in range(layout.MACHINE_GPUS):
+        (is_enabled,) = struct.unpack_from(f"<{code}", data, gpu * layout.GPU_MIG_SIZE + at)
+        yield bool(is_enabled)
+
+
+def _make(path: Path, description: bytes, mig: bytes) -> None:
     import tempfile  # late: most starts find their machine made
 
     try:
@@ -220,6 +269,8 @@ def _make(path: Path, description: bytes) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(description)
+                file.seek(layout.MIG_AT)
+                file.write(mig)
                 file.flush()
                 os.posix_fallocate(file.fileno(), 0, layout.MACHINE_RINGS_AT)
                 file.truncate(layout.MACHINE_FILE_BYTES)

@@ -29,6 +29,8 @@ class Inventory:
 
     devices: tuple[Device, ...]
     problems: tuple[Problem, ...]
+    slices: tuple[Device, ...] = ()
+    """The MIG devices of `devices`, from a source that asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

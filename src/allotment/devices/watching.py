@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from allotment.devices import loading
+from allotment.devices.mig_slices import mig_slices
 from allotment.devices.nvml import describe
 from allotment.devices.simulated import read_machine
 from allotment.model.devices import Device
@@ -66,6 +67,8 @@ class Look:
 
     device: Device
     vitals: Vitals
+    slices: tuple[Device, ...] = ()
+    """Its MIG devices, where it is in MIG mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +210,8 @@ class Session:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             device = describe(nvml, handle, index, facts=self._facts)
-            return Look(device, self._vitals(nvml, handle))
+            slices = mig_slices(nvml, handle, device) if device.mig else ()
+            return Look(device, self._vitals(nvml, handle), slices)
         except nvml.NVMLError as error:
             return failure_of(nvml, error)
         except IndexError:

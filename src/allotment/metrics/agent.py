@@ -37,6 +37,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("device_healthy", "gauge", "1: healthy; 0: not.", ("device",)),
     Figure("device_xids", "counter", "XID events of a device.", ("device", "xid")),
     Figure("device_recoveries", "counter", "Times a device became healthy again.", ("device",)),
+    Figure("mps_daemon_up", "gauge", "1: a GPU's MPS daemon takes clients.", ("device",)),
+    Figure("mps_restarts", "counter", "Times an MPS daemon was started again.", ("device",)),
+    Figure("mps_losses", "counter", "Times MPS clients of a GPU lost all they had.", ("device",)),
     Figure("label_failures", "counter", "Rounds in which the node's labels were not written."),
     Figure("api_synced", "gauge", "1: the API server is heard from; 0: it is not.", ("what",)),
 )

@@ -16,6 +16,7 @@ __all__ = ["FIGURES", "MODEL_FIGURES", "SchedulerMetrics", "Totals"]
 
 PREFIX = "allotment_scheduler_"
 VERBS = ("filter", "prioritize", "bind", "preempt")
+HANDSHAKES = ("distrusted", "no_certificate", "wrong_certificate", "other")
 _FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 
 FIGURES: tuple[Figure, ...] = (
@@ -28,6 +29,8 @@ FIGURES: tuple[Figure, ...] = (
            ("room", "mistake")),
     Figure("node_rejections", "counter", "Nodes that did not do for a pod.", ("reason",)),
     Figure("pods", "gauge", "Pods with GPUs, by what the book knows of them.", ("state",)),
+    Figure("nominations", "gauge",
+           "Pods that wait for others to end, and whose GPUs are kept for them."),
     Figure("pods_without_placement", "gauge",
            "Pods that ask for GPUs and were bound by somebody else."),
     Figure("pods_taken_over", "gauge",
@@ -44,6 +47,12 @@ FIGURES: tuple[Figure, ...] = (
            "1: pods, nodes and quotas are known and heard of; 0: they are not."),
     Figure("webhook_certificate_kept", "gauge",
            "0: the webhook's certificates cannot be kept, as the log says."),
+    Figure("extender_handshakes_failed", "counter",
+           "TLS handshakes that failed where kube-scheduler comes in, by why.", ("why",),
+           HANDSHAKES),
+    Figure("webhook_handshakes_failed", "counter",
+           "TLS handshakes that failed where the API server comes in, by why.", ("why",),
+           HANDSHAKES),
     Figure("parts_begun_anew", "counter",
            "Failures of parts of the scheduler, each of which is begun anew.", ("part",)),
     Figure("events_dropped", "counter", "Kubernetes events left out: too many, or refused."),

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from allotment.model.compute import WHOLE
+from allotment.model.mig import MigPlace, MigProfile, MigSlice
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.requests import SOFT, Request
 
 __all__ = [
     "NodeDevice",
     "NodeInventory",
+    "NodeMig",
     "NodeRejection",
     "PlacedContainer",
     "PlacedDevice",
@@ -38,6 +40,18 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMig:
+    """What MIG makes of a device, or would."""
+
+    profiles: tuple[MigProfile, ...]
+    """As its driver reports them. One object for all devices that have the same."""
+    slices: tuple[MigSlice, ...] = ()
+    """Those for which no placement of ours stands: idle ones, and those that others made."""
+    is_enabled: bool = True
+    """Its MIG mode is on. Off: its agent switches it for the first slice, on an idle device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDevice:
     """A device of a node, as the node's agent publishes it."""
 
@@ -57,6 +71,8 @@ class NodeDevice:
     by itself, pods of a plugin that was there before."""
     guarantee: int = WHOLE
     """Basis points of its time that can be guaranteed, in all."""
+    mig: NodeMig | None = None
+    """None: its node cuts no slices from it for who asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +125,12 @@ class PlacedDevice:
     """A container's part of one device. Bytes; basis points of its time."""
 
     uuid: str
+    """The whole GPU's, also for a slice of it."""
     memory: int
     guarantee: int = 0
+    slice: MigPlace | None = None
+    """In mode `mig`: which slice of it, with `memory` and `guarantee` of what that one has. A
+    container may have several slices of one GPU, each a `PlacedDevice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +171,5 @@ class NodeRejection:
     """The text with `{have}` in place of an amount, by which nodes that fail alike are known."""
     have: int = 0
     """That amount: bytes, basis points, thousandths of a core, or a count, as `reason` says."""
+    details: str = ""
+    """What there is to say of single devices, where one node alone is spoken of."""

@@ -5,7 +5,7 @@
     ├── UsageError           2   what was asked cannot be meant: a bad option or value
     │   └── QuantityError        an amount that is no amount (`4Gb`, `0`, `-1Gi`)
     ├── DoesNotFitError      3   no GPU has enough left; carries need and have per GPU
-    ├── NotFoundError        4   no share, GPU or machine of that name
+    ├── NotFoundError        4   no share, GPU, machine or pod of that name
     ├── NoDevicesError       5   no GPU, or no NVML to ask
     ├── StateError           6   the state folder cannot be used: version, permission, space
     │   └── LedgerError          a share's ledger is missing, damaged or of another version
@@ -163,7 +163,7 @@ EXIT_CODES: Mapping[int, str] = {
     1: "something else went wrong",
     2: "a bad option or value",
     3: "no GPU has enough left for the request",
-    4: "no share, GPU or machine of that name",
+    4: "no share, GPU, machine or pod of that name",
     5: "no GPU, or no NVML to ask about GPUs",
     6: "the state folder or a ledger cannot be used",
     7: "in use: going on would take something from its user; or suspended already, or not at all",

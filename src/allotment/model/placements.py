@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
+from allotment.model.mig import MigLayout
 from allotment.model.requests import Request
 
 __all__ = ["MAX_SHARES", "DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
@@ -51,6 +52,10 @@ class DeviceState:
     anti_affinities: frozenset[str] = frozenset()
     exclusions: frozenset[str] = frozenset()
     """Exclusion tags of its shares, as far as they are known; empty text: a share without one."""
+    own_modes: frozenset[str] = frozenset()
+    """Modes of containers of the asker's own pod that are not in use with it."""
+    layout: MigLayout | None = None
+    """What MIG makes of it. None: nothing is cut from it, or shares of another mode are on it."""
 
     @property
     def free_guarantee(self) -> int:
@@ -66,6 +71,10 @@ class Placed:
     memory_bytes: int
     compute: Compute | None = None
     """None: as the request has it."""
+    gpu: str = ""
+    """Of a MIG device, the UUID of the GPU that it is cut from; empty: it is a whole GPU."""
+    profile: str = ""
+    """Of a MIG device, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class Verdict:
     reason: str = ""
     need_guarantee: int = 0
     have_guarantee: int = WHOLE
+    slices: int = 0
+    """In mode `mig`: how many such slices could be cut from it at once."""
 
     @property
     def fits(self) -> bool:

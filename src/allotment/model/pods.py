@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from allotment.model.mig import MigPlace
 from allotment.model.requests import Request
 
 __all__ = [
@@ -113,3 +114,5 @@ class ContainerAsk:
     """None: the device's own."""
     devices: tuple[str, ...] = ()
     """UUIDs that a scheduler chose; empty: nobody has chosen yet."""
+    slices: tuple[MigPlace, ...] = ()
+    """In mode `mig`, which slice of each of `devices`; empty where nobody has chosen yet."""

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from allotment.model.compute import WHOLE, Compute
+from allotment.model.mig_groups import MigModelGroups
 from allotment.model.quantities import MemoryAmount
 
 __all__ = [
     "EXCLUSIVE",
+    "MIG",
+    "MPS",
     "SOFT",
     "TIMESLICE",
     "Constraints",
@@ -23,6 +26,8 @@ __all__ = [
 SOFT = "soft"
 EXCLUSIVE = "exclusive"
 TIMESLICE = "timeslice"
+MPS = "mps"
+MIG = "mig"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,15 @@ class Request:
     """Its memory may live on the host: the device may be promised to more than it holds."""
     mode: str = SOFT
     """How it is to be enforced. The shares of a device at one time are all of one mode."""
+    other_modes: tuple[str, ...] = ()
+    """How it may be enforced where `mode` has no room for it, the best first."""
+    mig_profile: str = ""
+    """The one that is to be cut in mode `mig`, as NVIDIA writes it (`1g.10gb`); empty: the smallest
+    with as much as `memory` and the guarantee of `compute`, which are a floor in that mode."""
+    mig_groups: tuple[MigModelGroups, ...] = ()
+    """Which slices an administrator allows on GPUs of some models, in another system's words. Of
+    these models one is cut that they allow (`mig_groups.allowed_profiles`), by the memory that is
+    written there. Without effect where `mig_profile` names one."""
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
 

@@ -48,6 +48,15 @@ class ShareDevice:
     """As it was booked; what is in force is the contract's."""
     is_oversubscribed: bool = False
     """Its memory may live on the host, within the host's budget."""
+    gpu: str = ""
+    """Of a MIG device, the UUID of the GPU that it is cut from; empty: it is a whole GPU."""
+    profile: str = ""
+    """Of a MIG device, by name: `1g.10gb`."""
+
+    @property
+    def driver_uuid(self) -> str:
+        """The GPU under whose UUID the driver lists its processes: a MIG device's are its GPU's."""
+        return self.gpu or self.uuid
 
 
 @dataclass(frozen=True, slots=True)

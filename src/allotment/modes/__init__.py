@@ -3,6 +3,8 @@
 
 protocol     what a mode can do, and what one with a ledger can do besides
 soft         a ledger that the shim keeps
+mps          the same for memory, and MPS for compute
+mig          a slice that the hardware holds; cut and removed by `shares.slicing`
 damages      what programs did to their files, for whoever is to tell it
 unenforced   exclusive and timeslice: a record, and no shim
 turns        the devices' folders: contracts and leases
@@ -11,6 +13,8 @@ turns        the devices' folders: contracts and leases
 from allotment.model.errors import UsageError
 from allotment.model.requests import SOFT
 from allotment.modes.damages import Damage, take_damages
+from allotment.modes.mig.mode import MigMode
+from allotment.modes.mps import MpsMode
 from allotment.modes.protocol import LedgerMode, Mode, Turns
 from allotment.modes.soft import SoftMode
 from allotment.modes.unenforced import ExclusiveMode, TimesliceMode
@@ -20,7 +24,9 @@ __all__ = [
     "Damage",
     "ExclusiveMode",
     "LedgerMode",
+    "MigMode",
     "Mode",
+    "MpsMode",
     "SoftMode",
     "TimesliceMode",
     "Turns",
@@ -31,10 +37,10 @@ __all__ = [
 ]
 
 DEFAULT_MODE = SOFT
-_LEDGER_MODES: dict[str, LedgerMode] = {each.name: each for each in (SoftMode(),)}
+_LEDGER_MODES: dict[str, LedgerMode] = {each.name: each for each in (SoftMode(), MpsMode())}
 _MODES: dict[str, Mode] = {
     **_LEDGER_MODES,
-    **{each.name: each for each in (ExclusiveMode(), TimesliceMode())},
+    **{each.name: each for each in (ExclusiveMode(), TimesliceMode(), MigMode())},
 }
 
 

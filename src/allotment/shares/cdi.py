@@ -13,11 +13,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from allotment.model.errors import StateError
+from allotment.model.requests import SOFT
 from allotment.model.shares import Share, ShareId
 from allotment.modes.turns import link_names
 from allotment.shares.folders import explained
@@ -84,6 +85,10 @@ class CdiContent:
     """A file that tells whose container it is, where there is no ledger to tell."""
     visible: Path | None = None
     """A file with the simulated GPUs that the container has: what device nodes are to real ones."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What else its programs are told."""
+    folders: tuple[HostMount, ...] = ()
+    """What else is mounted."""
 
 
 def spec_name(share: ShareId) -> str:
@@ -101,9 +106,9 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
 
     So the name of an owned share's device is never another's, whatever its container is called.
     """
-    edits: Edits = {
-        "mounts": [_mount(each) for each in mounts_of(content, devices=len(share.devices))]
-    }
+    edits: Edits = {"mounts": [_mount(each) for each in mounts_of(content, devices=_seats(share))]}
+    if content.environment:
+        edits["env"] = [f"{name}={value}" for name, value in content.environment.items()]
     for key, values in (content.driver or {}).items():
         edits.setdefault(key, []).extend(values)
     return {
@@ -113,12 +118,17 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
     }
 
 
+def _seats(share: Share) -> int:
+    """Return of how many devices a share takes turns: mode soft alone has them."""
+    return len(share.devices) if share.mode == SOFT else 0
+
+
 def mounts_of(content: CdiContent, *, devices: int) -> tuple[HostMount, ...]:
-    """Return what is mounted into the container of a share with so many devices.
+    """Return what is mounted into the container of a share that takes turns on so many devices.
 
     None of the files has to be there yet. The driver's own are not among them.
     """
-    return (*_of_share(content, devices), *_of_simulation(content))
+    return (*_of_share(content, devices), *_of_simulation(content), *content.folders)
 
 
 def _of_share(content: CdiContent, devices: int) -> Iterator[HostMount]:

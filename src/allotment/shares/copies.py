@@ -14,7 +14,7 @@ from allotment.shares.folders import StateFolder, explained
 
 __all__ = ["is_trusted", "shim_copy", "simulated_copy"]
 
-_SIMULATED_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_SIMULATED_FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control")
 
 
 def shim_copy(folder: StateFolder) -> Path:
@@ -23,9 +23,9 @@ def shim_copy(folder: StateFolder) -> Path:
 
 
 def simulated_copy(folder: StateFolder) -> Path:
-    """Return the folder with the copies of the simulated libraries."""
+    """Return the folder with the copies of the simulated libraries, and of their programs."""
     source = library_path(SIMULATED)
-    return _copy([source / name for name in _SIMULATED_LIBRARIES], folder.libraries)
+    return _copy([source / name for name in _SIMULATED_FILES], folder.libraries)
 
 
 def _copy(sources: list[Path], parent: Path) -> Path:

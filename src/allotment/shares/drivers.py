@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from allotment.devices.mig_slices import CapabilityNode, capability_nodes
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError
 from allotment.shares.cdi import Edits
@@ -47,7 +48,8 @@ def driver_edits(
     if taken is not None:
         return taken
     nodes = [node for node in _CONTROL_NODES if (root / node[1:]).exists()]
-    nodes += [f"/dev/nvidia{_minor(device, root)}" for device in devices]
+    minors = [_minor(device, root) for device in devices]
+    nodes += dict.fromkeys(f"/dev/nvidia{minor}" for minor in minors)  # slices share their GPU's
     missing = [node for node in nodes if not (root / node[1:]).exists()]
     if missing:
         raise NoDevicesError(
@@ -69,7 +71,22 @@ def driver_edits(
                 "options": _READ_ONLY,
             }
         )
-    return {"deviceNodes": [{"path": node} for node in nodes], "mounts": mounts}
+    capabilities = {
+        node: _numbered(node)
+        for device, minor in zip(devices, minors, strict=True)
+        for node in capability_nodes(device, minor, root=root)
+    }
+    return {
+        "deviceNodes": [*({"path": node} for node in nodes), *capabilities.values()],
+        "mounts": mounts,
+    }
+
+
+def _numbered(node: CapabilityNode) -> dict[str, object]:
+    """Describe a node by its numbers: the machine makes the file only when somebody asks for it."""
+    if node.major is None:
+        return {"path": node.path}
+    return {"path": node.path, "type": "c", "major": node.major, "minor": node.minor}
 
 
 def _minor(device: Device, root: Path) -> int:
@@ -116,10 +133,17 @@ def _toolkit_edits(devices: Sequence[Device], folders: Iterable[Path]) -> Edits 
     """Return the edits of NVIDIA's own spec for these devices, or None if it lacks any of them."""
     for spec in _nvidia_specs(folders):
         known = {str(each.get("name")): each.get("containerEdits", {}) for each in spec["devices"]}
-        parts = [known.get(device.uuid, known.get(str(device.index))) for device in devices]
+        parts = [_known(known, device) for device in devices]
         if parts and all(part is not None for part in parts):
             return _merged([spec.get("containerEdits", {}), *(part for part in parts if part)])
     return None
+
+
+def _known(known: Mapping[str, Mapping[str, Any]], device: Device) -> Mapping[str, Any] | None:
+    """Return a device's edits. A slice's number may be another slice's since the spec was made."""
+    if device.slice_of is not None:
+        return known.get(device.uuid)
+    return known.get(device.uuid, known.get(str(device.index)))
 
 
 def _nvidia_specs(folders: Iterable[Path]) -> Iterator[Mapping[str, Any]]:

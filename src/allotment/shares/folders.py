@@ -5,6 +5,8 @@
     lock                    flock: held while a share is placed and made, changed or removed
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
     devices/UUID/           contract and leases: how the shares of a device take turns
+    modes/UUID.json         what a GPU may be used for, where somebody has said so
+    mig/UUID/               MIG slices that are ours, and the lock for choosing their places
     shim/HASH/              an immutable copy of the shim, named by its content
     simulated/              simulated machines, a copy of the simulated libraries, loader caches
 
@@ -81,6 +83,7 @@ class StateFolder:
         self.root = root
         self.shares = root / "shares"
         self.devices = root / "devices"
+        self.mig = root / "mig"
         self.shims = root / "shim"
         self.simulated = root / "simulated"
         self.libraries = self.simulated / "lib"

@@ -18,9 +18,16 @@ from pathlib import Path
 
 from allotment.ledger.layout import NAME_BYTES
 from allotment.model.devices import Device
-from allotment.model.errors import BusyError, NotFoundError, StateError, UsageError
+from allotment.model.errors import (
+    BusyError,
+    DoesNotFitError,
+    NotFoundError,
+    StateError,
+    UsageError,
+)
 from allotment.model.formats import format_count
-from allotment.model.placements import Placement
+from allotment.model.placements import Placed, Placement
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.modes import all_modes, mode_named
 from allotment.placement import unknown_selectors
@@ -29,6 +36,7 @@ from allotment.shares.cdi import remove_spec, spec_name
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.found import Found, read_share
 from allotment.shares.guarantees import settle
+from allotment.shares.modes_of_gpus import read_allowed, refusal_on
 from allotment.shares.placing import Order, place
 from allotment.shares.processes import census, is_alive, named
 from allotment.shares.records import RECORD, write_record
@@ -42,7 +50,9 @@ __all__ = [
     "Order",
     "allotted",
     "booked",
+    "build_placed",
     "create",
+    "create_placed",
     "destroy",
     "find",
     "look",
@@ -86,6 +96,38 @@ def create(folder: StateFolder, order: Order, devices: Iterable[Device]) -> tupl
         return place_and_build(folder, order, known, others)
 
 
+def create_placed(folder: StateFolder, order: Order, placement: Placement) -> tuple[Share, Path]:
+    """Make the share of a placement that is made: on a slice that is there for it.
+
+    Raises as `create`.
+    """
+    check_name(order.name)
+    with folder.locked():
+        _check_name_is_free(recover(folder), order.name)
+        return build_placed(folder, order, placement, fill=None)
+
+
+def build_placed(
+    folder: StateFolder, order: Order, placement: Placement, *, fill: Fill | None
+) -> tuple[Share, Path]:
+    """Do the part of `create_placed` that needs the folder's lock, which the caller holds."""
+    _refuse_kept(folder, order, placement)
+    return _build(folder, order, placement, fill)
+
+
+def _refuse_kept(folder: StateFolder, order: Order, placement: Placement) -> None:
+    """Refuse a slice of a GPU that was said to be for other modes while it was cut."""
+    if order.owner and order.devices:
+        return  # chosen before by who chooses elsewhere
+    said = read_allowed(folder)
+    for placed in placement.devices:
+        if why := refusal_on(said, placed.device, order.request.mode):
+            raise DoesNotFitError(
+                f"GPU {placed.gpu or placed.device.uuid}: {why}",
+                hint="`allot devices` shows what GPUs are for",
+            )
+
+
 def place_and_build(
     folder: StateFolder,
     order: Order,
@@ -99,12 +141,25 @@ def place_and_build(
     `others` are all shares that are there.
     """
     there = list(others)
-    placement = place(order, devices, booked(there, seen_by=order.owner))
+    # Its inventory may be older than another's switching MIG on.
+    now = [_as_cut(folder, device) for device in devices]
+    placement = place(order, now, booked(there, seen_by=order.owner), allowed=read_allowed(folder))
     if order.owner is not None:
         chosen = {placed.device.uuid for placed in placement.devices}
         settle(folder, order.owner, there, devices=chosen)
     step("create.placed")
     return _build(folder, order, placement, fill)
+
+
+def _as_cut(folder: StateFolder, device: Device) -> Device:
+    """Return the device as it is for others while `allot` has it in MIG mode: nobody's."""
+    if device.mig or not (folder.mig / device.uuid).is_dir():
+        return device
+    from allotment.modes.mig.journal import Journal  # late: few have MIG, and all would load it
+
+    if not Journal(folder.mig / device.uuid).is_switched:
+        return device
+    return replace(device, mig=True, reserved_bytes=device.memory_bytes)
 
 
 def check_name(name: str | None) -> None:
@@ -136,16 +191,7 @@ def _build(
         name=str(order.owner) if order.owner else order.name or share_id,
         created=time.time(),
         mode=order.request.mode,
-        devices=tuple(
-            ShareDevice(
-                placed.device.uuid,
-                placed.device.name,
-                placed.memory_bytes,
-                compute=placed.compute or order.request.compute,
-                is_oversubscribed=order.request.may_oversubscribe,
-            )
-            for placed in placement.devices
-        ),
+        devices=tuple(_booked(placed, order.request) for placed in placement.devices),
         injection=order.injection,
         machine=str(order.machine) if order.machine else None,
         spec=order.spec,
@@ -186,6 +232,19 @@ def _build(
         _abandon(folder, draft, share)
         raise
     return share, directory
+
+
+def _booked(placed: Placed, request: Request) -> ShareDevice:
+    where = placed.device.slice_of
+    return ShareDevice(
+        placed.device.uuid,
+        placed.device.name,
+        placed.memory_bytes,
+        compute=placed.compute or request.compute,
+        is_oversubscribed=request.may_oversubscribe,
+        gpu="" if where is None else where.gpu,
+        profile="" if where is None else where.profile,
+    )
 
 
 def _abandon(folder: StateFolder, draft: Path, share: Share) -> None:

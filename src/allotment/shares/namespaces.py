@@ -13,10 +13,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MACHINE_INSIDE", "PRELOAD_FILE", "NamespacePlan", "can_unshare", "enter"]
+__all__ = ["MACHINE_INSIDE", "MPS_INSIDE", "PRELOAD_FILE", "NamespacePlan", "can_unshare", "enter"]
 
 RUN_FOLDER = "/run/allotment"
 MACHINE_INSIDE = "/run/allotment/simulated/machine"
+MPS_INSIDE = "/run/allotment/mps"
 PRELOAD_FILE = "/etc/ld.so.preload"
 CACHE_FILE = "/etc/ld.so.cache"
 _SHIM_INSIDE = "/run/allotment/shim"
@@ -40,6 +41,8 @@ class NamespacePlan:
     machine: Path | None = None
     libraries: Path | None = None
     """The folder with the simulated libraries."""
+    mps: Path | None = None
+    """The pipe directory of the share's MPS daemon, if it has one."""
     cache: Path | None = None
     """Where the loader cache for `libraries` is kept; made here when it is not there yet."""
 
@@ -74,7 +77,9 @@ def enter(plan: NamespacePlan) -> None:
     if plan.machine and plan.libraries:
         sources["simulated/machine"] = _open(plan.machine)
         sources[f"simulated/lib/{plan.libraries.name}"] = _open(plan.libraries)
-    writable = {"share/usage", "simulated/machine", *(f"share/{name}" for name in leases)}
+    if plan.mps:
+        sources[MPS_INSIDE.removeprefix(f"{RUN_FOLDER}/")] = _open(plan.mps)
+    writable = {"share/usage", "mps", "simulated/machine", *(f"share/{name}" for name in leases)}
     cache_folder = _open(plan.cache.parent) if plan.cache else -1
     _mount("allotment", RUN_FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=4m")
     for inside, descriptor in sources.items():

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a front door orders, and where on this machine that goes, beside what is booked."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from allotment.devices.sources import Problem
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError
 from allotment.model.formats import format_count
+from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
@@ -17,8 +19,30 @@ from allotment.model.shares import Injection, Runner, ShareId
 from allotment.modes import mode_named
 from allotment.placement import TOO_LITTLE_COMPUTE, choose, explain, follow
 from allotment.shares.bookings import Booking, states_of
+from allotment.shares.modes_of_gpus import KEPT, Allowed, refusal_on
 
-__all__ = ["Order", "place"]
+__all__ = ["MigTerms", "Order", "place"]
+
+
+def _nothing_known(_: Device) -> tuple[MigProfile, ...]:
+    return ()
+
+
+_IN_MIG_MODE: Final = "it is in MIG mode: slices of it can be had, and no parts of the whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigTerms:
+    """How GPUs may be cut for who asks, by UUID."""
+
+    keeps: Mapping[str, float] = field(default_factory=dict)
+    """For how many seconds a slice is kept once its share has gone."""
+    resets: frozenset[str] = frozenset()
+    """Those that may be reset to switch their mode."""
+    peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those that NVLink joins to one: its reset is theirs as well."""
+    profiles: Callable[[Device], tuple[MigProfile, ...]] = _nothing_known
+    """What a GPU can be cut into whose driver does not tell while MIG is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +71,26 @@ class Order:
     times gives several parts."""
     candidates: frozenset[str] | None = None
     """UUIDs that this mode may use; None: any device."""
+    slices: tuple[MigPlace, ...] = ()
+    """In mode mig, which slice of each of `devices` a scheduler chose."""
+    mig: MigTerms = field(default_factory=MigTerms)
 
 
-def place(order: Order, devices: Iterable[Device], bookings: Mapping[str, Booking]) -> Placement:
+def place(
+    order: Order,
+    devices: Iterable[Device],
+    bookings: Mapping[str, Booking],
+    *,
+    allowed: Mapping[str, Allowed] | None = None,
+) -> Placement:
     """Choose devices for an order, or follow its choice.
 
-    Raises `DoesNotFitError` with need and have of each device.
+    `allowed` is what was said of GPUs' modes, by UUID: it holds for whoever chooses here; a choice
+    that was made elsewhere was made before. Raises `DoesNotFitError` with need and have of each
+    device.
     """
-    states = list(_states(order, devices, bookings))
+    said = {} if allowed is None or (order.owner and order.devices) else allowed
+    states = list(_states(order, devices, bookings, said))
     _check_count(order, states)
     decision = _follow(order, states) if order.devices else choose(states, order.request)
     if isinstance(decision, Placement):
@@ -77,7 +113,10 @@ def _check_count(order: Order, states: Sequence[DeviceState]) -> None:
     """
     wanted = order.request.count
     able = [
-        each for each in states if order.candidates is None or each.device.uuid in order.candidates
+        each
+        for each in states
+        if (order.candidates is None or each.device.uuid in order.candidates)
+        and not mode_named(order.request.mode).fits(each.device)
     ]
     if order.owner is None or order.devices or wanted <= len(able):
         return
@@ -89,17 +128,28 @@ def _check_count(order: Order, states: Sequence[DeviceState]) -> None:
 
 
 def _states(
-    order: Order, devices: Iterable[Device], bookings: Mapping[str, Booking]
+    order: Order,
+    devices: Iterable[Device],
+    bookings: Mapping[str, Booking],
+    allowed: Mapping[str, Allowed],
 ) -> Iterable[DeviceState]:
     mode = mode_named(order.request.mode)
     broken = {each.device: each.message for each in order.problems if each.device}
-    serving = [device for device in devices if not mode.fits(device)]
-    for state in states_of([*serving, *broken], bookings, order.host_budget):
+    for state in states_of([*devices, *broken], bookings, order.host_budget):
         uuid = state.device.uuid
-        problem = broken.get(state.device, "")
+        problem = broken.get(state.device, "") or mode.fits(state.device)
         if not problem and order.candidates is not None and uuid not in order.candidates:
             problem = f"not for mode {mode.name}, by the node's configuration"
+        if not problem and allowed:
+            problem = refusal_on(allowed, state.device, mode.name)
+        if not problem and _is_cut(state.device):
+            problem = _IN_MIG_MODE
         yield replace(state, problem=problem)
+
+
+def _is_cut(device: Device) -> bool:
+    """Is it a whole GPU in MIG mode?"""
+    return device.mig and device.slice_of is None
 
 
 def _follow(order: Order, states: Iterable[DeviceState]) -> Placement | Rejection:
@@ -118,16 +168,24 @@ def _follow(order: Order, states: Iterable[DeviceState]) -> Placement | Rejectio
 def _hint(order: Order, states: Sequence[DeviceState], decision: Rejection) -> str:
     request = order.request
     working = sum(not state.problem for state in states)
+    is_kept = any(state.problem.startswith(KEPT) for state in states)
     is_possible = any(
         request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
         for one in states
     )
-    if not is_possible and not request.may_oversubscribe:
+    if states and all(_is_cut(state.device) for state in states):
+        hint = "ask for a slice by mode mig, or switch MIG off: `allot devices set-mode GPU soft`"
+        hint += " (with --reset on an A100 or A30)"
+    elif states and all(mode_named(request.mode).fits(state.device) for state in states):
+        hint = "ask for another mode: soft serves every GPU"
+    elif not is_possible and not request.may_oversubscribe:
         hint = "ask for less: no GPU here is that large, even when empty"
     elif order.owner:
         hint = "it waits until there is room: `allot ps` on the node shows who has what"
     elif request.count > len(states):
         hint = f"this machine has {format_count(len(states), 'GPU')}: ask for at most that --count"
+    elif is_kept:
+        hint = "`allot devices` shows what GPUs are for, and `allot devices set-mode` changes that"
     elif request.count > working:
         hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
         hint += " that is simulated"

@@ -25,6 +25,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, StateError
 from allotment.model.formats import format_count
 from allotment.model.pods import Owner
+from allotment.model.requests import MIG, MPS, SOFT
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes import ledger_mode
 from allotment.shares import cdi, lives
@@ -34,6 +35,7 @@ from allotment.shares.drivers import driver_edits
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.found import Found, read_share
 from allotment.shares.guarantees import settle
+from allotment.shares.mps_in_containers import check_injection, known_before, with_daemon
 from allotment.shares.placing import Order
 from allotment.shares.steps import step
 
@@ -44,6 +46,8 @@ _SPEC = "cdi.json"
 _MARKER = "id"
 _PRELOAD = "ld.so.preload"
 _VISIBLE = "devices"
+_NAMING = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that name devices: to NVIDIA's container runtime, and to CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,13 @@ class PodShares:
             with self._folder.locked():
                 step("prepare.begun")
                 found = self._bookings.get(order.id)
-                if found is None:
+                if found is not None and found.mode != MIG:
+                    return self._repeat(order.owner, found)
+                if found is None and order.request.mode != MIG:
                     return self._make(order, tuple(devices))
-                return self._repeat(order.owner, found)
+        if found is None or found.share is None:
+            return self._make_sliced(order, tuple(devices))
+        return self._repeat_sliced(found.share, order, order.owner, tuple(devices))
 
     def end(self, share: ShareId) -> None:
         """Remove a share and its CDI spec; nothing happens where it is not there.
@@ -175,7 +183,13 @@ class PodShares:
         """
         self._check_ready(Injection.MOUNTS)
         content = self._content(self._folder.share(share), mode)
-        return cdi.mounts_of(content, devices=devices if ledger_mode(mode) else 0)
+        return cdi.mounts_of(content, devices=devices if mode == SOFT else 0)
+
+    def mps_by_mounts(
+        self, uuid: str, *, percent: int
+    ) -> tuple[Mapping[str, str], tuple[cdi.HostMount, ...]]:
+        """Return environment and mounts, besides, of a container in mode mps without CDI."""
+        return known_before(self._folder, uuid, percent=percent)
 
     def driver_mounts(self, devices: Sequence[Device]) -> tuple[cdi.HostMount, ...]:
         """Return the real driver's files for a container, where there is no CDI."""
@@ -196,13 +210,8 @@ class PodShares:
     # ---- how -------------------------------------------------------------------------------------
 
     def _make(self, order: Order, devices: Sequence[Device]) -> Share:
-        complete = replace(
-            order,
-            machine=self._machine,
-            spec=self._spec,
-            cdi_folder=self._folders.cdi if order.injection is Injection.CDI else None,
-            host_budget=self._host_budget if order.host_budget is None else order.host_budget,
-        )
+        check_injection(order)
+        complete = self._completed(order)
 
         def fill(draft: Path, share: Share) -> None:
             self._fill(draft, share, order, devices)
@@ -217,6 +226,27 @@ class PodShares:
             share, directory = lives.place_and_build(
                 self._folder, complete, devices, there, fill=fill
             )
+        return self._shown(share, directory)
+
+    def _make_sliced(self, order: Order, devices: Sequence[Device]) -> Share:
+        """Make a share of slices: these first, by their drivers, and without any lock of ours."""
+        from allotment.shares import sliced  # late: few nodes have MIG, and it asks NVML
+
+        order = self._completed(order)
+        whole = [each for each in devices if each.slice_of is None]
+        with sliced.cut(self._folder, order, whole) as placement:
+            slices = [each.device for each in placement.devices]
+
+            def fill(draft: Path, share: Share) -> None:
+                self._fill(draft, share, order, slices)
+
+            with self._one_at_a_time, self._folder.locked():
+                step("prepare.sliced")
+                made = lives.build_placed(self._folder, order, placement, fill=fill)
+                return self._shown(*made)
+
+    def _shown(self, share: Share, directory: Path) -> Share:
+        """Show a share that was made to the container runtime, or have it never been."""
         try:
             self._publish(share, directory)
         except BaseException:
@@ -226,6 +256,35 @@ class PodShares:
             raise
         self._bookings.get(share.id)
         return share
+
+    def _completed(self, order: Order) -> Order:
+        return replace(
+            order,
+            machine=self._machine,
+            spec=self._spec,
+            cdi_folder=self._folders.cdi if order.injection is Injection.CDI else None,
+            host_budget=self._host_budget if order.host_budget is None else order.host_budget,
+        )
+
+    def _repeat_sliced(
+        self, share: Share, order: Order, owner: Owner, devices: Sequence[Device]
+    ) -> Share:
+        """Find a share of slices made, if it has them still: their drivers are asked, unlocked."""
+        from allotment.shares import sliced  # late, as above
+
+        if gone := sliced.gone(self._folder, share, self._completed(order), devices):
+            raise StateError(
+                f"share {share.name}: its slice {', '.join(gone)} was removed by others",
+                hint="delete the pod, so that it is placed anew; another manager of MIG works on"
+                " this node: keep it off, or use that alone",
+            )
+        with self._one_at_a_time, self._folder.locked():
+            found = self._bookings.get(share.id)
+            if found is None:
+                raise StateError(
+                    f"share {share.name} was removed meanwhile", hint="the kubelet asks again"
+                )
+            return self._repeat(owner, found)
 
     def _repeat(self, owner: Owner, found: Found) -> Share:
         if found.problem:
@@ -274,13 +333,20 @@ class PodShares:
             driver = None
             if self._machine is None:
                 driver = self._driver_edits([each for each in devices if each.uuid in own])
-            spec = cdi.make_spec(share, replace(content, driver=driver))
+            content = replace(content, driver=driver)
+            if share.mode == MIG:
+                # For programs that the shim is not in, and for images that say `all`.
+                named = ",".join(each.uuid for each in share.devices)
+                content = replace(content, environment=dict.fromkeys(_NAMING, named))
+            if share.mode == MPS:
+                content = with_daemon(content, self._folder, share)
+            spec = cdi.make_spec(share, content)
             # The runtime reads every spec of the folder for each that comes, as YAML: spaces cost.
             _write(draft / _SPEC, json.dumps(spec, separators=(",", ":")) + "\n")
 
     def _content(self, directory: Path, mode: str) -> cdi.CdiContent:
         shim, libraries = self._copied()
-        has_shim = ledger_mode(mode) is not None
+        has_shim = mode == MIG or ledger_mode(mode) is not None
         return cdi.CdiContent(
             directory=directory,
             shim=shim if has_shim else None,

@@ -12,6 +12,7 @@ processes, as the node agent does, has to see all of them: `unseen_processes` te
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from allotment.shares.traces import read_traces
 __all__ = [
     "census",
     "children",
+    "children_of",
     "command_of",
     "is_alive",
     "is_in_pod",
@@ -148,6 +150,15 @@ def children() -> frozenset[int]:
             return frozenset(map(int, file.read().split()))
     except OSError:
         return frozenset()
+
+
+def children_of(pid: int) -> frozenset[int]:
+    """Return another process's children; none where it is gone or the kernel does not list them."""
+    found: set[int] = set()
+    for path in (_PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found.update(map(int, path.read_text("ascii").split()))
+    return frozenset(found)
 
 
 def census(

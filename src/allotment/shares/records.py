@@ -106,6 +106,8 @@ def _to_document(share: Share) -> dict[str, object]:
                 "name": device.name,
                 "memory_bytes": device.memory_bytes,
                 "oversubscribed": device.is_oversubscribed,
+                "gpu": device.gpu or None,
+                "profile": device.profile or None,
                 "compute": {
                     "guarantee": device.compute.guarantee,
                     "ceiling": device.compute.ceiling,
@@ -157,6 +159,8 @@ def _from_document(document: dict[str, object]) -> Share:
                 memory_bytes=_typed(device, "memory_bytes", int),
                 compute=_compute(device),
                 is_oversubscribed=_flag(device, "oversubscribed"),
+                gpu=_text(device, "gpu"),
+                profile=_text(device, "profile"),
             )
             for device in _typed(document, "devices", list)
         ),
@@ -221,6 +225,14 @@ def _flag(document: object, key: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(key)
     return value
+
+
+def _text(document: object, key: str) -> str:
+    """Return a text that records of earlier releases do not have; empty where it is not."""
+    value = document.get(key) if isinstance(document, dict) else None
+    if value is None:
+        return ""
+    return _typed(document, key, str)
 
 
 def _typed(document: object, key: str, kind: type[_T]) -> _T:

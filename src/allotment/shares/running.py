@@ -96,10 +96,12 @@ def find_program(arguments: Sequence[str], search_path: str | None) -> Program:
             f"{present}: {kind}",
             hint=f"make it executable: chmod +x {present}" if kind != "a folder" else None,
         )
-    raise CommandNotFoundError(
-        f"{name}: command not found",
-        hint="write the command after `--`, as in: allot run --memory 4Gi -- python train.py",
+    hint = (
+        "there is no such file: see its path, which counts from this folder unless it begins with /"
+        if "/" in name
+        else "no folder of PATH has it: correct its name, or write its path (./NAME in this folder)"
     )
+    raise CommandNotFoundError(f"{name}: command not found", hint=hint)
 
 
 @contextmanager

@@ -18,12 +18,13 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.requests import Request
+from allotment.model.requests import MIG, MPS, Request
 from allotment.model.shares import Injection, Share
-from allotment.shares import lives
+from allotment.modes.mps.settings import PIPE_DIRECTORY, VARIABLES
+from allotment.shares import lives, mps_daemons
 from allotment.shares.copies import is_trusted, shim_copy, simulated_copy
 from allotment.shares.folders import RUN_FOLDER, StateFolder
-from allotment.shares.namespaces import NamespacePlan, can_unshare, enter
+from allotment.shares.namespaces import MPS_INSIDE, NamespacePlan, can_unshare, enter
 from allotment.shares.processes import children, named, this_process
 from allotment.shares.records import read_record, write_record
 from allotment.shares.running import (
@@ -34,6 +35,7 @@ from allotment.shares.running import (
     start,
     wait,
 )
+from allotment.shares.small import too_small
 from allotment.shares.traces import Traces, write_traces
 
 __all__ = [
@@ -45,10 +47,12 @@ __all__ = [
     "refuse_inside",
     "refuse_nesting",
     "run",
+    "settle_slices",
 ]
 
 _SHARE_VARIABLE = "ALLOTMENT_SHARE"
 _MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Where ld.so cuts LD_PRELOAD or LD_LIBRARY_PATH, and what it replaces ($LIB).
 _LIST_CHARACTERS = frozenset(":;$")
 
@@ -65,6 +69,10 @@ class Session:
     state: Path | None = None
     host_budget: int | None = None
     """As `lives.Order` has it."""
+    keep_s: float = 0.0
+    """In mode `mig`, for how many seconds the slice is kept once the share has gone."""
+    reuses: bool = False
+    """In mode `mig`, whether an idle MIG device that others have cut is taken as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +175,28 @@ def run(session: Session) -> NoReturn:
         host_budget=session.host_budget,
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
-    share, directory = lives.create(folder, order, inventory.devices)
+    share, directory = _create(folder, order, inventory, session)
+    small = too_small(share)
+    if small:
+        _warn(f"share {share.name}: {small}")
+    variables = {**_visible(share), **_mps(folder, share)}
     strangers = children()  # of whoever became this `allot` by exec
     adopt_orphans()
     with signals_held() as signals:
         try:
             child = None
             if injection is Injection.NAMESPACE:
-                plan = _namespace(folder, directory, libraries, machine, devices=len(share.devices))
+                plan = _namespace(folder, directory, libraries, machine, share=share)
+                inside = {
+                    **variables,
+                    **({PIPE_DIRECTORY: MPS_INSIDE} if share.mode == MPS else {}),
+                }
                 try:
                     child = start(
-                        program, _inherited(), signals=signals, prepare=lambda: enter(plan)
+                        program,
+                        {**_inherited(), **inside},
+                        signals=signals,
+                        prepare=lambda: enter(plan),
                     )
                 except PrerequisiteError as error:
                     if session.inject != "auto":
@@ -187,7 +206,7 @@ def run(session: Session) -> NoReturn:
                     share = replace(share, injection=Injection.ENVIRONMENT)
                     write_record(directory, share)
             if child is None:
-                environment = _environment(directory, libraries, machine)
+                environment = {**_environment(directory, libraries, machine), **variables}
                 child = start(program, environment, signals=signals)
             _trace(directory, share, child)
             status = wait(child, on_stop=_Stopped(directory).tell)
@@ -196,6 +215,55 @@ def run(session: Session) -> NoReturn:
             raise
         _end(folder, share, strangers)
         end_as(status)
+
+
+def _create(
+    folder: StateFolder, order: lives.Order, inventory: Inventory, session: Session
+) -> tuple[Share, Path]:
+    is_mig = order.request.mode == MIG
+    # Late: it asks NVML, which most shares need not.
+    if session.reuses or any(each.lower().startswith("mig-") for each in order.request.selectors):
+        from allotment.shares import static_slices as static
+
+        if is_mig and static.names_slices(order.request):
+            return static.create_in_named(folder, order)
+        if is_mig and (made := static.create_in_static(folder, order)) is not None:
+            return made
+        if not is_mig:
+            slices = static.free_slices(folder, order.machine)
+            return lives.create(folder, order, (*inventory.devices, *slices))
+    if is_mig:
+        from allotment.shares import slicing
+
+        return slicing.create(folder, order, inventory.devices, keep_s=session.keep_s)
+    return lives.create(folder, order, inventory.devices)
+
+
+def _mps(folder: StateFolder, share: Share) -> Mapping[str, str]:
+    """Wait for the share's MPS daemon; return what its programs need. Where none comes it ends.
+
+    In another mode it is the GPU that is waited for, where it has been MPS clients' until now.
+    """
+    try:
+        if share.mode != MPS:
+            mps_daemons.release(folder, share)
+            return {}
+        return mps_daemons.ready(folder, share)
+    except BaseException:
+        lives.end(folder, share, strangers=children())
+        raise
+
+
+def _visible(share: Share) -> Mapping[str, str]:
+    """Name the share's slice to CUDA itself, for programs that the shim is not in as well.
+
+    What the variable says here is of whole GPUs, none of which is the share's.
+    """
+    return {_VISIBLE: share.devices[0].uuid} if share.devices[0].gpu else {}
+
+
+def _pipes(folder: StateFolder, share: Share) -> Path:
+    return mps_daemons.place_of(folder, share.devices[0].uuid).pipes
 
 
 class _Stopped:
@@ -257,12 +325,26 @@ def _end(folder: StateFolder, share: Share, strangers: Collection[int]) -> None:
     except AllotError as error:
         # The command's own status counts; the next `allot` removes the share.
         _warn(f"the share {share.id} was not removed: {error}")
+    settle_slices(folder)
+
+
+def settle_slices(folder: StateFolder, *, patience_s: float = 60.0) -> None:
+    """Remove MIG slices that are nobody's any more; what cannot be is told, and tried again."""
+    if not folder.mig.is_dir() or inside_share():
+        return
+    from allotment.shares import slicing  # late: few machines have MIG
+
+    for problem in slicing.settle(folder, patience_s=patience_s):
+        hint = f" ({problem.hint})" if problem.hint else ""
+        _warn(f"a MIG slice that nobody has stays for now: {problem}{hint}")
 
 
 def _warn(text: str) -> None:
     import sys
 
-    sys.stderr.write(f"warning: {text}\n")
+    if sys.stderr is not None:  # closed from the beginning
+        with suppress(OSError):
+            sys.stderr.write(f"warning: {text}\n")
 
 
 def _injection(wanted: str) -> Injection:
@@ -282,15 +364,16 @@ def _namespace(
     libraries: _Libraries,
     machine: Path | None,
     *,
-    devices: int,
+    share: Share,
 ) -> NamespacePlan:
     cache = _cache_path(folder, libraries.simulated) if libraries.simulated else None
     return NamespacePlan(
         share=directory,
         shim=libraries.shim,
-        devices=devices,
+        devices=0 if share.mode in {MPS, MIG} else len(share.devices),
         machine=machine,
         libraries=libraries.simulated,
+        mps=_pipes(folder, share) if share.mode == MPS else None,
         cache=cache,
     )
 
@@ -310,7 +393,7 @@ def _cache_path(folder: StateFolder, libraries: Path) -> Path:
 
 def _inherited() -> dict[str, str]:
     """Return the environment for a namespace: all is at its default place there."""
-    names = {_SHARE_VARIABLE, _MACHINE_VARIABLE}
+    names = {_SHARE_VARIABLE, _MACHINE_VARIABLE, *VARIABLES}
     if "LC_CTYPE" in os.environ and not _was_given(b"LC_CTYPE"):
         names.add("LC_CTYPE")  # Python's own, where the locale is C (PEP 538)
     return {key: value for key, value in os.environ.items() if key not in names}

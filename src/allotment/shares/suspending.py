@@ -28,6 +28,7 @@ from allotment.model.errors import (
     PrerequisiteError,
 )
 from allotment.model.formats import format_bytes
+from allotment.model.requests import MPS
 from allotment.model.shares import Share, SuspendedBy, Suspension
 from allotment.shares.checkpointing import (
     Checkpointer,
@@ -96,6 +97,7 @@ def _suspend(
     drivers: DriverOf,
 ) -> Outcome:
     share = readable(found)
+    _check_mode(share)
     if share.suspension and share.suspension.is_complete:
         raise BusyError(
             f"share {share.name} is suspended already",
@@ -122,6 +124,21 @@ def _suspend(
             raise
         record(folder, found, replace(suspension, is_complete=True))
     return Outcome(found.name, suspension.by, len(stopped))
+
+
+def _check_mode(share: Share) -> None:
+    """Raise `PrerequisiteError` for a mode whose programs cannot be taken off a GPU.
+
+    What NVIDIA documents of checkpoints (group CUDA_CHECKPOINT of the driver's interface, README of
+    cuda-checkpoint) says nothing of MPS clients, and a try that fails may leave the program broken.
+    The shim's way needs turns, which these shares do not take.
+    """
+    if share.mode == MPS:
+        raise PrerequisiteError(
+            f"share {share.name} cannot be suspended: its programs are clients of MPS, and the"
+            " driver is not known to checkpoint those without harm",
+            hint="end its programs instead, or run what is to be suspended with --mode soft",
+        )
 
 
 def _way(

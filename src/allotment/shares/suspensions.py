@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from allotment.model.errors import BusyError, StateError, UsageError
+from allotment.model.requests import MIG
 from allotment.model.shares import Share, SuspendedBy, Suspension
 from allotment.modes import LedgerMode, ledger_mode
 from allotment.shares.folders import StateFolder, explained
@@ -70,9 +71,10 @@ def check_has_ledger(found: Found) -> LedgerMode:
     """Return the mode that keeps a share to its ledger; raise `UsageError` where none does."""
     mode = ledger_mode(found.mode)
     if mode is None or found.ledger is None:
+        why = "its slice is the hardware's" if found.mode == MIG else "Allotment is not in it"
         raise UsageError(
-            f"share {found.name} is of mode {found.mode}: Allotment is not in its programs, and can"
-            " change nothing for them",
+            f"share {found.name} is of mode {found.mode}: {why}, and nothing can be changed for"
+            " its programs",
             hint="only shares of mode soft can be resized, suspended and resumed",
         )
     return mode

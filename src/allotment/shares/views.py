@@ -16,9 +16,10 @@ from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
-from allotment.model.requests import EXCLUSIVE
-from allotment.model.shares import Injection, Share, ShareId, SuspendedBy
+from allotment.model.requests import EXCLUSIVE, MIG, MPS
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId, SuspendedBy
 from allotment.modes import Turns, ledger_mode, mode_named
+from allotment.modes.mps import Loss
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Found, look, recover
 from allotment.shares.processes import census, command_of, is_alive, pid_inside, start_time
@@ -28,6 +29,7 @@ __all__ = [
     "ComputeView",
     "DeviceView",
     "LiveState",
+    "LossView",
     "OutsideView",
     "Overview",
     "ProcessView",
@@ -93,7 +95,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class ComputeView:
-    """What a share is promised of one device's time, and what it has had since it was made."""
+    """What a share is promised of one device's compute, and what it has had since it was made."""
 
     promised: Compute
     is_suspended: bool
@@ -106,10 +108,14 @@ class ComputeView:
     read_ns: int
     rates: Rates | None = None
     """None until there is an earlier look to compare with."""
+    takes_turns: bool = True
+    """False: it computes at the same time as others (MPS), and nobody measures it."""
 
     @property
-    def state(self) -> str:
-        """What its processes do: hold the device, wait for it, or neither."""
+    def state(self) -> str | None:
+        """What its processes do: hold the device, wait for it, or neither; None without turns."""
+        if not self.takes_turns:
+            return None
         if self.is_suspended:
             return "suspended"
         if self.account.holding:
@@ -151,7 +157,19 @@ class DeviceView:
     """Of its use, how much may lie on the host: all of it where the driver put it aside."""
     moved_bytes: int = 0
     compute: ComputeView | None = None
-    """None: it takes no turns there, or nobody can tell."""
+    """None: nothing is promised of it there, or nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossView:
+    """What programs of a share lost by the end or the fault of a GPU's MPS daemon."""
+
+    uuid: str
+    time: float
+    """Seconds after the epoch."""
+    reason: str
+    recovered_s: float | None
+    """Seconds until the daemon was ready again; None: it is not, or it never left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,8 @@ class ShareView:
     """Why nothing of it is enforced, where that is so by its mode or by how it was made."""
     program: str = ""
     """The command line of one of its processes, the first that uses a device if one does."""
+    losses: tuple[LossView, ...] = ()
+    """The last few, oldest first on each device."""
 
     @property
     def command(self) -> str:
@@ -251,11 +271,17 @@ def view(shares: Iterable[Found], readings: Readings) -> list[ShareView]:
 
 
 def overview(
-    shares: Iterable[Found], readings: Readings, *, machines: Iterable[Path | None] = (None,)
+    shares: Iterable[Found],
+    readings: Readings,
+    *,
+    machines: Iterable[Path | None] = (None,),
+    serving: Collection[int] = (),
+    losses: Mapping[str, Collection[Loss]] | None = None,
 ) -> Overview:
     """Bring together what ledger, driver and kernel say about shares, and who is in none.
 
-    Who uses a device of the shares' machines, or of these, and is in no share, is `outside`.
+    Who uses a device of the shares' machines, or of these, and is in no share, is `outside`, but
+    for `serving`: processes that serve the shares. `losses` are those of each GPU, by UUID.
     """
     known = list(shares)
     members = census((each.share, each.directory) for each in known if each.share)
@@ -266,15 +292,16 @@ def overview(
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
         own = members.get(each.id, set()) | _alone(each, members, answers[machine])
-        views.append(_view(each, own, answers[machine]))
+        lost = _losses(each, losses or {})
+        views.append(replace(_view(each, own, answers[machine]), losses=lost))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
             answers[name] = readings(path)
     accounted = {
-        (pid, device.uuid)
+        (pid, device.driver_uuid if isinstance(device, ShareDevice) else device.uuid)
         for each in views
-        for device in each.devices
+        for device in (each.share.devices if each.share else each.devices)
         for pid in {*members.get(ShareId(each.id), ()), *(one.pid for one in each.processes)}
     }
     if inside_share():  # the driver tells only of the share's own processes there
@@ -283,8 +310,21 @@ def overview(
         (user.uuid, user.pid): user
         for answer in answers.values()
         for user in _outside(answer, accounted)
+        if user.pid not in serving
     }
     return Overview(tuple(views), tuple(user for _, user in sorted(found.items())))
+
+
+def _losses(found: Found, losses: Mapping[str, Collection[Loss]]) -> tuple[LossView, ...]:
+    """Return what a share lost: not what one of its name did that was there before it."""
+    if found.share is None:
+        return ()
+    return tuple(
+        LossView(device.uuid, loss.time, loss.reason, loss.recovered_s)
+        for device in found.share.devices
+        for loss in losses.get(device.uuid, ())
+        if found.name in loss.shares and loss.time >= found.share.created
+    )
 
 
 def _alone(
@@ -318,8 +358,9 @@ def _view(found: Found, members: set[int], readings: Mapping[str, Reading | Prob
     if found.ledger:
         processes = _enforced(found.ledger, members)
     seen = {process.pid for process in processes}
-    uuids = [device.uuid for device in found.share.devices] if found.share else []
-    unenforced = _unenforced(uuids, members - {pid for pid in seen if pid}, readings)
+    uuids = [device.driver_uuid for device in found.share.devices] if found.share else []
+    strangers = members - {pid for pid in seen if pid}
+    unenforced = _unenforced(uuids, strangers, readings, is_held=found.mode == MIG)
     processes += unenforced
     pids = members | {process.pid for process in processes if process.pid is not None}
     return ShareView(
@@ -405,6 +446,8 @@ def _compute(
     found: Found, uuid: str, use: DeviceUse, turns: Mapping[str, Turns]
 ) -> ComputeView | None:
     terms, had = found.terms.get(uuid), turns.get(uuid)
+    if found.mode == MPS:
+        return _side_by_side(found, uuid, use)
     if terms is None or had is None or found.ledger is None:
         return None
     return ComputeView(
@@ -415,6 +458,23 @@ def _compute(
         account=had.account,
         driver_percent=None,
         read_ns=found.ledger.read_ns,
+    )
+
+
+def _side_by_side(found: Found, uuid: str, use: DeviceUse) -> ComputeView | None:
+    """Return what a share has that takes no turns; there is nothing that it has had."""
+    promised = [each.compute for each in found.devices() if each.uuid == uuid]
+    if found.ledger is None or not promised:
+        return None
+    return ComputeView(
+        promised=promised[0],
+        is_suspended=False,
+        is_measured=False,
+        use=use,
+        account=SeatAccount(),
+        driver_percent=None,
+        read_ns=found.ledger.read_ns,
+        takes_turns=False,
     )
 
 
@@ -465,9 +525,16 @@ def _host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int])
 
 
 def _unenforced(
-    uuids: list[str], members: set[int], readings: Mapping[str, Reading | Problem]
+    uuids: list[str],
+    members: set[int],
+    readings: Mapping[str, Reading | Problem],
+    *,
+    is_held: bool,
 ) -> tuple[ProcessView, ...]:
-    """Find the members that the driver knows as users of the share's devices."""
+    """Find the members that the driver knows as users of the share's devices.
+
+    The shim is not in these: they are beyond their limit's reach, unless the hardware holds them.
+    """
     used: dict[int, list[int]] = {}
     for index, uuid in enumerate(uuids):
         reading = readings.get(uuid)
@@ -482,7 +549,7 @@ def _unenforced(
             pid=pid,
             pid_inside=pid_inside(pid),
             command=command_of(pid),
-            is_enforced=False,
+            is_enforced=is_held,
             used=tuple(amounts),
             context=(0,) * len(uuids),
             peak=tuple(amounts),

@@ -15,6 +15,7 @@ from time import perf_counter, perf_counter_ns
 from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeRejection, PodNeed
 from allotment.model.errors import UsageError
+from allotment.model.requests import MIG
 from allotment.placement.arrays import Kind
 from allotment.placement.cluster import Cluster, Refusals
 from allotment.placement.kinds import Kinds
@@ -49,10 +50,15 @@ class LiveScene:
                 hint="does `allot agent` run there? It writes the annotation allotment.dev/devices",
             )
 
+    @property
+    def movable(self) -> Sequence[LivePod]:
+        """The pods that are placed anew."""
+        return [pod for pod in self.cluster.pods if self._moves(pod)]
+
     def run(self, policy: str, seed: int, progress: Progress) -> Outcome:
         """Place the pods that can move, one after the other."""
         begun = perf_counter()
-        movable = [pod for pod in self.cluster.pods if self._moves(pod)]
+        movable = list(self.movable)
         if self.replayed is Replayed.ALL:
             Random(seed).shuffle(movable)  # noqa: S311 - a sample, no secret
         cluster = self._cluster(policy, [pod for pod in self.cluster.pods if not self._moves(pod)])
@@ -97,7 +103,10 @@ class LiveScene:
     def _mix(self, cluster: Cluster) -> Mapping[Kind, float]:
         kinds = Kinds(cluster.arrays)
         asking = [pod.need for pod in self.cluster.pods if pod.need.containers]
-        return Counter(replace(kinds.of(need), memory_bytes=0) for need in asking)
+        # Fragmentation is measured by parts of devices, and slices are none.
+        return Counter(
+            replace(kind, memory_bytes=0) for kind in map(kinds.of, asking) if kind.mode != MIG
+        )
 
 
 def _place(cluster: Cluster, need: PodNeed, counts: Counts) -> Refusals | None:

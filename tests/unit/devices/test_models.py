@@ -22,11 +22,23 @@ PROMISED = {
     "l40s": ("NVIDIA L40S", 46068, 142, (8, 9)),
     "rtx4090": ("NVIDIA GeForce RTX 4090", 24564, 128, (8, 9)),
     "h100-80gb": ("NVIDIA H100 80GB HBM3", 81559, 132, (9, 0)),
+    "h100nvl": ("NVIDIA H100 NVL", 95830, 132, (9, 0)),
     "h200": ("NVIDIA H200", 143771, 132, (9, 0)),
     "gh200": ("NVIDIA GH200 480GB", 97871, 132, (9, 0)),
     "b200": ("NVIDIA B200", 183359, 148, (10, 0)),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 188, (12, 0)),
 }
-MIG = {"a30", "a100-40gb", "a100-80gb", "h100-80gb", "h200", "gh200", "b200"}
+MIG = {
+    "a30",
+    "a100-40gb",
+    "a100-80gb",
+    "h100-80gb",
+    "h100nvl",
+    "h200",
+    "gh200",
+    "b200",
+    "rtx-pro-6000",
+}
 
 
 def test_every_promised_model_is_there_as_nvml_names_it() -> None:
@@ -69,8 +81,9 @@ def test_links_are_those_of_the_boards() -> None:
         Architecture.BLACKWELL: (18, NvlinkVersion.V5_0),
     }
     for model in MODELS.values():
-        if model.core.architecture in versions:
+        if model.fabric in {Fabric.SWITCH, Fabric.DIRECT} and model.core.architecture in versions:
             assert (model.nvlinks, model.nvlink_version) == versions[model.core.architecture]
     assert MODELS["a100-80gb"].nvlinks == 12
     assert MODELS["a30"].nvlinks == 4
+    assert MODELS["h100nvl"].nvlinks == 12
     assert MODELS["t4"].nvlinks == MODELS["l40s"].nvlinks == MODELS["rtx4090"].nvlinks == 0

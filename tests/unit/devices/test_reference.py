@@ -42,7 +42,7 @@ def test_the_table_of_models_is_the_models(root: Path) -> None:
 def test_the_examples_are_machines(root: Path) -> None:
     text = (root / "docs" / "reference" / "simulated.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert len(parse_yaml(example, source="example").gpus) == 4
+    assert len(parse_yaml(example, source="example").gpus) == 5
     shorts = re.findall(r"^    (\S+) {3,}\S", text, re.MULTILINE)
     assert len(shorts) == 3
     for short in shorts:

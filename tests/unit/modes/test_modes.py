@@ -56,8 +56,8 @@ def told() -> Iterator[None]:
 
 def test_the_mode_is_known_by_name() -> None:
     assert mode_named("soft").name == "soft"
-    with pytest.raises(UsageError, match="no mode 'mps'"):
-        mode_named("mps")
+    with pytest.raises(UsageError, match="no mode 'vgpu'"):
+        mode_named("vgpu")
 
 
 def test_create_writes_what_is_allowed(directory: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_mode_without_a_shim_makes_nothing(tmp_path: Path, mode: Mode) -> None
 
 
 def test_modes_with_a_ledger_are_modes() -> None:
-    assert [each.name for each in all_modes()] == ["soft", "exclusive", "timeslice"]
+    assert [each.name for each in all_modes()] == ["soft", "mps", "exclusive", "timeslice", "mig"]
     assert ledger_mode("soft") is mode_named("soft")
 
 

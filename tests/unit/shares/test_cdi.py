@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpus import mig_slice
 
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
@@ -171,6 +172,59 @@ def test_the_toolkits_spec_is_taken_over(
     edits = driver_edits(devices[1:], root=machine_root, folders=[folder])
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia7"]
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+@pytest.fixture
+def mig_slices(devices: tuple[Device, ...], machine_root: Path) -> tuple[Device, ...]:
+    """Two slices of the first GPU, with the files by which the driver tells their nodes."""
+    top = machine_root / "proc/driver/nvidia/capabilities/gpu3/mig"
+    for instance, minor in ((7, 66), (8, 75)):
+        (top / f"gi{instance}/ci0").mkdir(parents=True)
+        for path, number in (("access", minor), ("ci0/access", minor + 1)):
+            text = f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+            (top / f"gi{instance}" / path).write_text(text)
+    return tuple(mig_slice(devices[0], number) for number in range(2))
+
+
+def test_a_slice_has_its_gpus_node_and_those_of_its_instances(
+    mig_slices: tuple[Device, ...], machine_root: Path
+) -> None:
+    (machine_root / "proc/devices").write_text("Character devices:\n511 nvidia-caps\n")
+    edits = driver_edits(mig_slices, root=machine_root, folders=())
+    assert edits["deviceNodes"] == [
+        *({"path": f"/dev/{name}"} for name in ("nvidiactl", "nvidia-uvm", "nvidia3")),
+        *(
+            {
+                "path": f"/dev/nvidia-caps/nvidia-cap{minor}",
+                "type": "c",
+                "major": 511,
+                "minor": minor,
+            }
+            for minor in (66, 67, 75, 76)
+        ),
+    ]
+
+
+def test_a_slice_that_went_is_refused(mig_slices: tuple[Device, ...], machine_root: Path) -> None:
+    (machine_root / "proc/driver/nvidia/capabilities/gpu3/mig/gi8/access").unlink()
+    with pytest.raises(NoDevicesError, match=r"MIG device 0:1 .* no device node"):
+        driver_edits(mig_slices, root=machine_root, folders=())
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("0", False), ("0:0", False), ("MIG-00", True)])
+def test_of_the_toolkits_spec_a_slice_takes_what_has_its_uuid(
+    mig_slices: tuple[Device, ...], machine_root: Path, name: str, *, is_taken: bool
+) -> None:
+    folder = machine_root / "cdi"
+    folder.mkdir()
+    (folder / "nvidia.yaml").write_text(
+        "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n"
+        f"- {{name: '{name}', containerEdits: {{deviceNodes: [{{path: /dev/other}}]}}}}\n"
+    )
+    edits = driver_edits(mig_slices[:1], root=machine_root, folders=[folder])
+    paths = [node["path"] for node in edits["deviceNodes"]]
+    assert (paths == ["/dev/other"]) == is_taken
+    assert ("/dev/nvidia-caps/nvidia-cap66" in paths) != is_taken
 
 
 def test_libraries_are_named_as_the_machine_has_them(tmp_path: Path) -> None:

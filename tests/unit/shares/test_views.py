@@ -13,6 +13,7 @@ from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import parse_compute
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.modes.mps import Loss
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 from allotment.shares.records import write_record
@@ -20,6 +21,7 @@ from allotment.shares.views import (
     ComputeView,
     DeviceView,
     LiveState,
+    LossView,
     OutsideView,
     Overview,
     Rates,
@@ -89,6 +91,27 @@ def test_compute_is_shown_with_what_the_driver_says(
     assert share.devices[0].compute
     assert share.devices[0].compute.driver_percent is None
     assert share.devices[0].compute.rates is None
+
+
+def test_losses_are_those_of_the_share_itself(folder: StateFolder, make: Make) -> None:
+    share, _ = make("1Gi", name="train")
+    make("1Gi", name="other")
+    uuid = share.devices[0].uuid
+    losses = {
+        uuid: (
+            Loss(share.created - 60, "of one before it with this name", ("train",)),
+            Loss(share.created + 1, "another share's", ("serve",)),
+            Loss(share.created + 2, "both", ("other", "train"), recovered_s=0.5),
+            Loss(share.created + 3, "not back", ("train",)),
+        ),
+        "GPU-11111111": (Loss(share.created + 4, "elsewhere", ("train",)),),
+    }
+    seen = {each.name: each for each in overview(current(folder), driver(), losses=losses).shares}
+    assert seen["train"].losses == (
+        LossView(uuid, share.created + 2, "both", recovered_s=0.5),
+        LossView(uuid, share.created + 3, "not back", recovered_s=None),
+    )
+    assert [loss.reason for loss in seen["other"].losses] == ["both"]
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from cut_nodes import cut_device, node_of
 
 from allotment.dialects.decisions import write_booking
 from allotment.kube.clients import Api
@@ -21,6 +22,7 @@ from allotment.model.clusters import (
     PodBooking,
 )
 from allotment.model.errors import UsageError
+from allotment.model.mig import MigHold, MigPlace
 from allotment.model.pods import PodUid
 from allotment.simulate.live_scenes import LiveScene, Replayed
 from allotment.simulate.outcomes import Outcome, Refit, document_of, summaries_of
@@ -251,3 +253,35 @@ def test_the_cluster_has_to_have_gpus() -> None:
     with pytest.raises(UsageError, match="no node of the cluster") as raised:
         LiveScene(cluster=Twin([], []).read())
     assert "allot agent" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("policy", ["fragmentation", "fgd", "binpack"])
+def test_pods_that_ask_for_slices_are_placed_anew_too(policy: str) -> None:
+    """A GPU of seven slices, and another that is of no mode yet; of eight slices one goes there."""
+    home = node("a")
+    devices = (
+        cut_device("GPU-a-0", ("1g.5gb", 0, MigHold.IDLE), model="A100-40GB"),
+        cut_device("GPU-a-1", model="A100-40GB", is_on=False),
+    )
+    home["metadata"]["annotations"] = {DEVICES: encode(node_of(*devices, name="a"))}
+    asking = {"allotment.dev/mode": "mig", "allotment.dev/mig-profile": "1g.5gb"}
+    one = {"allotment.dev/gpu": "1"}
+    waiting = [pod(f"s{number}", limits=one, annotations=asking) for number in range(8)]
+    placed = PlacedContainer(
+        name="main",
+        mode="mig",
+        devices=(PlacedDevice("GPU-a-0", 5 * GI, 1428, MigPlace("1g.5gb", 6)),),
+    )
+    booking = PodBooking(uid=PodUid("uid-runs"), node="a", containers=(placed,))
+    there = {**asking, "allotment.dev/placement": write_booking(booking)}
+    runs = pod("runs", limits=one, annotations=there, node="a", phase="Running")
+    large = {**asking, "allotment.dev/mig-profile": "7g.40gb"}
+    last = pod("large", limits=one, annotations=large, created="2026-01-02T00:00:00Z")
+    cluster = Twin([home], [runs, *waiting, last]).read()
+    outcome, story = played(cluster, Replayed.PENDING, policy)
+    assert (outcome.pods, outcome.placed, outcome.impossible) == (9, 8, 0)
+    assert [each.reasons for each in story.unplaced] == [{"mig-room": 1}]
+    assert story.before.allocated_pct == pytest.approx(7.14)
+    everyone, _ = played(cluster, Replayed.ALL, policy)
+    assert everyone.placed >= 8
+    assert everyone.impossible == 0
