@@ -50,6 +50,7 @@ OFFER = Offer(
         **dict.fromkeys(SOFT_DEVICES, "soft"),
         **dict.fromkeys(WHOLE_DEVICES, "exclusive"),
     },
+    shared=dict.fromkeys(SOFT_DEVICES, ("soft",)),
 )
 
 

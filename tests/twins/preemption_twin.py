@@ -11,6 +11,7 @@ from typing import Any
 
 from scheduler_twin import cluster_pod, node, pod_json
 
+from allotment.kube.budgets import Budget, Protected, against
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import PodBooking
 from allotment.scheduler.book import Book, BookSettings, Order
@@ -35,10 +36,14 @@ class Scene:
         self.pods: dict[str, ClusterPod] = {}
         self.quotas = QuotaBook()
         quotas = DialectQuotas(self.quotas)
+        self.budgets: list[Budget] = []
+        self.said: dict[str, int] = {}
+        """By node, how many victims of the last answer go against a budget."""
         self.preemption = Preemption(
             self.cluster,
             pods=self.pods.get,
             quotas=quotas,
+            budgets=self,
             leads=lambda: self.leads,
             clock=lambda: self.now,
         )
@@ -77,14 +82,22 @@ class Scene:
         self.pods.pop(f"uid-{name}")
         self.keeper.pod_gone(cluster_pod(name).uid)
 
-    def preempt(self, name: str, victims: dict[str, Sequence[str]]) -> dict[str, list[str]]:
+    def against(self, pods: Sequence[Protected]) -> tuple[bool, ...]:
+        """As whoever follows the budgets says it."""
+        return against(pods, self.budgets)
+
+    def preempt(
+        self, name: str, victims: dict[str, Sequence[str]], *, sent: int = 0
+    ) -> dict[str, list[str]]:
+        """Ask which pods are to end; by kube-scheduler's count, `sent` go against a budget."""
         chosen = {
-            where: {"Pods": [{"UID": f"uid-{each}"} for each in names], "NumPDBViolations": 0}
+            where: {"Pods": [{"UID": f"uid-{each}"} for each in names], "NumPDBViolations": sent}
             for where, names in victims.items()
         }
         body = {"Pod": pod_json(name), "NodeNameToMetaVictims": chosen}
         answer = asyncio.run(self.preemption.preempt(json.dumps(body).encode()))
         found = json.loads(answer)["NodeNameToMetaVictims"]
+        self.said = {where: each["NumPDBViolations"] for where, each in found.items()}
         return {
             where: [pod["UID"].removeprefix("uid-") for pod in each["Pods"]]
             for where, each in found.items()

@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.requests import EXCLUSIVE, SOFT
+from allotment.model.mig import MigLayout, MigRequest
+from allotment.model.mig_groups import MigModelGroups
+from allotment.model.requests import EXCLUSIVE, MIG, SOFT
+from allotment.placement.cuts import NOTHING, Cuts
 
 __all__ = ["Arrays", "BoolArray", "DeviceRoom", "FloatArray", "IntArray", "Kind", "LinkArray"]
 
@@ -50,6 +53,10 @@ class Kind:
     models: frozenset[str] | None = None
     """Names of models as devices bear them; None: any."""
     mode: str = SOFT
+    mig_profile: str = ""
+    """In mode `mig`: the one that is named. Then `count` is of slices, on whichever devices."""
+    mig_groups: tuple[MigModelGroups, ...] = ()
+    """In mode `mig`: which profiles an administrator allows."""
 
     @property
     def size(self) -> int:
@@ -72,6 +79,8 @@ class DeviceRoom:
     (of another mode, or any where exclusive is asked for), and there is a seat. Empty: none, since
     it is sick, lost or cordoned."""
     numa_node: int | None = None
+    layout: MigLayout | None = None
+    """How it is cut, where it takes one more slice."""
 
 
 class Arrays:
@@ -101,6 +110,8 @@ class Arrays:
     """Bits by index into `mode_names`: of which modes it takes one more share now."""
     numa: NDArray[np.int16]
     """-1: not known."""
+    cut: NDArray[np.int32]
+    """How it is cut, by number in `cuts`."""
     version: IntArray
     """By row: the value of `changes` when it was written last."""
 
@@ -115,6 +126,7 @@ class Arrays:
         """How many times a place in either of these came to mean something else."""
         self.changes = 0
         """How many times any row was written."""
+        self.cuts = Cuts()
         self._links: dict[int, LinkArray] = {}
         self._unused: list[int] = []
         self._order: IntArray | None = None
@@ -169,11 +181,12 @@ class Arrays:
         if len(devices) > self.columns:
             self._grow(rows=len(self), columns=len(devices))
         # Counted as there until the new ones are written: most are of the same models.
-        before = self.model[row].tolist()
+        before, cut = self.model[row].tolist(), self.cut[row].tolist()
         self._clear(row)
         for column, device in enumerate(devices):
             self._write(row, column, device)
         self._release(before)
+        self._release_cuts(cut)
         if links is not None:
             self._links[row] = links
         self.set_host(row, cpu_free=cpu_free, memory_free=memory_free)
@@ -196,6 +209,7 @@ class Arrays:
         if row is None:
             return
         self._release(self.model[row].tolist())
+        self._release_cuts(self.cut[row].tolist())
         self._clear(row)
         self.names[row] = ""
         self.cpu_free[row] = -1
@@ -210,6 +224,8 @@ class Arrays:
 
     def serving(self, kind: Kind, rows: IntArray | slice = slice(None)) -> BoolArray:
         """Say which devices have room for one of the kind's parts, by row and column."""
+        if kind.mode == MIG:
+            return self.slices(kind, rows) > 0
         fits = self._open(kind, rows)
         if kind.guarantee:
             fits &= self.free[rows] >= kind.guarantee
@@ -224,11 +240,27 @@ class Arrays:
         fits = (self.cpu_free[rows] >= kind.cpu_milli) & (
             self.memory_free[rows] >= kind.memory_bytes
         )
-        if kind.count == 1:
+        if kind.mode == MIG:
+            fits &= self.slices(kind, rows).sum(axis=1) >= kind.count
+        elif kind.count == 1:
             fits &= self.serving(kind, rows).any(axis=1)
         elif kind.count:
             fits &= self.serving(kind, rows).sum(axis=1) >= kind.count
         return fits
+
+    def slices(self, kind: Kind, rows: IntArray | slice = slice(None)) -> IntArray:
+        """Return how many of the kind's slices could be had at once, by row and column."""
+        rooms = self.cuts.rooms(slices_of(kind))
+        return np.where(self._open(kind, rows), rooms[self.cut[rows]], 0)
+
+    def slice_costs(self, kind: Kind) -> FloatArray:
+        """Return the cost of the best place for one of the kind's slices, by row.
+
+        `inf` where the kind does not fit.
+        """
+        costs = self.cuts.costs(slices_of(kind))
+        best = np.where(self._open(kind, slice(None)), costs[self.cut], np.inf).min(axis=1)
+        return np.where(self.fitting(kind), best, np.inf)
 
     def memory_need(self, kind: Kind, rows: IntArray | slice = slice(None)) -> FloatArray:
         """Return what the kind takes of each device's memory, by row and column."""
@@ -305,6 +337,10 @@ class Arrays:
         self.shares[row, column] = device.shares
         self.modes[row, column] = bits
         self.numa[row, column] = _NO_NUMA if device.numa_node is None else device.numa_node
+        was = int(self.cut[row, column])
+        if was != NOTHING or device.layout is not None:
+            self.cut[row, column] = self.cuts.take(device.layout if MIG in device.modes else None)
+            self.cuts.release(was)
 
     def _mode(self, name: str) -> int:
         """Return the mode's place, at the end where it is new."""
@@ -342,6 +378,10 @@ class Arrays:
                 self.model_names[place] = ""
                 self._names_changed()
 
+    def _release_cuts(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.cuts.release(number)
+
     def _names_changed(self) -> None:
         self.names_version += 1
         self._masks.clear()
@@ -369,6 +409,17 @@ class Arrays:
         self._room = room
 
 
+def slices_of(kind: Kind) -> MigRequest:
+    """Return what slices a kind of mode `mig` asks for."""
+    return MigRequest(
+        profile=kind.mig_profile,
+        memory_bytes=kind.device_memory_bytes,
+        memory_part=None if kind.mig_profile else kind.device_memory_part,
+        compute=kind.guarantee,
+        groups=kind.mig_groups,
+    )
+
+
 _BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("gpu_there", False, np.bool_),
     ("usable", False, np.bool_),
@@ -380,6 +431,7 @@ _BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("model", _NO_MODEL, np.int16),
     ("modes", 0, np.uint8),
     ("numa", _NO_NUMA, np.int16),
+    ("cut", NOTHING, np.int32),
 )
 _BY_NODE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("cpu_free", -1, np.float64),

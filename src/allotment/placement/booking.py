@@ -3,21 +3,26 @@
 
 A pod counts on each device as Kubernetes counts it: the most of what is in use at once, for each
 amount by itself. The node's agent counts its shares the same way (`allotment.shares.bookings`), so
-that what is decided here fits there. All of it are sums of whole numbers: taking a pod away leaves
-exactly what was there before it came, in whatever order pods come and go.
+that what is decided here fits there. Slices are the exception: each container has its own, and one
+of an init container stays for as long as its pod does. All of it are sums of whole numbers: taking
+a pod away leaves exactly what was there before it came, in whatever order pods come and go.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from allotment.model.clusters import NodeDevice, PlacedContainer
+from allotment.model.mig import MigPlace
 from allotment.model.phases import Phased, beside, overlap, phases
-from allotment.model.requests import SOFT, TIMESLICE
+from allotment.model.requests import MIG, SOFT, TIMESLICE
 from allotment.placement.constraints import exclusion_of
 from allotment.placement.host_memory import host_part
 
-__all__ = ["Footprint", "Load", "Part", "Seen", "base_load", "footprint", "seen"]
+__all__ = ["UNKNOWN", "Footprint", "Load", "Part", "Seen", "base_load", "footprint", "seen"]
+
+UNKNOWN = MigPlace("", 0)
+"""A slice of which nobody knows where it is."""
 
 
 class Part(NamedTuple):
@@ -55,6 +60,7 @@ class Footprint(NamedTuple):
 
     part: Part
     shares: tuple[PlacedContainer, ...]
+    slices: tuple[MigPlace, ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,6 +75,8 @@ class Load:
     affinities: dict[str, int] = field(default_factory=dict)
     anti_affinities: dict[str, int] = field(default_factory=dict)
     exclusions: dict[str, int] = field(default_factory=dict)
+    slices: dict[MigPlace, int] = field(default_factory=dict)
+    """Those that pods have. More than one of a place: somebody has written what cannot be."""
 
     def copy(self) -> "Load":
         """Return one that can be changed by itself."""
@@ -81,6 +89,7 @@ class Load:
             dict(self.affinities),
             dict(self.anti_affinities),
             dict(self.exclusions),
+            dict(self.slices),
         )
 
     def add(self, there: Footprint, *, sign: int = 1) -> None:
@@ -97,6 +106,8 @@ class Load:
                 _count(self.affinities, share.affinity, sign)
             if share.anti_affinity:
                 _count(self.anti_affinities, share.anti_affinity, sign)
+        for place in there.slices:
+            _count(self.slices, place, sign)
 
     @property
     def memory(self) -> int:
@@ -114,7 +125,10 @@ class Load:
         return host_part(capacity, self.fixed, self.oversubscribed)
 
 
-def _count(counts: dict[str, int], key: str, sign: int) -> None:
+_Key = TypeVar("_Key")
+
+
+def _count(counts: dict[_Key, int], key: _Key, sign: int) -> None:
     number = counts.get(key, 0) + sign
     if number:
         counts[key] = number
@@ -138,11 +152,15 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     """Return what a pod has of each of its devices, by UUID, as all others see it."""
     if len(containers) == 1:
         only = containers[0]
-        return {uuid: Footprint(part, (only,)) for uuid, part in _parts(only).items()}
+        return {
+            uuid: Footprint(part, (only,), _slices(uuid, (only,)) if only.mode == MIG else ())
+            for uuid, part in _parts(only).items()
+        }
     return {
         uuid: Footprint(
-            _most(phases(here)),
+            _whole(here),
             tuple(one for _, one in here),
+            _slices(uuid, (one for _, one in here)),
         )
         for uuid, here in _by_device(containers).items()
     }
@@ -158,6 +176,10 @@ class Seen(NamedTuple):
     """Those that can be in use at once with it."""
     kept: int
     """How many others there are: they have their seats."""
+    slices: tuple[MigPlace, ...]
+    """Of all of them."""
+    other_modes: frozenset[str]
+    """Of those others."""
 
     @property
     def reusable(self) -> int:
@@ -170,13 +192,27 @@ def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, Seen]:
     found: dict[str, Seen] = {}
     for uuid, here in _by_device(containers).items():
         together = tuple(one for _, one in here if overlap(by, one))
+        whole = _whole(here)
+        is_cut = any(one.mode == MIG for _, one in here)
         found[uuid] = Seen(
-            _most(beside(by, here)),
-            _most(phases(here)),
+            whole if is_cut else _most(beside(by, here)),
+            whole,
             together,
             kept=len(here) - len(together),
+            slices=_slices(uuid, (one for _, one in here)),
+            other_modes=frozenset(one.mode for _, one in here if one not in together),
         )
     return found
+
+
+def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> tuple[MigPlace, ...]:
+    return tuple(
+        device.slice or UNKNOWN
+        for one in containers
+        if one.mode == MIG
+        for device in one.devices
+        if device.uuid == uuid
+    )
 
 
 def _by_device(
@@ -187,6 +223,13 @@ def _by_device(
         for uuid, part in _parts(one).items():
             devices.setdefault(uuid, []).append((part, one))
     return devices
+
+
+def _whole(here: Sequence[tuple[Part, PlacedContainer]]) -> Part:
+    """Return what a pod has of one device, as all others see it."""
+    if any(one.mode == MIG for _, one in here):
+        return _most([[part for part, _ in here]])
+    return _most(phases(here))
 
 
 def _most(together: Iterable[Sequence[Part]]) -> Part:

@@ -3,7 +3,8 @@
 
 One object, changed by single events (a node came or changed, a pod was booked or released) that may
 come in any order: what is booked on a node or device of which nothing is known is remembered until
-it comes, and what is known at the end does not depend on the order. Everything else only reads.
+it comes, and what is known at the end does not depend on the order. Everything else only reads:
+`ranker`, which nodes do, and `refusing`, why others do not.
 
 Two things know what is free: `Node`, exactly, and `Arrays`, for all nodes at once, written from it.
 `rank` asks the arrays wherever they know all that a pod asks for, and else lets them leave out
@@ -11,29 +12,30 @@ nodes and say which ones to look at first; `place` always asks the node. Both gi
 (a property test holds them to it).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from functools import partial
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
+from allotment.model.mig import MigLayout
 from allotment.model.pods import PodUid
-from allotment.model.requests import Request
-from allotment.placement.answers import Answer, Answers
-from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind, LinkArray
+from allotment.model.requests import MIG, Request
+from allotment.placement.arrays import Arrays, FloatArray, Kind, LinkArray
 from allotment.placement.constraints import link_score
+from allotment.placement.cuts import NOTHING
 from allotment.placement.filters import Filter
-from allotment.placement.kinds import Kinds, is_plain, largest
+from allotment.placement.kinds import Kinds, largest
 from allotment.placement.nodes import Node
+from allotment.placement.open_modes import in_each_mode, is_open
 from allotment.placement.ordering import DeviceChain
 from allotment.placement.policies import Policy, make
-from allotment.placement.rankings import Ranking, Refusals, Why
-from allotment.placement.refusals import Reason, lacks_together, unknown_node
-from allotment.placement.refusals_at_once import refusals_at
-from allotment.placement.searches import MOST_EFFORT
+from allotment.placement.ranker import Ranker
+from allotment.placement.rankings import Ranking, Refusals
+from allotment.placement.refusals import unknown_node
 from allotment.placement.selections import Effort
+from allotment.placement.there import There
 from allotment.placement.totals import ModelTotals, Totals
 
 __all__ = ["Cluster", "ModelTotals", "Ranking", "Refusals"]
@@ -64,8 +66,18 @@ class Cluster:
         """Of nodes that are not there."""
         self._filter = Filter(self.arrays, self._kinds)
         self._totals = Totals()
-        self._answers: Answers[Answer] = Answers(self.arrays, is_final=lambda each: each.is_final)
-        self._refusals: Answers[NodeRejection] = Answers(self.arrays)
+        there = There(
+            nodes=self._nodes,
+            arrays=self.arrays,
+            kinds=self._kinds,
+            filter=self._filter,
+            homes=self._homes,
+        )
+        self._ranker = Ranker(
+            there,
+            costs=self._costs,
+            place=lambda need, node, effort: self.place(need, node, effort=effort),
+        )
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -130,6 +142,8 @@ class Cluster:
     def arrived(self, need: PodNeed) -> None:
         """Tell policies that learn who comes of one more pod, once for each."""
         kind = self._kinds.of(need)
+        if kind.mode == MIG:
+            return  # what slices are worth is no matter of who comes
         for policy in self._policies.values():
             policy.arrived(kind)
 
@@ -149,27 +163,7 @@ class Cluster:
         of other questions that this is a part of; where it is spent, a node is refused as
         undecided.
         """
-        effort = Effort(MOST_EFFORT) if effort is None else effort
-        kind = self._kinds.of(need)
-        everywhere = self._costs(need, kind)
-        # The arrays do not know that a pod's own booking is not in its way.
-        plain = is_plain(need) and need.uid not in self._homes
-        if plain and most is not None and (names is None or isinstance(names, AbstractSet)):
-            few = self._first(everywhere, kind, names, most)
-            if few is not None:
-                return Ranking(few, Refusals(self._unfit(names, everywhere), self._why(need, kind)))
-        rows, unknown = self._rows(names)
-        costs = [each[rows] for each in everywhere]
-        fits = np.isfinite(costs[0]) if plain else self._may_fit(need, rows)
-        order = self._in_order(rows, costs, fits)
-        refused = [self.arrays.names[row] for row in rows[~fits]]
-        others: Mapping[str, NodeRejection | None]
-        if plain:
-            best, others = self._checked(need, order, kind, most=most, effort=effort)
-        else:
-            best, others = self._searched(need, order, most=most, effort=effort)
-        why = self._why(need, kind if plain else None, said=others)
-        return Ranking(best, Refusals([*refused, *others, *unknown], why))
+        return self._ranker.rank(need, names, most=most, effort=effort)
 
     def place(
         self,
@@ -234,6 +228,8 @@ class Cluster:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless all sums are right and the arrays say the same."""
+        numbers: Counter[int] = Counter()
+        layouts: dict[int, MigLayout] = {}
         for name, node in self._nodes.items():
             node.check_invariants()
             row = self.arrays.row[name]
@@ -242,6 +238,14 @@ class Cluster:
                 written = (self.arrays.free[row, column], self.arrays.free_memory[row, column])
                 if written != (max(0, room.free), max(0, room.free_memory)):
                     raise AssertionError(name, column, written, room)
+                number = int(self.arrays.cut[row, column])
+                is_open = room.layout is not None and MIG in room.modes
+                if (number != NOTHING) != is_open:
+                    raise AssertionError(name, column, number, room)
+                if room.layout is not None and is_open:
+                    numbers[number] += 1
+                    layouts[number] = room.layout
+        self.arrays.cuts.check_invariants(numbers, layouts)
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -267,140 +271,15 @@ class Cluster:
             self._totals.update(node, columns)
         self.arrays.set_host(row, cpu_free=node.cpu_free, memory_free=node.memory_free)
 
-    def _rows(self, names: Collection[str] | None) -> tuple[IntArray, list[str]]:
-        """Return the rows of these nodes, and the names that are not known."""
-        if names is None:
-            return self.arrays.rows, []
-        row = self.arrays.row
-        rows = [row[name] for name in names if name in row]
-        return np.array(rows, dtype=np.int64), [name for name in names if name not in row]
-
     def _costs(self, need: PodNeed, kind: Kind) -> list[FloatArray]:
         """Return the costs of all rows, by each policy of the chain."""
         wanted = largest(need)
         chosen = wanted.request.preferences.node_policies if wanted else ()
+        if kind.mode == MIG and not chosen:
+            return [self.arrays.slice_costs(kind)]
         return [
             self._policy(name).costs(self.arrays, kind) for name in chosen or self._node_policies
         ]
-
-    def _first(
-        self, costs: Sequence[FloatArray], kind: Kind, names: AbstractSet[str] | None, most: int
-    ) -> list[str] | None:
-        """Return the best nodes of these, where they are found without looking at all of them.
-
-        That is so when few are wanted and most are asked about. None: they are to be sorted.
-        """
-        arrays = self.arrays
-        if len(costs) != 1 or not 0 < most <= _FEW or not len(arrays):
-            return None
-        left = costs[0].copy()
-        found: list[str] = []
-        for _ in range(_TRIED):
-            lowest = left.min()
-            if lowest == np.inf:
-                return None
-            tied = (left == lowest).nonzero()[0]
-            row = int(tied[arrays.order[tied].argmin()] if len(tied) > 1 else tied[0])
-            name = arrays.names[row]
-            if name and (names is None or name in names):
-                if kind.count > 1 and self._nodes[name].view.may_overflow:
-                    return None
-                found.append(name)
-                if len(found) == most:
-                    return found
-            left[row] = np.inf
-        return None
-
-    def _unfit(
-        self, names: AbstractSet[str] | None, costs: Sequence[FloatArray]
-    ) -> Callable[[], list[str]]:
-        """Return what names the nodes that do not do, of these."""
-
-        def find() -> list[str]:
-            rows, unknown = self._rows(names)
-            known = rows[rows < len(costs[0])]
-            return [*(self.arrays.names[row] for row in known[costs[0][known] == np.inf]), *unknown]
-
-        return find
-
-    def _may_fit(self, need: PodNeed, rows: IntArray) -> BoolArray:
-        fits = self._filter.may_fit(need, rows)
-        home = self.arrays.row.get(self._homes.get(need.uid, ""))
-        return fits if home is None else fits | (rows == home)
-
-    def _in_order(self, rows: IntArray, costs: Sequence[FloatArray], fits: BoolArray) -> IntArray:
-        """Return the rows that fit, the cheapest first; ties by name."""
-        some = rows[fits]
-        keys = [self.arrays.order[some], *(each[fits] for each in reversed(costs))]
-        ordered: IntArray = some[np.lexsort(keys)]
-        return ordered
-
-    def _checked(
-        self, need: PodNeed, order: IntArray, kind: Kind, *, most: int | None, effort: Effort
-    ) -> tuple[list[str], dict[str, NodeRejection]]:
-        """Return the names of rows that fit as the arrays say, and of those where they err, why."""
-        found: list[str] = []
-        others: dict[str, NodeRejection] = {}
-        for row in order:
-            if most is not None and len(found) >= most:
-                break
-            name = self.arrays.names[row]
-            # Nor that devices of one request share what there is of the host's memory.
-            is_doubtful = kind.count > 1 and self._nodes[name].view.may_overflow
-            decision = self.place(need, name, effort=effort) if is_doubtful else None
-            if isinstance(decision, NodeRejection):
-                others[name] = decision
-            else:
-                found.append(name)
-        return found, others
-
-    def _searched(
-        self, need: PodNeed, order: IntArray, *, most: int | None, effort: Effort
-    ) -> tuple[list[str], dict[str, NodeRejection | None]]:
-        """Look at the nodes in this order until there are enough that do; say why others do not.
-
-        Each node is searched with a part of the effort that is left, so that the best have the
-        most of it, and those after them something.
-
-        Nodes where a device has the pod's affinity tag, and has room for it, come before all
-        others: as KubeShare has it, an idle device is taken only where there is none.
-        """
-        rows = order.tolist()
-        answer = self._answer_for(need, effort)
-        wanted = largest(need)
-        tagged = self._filter.nodes_with(wanted.request.constraints.affinity) if wanted else ()
-        looked = {row: answer(row) for row in rows if self.arrays.names[row] in tagged}
-        near = sorted(
-            (row for row, each in looked.items() if each.is_near),
-            key=lambda row: looked[row].untagged,
-        )
-        found = dict.fromkeys(near)
-        for row in rows:
-            if most is not None and len(found) >= most:
-                break
-            if row not in looked:
-                looked[row] = answer(row)
-            if looked[row].fits:
-                found[row] = None
-        self._answers.trim()
-        names = self.arrays.names
-        others = {names[row]: each.refusal for row, each in looked.items() if not each.fits}
-        return [names[row] for row in found][:most], others
-
-    def _answer_for(self, need: PodNeed, effort: Effort) -> Callable[[int], Answer]:
-        """Return what says of a row whether the pod has a place there."""
-        known = self._answers.of(need)
-
-        def ask(row: int) -> Answer:
-            most = max(_LEAST_EFFORT, effort.left // _PART_OF_EFFORT)
-            with effort.part(most) as lent:
-                found = self._nodes[self.arrays.names[row]].answer(need, effort=lent)
-                is_cut = lent.is_spent and most <= _LEAST_EFFORT
-            return found._replace(is_final=found.fits or not is_cut)
-
-        if need.uid in self._homes:
-            return ask  # another pod that asks for the same finds less room where this one is
-        return lambda row: known(row, lambda: ask(row))
 
     def _chain(
         self, need: PodNeed, request: Request, node: str, *, is_as_arrays: bool
@@ -408,7 +287,13 @@ class Cluster:
         wishes = request.preferences
         policies = wishes.device_policies or self._device_policies
         ranks: dict[str, Mapping[str, int]] = {}
-        if is_as_arrays:
+        if request.other_modes and is_open(request):
+            chains = {
+                each.mode: self._chain(need, each, node, is_as_arrays=is_as_arrays)
+                for each in in_each_mode(request)
+            }
+            return replace(chains[request.mode], others=chains)
+        if is_as_arrays and request.mode != MIG:
             kind = self._kinds.of_request(need, request)
             row = self.arrays.row[node]
             devices = self._nodes[node].hardware.devices
@@ -419,67 +304,7 @@ class Cluster:
                 ranks[name] = {devices[column].uuid: at for at, column in enumerate(order)}
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
-    def _refusal(self, need: PodNeed, name: str) -> NodeRejection:
-        row = self.arrays.row.get(name)
-        if row is None:
-            return unknown_node(name)
-        only = np.array([row])
-        number = int(self._filter.lacking(need, only)[0])
-        short = self._filter.short(need, only)
-        decision = self._nodes[name].lacks_for(need, -1)
-        if decision is None and number < 0 <= short.least[0]:
-            wanted = need.containers[int(short.least[0])]
-            places, have = short.need_have[:, 0].tolist()
-            decision = lacks_together(name, wanted, places, have)
-        elif decision is None and need.containers:
-            decision = self._nodes[name].lacks_for(need, max(0, number))
-        if isinstance(decision, NodeRejection):
-            return decision
-        return NodeRejection(name, Reason.CHANGED, "had no room, and has changed since")
 
-    def _why(
-        self,
-        need: PodNeed,
-        kind: Kind | None = None,
-        *,
-        said: Mapping[str, NodeRejection | None] = MappingProxyType({}),
-    ) -> Why:
-        """Return what says why nodes do not do for a pod; `kind` if it is no more than that.
-
-        `said`: what searches have said already. Nothing is searched for words.
-        """
-
-        def why(names: Collection[str]) -> Mapping[str, NodeRejection]:
-            found = {name: each for name, each in said.items() if each is not None}
-            if kind is not None:
-                rows = np.array(
-                    [self.arrays.row[name] for name in names if name in self.arrays.row],
-                    dtype=np.int64,
-                )
-                found.update(refusals_at(self.arrays, need, kind, rows))
-            known = self._refusals.of(need)
-            for name in names:
-                if name not in found:
-                    row = self.arrays.row.get(name)
-                    if row is None or need.uid in self._homes:
-                        found[name] = self._refusal(need, name)
-                    else:
-                        found[name] = known(row, partial(self._refusal, need, name))
-            self._refusals.trim()
-            return found
-
-        return why
-
-
-_PART_OF_EFFORT = 4
-"""One node may take one part in so many of what is left."""
-_LEAST_EFFORT = 500
-"""Enough for two containers of a GPU each on a node with eight; a search that has had no more than
-that, and was not finished, is made again with the next question."""
-_FEW = 8
-"""More nodes than that are found by sorting all of them."""
-_TRIED = 24
-"""So many of the best are looked for among those that are asked about, before all are sorted."""
 _BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})
 """Policies for devices that `ordering` knows without the arrays."""
 

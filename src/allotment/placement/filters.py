@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.pods import ContainerKind
-from allotment.model.requests import EXCLUSIVE, SOFT, Request
+from allotment.model.requests import EXCLUSIVE, MIG, SOFT, Request
 from allotment.placement.arrays import Arrays, BoolArray, IntArray
 from allotment.placement.constraints import exclusion_of
 from allotment.placement.kinds import Kinds
+from allotment.placement.open_modes import in_each_mode
 
 __all__ = ["Filter", "Short"]
 
@@ -106,13 +107,24 @@ class Filter:
             if request in looked:
                 continue
             looked.add(request)
-            kind = self._kinds.of_request(need, request)
-            able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
-            if not request.may_oversubscribe:
-                able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
-            able &= self._suits(request, rows)
-            lacking[(lacking < 0) & ~_enough(able, arrays.numa[rows], request)] = number
+            enough = np.zeros(len(rows), dtype=np.bool_)
+            for each in in_each_mode(request):
+                there = self._able(need, each, rows)
+                enough |= _enough(there, arrays.numa[rows], each)
+            lacking[(lacking < 0) & ~enough] = number
         return lacking
+
+    def _able(self, need: PodNeed, request: Request, rows: IntArray) -> IntArray:
+        """Return how many parts of a request each device may serve, by row and column."""
+        arrays = self._arrays
+        kind = self._kinds.of_request(need, request)
+        suits = self._suits(request, rows)
+        if request.mode == MIG:
+            return np.where(suits, arrays.slices(kind, rows), 0)
+        able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
+        if not request.may_oversubscribe:
+            able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
+        return (able & suits).astype(np.int64)
 
     def short(self, need: PodNeed, rows: IntArray) -> Short:
         """Say which rows have too little room for all shares that are in use at the same time.
@@ -127,6 +139,7 @@ class Filter:
             for number, each in enumerate(need.containers)
             if each.kind is not ContainerKind.INIT
             and each.request.mode == SOFT
+            and not each.request.other_modes
             and not each.request.may_oversubscribe
         ]
         together = Counter(need.containers[number].request for number in numbers)
@@ -192,12 +205,12 @@ def _tags(affinity: str, exclusion: str | None) -> list[tuple[str, str]]:
     return [(name, tag) for name, tag in both if tag]
 
 
-def _enough(able: BoolArray, numa: NDArray[np.int16], request: Request) -> BoolArray:
-    """Say on which rows there are as many devices as are asked for."""
+def _enough(able: IntArray, numa: NDArray[np.int16], request: Request) -> BoolArray:
+    """Say on which rows there are as many devices, or slices of them, as are asked for."""
     enough: BoolArray = able.sum(axis=1) >= request.count
     if request.count == 1 or not request.constraints.same_numa:
         return enough
     together = np.zeros_like(enough)
     for node in np.unique(numa):
-        together |= (able & (numa == node)).sum(axis=1) >= request.count
+        together |= np.where(numa == node, able, 0).sum(axis=1) >= request.count
     return enough & together

@@ -5,17 +5,24 @@ from functools import lru_cache
 
 from allotment.model.placements import MAX_SHARES, DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import EXCLUSIVE, SOFT, Request
+from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Request
 from allotment.placement.constraints import keeps_company, unsuited
 from allotment.placement.host_memory import host_part, room, room_fixed
+from allotment.placement.layouts import one_slice_of
+from allotment.placement.mig import is_served, room_of
 from allotment.placement.select import is_selected
 
 __all__ = [
+    "MAX_MPS_SHARES",
     "MAX_SHARES",
+    "MIG_IS_OFF",
+    "MIG_IS_ON",
     "NOT_ALONE",
     "NOT_SELECTED",
     "NOT_SERVED",
+    "NO_PROFILE",
     "NO_SEAT",
+    "NO_SLOTS",
     "OTHER_MODE",
     "TAKEN_WHOLE",
     "TOO_LITTLE_COMPUTE",
@@ -27,6 +34,12 @@ __all__ = [
     "overflow",
 ]
 
+MAX_MPS_SHARES = 48
+"""Clients that each driver's control daemon takes (docs.nvidia.com/deploy/mps): one for a share.
+
+60 since CUDA 13.1, which who places from afar does not know of; NVIDIA's plugin stops at 48, too.
+"""
+
 NOT_SELECTED = "not selected by --gpu"
 NOT_SERVED = "not for this mode, by the node's configuration"
 TOO_LITTLE_MEMORY = "too little memory left"
@@ -36,10 +49,19 @@ NO_SEAT = "as many shares as a device can have"
 NOT_ALONE = "other shares are on it"
 TAKEN_WHOLE = "another share has all of it"
 OTHER_MODE = "its shares are of another mode"
+MIG_IS_ON = "it is in MIG mode until its last slice has gone"
+MIG_IS_OFF = "MIG is off, and cannot be switched on beside what is there"
+NO_PROFILE = "no such profile"
+NO_SLOTS = "no room for such a slice"
 
 
 def judge(state: DeviceState, request: Request) -> Verdict:
-    """Weigh one device against a request; the verdict has need and have either way."""
+    """Weigh one device against a request; the verdict has need and have either way.
+
+    In mode `mig` against one slice of a device that its node tells the layout of.
+    """
+    if request.mode == MIG and state.modes is not None:
+        return _judge_slices(state, request)
     need = request.memory.of(state.device.allottable_bytes)
     have = memory_room(state, may_oversubscribe=request.may_oversubscribe)
     return Verdict(
@@ -61,10 +83,9 @@ def _unfit(state: DeviceState, request: Request) -> str:
 
 def _company(state: DeviceState, request: Request) -> str:
     """Say why the request cannot be on a device with those that are there, however much is left."""
-    if state.modes is not None and request.mode not in state.modes:
-        return NOT_SERVED
-    if not state.shares:
-        return ""
+    reason = _not_of_mode(state, request.mode)
+    if reason or not state.shares:
+        return reason
     if state.mode == EXCLUSIVE:
         return TAKEN_WHOLE
     if request.mode == EXCLUSIVE or request.constraints.is_alone:
@@ -74,12 +95,39 @@ def _company(state: DeviceState, request: Request) -> str:
     return keeps_company(state, request.constraints)
 
 
+def _not_of_mode(state: DeviceState, mode: str) -> str:
+    """Say why a device cannot be in a mode, be there shares or not."""
+    if state.modes is not None and mode not in state.modes:
+        return NOT_SERVED
+    # A container's share stays for a while when it has ended, and MIG cannot be switched till then.
+    if state.own_modes and any((each == MIG) != (mode == MIG) for each in state.own_modes):
+        return OTHER_MODE
+    layout = state.layout
+    if mode != MIG and layout is not None and layout.is_enabled:
+        return OTHER_MODE if state.mode == MIG else MIG_IS_ON
+    return ""
+
+
+def _judge_slices(state: DeviceState, request: Request) -> Verdict:
+    reason = _unfit(state, request)
+    layout = state.layout
+    if not reason and _cannot_be_cut(state):
+        reason = NOT_SERVED if layout is None else MIG_IS_OFF
+    if reason or layout is None:
+        return Verdict(state, need_bytes=0, have_bytes=0, reason=reason)
+    wanted = one_slice_of(request)
+    number = room_of(layout, wanted)
+    if not number:
+        reason = NO_SLOTS if is_served(layout, wanted) else NO_PROFILE
+    return Verdict(state, need_bytes=0, have_bytes=0, slices=number, reason=reason)
+
+
 def _lacks(state: DeviceState, request: Request, *, need_bytes: int, have_bytes: int) -> str:
     if need_bytes > have_bytes:
         return TOO_LITTLE_MEMORY
     if request.compute.guarantee > state.free_guarantee:
         return TOO_LITTLE_COMPUTE
-    if request.mode == SOFT and _is_crowded(state):
+    if _is_crowded(state, request.mode):
         return NO_SEAT
     return ""
 
@@ -110,12 +158,20 @@ def open_modes(state: DeviceState) -> frozenset[str]:
     return frozenset(
         mode
         for mode in state.modes or ()
-        if not _company(state, _plain(mode)) and not (mode == SOFT and _is_crowded(state))
+        if not _company(state, _plain(mode))
+        and not _is_crowded(state, mode)
+        and not (mode == MIG and _cannot_be_cut(state))
     )
 
 
-def _is_crowded(state: DeviceState) -> bool:
-    return state.shares + state.seats_kept >= state.most_shares
+def _cannot_be_cut(state: DeviceState) -> bool:
+    return state.layout is None or (bool(state.shares) and not state.layout.is_enabled)
+
+
+def _is_crowded(state: DeviceState, mode: str) -> bool:
+    if mode == MPS:
+        return state.shares >= MAX_MPS_SHARES
+    return mode == SOFT and state.shares + state.seats_kept >= state.most_shares
 
 
 @lru_cache(maxsize=64)

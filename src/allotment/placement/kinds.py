@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
-from allotment.model.requests import Constraints, Request
+from allotment.model.requests import MIG, Constraints, Request
 from allotment.placement.arrays import Arrays, Kind
 from allotment.placement.constraints import unsuited
 from allotment.placement.select import is_selected
@@ -31,6 +31,7 @@ def is_plain(need: PodNeed) -> bool:
     wanted = request.constraints
     return not (
         request.may_oversubscribe
+        or request.other_modes
         or request.selectors
         or wanted.uuids
         or wanted.not_uuids
@@ -84,6 +85,8 @@ class Kinds:
             device_memory_part=request.memory.part,
             models=self._names(request),
             mode=request.mode,
+            mig_profile=request.mig_profile if request.mode == MIG else "",
+            mig_groups=request.mig_groups if request.mode == MIG else (),
         )
 
     def _names(self, request: Request) -> frozenset[str] | None:

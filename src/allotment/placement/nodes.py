@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
-from allotment.model.requests import EXCLUSIVE
+from allotment.model.requests import EXCLUSIVE, MIG
 from allotment.placement.answers import Answer
 from allotment.placement.arrays import DeviceRoom
 from allotment.placement.booking import Footprint, Load, base_load, footprint
@@ -107,6 +107,7 @@ class Node:
             shares=state.shares,
             modes=open_modes(state),
             numa_node=there.numa_node,
+            layout=state.layout,
         )
 
     def place(
@@ -181,6 +182,8 @@ class Node:
         """Answer by the number of devices that fit, where that is all there is to it."""
         request = need.containers[0].request if len(need.containers) == 1 else None
         if request is None or request.may_oversubscribe or self.view.may_overflow:
+            return None
+        if request.mode == MIG or request.other_modes:
             return None
         wanted = request.constraints
         has_pairs = request.count > 1 and (wanted.same_numa or wanted.needs_nvlink)

@@ -37,6 +37,8 @@ class DeviceChain:
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The order of devices by a policy that looks at the whole cluster: places by UUID, by policy.
     A policy that is neither here nor known by itself packs."""
+    others: Mapping[str, "DeviceChain"] = field(default_factory=dict)
+    """How they are compared in modes in which they are not compared so, by mode."""
 
     def wants_near(self, request: Request) -> bool:
         """Do sets of devices have to be compared?"""

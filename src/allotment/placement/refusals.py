@@ -11,7 +11,7 @@ from allotment.model.clusters import NodeRejection, PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Verdict
-from allotment.model.requests import EXCLUSIVE, TIMESLICE, Request
+from allotment.model.requests import EXCLUSIVE, MIG, TIMESLICE, Request
 from allotment.placement.constraints import (
     OF_OTHER_AFFINITY,
     OF_OTHER_EXCLUSION,
@@ -21,7 +21,11 @@ from allotment.placement.constraints import (
 )
 from allotment.placement.explain import models_of
 from allotment.placement.fit import (
+    MIG_IS_OFF,
+    MIG_IS_ON,
+    NO_PROFILE,
     NO_SEAT,
+    NO_SLOTS,
     NOT_ALONE,
     NOT_SELECTED,
     NOT_SERVED,
@@ -30,14 +34,19 @@ from allotment.placement.fit import (
     TOO_LITTLE_COMPUTE,
     TOO_LITTLE_MEMORY,
 )
+from allotment.placement.layouts import one_slice_of
+from allotment.placement.mig import reason_of
 
 __all__ = [
+    "Attempt",
     "Reason",
     "Refusal",
     "grouped",
+    "in_all_modes",
     "lacks_devices",
     "lacks_host",
     "lacks_room",
+    "lacks_slices",
     "lacks_together",
     "refused",
     "told",
@@ -58,6 +67,10 @@ class Reason(StrEnum):
     UUID = "uuid"
     MODE = "mode"
     PROBLEM = "problem"
+    MIG_PROFILE = "mig-profile"
+    """No GPU can be cut into such slices."""
+    MIG_ROOM = "mig-room"
+    """Others have the slots where such slices could be."""
     GPU_MEMORY = "gpu-memory"
     GPU_COMPUTE = "gpu-compute"
     HOST_MEMORY = "host-memory"
@@ -77,17 +90,28 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """What each device says to a container in one mode."""
+
+    request: Request
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """What a search found out: the container for which there was no place, and each device."""
 
     depth: int = 0
     """How many containers had theirs."""
     wanted: WantedContainer | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    """In each mode that would do."""
     is_unfinished: bool = False
 
 
 _HAVE = "{have}"
+_MOST_TOLD = 4
+"""Different things that are said of single GPUs of one node: an event has a thousand characters."""
 _WORD = re.compile(r"[0-9A-Za-z.]+")
 _Format = Callable[[int], str]
 
@@ -118,21 +142,67 @@ def refused(node: str, need: PodNeed, refusal: Refusal) -> NodeRejection:
     wanted = refusal.wanted
     if wanted is None:
         raise ValueError(node)
-    request = wanted.request
     whose = f"container {wanted.name}: " if len(need.containers) > 1 else ""
-    asked = asked_for(request)
     if refusal.is_unfinished:
         return undecided(node, need)
-    verdicts = refusal.verdicts
-    if len(verdicts) < max(1, request.count):
+    beside = "beside the pod's other containers: " if refusal.depth else ""
+    return in_all_modes(
+        [
+            (each.request.mode, _refused(node, each, whose=whose, beside=beside))
+            for each in refusal.attempts
+        ]
+    )
+
+
+def in_all_modes(found: Sequence[tuple[str, NodeRejection]]) -> NodeRejection:
+    """Say of a container that may have several modes why it can have none: of each by its name."""
+    first = found[0][1]
+    if len(found) == 1:
+        return first
+    return NodeRejection(
+        first.node,
+        first.reason,
+        "; ".join(f"mode {mode}: {each.text}" for mode, each in found),
+        stem="; ".join(f"mode {mode}: {each.stem or each.text}" for mode, each in found),
+        have=first.have,
+        details="; ".join(f"mode {mode}: {each.details}" for mode, each in found if each.details),
+    )
+
+
+def _refused(node: str, attempt: Attempt, *, whose: str, beside: str) -> NodeRejection:
+    """Say why a container has no place in one mode."""
+    request, verdicts = attempt.request, attempt.verdicts
+    is_cut = request.mode == MIG
+    if len(verdicts) < (1 if is_cut else max(1, request.count)):
         return lacks_devices(node, request, len(verdicts), whose=whose)
-    fitting = sum(verdict.fits for verdict in verdicts)
-    if fitting >= request.count:
-        return _apart(node, whose, request, refusal)
-    reason, have, amount = _nearest([verdict for verdict in verdicts if not verdict.fits])
-    others = "beside the pod's other containers: " if refusal.depth else ""
-    stem = f"{whose}need {asked}, have {others}{_such(fitting)}{have}"
-    return _filled(node, reason, stem, amount)
+    asked = asked_for(request)
+    number = sum(each.slices if is_cut else each.fits for each in verdicts)
+    if number >= request.count:
+        return _apart(node, whose, attempt)
+    if is_cut and number:
+        rejection = lacks_slices(node, request, number, whose=whose, beside=beside)
+    else:
+        reason, have, amount = _nearest([verdict for verdict in verdicts if not verdict.fits])
+        stem = f"{whose}need {asked}, have {beside}{_such(number)}{have}"
+        rejection = _filled(node, reason, stem, amount)
+    return replace(rejection, details=_details(attempt)) if is_cut else rejection
+
+
+def _details(attempt: Attempt) -> str:
+    """Say of each GPU why it has no slice, those together that have the same to say."""
+    words: dict[str, list[str]] = {}
+    for each in attempt.verdicts:
+        text, layout = each.reason, each.state.layout
+        if text in {NO_SLOTS, NO_PROFILE} and layout is not None:
+            text = reason_of(layout, one_slice_of(attempt.request))
+        if text:
+            words.setdefault(text, []).append(str(each.state.device.index))
+    lines = [
+        f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {text}"
+        for text, numbers in words.items()
+    ]
+    more = [f"{len(lines) - _MOST_TOLD} more"] if len(lines) > _MOST_TOLD else []
+    return "; ".join(lines[:_MOST_TOLD] + more)
 
 
 def undecided(node: str, need: PodNeed) -> NodeRejection:
@@ -163,6 +233,14 @@ def lacks_devices(node: str, request: Request, number: int, *, whose: str = "") 
     return _filled(node, Reason.TOO_FEW_GPUS, f"{whose}need {asked}, have {_HAVE}", number)
 
 
+def lacks_slices(
+    node: str, request: Request, number: int, *, whose: str = "", beside: str = ""
+) -> NodeRejection:
+    """Say that there is room for so many slices of those that are asked for, and no more."""
+    stem = f"{whose}need {asked_for(request)}, have {beside}room for {_HAVE}"
+    return _filled(node, Reason.MIG_ROOM, stem, number)
+
+
 def lacks_room(
     node: str, request: Request, reason: Reason, have: int, *, such: int
 ) -> NodeRejection:
@@ -179,19 +257,22 @@ def _such(number: int) -> str:
     return f"{number} such and else " if number else ""
 
 
-def _apart(node: str, whose: str, request: Request, refusal: Refusal) -> NodeRejection:
+def _apart(node: str, whose: str, attempt: Attempt) -> NodeRejection:
     """Say why devices that fit one by one do not do."""
+    request = attempt.request
     asked = asked_for(request)
-    fitting = [verdict for verdict in refusal.verdicts if verdict.fits]
+    fitting = [verdict for verdict in attempt.verdicts if verdict.fits]
     constraints = request.constraints
-    if constraints.same_numa or constraints.needs_nvlink:
+    if (constraints.same_numa or constraints.needs_nvlink) and request.count > 1:
         nodes = [each.state.device.numa_node for each in fitting]
-        most = max(nodes.count(each) for each in nodes)
+        parts = [each.slices if request.mode == MIG else 1 for each in fitting]
+        most = max(sum(part for part, at in zip(parts, nodes, strict=True) if at == each)
+                   for each in nodes)  # fmt: skip
         if constraints.same_numa and most < request.count:
             text = f"{whose}need {asked}, have at most {_HAVE} of them on one NUMA node"
             return _filled(node, Reason.TOPOLOGY, text, most)
         text = f"{whose}need {asked}, have {_HAVE} such that are not all joined"
-        return _filled(node, Reason.TOPOLOGY, text, len(fitting))
+        return _filled(node, Reason.TOPOLOGY, text, sum(parts))
     if any(each.need_bytes > each.state.device.allottable_bytes - each.state.allotted_bytes
            for each in fitting):  # fmt: skip
         left = max(0, min(each.state.host_budget_bytes for each in fitting))
@@ -212,6 +293,8 @@ def asked_for(request: Request) -> str:
         constraints.needs_nvlink
     )
     end = where if several else ""
+    if request.mode == MIG:
+        return _slices_asked(request) + end
     if request.mode in {EXCLUSIVE, TIMESLICE}:
         how = "whole" if request.mode == EXCLUSIVE else "time-sliced"
         return f"{number} {how} {word}{end}"
@@ -221,6 +304,21 @@ def asked_for(request: Request) -> str:
     each = " each" if several else ""
     alone = ", alone" if constraints.is_alone else ""
     return f"{number} {word} with {part}{each}{end}{alone}"
+
+
+def _slices_asked(request: Request) -> str:
+    """Return it of slices: `2 slices 1g.10gb`, `a slice with 20Gi`."""
+    several = request.count > 1
+    models = models_of(request)
+    number = f"{request.count} MIG slices" if several else "a MIG slice"
+    where = f" of a GPU ({models})" if models else ""
+    if request.mig_profile:
+        return f"{number} {request.mig_profile}{where}"
+    parts = [] if request.memory.size_bytes == 0 else [_memory(request)]
+    if request.compute.guarantee:
+        parts.append(f"{format_percent(request.compute.guarantee)} % of compute")
+    each = " each" if several and parts else ""
+    return number + (f" with {' and '.join(parts)}{each}" if parts else "") + where
 
 
 def _memory(request: Request) -> str:
@@ -261,6 +359,10 @@ _PHRASES: Mapping[str, tuple[Reason, str]] = MappingProxyType(
         OF_SAME_ANTI_AFFINITY: (Reason.TAGS, "GPUs with its anti-affinity tag"),
         OF_OTHER_EXCLUSION: (Reason.TAGS, "GPUs with another exclusion tag"),
         NO_SEAT: (Reason.SHARES, "GPUs with as many shares as they take"),
+        NO_PROFILE: (Reason.MIG_PROFILE, "GPUs that cannot be cut so"),
+        MIG_IS_OFF: (Reason.COMPANY, "GPUs whose MIG is off, with others on them"),
+        MIG_IS_ON: (Reason.COMPANY, "GPUs in MIG mode"),
+        NO_SLOTS: (Reason.MIG_ROOM, "no room for one"),
         TOO_LITTLE_MEMORY: (Reason.GPU_MEMORY, f"at most {_HAVE} on a GPU"),
         TOO_LITTLE_COMPUTE: (Reason.GPU_COMPUTE, f"at most {_HAVE} of compute on a GPU"),
     }
@@ -308,5 +410,6 @@ def grouped(rejections: Iterable[NodeRejection]) -> list[tuple[str, tuple[str, .
     found = []
     for alike in groups.values():
         best = max(alike, key=lambda one: one.have)
-        found.append((best.text, tuple(sorted(one.node for one in alike))))
+        details = f" ({best.details})" if len(alike) == 1 and best.details else ""
+        found.append((best.text + details, tuple(sorted(one.node for one in alike))))
     return sorted(found, key=lambda group: (-len(group[1]), group[0]))

@@ -10,9 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from allotment.model.clusters import NodeRejection, PodNeed
-from allotment.model.requests import Request
+from allotment.model.requests import MIG, Request
 from allotment.placement.arrays import Arrays, BoolArray, IntArray, Kind
-from allotment.placement.refusals import Reason, lacks_devices, lacks_host, lacks_room
+from allotment.placement.refusals import (
+    Reason,
+    lacks_devices,
+    lacks_host,
+    lacks_room,
+    lacks_slices,
+)
 
 __all__ = ["refusals_at"]
 
@@ -32,6 +38,9 @@ def refusals_at(
         return found
     rows = rows[_has_host(arrays, kind, rows)]
     request = need.containers[0].request
+    if kind.mode == MIG:
+        found.update(_too_few_slices(arrays, request, kind, rows))
+        return found
     is_small = arrays.gpu_there[rows].sum(axis=1) < kind.count
     found.update(_too_few(arrays, request, rows[is_small]))
     rows = rows[~is_small]
@@ -73,6 +82,18 @@ def _too_few(arrays: Arrays, request: Request, rows: IntArray) -> dict[str, Node
         alike = known[number]
         found[name] = NodeRejection(name, alike.reason, alike.text, alike.stem, alike.have)
     return found
+
+
+def _too_few_slices(
+    arrays: Arrays, request: Request, kind: Kind, rows: IntArray
+) -> dict[str, NodeRejection]:
+    """Refuse rows where there is room for some such slices, and for too few."""
+    numbers = arrays.slices(kind, rows).sum(axis=1)
+    return {
+        arrays.names[row]: lacks_slices(arrays.names[row], request, number)
+        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
+        if 0 < number < kind.count
+    }
 
 
 def _has_host(arrays: Arrays, kind: Kind, rows: IntArray) -> BoolArray:

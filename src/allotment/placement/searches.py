@@ -5,8 +5,9 @@ Each container is judged exactly as the node's agent will judge it when it start
 the devices as that container sees them), so what is placed here is not refused there. Containers
 that run for long come first, the largest of them before the others; init containers after them, so
 that they go into room that is booked for these anyway. Each takes the set of devices that its chain
-of policies likes best, and where that leaves none for a later one, the next sets are tried: a pod
-is refused only if no choice at all would do.
+of policies likes best, in the first of its modes in which there is one, and where that leaves none
+for a later one, the next sets are tried: a pod is refused only if no choice at all would do. Slices
+are chosen as one machine chooses them (`placement.mig`), whatever the policies.
 
 The search is bounded by an `Effort`, at most `MOST_EFFORT`: then it gives up and says so. Devices
 that are alike are tried once, and what was found hopeless is not tried again, so for pods that
@@ -14,21 +15,32 @@ people write it takes a hundredth of that.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from allotment.model.clusters import PlacedContainer, PlacedDevice, PodNeed, WantedContainer
+from allotment.model.clusters import (
+    NodeMig,
+    PlacedContainer,
+    PlacedDevice,
+    PodNeed,
+    WantedContainer,
+)
+from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
+from allotment.model.mig import MigLayout, MigPlace, MigProfile
 from allotment.model.placements import Verdict
 from allotment.model.pods import ContainerKind
-from allotment.model.requests import Request
+from allotment.model.requests import MIG, Request
 from allotment.placement.booking import seen
-from allotment.placement.constraints import unsuited
+from allotment.placement.constraints import are_linked, unsuited
 from allotment.placement.fit import judge, overflow
+from allotment.placement.layouts import slices_of
+from allotment.placement.open_modes import in_each_mode
 from allotment.placement.ordering import DeviceChain, device_key, set_key
-from allotment.placement.refusals import Refusal
+from allotment.placement.refusals import Attempt, Refusal
 from allotment.placement.select import is_selected
 from allotment.placement.selections import Candidate, Effort, selections
+from allotment.placement.slices import Cut, Site, slice_sets
 from allotment.placement.views import View
 
 __all__ = ["MOST_EFFORT", "Search"]
@@ -63,9 +75,10 @@ class Search:
     ) -> None:
         """`effort`: what it may take, and takes; that of whoever asks about several nodes."""
         self._view = view
-        self._steps = sorted(
-            zip(need.containers, chains, strict=True), key=lambda step: self._hardness(step[0])
-        )
+        self._steps = list(zip(need.containers, chains, strict=True))
+        if len(self._steps) > 1:
+            self._steps.sort(key=lambda step: self._hardness(step[0]))
+        self._requests = [in_each_mode(wanted.request) for wanted, _ in self._steps]
         self._effort = effort
         self._classes: list[Hashable] | None = None
         self._hopeless: set[Hashable] = set()
@@ -84,9 +97,23 @@ class Search:
         return (
             wanted.kind is ContainerKind.INIT,
             -request.count,
-            -request.memory.of(largest),
+            -(self._size_of(request.mig_profile) or request.memory.of(largest)),
             -request.compute.guarantee,
             wanted.place,
+        )
+
+    def _size_of(self, profile: str) -> int:
+        """Return the bytes of a profile that is named; 0: none is, or there is no such profile."""
+        devices = self._view.hardware.inventory.devices if profile else ()
+        return max(
+            (
+                each.memory_bytes
+                for device in devices
+                if device.mig
+                for each in device.mig.profiles
+                if each.name == profile
+            ),
+            default=0,
         )
 
     def _place(self, placed: tuple[PlacedContainer, ...]) -> list[PlacedContainer] | None:
@@ -99,31 +126,142 @@ class Search:
         if number:
             # The first is judged once: that is no choice.
             self._effort.left -= _EFFORT_OF_A_CONTAINER
-        wanted, chain = self._steps[number]
+        wanted = self._steps[number][0]
         outside = self._view.on_host(placed) if placed else 0
         states = self._view.states(seen(placed, wanted) if placed else {}, outside=outside)
-        verdicts = [judge(state, wanted.request) for state in states]
-        left = self._view.host_left - outside
-        for chosen in self._choices(wanted.request, chain, verdicts, placed, host_left=left):
-            after = (*placed, _placed(wanted, chosen))
+        attempts = []
+        for request in self._requests[number]:
+            attempt = Attempt(request, tuple(judge(state, request) for state in states))
+            attempts.append(attempt)
+            left = self._view.host_left - outside
+            found = self._beyond(placed, self._ways(number, attempt, placed, host_left=left))
+            if found is not None:
+                return found
+            if self._effort.is_spent:
+                break
+        if number >= self.refusal.depth:
+            self.refusal = Refusal(
+                number, wanted, tuple(attempts), is_unfinished=self._effort.is_spent
+            )
+        if signature is not None:
+            self._hopeless.add(signature)
+        return None
+
+    def _beyond(
+        self, placed: tuple[PlacedContainer, ...], ways: Iterable[PlacedContainer]
+    ) -> list[PlacedContainer] | None:
+        """Place one more container in one of these ways, and all that follow."""
+        for one in ways:
+            after = (*placed, one)
             if self._has_host_memory(after):
                 found = self._place(after)
                 if found is not None:
                     return found
             if self._effort.is_spent:
                 break
-        if number >= self.refusal.depth:
-            self.refusal = Refusal(
-                number, wanted, tuple(verdicts), is_unfinished=self._effort.is_spent
-            )
-        if signature is not None:
-            self._hopeless.add(signature)
         return None
 
     def _has_host_memory(self, placed: Sequence[PlacedContainer]) -> bool:
         # Also a pod without memory of its own on the host can push others' there.
         may_need = self._view.may_overflow or any(each.may_oversubscribe for each in placed)
         return not may_need or self._view.on_host(placed) <= self._view.host_left
+
+    def _ways(
+        self,
+        number: int,
+        attempt: Attempt,
+        placed: Sequence[PlacedContainer],
+        *,
+        host_left: int,
+    ) -> Iterator[PlacedContainer]:
+        """Yield what a step's container may have in one mode, what is liked best first."""
+        wanted, chain = self._steps[number]
+        request, verdicts = attempt.request, attempt.verdicts
+        if request.mode == MIG:
+            for cuts in self._cuts(number, request, verdicts, placed):
+                yield self._sliced(wanted, request, cuts)
+            return
+        chain = chain.others.get(request.mode, chain)
+        for chosen in self._choices(request, chain, verdicts, placed, host_left=host_left):
+            yield _placed(wanted, request, chosen)
+
+    def _cuts(
+        self,
+        number: int,
+        request: Request,
+        verdicts: Sequence[Verdict],
+        placed: Sequence[PlacedContainer],
+    ) -> Iterator[tuple[Cut, ...]]:
+        sites = [
+            Site(column, verdict.state.layout, self._alike(column, placed))
+            for column, verdict in enumerate(verdicts)
+            if verdict.fits and verdict.state.layout is not None
+        ]
+        # What containers that follow ask for as well has to be there too: no search is needed.
+        alike = [wanted.request for wanted, _ in self._steps[number:]].count(
+            self._steps[number][0].request
+        )
+        together = request.count * (alike if len(self._requests[number]) == 1 else 1)
+        if sum(each.slices for each in verdicts if each.fits) < together:
+            return
+        yield from slice_sets(
+            self._groups(sites, request, verdicts),
+            slices_of(request),
+            effort=self._effort,
+            may_join=self._may_join(request),
+        )
+
+    def _groups(
+        self, sites: Sequence[Site], request: Request, verdicts: Sequence[Verdict]
+    ) -> list[Sequence[Site]]:
+        """Return GPUs to choose from together: those with the tag, those of a NUMA node, all."""
+        groups: list[Sequence[Site]] = []
+        tag = request.constraints.affinity
+        if tag:
+            tagged = [each for each in sites if tag in verdicts[each.column].state.affinities]
+            groups += [tagged] if tagged else []
+        if request.count > 1 and request.constraints.same_numa:
+            by_node: dict[int | None, list[Site]] = {}
+            for each in sites:
+                there = self._view.hardware.devices[each.column].numa_node
+                by_node.setdefault(there, []).append(each)
+            groups += by_node.values()
+        return [*groups, sites]
+
+    def _may_join(self, request: Request) -> Callable[[int, int], bool]:
+        """Return what says of two GPUs whether one container may have slices of both."""
+        devices = self._view.hardware.devices
+        links = self._view.hardware.inventory.links
+        constraints = request.constraints
+
+        def may_join(one: int, other: int) -> bool:
+            first, second = devices[one], devices[other]
+            if one == other:
+                return True
+            if constraints.same_numa and first.numa_node != second.numa_node:
+                return False
+            return not constraints.needs_nvlink or are_linked(links, first.uuid, second.uuid)
+
+        return may_join
+
+    def _sliced(
+        self, wanted: WantedContainer, request: Request, cuts: Iterable[Cut]
+    ) -> PlacedContainer:
+        devices = self._view.hardware.inventory.devices
+        there = sorted(cuts, key=lambda each: (devices[each.column].index, each.column, each.start))
+        return _container(
+            wanted,
+            request,
+            tuple(
+                PlacedDevice(
+                    devices[each.column].uuid,
+                    each.profile.memory_bytes,
+                    _part(each.profile, devices[each.column].mig),
+                    MigPlace(each.profile.name, each.start),
+                )
+                for each in there
+            ),
+        )
 
     def _choices(
         self,
@@ -170,12 +308,25 @@ class Search:
         if len(self._steps) == 1 and self._steps[0][0].request.count == 1:
             return None
         uuid = self._view.hardware.devices[column].uuid
-        here = tuple(
-            number
+        here = [
+            (self._first_such(number) if each.mode == MIG else number, each.mode, device.slice)
             for number, each in enumerate(placed)
-            if any(device.uuid == uuid for device in each.devices)
+            for device in each.devices
+            if device.uuid == uuid
+        ]
+        # Who of several that ask for the same has which slice makes no difference.
+        return self._class(column), tuple(sorted(here, key=repr)) if len(here) > 1 else tuple(here)
+
+    def _first_such(self, number: int) -> int:
+        """Return the first step whose container differs from this one's by its name alone."""
+        wanted = self._steps[number][0]
+        if wanted.kind is not ContainerKind.REGULAR:
+            return number
+        return next(
+            at
+            for at, (each, _) in enumerate(self._steps)
+            if (each.kind, each.request) == (wanted.kind, wanted.request)
         )
-        return self._class(column), here
 
     def _class(self, column: int) -> Hashable:
         if self._classes is None:
@@ -189,7 +340,8 @@ class Search:
             self._classes = [
                 (
                     twins[number],
-                    replace(state, device=_ANY),
+                    replace(state, device=_ANY, layout=None),
+                    _cut_alike(state.layout),
                     tuple(_admits(each, state.device) for each in wishes),
                 )
                 for number, state in enumerate(self._view.states({}))
@@ -207,24 +359,50 @@ def _admits(request: Request, device: Device) -> bool:
     return is_selected(device, request) and not unsuited(device, request.constraints)
 
 
-def _placed(wanted: WantedContainer, chosen: Iterable[Candidate]) -> PlacedContainer:
-    request = wanted.request
-    constraints = request.constraints
+def _cut_alike(layout: MigLayout | None) -> Hashable:
+    """Return what two GPUs have the same of if the same can be cut from both."""
+    if layout is None:
+        return None
+    slices = frozenset((each.profile, each.start, each.hold) for each in layout.slices)
+    return id(layout.profiles), layout.is_enabled, slices
+
+
+def _part(profile: MigProfile, mig: NodeMig | None) -> int:
+    """Return how much of its GPU's time a slice has, by multiprocessors, in basis points."""
+    most = max((each.multiprocessors for each in mig.profiles), default=0) if mig else 0
+    return WHOLE * profile.multiprocessors // max(1, most)
+
+
+def _placed(
+    wanted: WantedContainer, request: Request, chosen: Iterable[Candidate]
+) -> PlacedContainer:
     verdicts = sorted(
         (each.verdict for each in chosen),
         key=lambda each: (each.state.device.index, each.state.device.uuid),
     )
-    return PlacedContainer(
-        name=wanted.name,
-        devices=tuple(
+    return _container(
+        wanted,
+        request,
+        tuple(
             PlacedDevice(each.state.device.uuid, each.need_bytes, request.compute.guarantee)
             for each in verdicts
         ),
+    )
+
+
+def _container(
+    wanted: WantedContainer, request: Request, devices: tuple[PlacedDevice, ...]
+) -> PlacedContainer:
+    constraints = request.constraints
+    return PlacedContainer(
+        name=wanted.name,
+        devices=devices,
         kind=wanted.kind,
         place=wanted.place,
         mode=request.mode,
         affinity=constraints.affinity,
         anti_affinity=constraints.anti_affinity,
         exclusion=constraints.exclusion,
-        may_oversubscribe=request.may_oversubscribe,
+        # A slice's memory is the hardware's.
+        may_oversubscribe=request.may_oversubscribe and request.mode != MIG,
     )

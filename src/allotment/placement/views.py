@@ -13,6 +13,7 @@ from allotment.model.placements import DeviceState
 from allotment.placement.booking import Footprint, Load, Seen, footprint
 from allotment.placement.constraints import link_score
 from allotment.placement.host_memory import host_part
+from allotment.placement.layouts import layout_of
 
 __all__ = ["Hardware", "View"]
 
@@ -112,12 +113,13 @@ class View:
         load, device = self._loads[column], self.hardware.devices[column]
         there = self.hardware.inventory.devices[column]
         kept = reusable = 0
+        other_modes: frozenset[str] = frozenset()
         if own is not None:
             capacity = there.memory_bytes
             others = load
             load = load.copy()
-            load.add(Footprint(own.part, own.shares))
-            kept, reusable = own.kept, own.reusable
+            load.add(Footprint(own.part, own.shares, own.slices))
+            kept, reusable, other_modes = own.kept, own.reusable, own.other_modes
             # Promised for containers that are not in use with this one, on the same device.
             whole = host_part(
                 capacity,
@@ -142,6 +144,8 @@ class View:
             affinities=frozenset(load.affinities),
             anti_affinities=frozenset(load.anti_affinities),
             exclusions=frozenset(load.exclusions),
+            own_modes=other_modes,
+            layout=None if there.mig is None else layout_of(there, load),
         )
 
     def on_host(self, placed: Sequence[PlacedContainer]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from gpus import A100, gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,26 +13,20 @@ from allotment.model.compute import WHOLE, Compute, parse_compute
 from allotment.model.devices import Device
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.quantities import MemoryAmount, parse_memory
-from allotment.model.requests import Request
+from allotment.model.requests import EXCLUSIVE, MPS, SOFT, TIMESLICE, Request
 from allotment.placement import choose, explain, is_selected, unknown_selectors
-from allotment.placement.fit import MAX_SHARES
+from allotment.placement.fit import MAX_MPS_SHARES, MAX_SHARES, open_modes
 
 GI = 1 << 30
 
 
-def device(index: int, *, memory: int = 80 * GI, name: str = "NVIDIA A100-SXM4-80GB") -> Device:
-    return Device(
+def device(index: int, *, memory: int = 80 * GI, name: str = A100) -> Device:
+    return gpu(
+        index,
         uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
         name=name,
-        index=index,
         memory_bytes=memory,
-        sm_count=108,
-        compute_capability=(8, 0),
-        numa_node=None,
         pci_bus_id=f"0000:{index:02x}:00.0",
-        simulated=True,
-        mig=False,
-        reserved_bytes=0,
     )
 
 
@@ -133,6 +128,19 @@ def test_a_device_has_so_many_shares_and_no_more() -> None:
     assert placed(choose([crowded, DeviceState(device(1))], request("1Gi"))) == [1]
     text = explain(rejected(choose([crowded], request("1Gi"))))
     assert f"as many shares as a device can have: {MAX_SHARES}" in text
+
+
+def test_a_control_daemon_has_so_many_clients_and_no_more() -> None:
+    part = replace(request("1Gi"), mode=MPS)
+    nearly = DeviceState(device(0), shares=MAX_MPS_SHARES - 1, mode=MPS)
+    assert placed(choose([nearly], part)) == [0]
+    crowded = replace(nearly, shares=MAX_MPS_SHARES)
+    assert placed(choose([crowded, DeviceState(device(1))], part)) == [1]
+    text = explain(rejected(choose([crowded], part)))
+    assert f"as many shares as a device can have: {MAX_MPS_SHARES}" in text
+    modes = frozenset({EXCLUSIVE, MPS, SOFT, TIMESLICE})
+    assert open_modes(replace(nearly, modes=modes)) == {MPS}
+    assert open_modes(replace(crowded, modes=modes)) == frozenset()
 
 
 def oversubscribed(memory: str, count: int = 1) -> Request:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from needs import request
 
 from allotment.model.clusters import (
     NodeDevice,
@@ -21,10 +22,9 @@ from allotment.model.clusters import (
     Taken,
     WantedContainer,
 )
-from allotment.model.compute import WHOLE, Compute
+from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import (
     EXCLUSIVE,
     SOFT,
@@ -33,7 +33,6 @@ from allotment.model.requests import (
     DeviceWeights,
     ModelRule,
     Preferences,
-    Request,
 )
 from allotment.placement.cluster import Cluster
 from allotment.placement.kinds import Kinds
@@ -87,29 +86,20 @@ def need(
     constraints: Constraints | None = None,
     preferences: Preferences | None = None,
 ) -> PodNeed:
-    amount = (
-        MemoryAmount(f"{memory}", size_bytes=memory)
-        if isinstance(memory, int)
-        else MemoryAmount(f"{memory}", part=memory)
+    asked = request(
+        memory,
+        count=count,
+        guarantee=guarantee,
+        mode=mode,
+        host=host,
+        constraints=constraints,
+        preferences=preferences,
     )
     return PodNeed(
         uid=PodUid(uid),
         cpu_milli=cpu,
         memory_bytes=host_memory,
-        containers=(
-            WantedContainer(
-                name="main",
-                request=Request(
-                    amount,
-                    count=count,
-                    compute=Compute(guarantee),
-                    may_oversubscribe=host,
-                    mode=mode,
-                    constraints=constraints or Constraints(),
-                    preferences=preferences or Preferences(),
-                ),
-            ),
-        ),
+        containers=(WantedContainer(name="main", request=asked),),
     )
 
 

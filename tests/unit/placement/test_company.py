@@ -4,11 +4,11 @@
 from collections.abc import Sequence
 
 import pytest
+from gpus import gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.devices import Device
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import (
@@ -25,26 +25,11 @@ GI = 1 << 30
 MODES = (SOFT, EXCLUSIVE, TIMESLICE)
 
 
-def device(index: int) -> Device:
-    return Device(
-        uuid=f"GPU-{index}",
-        name="T4",
-        index=index,
-        memory_bytes=16 * GI,
-        sm_count=40,
-        compute_capability=(7, 5),
-        numa_node=None,
-        pci_bus_id=f"0000:{index:02x}:00.0",
-        simulated=True,
-        mig=False,
-    )
-
-
 def state(
     index: int, mode: str = "", sharers: Sequence[str] = (), allotted: int = 0
 ) -> DeviceState:
     return DeviceState(
-        device(index),
+        gpu(index, name="T4", memory_bytes=16 * GI),
         allotted_bytes=allotted,
         host_budget_bytes=0,
         shares=len(sharers),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from gpus import A100, gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,19 +19,8 @@ from allotment.placement.constraints import matches_model
 GI = 1 << 30
 
 
-def device(index: int, *, name: str = "NVIDIA A100-SXM4-80GB", numa: int | None = None) -> Device:
-    return Device(
-        uuid=f"GPU-{index}",
-        name=name,
-        index=index,
-        memory_bytes=80 * GI,
-        sm_count=108,
-        compute_capability=(8, 0),
-        numa_node=numa,
-        pci_bus_id="",
-        simulated=True,
-        mig=False,
-    )
+def device(index: int, *, name: str = A100, numa: int | None = None) -> Device:
+    return gpu(index, name=name, numa_node=numa)
 
 
 def chosen(

@@ -8,8 +8,10 @@ from itertools import combinations, permutations, product
 from pathlib import Path
 
 import pytest
+from gpus import gpu
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from needs import request
 
 from allotment.model.clusters import (
     NodeDevice,
@@ -23,10 +25,8 @@ from allotment.model.clusters import (
     WantedContainer,
 )
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.devices import Device
 from allotment.model.placements import Placement
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, SOFT, TIMESLICE, Constraints, Request
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.placement import follow
@@ -65,30 +65,6 @@ def node(
         memory_bytes=1 << 30,
         host_budget_bytes=budget,
         links=links or {},
-    )
-
-
-def request(
-    memory: int | Fraction,
-    *,
-    count: int = 1,
-    guarantee: int = 0,
-    mode: str = SOFT,
-    host: bool = False,
-    constraints: Constraints | None = None,
-) -> Request:
-    amount = (
-        MemoryAmount(f"{memory}", size_bytes=memory)
-        if isinstance(memory, int)
-        else MemoryAmount(f"{memory}", part=memory)
-    )
-    return Request(
-        amount,
-        count=count,
-        compute=Compute(guarantee),
-        may_oversubscribe=host,
-        mode=mode,
-        constraints=constraints or Constraints(),
     )
 
 
@@ -546,17 +522,12 @@ def test_the_nodes_agent_finds_room_for_all_that_was_placed(
     """Each container, when it starts, in the order in which the kubelet starts them."""
     known = Node(there)
     devices = [
-        Device(
+        gpu(
+            each.index,
             uuid=each.uuid,
             name=each.model,
-            index=each.index,
             memory_bytes=each.memory_bytes,
-            sm_count=40,
-            compute_capability=(7, 5),
             numa_node=each.numa_node,
-            pci_bus_id="",
-            simulated=False,
-            mig=False,
         )
         for each in there.devices
     ]

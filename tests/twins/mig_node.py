@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's agent without a kubelet, on simulated GPUs that are cut for who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kubelet_twin import ContainerTwin, KubeletTwin, PodsTwin, PodTwin, ReportsTwin, respond
+
+from allotment.agent.config.overlay import load
+from allotment.agent.resources import GPU_SHARE, Offer, plan
+from allotment.agent.slices import NodeSlices
+from allotment.agent.tenancy import Patience, Tenants
+from allotment.agent.tenancy.node_shares import NodeShares
+from allotment.devices.mig_machine import MigDevice, MigMachine
+from allotment.devices.simulated import SimulatedMachine, machine_path
+from allotment.model.mig import MigGpu
+from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.shares import Injection, ShareId
+from allotment.modes.mig.journal import Journal
+from allotment.shares.folders import StateFolder
+from allotment.shares.pods import NodeFolders, PodShares
+
+TENANT = Path(__file__).parents[1] / "local" / "mig_tenant.py"
+SPEC = "h100-80gb:2"
+SMALL = "1g.10gb"
+PROFILE = {"allotment.dev/mig-profile": SMALL}
+PATIENCE = Patience(deadline=60, pod=5, room=(0.0, 0.05), look=0.2, retry=0.05, pause=0.01)
+T = TypeVar("T")
+
+
+class Node:
+    """A node's agent without a kubelet: its tenancy and its slices, on simulated GPUs."""
+
+    def __init__(self, root: Path, rules: str = "[{mode: mig}]", spec: str = SPEC) -> None:
+        self.root = root
+        self.links: dict[frozenset[str], int] = {}
+        self.machine = machine_path(root, spec)
+        self.spec = spec
+        self.folder = StateFolder(root / "state")
+        self.uuids = [each.uuid for each in self.devices()]
+        self.configure(rules)
+        self.kubelet = KubeletTwin(self.offer)
+        self.pods = PodsTwin()
+        self.pods.is_synced = True
+        self.start_agent()
+
+    def configure(self, rules: str) -> None:
+        config = f"version: v1\nflags: {{migStrategy: mixed}}\nallotment: {{devices: {rules}}}"
+        self.config = load(config, source="c.yaml")
+        self.offer = self.planned()
+
+    def planned(self) -> Offer:
+        return plan(self.devices(), {}, self.config)
+
+    def devices(self) -> tuple[Any, ...]:
+        return SimulatedMachine(self.machine).devices()
+
+    def start_agent(self) -> None:
+        self.reports = ReportsTwin()
+        shares = PodShares(
+            self.folder,
+            machine=self.machine,
+            spec=self.spec,
+            folders=NodeFolders(cdi=self.root / "cdi"),
+        )
+        shares.tidy()
+        self.slices = NodeSlices(
+            self.folder,
+            machine=self.machine,
+            offer=lambda: self.offer,
+            devices=lambda: {each.uuid: each for each in self.devices()},
+            links=lambda: self.links,
+            shares=lambda: self.tenants.shares,
+            reports=self.reports,
+        )
+        self.tenants = Tenants(
+            checkpoint=self.kubelet,
+            pods=self.pods,
+            offer=lambda: self.offer,
+            reports=self.reports,
+            store=NodeShares(
+                shares,
+                devices=self.devices,
+                unhealthy=dict,
+                problems=tuple,
+                injection=lambda _: Injection.CDI,
+                mig=self.slices.terms,
+            ),
+            respond=respond,
+            patience=PATIENCE,
+        )
+
+    def admit(
+        self, uid: str, *containers: ContainerTwin, annotations: Mapping[str, str] | None = None
+    ) -> PodTwin:
+        pod = PodTwin(PodUid(uid), list(containers), annotations=dict(annotations or PROFILE))
+        assert self.kubelet.admit(pod, self.tenants)
+        self.hear()
+        return pod
+
+    def hear(self) -> None:
+        while self.kubelet.news:
+            self.pods.hear(*self.kubelet.news.popleft())
+
+    async def start(self, pod: PodTwin, number: int = 0) -> str:
+        return await self.kubelet.start(
+            pod, pod.containers[number], self.tenants, lambda share: self.spec_of(share).exists()
+        )
+
+    def spec_of(self, share: ShareId) -> Path:
+        return self.root / "cdi" / f"allotment.dev-share-{share}.json"
+
+    def share_of(self, pod: PodTwin, number: int = 0) -> ShareId:
+        share = self.kubelet.entry(pod, pod.containers[number]).share
+        assert share is not None
+        return share
+
+    def remove(self, pod: PodTwin) -> None:
+        self.kubelet.delete(pod)
+        self.hear()
+
+    def on(self, gpu: int, question: Callable[[MigDevice], T]) -> T:
+        with MigMachine(self.machine) as gpus:
+            return gpus.ask_one(gpu, question, patience_s=30)
+
+    def look(self, gpu: int = 0) -> MigGpu:
+        return self.on(gpu, lambda device: device.driver.look())
+
+    def journal(self, gpu: int = 0) -> Journal:
+        return Journal(self.folder.mig / self.uuids[gpu])
+
+    def there(self, gpu: int = 0) -> list[tuple[str, int]]:
+        seen = self.look(gpu)
+        names = {each.number: each.name for each in seen.profiles}
+        return sorted((names[each.profile], each.start) for each in seen.instances)
+
+    def seen_inside(self, share: ShareId) -> dict[str, Any]:
+        """What a program of a share's container sees, by CUDA and NVML."""
+        (device,) = json.loads(self.spec_of(share).read_text())["devices"]
+        assert device["name"] == share
+        edits = device["containerEdits"]
+        mounts = {each["containerPath"]: each["hostPath"] for each in edits["mounts"]}
+        assert all(Path(each).exists() for each in mounts.values()), mounts
+        shim = next(each for each in mounts if each.startswith("/run/allotment/shim/"))
+        library = mounts["/usr/lib/libcuda.so.1"]
+        done = subprocess.run(
+            [sys.executable, TENANT, "64"],
+            env={
+                "PATH": os.environ["PATH"],
+                "LD_LIBRARY_PATH": str(Path(library).parent),
+                "LD_PRELOAD": f"{mounts[shim]}/liballotment-shim.so",
+                "ALLOTMENT_SHARE": str(Path(mounts["/run/allotment/share/policy"]).parent),
+                "ALLOTMENT_SIMULATED_MACHINE": mounts["/run/allotment/simulated/machine"],
+                "ALLOTMENT_SIMULATED_DEVICES": ",".join(
+                    Path(mounts["/run/allotment/simulated/devices"]).read_text().split()
+                ),
+                **dict(each.split("=", 1) for each in edits["env"]),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    async def until(self, is_so: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not await asyncio.to_thread(is_so):
+            assert time.monotonic() < deadline, (what, self.there(), self.reports.events)
+            await asyncio.sleep(0.05)
+
+
+def asking(name: str = "main", *, count: int = 1) -> ContainerTwin:
+    return ContainerTwin(name, ContainerKind.REGULAR, resource=GPU_SHARE, count=count)
+
+
+def at(*places: tuple[str, str, int]) -> dict[str, str]:
+    """What a scheduler writes: slices by their GPU, profile and start."""
+    main = {
+        "mode": "mig",
+        "devices": [uuid for uuid, _, _ in places],
+        "slices": [[profile, start] for _, profile, start in places],
+        "memory": 1,
+    }
+    return {
+        **PROFILE,
+        "allotment.dev/placement": json.dumps({"version": 1, "containers": {"main": main}}),
+    }
