@@ -8,7 +8,7 @@ sums over these GPUs, which the scheduler counts against what the node has in al
 is had of each GPU.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -20,8 +20,19 @@ from allotment.dialects.annotations import (
     EXCLUSION,
     KEYS,
     MEMORY,
+    MIG_PROFILE,
+    MODE,
     PREFIX,
     TOPOLOGY,
+)
+from allotment.dialects.modes import (
+    ANY_MEMORY,
+    STRONGEST,
+    STRONGEST_FIRST,
+    in_modes,
+    suiting,
+    unsuited,
+    without_effect,
 )
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.protocol import refusal
@@ -32,7 +43,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
-from allotment.model.requests import SOFT, Request
+from allotment.model.requests import MIG, SOFT, Request
 
 __all__ = [
     "GPU",
@@ -42,6 +53,7 @@ __all__ = [
     "AllotmentDialect",
     "never_asked",
     "request_of",
+    "with_preference",
 ]
 
 GPU = "allotment.dev/gpu"
@@ -73,8 +85,10 @@ class AllotmentDialect:
     def asks(self, pod: Pod, container: Container, wishes: Wishes) -> tuple[ContainerAsk, ...]:
         """One ask: all quantities are about the same GPUs."""
         request = request_of(pod, container, wishes)
+        mode = request.mode if _names_mode(wishes) else None
         if wishes.placement is not None:
-            request = _placed(pod, container, request, wishes.placement)
+            request = _placed(pod, container, request, wishes)
+            mode = request.mode
         elif pod.node:
             _check_node_can_choose(pod, container, request)
         return (
@@ -84,25 +98,86 @@ class AllotmentDialect:
                 resource=GPU,
                 count=request.count,
                 request=request,
-                mode=request.mode,
+                mode=mode,
                 devices=wishes.placement.devices if wishes.placement else (),
+                slices=wishes.placement.slices if wishes.placement else (),
             ),
         )
 
 
 def request_of(pod: Pod, container: Container, wishes: Wishes) -> Request:
-    """Say what a container asks for, wherever it is to be placed. Raises `UsageError`."""
+    """Say what a container asks for, wherever it is to be placed. Raises `UsageError`.
+
+    In mode soft where it leaves that open.
+    """
     _check_amounts(pod, container)
     count = container.resources[GPU]
-    return Request(
+    request = Request(
         _memory(pod, container, count, wishes),
         count=count,
         compute=_compute(pod, container, count, wishes),
         may_oversubscribe=bool(wishes.may_oversubscribe),
-        mode=wishes.mode or SOFT,
+        mig_profile=wishes.mig_profile,
         constraints=wishes.constraints,
         preferences=wishes.preferences,
     )
+    return _in_named_modes(pod, container, request, wishes) if _names_mode(wishes) else request
+
+
+def with_preference(
+    pod: Pod, container: Container, wishes: Wishes, *, modes: Sequence[str]
+) -> Request:
+    """Return the request, in those of the modes that suit it where it leaves that open.
+
+    Raises `UsageError`.
+    """
+    request = request_of(pod, container, wishes)
+    if _names_mode(wishes) or tuple(modes) == (SOFT,):
+        return request
+    suited = suiting(request, modes)
+    if suited:
+        return in_modes(request, suited)
+    problem = f"it names no mode, and what it asks for cannot be had in {' or '.join(modes)}"
+    why = unsuited(request, modes[0]) or ", ".join(without_effect(request, modes[0]))
+    hint = f"name a mode, as in {MODE}: {SOFT}; pods that name none have these modes here"
+    raise refusal(pod, container.name, f"{problem}: {why}", hint=hint)
+
+
+def _names_mode(wishes: Wishes) -> bool:
+    return bool(wishes.modes or wishes.mig_profile)
+
+
+def _in_named_modes(pod: Pod, container: Container, request: Request, wishes: Wishes) -> Request:
+    """Refuse what a mode that was named cannot give, and what no one of them sees to."""
+    is_strongest = wishes.modes == (STRONGEST,)
+    modes = suiting(request, STRONGEST_FIRST) if is_strongest else wishes.modes or (MIG,)
+    if wishes.mig_profile and MIG not in modes:
+        problem = f"{MIG_PROFILE} is {wishes.mig_profile}, and {MODE} has no {MIG}"
+        hint = f"remove {MIG_PROFILE}, or write {MODE}: {MIG}"
+        if is_strongest:
+            problem = f"{MIG_PROFILE} is {wishes.mig_profile}, and it cannot have a slice"
+            problem += f": {unsuited(request, MIG) or ', '.join(without_effect(request, MIG))}"
+            hint = f"name {MIG} alone, which implies an amount, or ask for {GPU_MEMORY} too"
+        raise refusal(pod, container.name, problem, hint=hint)
+    for mode in modes:
+        if why := unsuited(request, mode):
+            raise refusal(pod, container.name, f"in mode {mode} {why}", hint=_other_mode(mode))
+    lost = [without_effect(request, mode) for mode in modes]
+    for each in lost[0]:
+        if all(each in others for others in lost):
+            problem = f"{each} has no effect in mode {' or '.join(modes)}"
+            hint = f"leave it out, or ask for mode {SOFT}, where shares take turns"
+            raise refusal(pod, container.name, problem, hint=hint)
+    return in_modes(request, modes)
+
+
+def _other_mode(mode: str) -> str:
+    if mode == MIG:
+        return (
+            f"ask for bytes by {GPU_MEMORY}, or for a profile alone by {MIG_PROFILE}; or leave"
+            f" {MIG} out of {MODE}"
+        )
+    return f"leave {mode} out of {MODE}"
 
 
 def never_asked(pod: Pod, *, nvidia: Collection[str] = ()) -> UsageError | None:
@@ -164,6 +239,8 @@ def _least(name: str, count: int) -> str:
 def _memory(pod: Pod, container: Container, count: int, wishes: Wishes) -> MemoryAmount:
     total = container.resources.get(GPU_MEMORY)
     if total is None:
+        if wishes.mig_profile and wishes.memory is None and wishes.modes in {(), (MIG,)}:
+            return ANY_MEMORY
         return wishes.memory or _ALL
     if wishes.memory is not None:
         problem = f"it asks for {GPU_MEMORY}, and {MEMORY} ({wishes.memory}) says a part of each"
@@ -241,17 +318,21 @@ def _check_node_can_choose(pod: Pod, container: Container, request: Request) -> 
         raise refusal(pod, container.name, problem, hint=f"{hint} {' and '.join(written)}")
 
 
-def _placed(pod: Pod, container: Container, request: Request, placed: PlacementWish) -> Request:
+def _placed(pod: Pod, container: Container, request: Request, wishes: Wishes) -> Request:
     """Check a placement against what is asked for; take from it how much a part is, in bytes."""
+    placed = wishes.placement or PlacementWish(())
     hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
-    if len(set(placed.devices)) != len(placed.devices):
+    request = _placed_in_mode(pod, container, request, wishes)
+    if request.mode == MIG:
+        _check_profile(pod, container, request, placed)
+    elif len(set(placed.devices)) != len(placed.devices):
         problem = f"{PLACEMENT} names a device twice: {', '.join(placed.devices)}"
         raise refusal(pod, container.name, problem, hint=hint)
     if len(placed.devices) != request.count:
         problem = f"{PLACEMENT} has {len(placed.devices)} devices, {GPU} is {request.count}"
         raise refusal(pod, container.name, problem, hint=hint)
     need = request.memory.size_bytes
-    if placed.memory_bytes is None:
+    if placed.memory_bytes is None or request.mode == MIG:
         return request
     if need is None:
         size = placed.memory_bytes
@@ -260,3 +341,23 @@ def _placed(pod: Pod, container: Container, request: Request, placed: PlacementW
         problem = f"{PLACEMENT} has {placed.memory_bytes} bytes of each device, {GPU_MEMORY} comes"
         raise refusal(pod, container.name, f"{problem} to {need}", hint=hint)
     return request
+
+
+def _placed_in_mode(pod: Pod, container: Container, request: Request, wishes: Wishes) -> Request:
+    """Return the request in the one mode that was decided; one that names none is of mode soft."""
+    mode = (wishes.placement and wishes.placement.mode) or SOFT
+    if _names_mode(wishes) and mode not in {request.mode, *request.other_modes}:
+        asked = " or ".join((request.mode, *request.other_modes))
+        problem = f"{PLACEMENT} is of mode {mode}, and the container asks for {asked}"
+        hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
+        raise refusal(pod, container.name, problem, hint=hint)
+    return in_modes(request, (mode,))
+
+
+def _check_profile(pod: Pod, container: Container, request: Request, placed: PlacementWish) -> None:
+    wanted = request.mig_profile
+    for each in placed.slices:
+        if wanted and each.profile != wanted:
+            problem = f"{PLACEMENT} has a slice {each.profile}, {MIG_PROFILE} is {wanted}"
+            hint = f"remove the annotation {PLACEMENT}, so that the node chooses"
+            raise refusal(pod, container.name, problem, hint=hint)

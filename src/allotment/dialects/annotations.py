@@ -6,11 +6,13 @@ container (`train=30:80,side=10`). Where a value is a list itself, containers ar
 semicolons (`train=A100,V100;side=T4`). What would have no effect is refused: somebody expects one.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from allotment.dialects.foreign import DIALECT
+from allotment.dialects.modes import STRONGEST
 from allotment.dialects.placements import LEFT_OUT, MOST_CHARACTERS, PLACEMENT, placements_of
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.values import (
@@ -44,6 +46,7 @@ __all__ = [
     "KEYS",
     "LISTS",
     "MEMORY",
+    "MIG_PROFILE",
     "MODE",
     "MODELS",
     "MODES",
@@ -63,6 +66,7 @@ COMPUTE = f"{PREFIX}compute"
 CLASS = f"{PREFIX}class"
 WEIGHT = f"{PREFIX}weight"
 MODE = f"{PREFIX}mode"
+MIG_PROFILE = f"{PREFIX}mig-profile"
 OVERSUBSCRIBE = f"{PREFIX}oversubscribe"
 MEMORY = f"{PREFIX}memory"
 """A part of each GPU's memory, where `allotment.dev/gpu-memory` does not say bytes."""
@@ -80,12 +84,15 @@ GPU_POLICY = f"{PREFIX}gpu-policy"
 GPU_WEIGHTS = f"{PREFIX}gpu-weights"
 
 LISTS = frozenset(
-    {MODELS, NOT_MODELS, UUIDS, NOT_UUIDS, TOPOLOGY, NODE_POLICY, GPU_POLICY, GPU_WEIGHTS}
+    {MODE, MODELS, NOT_MODELS, UUIDS, NOT_UUIDS, TOPOLOGY, NODE_POLICY, GPU_POLICY, GPU_WEIGHTS}
 )
 """Those whose value may have commas in it."""
 
 MODES = ("exclusive", "timeslice", "mps", "mig", "soft", "passthrough")
 """The words for modes. Whether a device is in that mode is not a question of words."""
+_PROFILE = re.compile(
+    r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?)?", re.ASCII
+)
 
 _BOOLEANS = {"true": True, "false": False}
 _BY_CONTAINER = "write one value for all (`30:80`), or one for each by name (`train=30:80,side=10`)"
@@ -220,6 +227,23 @@ def _tag(text: str) -> str:
     return tag
 
 
+def _modes(text: str) -> tuple[str, ...]:
+    if text.strip() == STRONGEST:
+        return (STRONGEST,)
+    words = parse_words(text, (*MODES, STRONGEST))
+    if STRONGEST in words:
+        problem = f"{STRONGEST} stands for a list, and there are other words beside it"
+        raise UsageError(problem, hint=f"write {STRONGEST} alone, or the modes themselves")
+    return words
+
+
+def _profile(text: str) -> str:
+    if not _PROFILE.fullmatch(text):
+        problem = f"{shown(text)} is no MIG profile"
+        raise UsageError(problem, hint="write one as NVIDIA has it: 1g.10gb, 1g.10gb+me, 3g.40gb")
+    return text
+
+
 def _topology(wishes: Wishes, text: str) -> Wishes:
     words = parse_words(text, TOPOLOGIES)
     constraints = replace(wishes.constraints, same_numa=NUMA in words, needs_nvlink=NVLINK in words)
@@ -231,7 +255,8 @@ _READERS: Mapping[str, Callable[[Wishes, str], Wishes]] = {
     COMPUTE: lambda wishes, text: replace(wishes, compute=ComputeWish(text, parse_compute(text))),
     WEIGHT: lambda wishes, text: replace(wishes, weight=parse_weight(text)),
     CLASS: lambda wishes, text: replace(wishes, kind=_CLASSES[_word(text, _CLASSES)]),
-    MODE: lambda wishes, text: replace(wishes, mode=_word(text, dict.fromkeys(MODES))),
+    MODE: lambda wishes, text: replace(wishes, modes=_modes(text)),
+    MIG_PROFILE: lambda wishes, text: replace(wishes, mig_profile=_profile(text)),
     OVERSUBSCRIBE: lambda wishes, text: replace(
         wishes, may_oversubscribe=_BOOLEANS[_word(text, _BOOLEANS)]
     ),

@@ -2,11 +2,14 @@
 """`allotment.dev/placement` as the scheduler writes it, and reads it again to know what it booked.
 
     {"version": 1, "node": "n1", "pod": "UID",
-     "containers": {"train": {"devices": ["GPU-..."], "memory": BYTES, "guarantee": 3000}}}
+     "containers": {"train": {"devices": ["GPU-..."], "memory": BYTES, "guarantee": 3000},
+                    "infer": {"devices": ["GPU-..."], "memory": BYTES, "guarantee": 1428,
+                              "mode": "mig", "slices": [["1g.10gb", 4]]}}}
 
 What `placements` reads of it on the node is the same; the rest is what a booking is made of, so
 that a scheduler that starts anew books what was decided, and not what the pod's other annotations,
-which its owner may edit, have come to say since. What is as usual is left out.
+which its owner may edit, have come to say since. What is as usual is left out; `memories` and
+`guarantees` are written where devices have different ones, as slices of two profiles do.
 
 A placement counts only with the pod's own uid and the node that the pod is on. A uid is made up by
 the API server when a pod is created, so that nobody can have written it before; who may write the
@@ -19,13 +22,19 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from allotment.dialects.placements import PLACEMENT, PLACEMENT_VERSION
+from allotment.dialects.placements import (
+    PLACEMENT,
+    PLACEMENT_VERSION,
+    PlacedSlice,
+    problem_of_devices,
+)
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
+from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MAX_BYTES
-from allotment.model.requests import SOFT
+from allotment.model.requests import MIG, SOFT
 
 __all__ = ["MOST_CHARACTERS", "placement_of", "read_booking", "write_booking"]
 
@@ -44,9 +53,12 @@ class _Container(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of each device; None: of each its own, in `memories`."""
     memories: Annotated[tuple[_Bytes, ...], Meta(max_length=256)] = ()
     guarantee: _Points = 0
+    guarantees: Annotated[tuple[_Points, ...], Meta(max_length=256)] = ()
+    """Of each device its own, in place of `guarantee`."""
     kind: str = ContainerKind.REGULAR.value
     place: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     mode: Annotated[str, Meta(max_length=64)] = SOFT
+    slices: Annotated[tuple[PlacedSlice, ...], Meta(max_length=256)] = ()
     affinity: _Text = ""
     anti_affinity: _Text = ""
     exclusion: _Text | None = None
@@ -117,14 +129,19 @@ def _by_place(container: PlacedContainer) -> tuple[int, str]:
 def _written(container: PlacedContainer) -> _Container:
     memories = tuple(each.memory for each in container.devices)
     is_same = len(set(memories)) == 1
+    guarantees = tuple(each.guarantee for each in container.devices)
+    is_alike = len(set(guarantees)) == 1
+    slices = tuple(each.slice for each in container.devices if each.slice is not None)
     return _Container(
         devices=tuple(each.uuid for each in container.devices),
         memory=memories[0] if is_same else None,
         memories=() if is_same else memories,
-        guarantee=container.devices[0].guarantee if container.devices else 0,
+        guarantee=guarantees[0] if is_alike else 0,
+        guarantees=() if is_alike else guarantees,
         kind=container.kind.value,
         place=container.place,
         mode=container.mode,
+        slices=tuple((each.profile, each.start) for each in slices),
         affinity=container.affinity,
         anti_affinity=container.anti_affinity,
         exclusion=container.exclusion,
@@ -139,13 +156,20 @@ def _read(name: str, written: _Container) -> PlacedContainer:
         memories = (written.memory,) * len(written.devices)
     if len(memories) != len(written.devices):
         raise ValueError(f"container {name[:64]!r} has {len(memories)} amounts of memory")
-    if len(set(written.devices)) != len(written.devices):
+    if written.mode != MIG and len(set(written.devices)) != len(written.devices):
         raise ValueError(f"container {name[:64]!r} has a device twice")
+    guarantees = written.guarantees or (written.guarantee,) * len(written.devices)
+    if len(guarantees) != len(written.devices):
+        raise ValueError(f"container {name[:64]!r} has {len(guarantees)} guarantees")
+    slices = tuple(MigPlace(*each) for each in written.slices)
+    if problem := problem_of_devices(written.devices, slices, mode=written.mode):
+        raise ValueError(f"container {name[:64]!r} has {problem}")
+    places: tuple[MigPlace | None, ...] = slices or (None,) * len(written.devices)
     return PlacedContainer(
         name=name,
         devices=tuple(
-            PlacedDevice(uuid, memory, written.guarantee)
-            for uuid, memory in zip(written.devices, memories, strict=True)
+            PlacedDevice(*each)
+            for each in zip(written.devices, memories, guarantees, places, strict=True)
         ),
         kind=ContainerKind(written.kind),
         place=written.place,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from allotment.model.clusters import PodBooking
+from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Request
 
@@ -23,6 +24,7 @@ __all__ = [
     "ForeignContainer",
     "ForeignDialect",
     "ForeignPod",
+    "GivenSlice",
     "Marks",
     "NodeView",
     "Translated",
@@ -79,6 +81,8 @@ class Translated:
     request: Request
     removes: tuple[str, ...] = ()
     """Resources for which the kubelet would ask another device plugin."""
+    names_mode: bool = False
+    """Its author said by which mode; else a request of mode soft leaves that open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,26 @@ class NodeView:
     indexes: Mapping[str, int]
     models: Mapping[str, str]
     memory_bytes: Mapping[str, int]
+    profiles: Mapping[str, tuple[MigProfile, ...]] = field(default_factory=dict)
+    """Of those alone that are cut into slices."""
+    foreign_slices: Mapping[str, tuple[MigPlace, ...]] = field(default_factory=dict)
+    """What others than Allotment have cut of these."""
+    in_mig_mode: frozenset[str] = frozenset()
+    """Those on which nothing is given but slices."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSlice:
+    """A MIG device that another system has given."""
+
+    uuid: str
+    """Of the whole GPU."""
+    profile: str = ""
+    """Empty: not known."""
+    start: int | None = None
+    """None: not known."""
+    rank: int = 0
+    """Where that is not known: which one of its profile on the GPU, by their starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +192,7 @@ class ForeignDialect(Protocol):
         """Return the annotations in which this system says what a pod was given. Unix seconds."""
         ...
 
-    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str | GivenSlice]]:
         """Return which GPUs that system itself gave the containers of a running pod, as UUIDs.
 
         Empty: it gave none. That is where the pod is, and nothing else: how much it has, its own

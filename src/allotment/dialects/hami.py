@@ -16,12 +16,14 @@ from typing import Final
 from allotment.dialects.foreign import (
     ForeignContainer,
     ForeignPod,
+    GivenSlice,
     NodeView,
     Translated,
     Translation,
 )
 from allotment.dialects.foreign_amounts import amount_of, number_of, regular_containers
 from allotment.dialects.hami_settings import HamiSettings
+from allotment.dialects.mig_geometries import groups_from
 from allotment.dialects.protocol import refusal, shown
 from allotment.dialects.quantities import flag_of, items_of, keys_of, word_of
 from allotment.dialects.values import weights_of
@@ -32,10 +34,12 @@ from allotment.dialects.vgpu_requests import (
     Asked,
     Names,
     asked,
+    in_sharing_modes,
     request_of,
-    sharing_mode,
+    sharing_modes,
     wanted_devices,
 )
+from allotment.dialects.vgpu_slices import allocations, allocations_of, name_of, slice_of
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import ComputeClass, revised
 from allotment.model.errors import UsageError
@@ -74,7 +78,8 @@ TIME: Final = "hami.io/vgpu-time"
 BIND_TIME: Final = "hami.io/bind-time"
 PHASE: Final = "hami.io/bind-phase"
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
-RECEIPTS = (NODE, TIME, BIND_TIME, PHASE, ALLOCATED)
+MIG_ALLOCATIONS: Final = "hami.io/vgpu-mig-allocations"
+RECEIPTS = (NODE, TIME, BIND_TIME, PHASE, ALLOCATED, MIG_ALLOCATIONS)
 """What HAMi writes on a pod."""
 
 _NODE_POLICIES: Final[Mapping[str, str]] = {"binpack": "binpack", "spread": "spread"}
@@ -96,7 +101,8 @@ _CORE_POLICIES: Final = ("default", "force", _NO_CEILING)
 class _Rules:
     """What a pod's annotations say about all of its containers."""
 
-    mode: str
+    modes: tuple[str, ...]
+    """Empty: left open."""
     constraints: Constraints
     preferences: Preferences
 
@@ -107,11 +113,12 @@ class HamiDialect:
     name: Final = "hami"
     title: Final = "HAMi's"
     annotations: Final = ANNOTATIONS
-    records: Final = (ALLOCATED, NODE)
+    records: Final = (ALLOCATED, NODE, MIG_ALLOCATIONS)
 
     def __init__(self, settings: HamiSettings | None = None) -> None:
         """Take the settings of the HAMi that the pods were written for."""
         self._settings = its = settings or HamiSettings()
+        self._groups = groups_from(its.known_mig_geometries)
         self._names = Names(
             count=its.resource_count_name,
             memory=its.resource_memory_name,
@@ -156,7 +163,14 @@ class HamiDialect:
             told += (*its.passed_over, *more)
             # A plugin may offer any of them to the kubelet; none has a meaning after this.
             removes = keys_of(container, self.resources)
-            found.append(Translated(container=container.name, request=request, removes=removes))
+            found.append(
+                Translated(
+                    container=container.name,
+                    request=request,
+                    removes=removes,
+                    names_mode=bool(rules.modes),
+                )
+            )
         return Translation(
             dialect=self.name, containers=tuple(found), passed_over=tuple(dict.fromkeys(told))
         )
@@ -165,36 +179,54 @@ class HamiDialect:
         self,
         pod: ForeignPod,
         booking: PodBooking,
-        node: NodeView,  # noqa: ARG002 - of the protocol
+        node: NodeView,
         *,
         now: float,
     ) -> Mapping[str, str]:
         """Return what HAMi's scheduler and device plugin would have written by now."""
         had = {each.name: each.devices for each in booking.containers}
-        record = encode((had.get(each.name, ()) for each in pod.containers), ends=True)
-        return {**bound(DOMAIN, booking, now=now), ALLOCATED: record}
+        record = encode(
+            (had.get(each.name, ()) for each in pod.containers),
+            ends=True,
+            named=lambda device: name_of(device, self._groups, node),
+        )
+        slices = allocations(pod, booking, node)
+        return {
+            **bound(DOMAIN, booking, now=now),
+            ALLOCATED: record,
+            **({MIG_ALLOCATIONS: slices} if slices else {}),
+        }
 
-    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str | GivenSlice]]:
         """Read what HAMi gave a pod that it bound."""
         if ALLOCATED not in pod.annotations or pod.annotations.get(NODE) != pod.node:
             return {}  # of another node: it was copied from another pod
         # Before v2.10 init containers were left out.
         regular = [each.name for each in regular_containers(pod)]
         everyone = [each.name for each in pod.containers]
-        return recorded(pod, ALLOCATED, regular, everyone, ends=True)
+        found = recorded(
+            pod,
+            ALLOCATED,
+            regular,
+            everyone,
+            ends=True,
+            slice_of=lambda slot: slice_of(slot, self._groups, node),
+        )
+        return allocations_of(pod, MIG_ALLOCATIONS, found)
 
     def _request(
         self, pod: ForeignPod, container: ForeignContainer, its: Asked, rules: _Rules
     ) -> tuple[Request, tuple[str, ...]]:
         policy, told = self._core_policy(container)
         request = request_of(its, has_ceiling=policy != _NO_CEILING, constraints=rules.constraints)
-        return replace(
+        request = replace(
             request,
             compute=revised(request.compute, kind=self._class(pod, container)),
             may_oversubscribe=self._settings.device_memory_scaling > 1,
-            mode=rules.mode,
             preferences=rules.preferences,
-        ), told
+        )
+        request, more = in_sharing_modes(pod, container.name, request, rules.modes, key=VGPU_MODE)
+        return request, (*told, *more)
 
     def _class(self, pod: ForeignPod, container: ForeignContainer) -> ComputeClass | None:
         name = self._settings.resource_priority_name
@@ -235,7 +267,7 @@ class HamiDialect:
             (_NODE_POLICIES[word_of(pod, NODE_POLICY, node, _NODE_POLICIES)],) if node else ()
         )
         return _Rules(
-            mode=sharing_mode(pod, VGPU_MODE, self._settings.modes),
+            modes=sharing_modes(pod, VGPU_MODE, self._settings.modes),
             constraints=replace(
                 wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID),
                 is_alone=_MUTEX in chain,

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from allotment.dialects.foreign_amounts import Name
+from allotment.dialects.mig_geometries import KnownGeometries
 from allotment.dialects.protocol import meant, shown
 from allotment.model.errors import UsageError
-from allotment.model.requests import SOFT
+from allotment.model.requests import MIG, MPS, SOFT
 
 __all__ = ["HamiSettings", "hami_of", "load_hami"]
 
@@ -31,8 +32,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "enableNumaTopology": "NUMA nodes are known always",
     "libCudaLogLevel": "the shim has its own log",
     "runtimeClassName": "pods need no runtime class",
-    "migProfileAllowlist": "MIG devices are the node's to make",
-    "knownMigGeometries": "MIG devices are the node's to make",
+    "migProfileAllowlist": "a slice is of the smallest profile that serves",
 }
 
 
@@ -67,7 +67,9 @@ class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A pod that asks for this scheduler is HAMi's, whatever else it says."""
     owns_plain_count: bool = False
     """`nvidia.com/gpu` alone is HAMi's, too: it is translated, and not left to the kubelet."""
-    modes: frozenset[str] = frozenset({SOFT})
+    known_mig_geometries: tuple[KnownGeometries, ...] = ()
+    """Which slices GPUs are cut into for pods of mode `mig`; none: whatever their driver has."""
+    modes: frozenset[str] = frozenset({SOFT, MIG, MPS})
     """Those in which nodes have GPUs for shares: what `nvidia.com/vgpu-mode` may ask for."""
 
 

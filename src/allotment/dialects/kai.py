@@ -13,7 +13,7 @@ names its scheduler or one of its queues. (KAI-Scheduler `docs/gpu-sharing`;
 kai-scheduler/gpu-fractioning.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -34,6 +34,7 @@ from allotment.dialects.foreign_amounts import (
     regular_containers,
     units_of,
 )
+from allotment.dialects.modes import in_modes, unsuited
 from allotment.dialects.protocol import meant, refusal, shown
 from allotment.dialects.values import part_amount
 from allotment.model.clusters import PodBooking
@@ -41,7 +42,8 @@ from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
 from allotment.model.quantities import MemoryAmount, parse_whole
-from allotment.model.requests import Request
+from allotment.model.requests import MPS as MPS_MODE
+from allotment.model.requests import SOFT, Request
 
 __all__ = ["FIELDS", "QUEUE", "RECEIVED", "KaiDialect", "KaiSettings"]
 
@@ -63,7 +65,8 @@ _MODE: Final = "gpu-compute.mode"
 _GIVEN: Final = "gpus.devices"
 FIELDS = (_MEMORY_REQUEST, _MEMORY_LIMIT, _MODE, _GIVEN)
 _TURNS: Final = "time-slicing"
-_SPACE: Final = "sm-sharing"
+_SHARING: Final[Mapping[str, str]] = {_TURNS: SOFT, "sm-sharing": MPS_MODE}
+_MPS: Final[Mapping[str, str]] = {"true": MPS_MODE, "false": SOFT}
 
 
 class KaiSettings(
@@ -139,10 +142,15 @@ class KaiDialect:
             f"the label {each}: it stays on the pod, and no queue orders or limits pods"
             for each in sorted(self.settings.queue_labels & pod.labels.keys())
         )
+        modes = {name: self._mode(pod, fields, name) for name in requests}
         return Translation(
             dialect=self.name,
             containers=tuple(
-                Translated(container=each.name, request=requests[each.name])
+                Translated(
+                    container=each.name,
+                    request=_in_mode(pod, each.name, requests[each.name], modes[each.name]),
+                    names_mode=bool(modes[each.name]),
+                )
                 for each in pod.containers
                 if each.name in requests
             ),
@@ -180,21 +188,31 @@ class KaiDialect:
                 _check_mode(pod, each.container, each.key, each.text)
         if SHARING_MODE in pod.annotations:
             _check_mode(pod, None, SHARING_MODE, pod.annotations[SHARING_MODE])
-        self._check_mps(pod)
         # KAI wants it so of all containers: its scheduler gives a pod one kind of GPUs.
         refuse_whole(pod, pod.containers, self.recognises(pod))
 
-    def _check_mps(self, pod: ForeignPod) -> None:
+    def _mode(self, pod: ForeignPod, fields: Iterable[_Field], container: str) -> str:
+        """Return how a container's part is to be shared; empty: that is left open."""
+        said = {
+            each.key: _SHARING[each.text.strip()]
+            for each in fields
+            if each.field == _MODE and each.container == container
+        }
+        if SHARING_MODE in pod.annotations and not said:
+            said[SHARING_MODE] = _SHARING[pod.annotations[SHARING_MODE].strip()]
         text = pod.annotations.get(MPS)
-        if text is None or text.strip().lower() == "false":
-            return
-        if text.strip().lower() != "true":
-            problem = f"the annotation {MPS} is {shown(text)}"
-            raise refusal(pod, None, problem, hint="remove it, or write false")
-        problem = f"the annotation {MPS} asks for a server that runs programs side by side, and"
-        problem += " parts take turns here"
-        hint = f"remove the annotation {MPS}: memory is limited without it, and time is shared"
-        raise refusal(pod, None, problem, hint=hint)
+        if text is not None:
+            if text.strip().lower() not in _MPS:
+                problem = f"the annotation {MPS} is {shown(text)}"
+                raise refusal(pod, None, problem, hint="write true or false, or remove it")
+            said[MPS] = _MPS[text.strip().lower()]
+        modes = sorted(set(said.values()))
+        if len(modes) > 1:
+            problem = f"the annotations {' and '.join(said)} say that parts take turns, and that"
+            raise refusal(
+                pod, container, f"{problem} they do not", hint=f"keep one of them: remove {MPS}"
+            )
+        return modes[0] if modes else ""
 
     def _count(self, pod: ForeignPod) -> int:
         text = pod.annotations.get(DEVICES)
@@ -317,16 +335,20 @@ class KaiDialect:
 
 def _check_mode(pod: ForeignPod, container: str | None, key: str, text: str) -> None:
     mode = text.strip()
-    if mode == _TURNS:
-        return
-    problem = f"the annotation {shown(key)} is {shown(mode)}"
-    if mode == _SPACE:
-        problem += ", which needs MPS: parts take turns here"
-        hint = f"remove the annotation, or write {_TURNS}"
+    if mode not in _SHARING:
+        problem = f"the annotation {shown(key)} is {shown(mode)}{meant(mode, _SHARING)}"
+        hint = f"write {' or '.join(_SHARING)}, or remove the annotation"
         raise refusal(pod, container, problem, hint=hint)
-    known = (_TURNS, _SPACE)
-    hint = f"write {_TURNS}, or remove the annotation"
-    raise refusal(pod, container, problem + meant(mode, known), hint=hint)
+
+
+def _in_mode(pod: ForeignPod, container: str, request: Request, mode: str) -> Request:
+    if not mode:
+        return request
+    if why := unsuited(request, mode):
+        problem = f"its part is to be shared by MPS, and there {why}"
+        hint = f"ask for one GPU, or for {_TURNS}"
+        raise refusal(pod, container, problem, hint=hint)
+    return in_modes(request, (mode,))
 
 
 def _quantity(pod: ForeignPod, field: _Field) -> int:

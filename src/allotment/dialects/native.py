@@ -12,7 +12,14 @@ from functools import lru_cache
 
 from allotment.dialects import annotations as keys
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, RESOURCES
-from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
+from allotment.dialects.foreign import (
+    DIALECT,
+    ForeignContainer,
+    ForeignPod,
+    Translated,
+    Translation,
+)
+from allotment.dialects.modes import is_any_memory
 from allotment.dialects.protocol import refusal
 from allotment.dialects.registry import wanted
 from allotment.dialects.values import (
@@ -30,7 +37,7 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_percent
 from allotment.model.pods import Container, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES, parse_whole
-from allotment.model.requests import SOFT, Request
+from allotment.model.requests import MIG, SOFT, Request
 
 __all__ = [
     "Changes",
@@ -63,14 +70,13 @@ def written(pod: ForeignPod, translation: Translation) -> Changes:
     something in the same place. Raises `UsageError`: both do, an amount is beyond all nodes, or
     what comes out of both together cannot be meant.
     """
-    requests = {each.container: each.request for each in translation.containers}
     limits: dict[str, dict[str, str | None]] = {}
     for each in translation.containers:
         changed: dict[str, str | None] = dict.fromkeys(each.removes)
         limits[each.container] = changed | _limits(pod, each.container, each.request)
     annotations = {DIALECT: translation.dialect}
     for key, write in _WRITERS.items():
-        text = _joined(key, {name: write(request) for name, request in requests.items()})
+        text = _joined(key, {each.container: write(each) for each in translation.containers})
         if text is None:
             continue
         if key in pod.annotations:
@@ -168,7 +174,7 @@ def _amounts(pod: ForeignPod, container: ForeignContainer) -> Iterable[tuple[str
 
 def _limits(pod: ForeignPod, container: str, request: Request) -> dict[str, str | None]:
     amounts = {GPU: request.count}
-    if request.memory.size_bytes is not None:
+    if request.memory.size_bytes is not None and not is_any_memory(request):
         amounts[GPU_MEMORY] = request.memory.size_bytes * request.count
     if request.compute.guarantee:
         amounts[GPU_COMPUTE] = -(-request.compute.guarantee * request.count // _PERCENT)
@@ -191,6 +197,13 @@ def _compute(request: Request) -> str | None:
     if its.guarantee == 0 and its.ceiling == WHOLE and not (its.is_governed and is_plain):
         return None
     return f"{format_percent(its.guarantee)}:{format_percent(its.ceiling)}"
+
+
+def _modes(its: Translated) -> str | None:
+    request = its.request
+    is_open = request.mode == SOFT and not request.other_modes and not its.names_mode
+    is_implied = request.mode == MIG and not request.other_modes and request.mig_profile
+    return None if is_open or is_implied else _list((request.mode, *request.other_modes))
 
 
 def _topology(request: Request) -> str | None:
@@ -219,27 +232,30 @@ def _weights(request: Request) -> str | None:
     return None if weights is None else written_weights(weights)
 
 
-_WRITERS: Mapping[str, Callable[[Request], str | None]] = {
-    keys.MEMORY: _memory,
-    keys.COMPUTE: _compute,
-    keys.CLASS: lambda its: None if its.compute.kind is ComputeClass.NORMAL else its.compute.kind,
-    keys.WEIGHT: lambda its: (
-        None if its.compute.weight == DEFAULT_WEIGHT else str(its.compute.weight)
+_WRITERS: Mapping[str, Callable[[Translated], str | None]] = {
+    keys.MEMORY: lambda its: _memory(its.request),
+    keys.COMPUTE: lambda its: _compute(its.request),
+    keys.CLASS: lambda its: (
+        None if its.request.compute.kind is ComputeClass.NORMAL else its.request.compute.kind
     ),
-    keys.MODE: lambda its: None if its.mode == SOFT else its.mode,
-    keys.OVERSUBSCRIBE: lambda its: "true" if its.may_oversubscribe else None,
-    keys.MODELS: lambda its: written_rules(its.constraints.models) or None,
-    keys.NOT_MODELS: lambda its: written_rules(its.constraints.not_models) or None,
-    keys.UUIDS: lambda its: _list(its.constraints.uuids),
-    keys.NOT_UUIDS: lambda its: _list(its.constraints.not_uuids),
-    keys.AFFINITY: lambda its: written_tag(its.constraints.affinity) or None,
-    keys.ANTI_AFFINITY: lambda its: written_tag(its.constraints.anti_affinity) or None,
-    keys.EXCLUSION: _exclusion,
-    keys.ALONE: lambda its: "true" if its.constraints.is_alone else None,
-    keys.TOPOLOGY: _topology,
-    keys.NODE_POLICY: lambda its: _list(its.preferences.node_policies),
-    keys.GPU_POLICY: lambda its: _list(its.preferences.device_policies),
-    keys.GPU_WEIGHTS: _weights,
+    keys.WEIGHT: lambda its: (
+        None if its.request.compute.weight == DEFAULT_WEIGHT else str(its.request.compute.weight)
+    ),
+    keys.MIG_PROFILE: lambda its: its.request.mig_profile or None,
+    keys.OVERSUBSCRIBE: lambda its: "true" if its.request.may_oversubscribe else None,
+    keys.MODELS: lambda its: written_rules(its.request.constraints.models) or None,
+    keys.NOT_MODELS: lambda its: written_rules(its.request.constraints.not_models) or None,
+    keys.UUIDS: lambda its: _list(its.request.constraints.uuids),
+    keys.NOT_UUIDS: lambda its: _list(its.request.constraints.not_uuids),
+    keys.AFFINITY: lambda its: written_tag(its.request.constraints.affinity) or None,
+    keys.ANTI_AFFINITY: lambda its: written_tag(its.request.constraints.anti_affinity) or None,
+    keys.EXCLUSION: lambda its: _exclusion(its.request),
+    keys.ALONE: lambda its: "true" if its.request.constraints.is_alone else None,
+    keys.TOPOLOGY: lambda its: _topology(its.request),
+    keys.NODE_POLICY: lambda its: _list(its.request.preferences.node_policies),
+    keys.GPU_POLICY: lambda its: _list(its.request.preferences.device_policies),
+    keys.GPU_WEIGHTS: lambda its: _weights(its.request),
+    keys.MODE: _modes,
 }
 
 

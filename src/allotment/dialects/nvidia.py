@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Final
 
 from allotment.dialects.annotations import MODE
+from allotment.dialects.modes import STRONGEST
 from allotment.dialects.protocol import refusal
 from allotment.dialects.wishes import Wishes
 from allotment.model.pods import Container, ContainerAsk, Pod
@@ -39,6 +40,10 @@ class NvidiaDialect:
             if not 0 < count <= MAX_BYTES:
                 problem = f"{resource} is {count}"
                 raise refusal(pod, container.name, problem, hint="ask for at least 1")
+            if len(wishes.modes) > 1 or STRONGEST in wishes.modes:
+                problem = f"{MODE} has several modes, and the kubelet chooses the devices of"
+                hint = "name one mode for it, or ask by allotment.dev/gpu"
+                raise refusal(pod, container.name, f"{problem} {resource}", hint=hint)
             found.append(
                 ContainerAsk(
                     container=container.name,
@@ -46,7 +51,7 @@ class NvidiaDialect:
                     resource=resource,
                     count=count,
                     request=None,
-                    mode=wishes.mode,
+                    mode=wishes.modes[0] if wishes.modes else None,
                 )
             )
         return tuple(found)

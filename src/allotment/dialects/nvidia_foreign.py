@@ -3,7 +3,8 @@
 
 By default all of it stays: the kubelet of a node that offers the resource gives it, and what is had
 of a GPU is that node's configuration's to say (`allotment.dialects.nvidia`). A cluster without such
-a plugin may have whole GPUs and replicas translated into shares.
+a plugin may have whole GPUs and replicas translated into shares, and MIG devices into slices that
+are cut when a pod comes, where an administrator would have cut them before.
 (k8s-device-plugin v0.20, README; MIG names as its `mixed` strategy makes them.)
 """
 
@@ -20,8 +21,10 @@ from allotment.dialects.foreign import (
     WithoutRecord,
 )
 from allotment.dialects.foreign_amounts import MAX_DEVICES, Name, amount_of, whole_cards
+from allotment.dialects.modes import ANY_MEMORY
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
+from allotment.model.requests import MIG as MIG_MODE
 from allotment.model.requests import Request, replicas_of
 
 __all__ = ["KEYS", "NvidiaForeign", "NvidiaSettings"]
@@ -32,7 +35,11 @@ MIG: Final = "nvidia.com/mig-*"
 KEYS = (GPU, SHARED, MIG)
 """What this dialect reads, as its table in the documentation has it."""
 
-_MIG = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9]+g\.[0-9]+gb(?:\.[a-z0-9.]+)?)", re.ASCII)
+_MIG = re.compile(
+    r"nvidia\.com/mig-(?P<profile>(?P<shape>[1-9][0-9]?g\.[1-9][0-9]{0,3}gb)"
+    r"(?:(?P<sign>[.-])(?P<attributes>[a-z]{1,8}(?:\.[a-z]{1,8})?))?)",
+    re.ASCII,
+)
 
 
 class NvidiaSettings(
@@ -47,6 +54,8 @@ class NvidiaSettings(
     """`nvidia.com/gpu`: left to the kubelet, or a share of all a GPU's memory and time."""
     replicas: int | None = None
     """`nvidia.com/gpu.shared`: of how many parts of a GPU it is one; None: left to the kubelet."""
+    mig: Literal["left", "slices"] = "left"
+    """`nvidia.com/mig-1g.10gb`: left to the kubelet, or so many slices of that profile."""
     offered: frozenset[str] | None = None
     """Which MIG resources the cluster's nodes offer; None: not known, so that all are left."""
 
@@ -95,11 +104,13 @@ class NvidiaForeign(WithoutRecord):
     def _is_translated(self, name: str) -> bool:
         if name == self._settings.gpu:
             return self._settings.whole != "left"
+        if _MIG.fullmatch(name):
+            return self._settings.mig == "slices"
         return name == self._settings.shared and self._settings.replicas is not None
 
     def _check_mig(self, pod: ForeignPod, container: ForeignContainer, name: str) -> None:
         match, offered = _MIG.fullmatch(name), self._settings.offered
-        if match is None or offered is None or name in offered:
+        if match is None or offered is None or name in offered or self._is_translated(name):
             return
         problem = f"it asks for {name}, and no node of this cluster offers MIG devices of profile"
         there = ", ".join(sorted(offered)) or "none"
@@ -112,6 +123,8 @@ class NvidiaForeign(WithoutRecord):
         if count > MAX_DEVICES:
             problem = f"{name} is {count}, more than any node has"
             raise refusal(pod, container.name, problem, hint="ask for as many as a node has")
+        if profile := _profile_of(name):
+            return Request(ANY_MEMORY, count=count, mode=MIG_MODE, mig_profile=profile)
         replicas = self._settings.replicas
         if name == self._settings.shared and replicas is not None:
             return replicas_of(replicas, count=count)
@@ -121,3 +134,12 @@ class NvidiaForeign(WithoutRecord):
         fixed = keys_of(container, (self._settings.gpu, self._settings.shared))
         mig = {each for each in (*container.limits, *container.requests) if _MIG.fullmatch(each)}
         return (*fixed, *sorted(mig))
+
+
+def _profile_of(name: str) -> str:
+    """Return a profile as NVIDIA writes it; a resource has `.me` for `+me`, and `-me` as it is."""
+    match = _MIG.fullmatch(name)
+    if match is None:
+        return ""
+    sign = "+" if match["sign"] == "." else match["sign"] or ""
+    return f"{match['shape']}{sign}{match['attributes'] or ''}"

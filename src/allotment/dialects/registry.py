@@ -4,14 +4,15 @@
 Other systems' dialects are not among them: their pods are translated when they are created.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from allotment.dialects.allotment import RESOURCES, AllotmentDialect, request_of
+from allotment.dialects.allotment import RESOURCES, AllotmentDialect, with_preference
 from allotment.dialects.annotations import wishes_of
 from allotment.dialects.nvidia import NvidiaDialect
 from allotment.dialects.protocol import Dialect, refusal
 from allotment.model.clusters import WantedContainer
 from allotment.model.pods import Container, ContainerAsk, Pod
+from allotment.model.requests import SOFT
 
 __all__ = ["asks_of", "dialects", "wanted"]
 
@@ -43,11 +44,12 @@ def asks_of(pod: Pod, *, nvidia: Collection[str]) -> tuple[ContainerAsk, ...]:
     )
 
 
-def wanted(pod: Pod) -> tuple[WantedContainer, ...]:
+def wanted(pod: Pod, *, modes: Sequence[str] = (SOFT,)) -> tuple[WantedContainer, ...]:
     """Say what a scheduler has to place of a pod, in the order of its containers; empty: nothing.
 
     That is what is asked for by Allotment's own resources; the kubelet chooses devices of others.
-    A placement that is there already is not looked at. Raises `UsageError`.
+    A placement that is there already is not looked at. `modes` are for containers that leave it
+    open, the best first. Raises `UsageError`.
     """
     dialect = AllotmentDialect()
     asking = [(place, each) for place, each in enumerate(pod.containers) if dialect.resources(each)]
@@ -58,7 +60,7 @@ def wanted(pod: Pod) -> tuple[WantedContainer, ...]:
     return tuple(
         WantedContainer(
             name=each.name,
-            request=request_of(pod, each, wishes[each.name]),
+            request=with_preference(pod, each, wishes[each.name], modes=modes),
             kind=each.kind,
             place=place,
         )

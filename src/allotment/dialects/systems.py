@@ -22,6 +22,7 @@ from allotment.dialects.hami import HamiDialect
 from allotment.dialects.hami_settings import HamiSettings, hami_of
 from allotment.dialects.kai import KaiDialect, KaiSettings
 from allotment.dialects.kubeshare import KubeShare2Dialect, KubeShareDialect
+from allotment.dialects.mig_geometries import groups_from
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
 from allotment.dialects.protocol import meant, shown
 from allotment.dialects.tencent import TencentDialect, TencentSettings
@@ -33,6 +34,7 @@ from allotment.dialects.tencent_qgpu import (
 )
 from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
 from allotment.model.errors import UsageError
+from allotment.model.mig_groups import MigModelGroups
 
 __all__ = [
     "NAMES",
@@ -40,6 +42,7 @@ __all__ = [
     "DialectSettings",
     "foreign_dialects",
     "load_settings",
+    "mig_groups_of",
     "read_section",
     "read_sections",
     "settings_of",
@@ -100,6 +103,15 @@ def foreign_dialects(settings: DialectSettings | None = None) -> tuple[ForeignDi
     its = settings or DialectSettings()
     spoken = (each for each in _DIALECTS if cast("Any", each).name not in its.disabled)
     return tuple(_made(each, its) for each in spoken)
+
+
+def mig_groups_of(settings: DialectSettings) -> Mapping[str, tuple[MigModelGroups, ...]]:
+    """Return which MIG slices an administrator allows, by the name of the dialect that says so."""
+    return {
+        name: groups_from(section.known_mig_geometries)
+        for name, section in settings.sections.items()
+        if isinstance(section, HamiSettings | VolcanoSettings) and section.known_mig_geometries
+    }
 
 
 def load_settings(text: str) -> DialectSettings:

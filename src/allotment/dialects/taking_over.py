@@ -15,15 +15,31 @@ that creates its pods with one: so might anybody's controller.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from allotment.dialects.foreign import DIALECT, ForeignDialect, ForeignPod, NodeView, Translated
+from allotment.dialects.foreign import (
+    DIALECT,
+    ForeignContainer,
+    ForeignDialect,
+    ForeignPod,
+    GivenSlice,
+    NodeView,
+    Translated,
+)
 from allotment.dialects.foreign_amounts import PLACE_ANEW
 from allotment.dialects.protocol import refusal, shown
-from allotment.model.clusters import NodeInventory, PlacedContainer, PlacedDevice, PodBooking
+from allotment.model.clusters import (
+    NodeInventory,
+    NodeMig,
+    PlacedContainer,
+    PlacedDevice,
+    PodBooking,
+)
 from allotment.model.formats import format_count
+from allotment.model.mig import MigHold, MigPlace, MigProfile
 from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.requests import MIG, SOFT, Request
 
 __all__ = ["SYSTEMS", "may_be_given", "node_view", "taken_over"]
 
@@ -93,24 +109,33 @@ def node_view(node: NodeInventory) -> NodeView:
         indexes={each.uuid: each.index for each in node.devices},
         models={each.uuid: each.model for each in node.devices},
         memory_bytes={each.uuid: each.memory_bytes for each in node.devices},
+        profiles={each.uuid: each.mig.profiles for each in node.devices if each.mig is not None},
+        foreign_slices={
+            each.uuid: tuple(_places(each.mig)) for each in node.devices if each.mig is not None
+        },
+        in_mig_mode=frozenset(
+            each.uuid for each in node.devices if each.mig is not None and each.mig.is_enabled
+        ),
     )
+
+
+def _places(mig: NodeMig) -> Iterator[MigPlace]:
+    names = {each.number: each.name for each in mig.profiles}
+    for each in sorted(mig.slices, key=lambda one: one.start):
+        if each.hold is MigHold.FOREIGN and each.profile in names:
+            yield MigPlace(names[each.profile], each.start)
 
 
 def _held(
     pod: ForeignPod,
     dialect: ForeignDialect,
-    given: Mapping[str, Sequence[str]],
+    given: Mapping[str, Sequence[str | GivenSlice]],
     node: NodeView,
 ) -> tuple[PlacedContainer, ...]:
     """Hold a record to what the pod asks for: on so many GPUs, so much of each. `UsageError`."""
     asked = {each.container: each for each in dialect.translate(pod).containers}
     return tuple(
-        PlacedContainer(
-            name=container.name,
-            devices=_devices(pod, asked[container.name], given.get(container.name, ()), node),
-            kind=container.kind,
-            place=place,
-        )
+        _container(pod, container, place, asked[container.name], given=given, node=node)
         for place, container in enumerate(pod.containers)
         # Several of these systems pass init containers over.
         if container.name in asked
@@ -118,20 +143,67 @@ def _held(
     )
 
 
-def _devices(
-    pod: ForeignPod, asked: Translated, uuids: Sequence[str], node: NodeView
-) -> tuple[PlacedDevice, ...]:
+def _container(
+    pod: ForeignPod,
+    container: ForeignContainer,
+    place: int,
+    asked: Translated,
+    *,
+    given: Mapping[str, Sequence[str | GivenSlice]],
+    node: NodeView,
+) -> PlacedContainer:
+    devices = given.get(container.name, ())
     request = asked.request
-    if len(uuids) != request.count:
+    if len(devices) != request.count:
         problem = f"it asks for {format_count(request.count, 'GPU')}, and its record names"
-        raise refusal(pod, asked.container, f"{problem} {len(uuids)}", hint=PLACE_ANEW)
-    found = []
-    # Several MIG devices may be of one GPU.
-    for uuid, number in Counter(uuids).items():
-        total = node.memory_bytes.get(uuid)
-        if total is None:
+        raise refusal(pod, asked.container, f"{problem} {len(devices)}", hint=PLACE_ANEW)
+    uuids = [each if isinstance(each, str) else each.uuid for each in devices]
+    for uuid in uuids:
+        if uuid not in node.memory_bytes:
             problem = f"its record names {shown(uuid)}, which is no GPU of the node"
             raise refusal(pod, asked.container, problem, hint=PLACE_ANEW)
+    slices = [GivenSlice(each) if isinstance(each, str) else each for each in devices]
+    is_cut = node.in_mig_mode.issuperset(uuids)
+    return PlacedContainer(
+        name=container.name,
+        devices=_slices(request, slices, node) if is_cut else _parts(request, uuids, node),
+        kind=container.kind,
+        place=place,
+        mode=MIG if is_cut else SOFT,
+    )
+
+
+def _parts(request: Request, uuids: Sequence[str], node: NodeView) -> tuple[PlacedDevice, ...]:
+    found = []
+    # Several MIG devices may be of one GPU, of which nobody cuts slices here.
+    for uuid, number in Counter(uuids).items():
+        total = node.memory_bytes[uuid]
         part = request.times(number)
         found.append(PlacedDevice(uuid, min(total, part.memory.of(total)), part.compute.guarantee))
     return tuple(found)
+
+
+def _slices(
+    request: Request, given: Sequence[GivenSlice], node: NodeView
+) -> tuple[PlacedDevice, ...]:
+    """Return slices by where they are. Of whom that is not known all of the GPU counts as taken."""
+    found = []
+    for each in given:
+        profile = next((one for one in node.profiles[each.uuid] if one.name == each.profile), None)
+        place = None if profile is None else _place(each, profile, node)
+        total = node.memory_bytes[each.uuid]
+        memory = profile.memory_bytes if profile and place else request.memory.of(total)
+        found.append(PlacedDevice(each.uuid, min(total, memory), request.compute.guarantee, place))
+    return tuple(found)
+
+
+def _place(given: GivenSlice, profile: MigProfile, node: NodeView) -> MigPlace | None:
+    """Return where a slice is: as it is said, or else one of its profile that others have cut.
+
+    Which of these does not matter: all of them are there.
+    """
+    if given.start is not None:
+        is_legal = given.start in profile.starts
+        return MigPlace(profile.name, given.start) if is_legal else None
+    alike = [each for each in node.foreign_slices[given.uuid] if each.profile == profile.name]
+    return alike[given.rank % len(alike)] if alike else None

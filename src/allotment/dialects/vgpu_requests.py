@@ -13,12 +13,13 @@ from typing import Final
 
 from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.foreign_amounts import MAX_DEVICES, MIB, PERCENT, amount_of, bytes_of
+from allotment.dialects.modes import in_modes, suiting, unsuited, without_effect
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import items_of, keys_of, model_rules
 from allotment.dialects.values import part_amount
-from allotment.model.compute import WHOLE, Compute
+from allotment.model.compute import WHOLE, Compute, ComputeClass, revised
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import SOFT, Constraints, Request
+from allotment.model.requests import MIG, MPS, SOFT, Constraints, Request
 
 __all__ = [
     "NOT_TYPE",
@@ -26,8 +27,9 @@ __all__ = [
     "Asked",
     "Names",
     "asked",
+    "in_sharing_modes",
     "request_of",
-    "sharing_mode",
+    "sharing_modes",
     "wanted_devices",
 ]
 
@@ -35,7 +37,8 @@ USE_TYPE: Final = "nvidia.com/use-gputype"
 NOT_TYPE: Final = "nvidia.com/nouse-gputype"
 
 _ALL_PERCENT: Final = 100
-_MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": "mig", "mps": "mps"}
+_MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": MIG, "mps": MPS}
+WITHOUT_TURNS: Final = "in a MIG slice nobody takes turns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +117,19 @@ def wanted_devices(pod: ForeignPod, *, uuids: str, not_uuids: str) -> Constraint
     )
 
 
-def sharing_mode(pod: ForeignPod, key: str, modes: frozenset[str]) -> str:
-    """Return the mode that an annotation wants: one of those it has that `modes` has, soft first.
+def sharing_modes(pod: ForeignPod, key: str, modes: frozenset[str]) -> tuple[str, ...]:
+    """Return the modes that an annotation wants, of those that `modes` has, as they stand there.
 
-    Raises `UsageError` if there is none.
+    Empty: it is not there, so that it is left open. Raises `UsageError` if it wants none of them.
     """
     text = pod.annotations.get(key)
     if text is None:
-        return SOFT
-    wanted = [mode for word, mode in _MODES.items() if word in text]
-    found = next((each for each in wanted if each in modes), None)
-    if found is not None:
+        return ()
+    # The annotation is looked through for the name of a GPU's mode: it may have several.
+    there = sorted((text.index(word), mode) for word, mode in _MODES.items() if word in text)
+    wanted = [mode for _, mode in there]
+    found = tuple(each for each in wanted if each in modes)
+    if found:
         return found
     if not wanted:
         problem = f"the annotation {key} is {text[:60]!r}, which has none of its words"
@@ -132,6 +137,39 @@ def sharing_mode(pod: ForeignPod, key: str, modes: frozenset[str]) -> str:
     problem = f"the annotation {key} wants GPUs in mode {' or '.join(wanted)}, which no node has"
     hint = "remove it, or write hami-core: parts of GPUs that are enforced by software"
     raise refusal(pod, None, problem, hint=hint)
+
+
+def in_sharing_modes(
+    pod: ForeignPod, container: str, request: Request, modes: tuple[str, ...], *, key: str
+) -> tuple[Request, tuple[str, ...]]:
+    """Return the request in the modes that an annotation wants, and what is not honoured.
+
+    `key` is the annotation. Raises `UsageError`: none of them can give what is asked for.
+    """
+    if not modes:
+        return request, ()
+    told = []
+    if modes == (MIG,):
+        # What these systems set for all pods, or for those that compete for a GPU's time.
+        request = replace(request, may_oversubscribe=False)
+        if request.compute.kind is not ComputeClass.NORMAL:
+            told.append(f"its priority: {WITHOUT_TURNS}")
+            request = replace(request, compute=revised(request.compute, kind=ComputeClass.NORMAL))
+    suited = suiting(request, modes)
+    if not suited:
+        why = unsuited(request, modes[0]) or " and ".join(without_effect(request, modes[0]))
+        problem = f"{key} asks for mode {modes[0]}, and there {why}"
+        hint = (
+            "say how many MiB of memory each slice is to have"
+            if modes[0] == MIG
+            else f"ask for one GPU, or write {key}: hami-core"
+        )
+        raise refusal(pod, container, problem, hint=hint)
+    for mode in modes:
+        if mode not in suited:
+            why = unsuited(request, mode) or f"{without_effect(request, mode)[0]} has no effect"
+            told.append(f"{key}, mode {mode}: {why}")
+    return in_modes(request, suited), tuple(f"container {container!r}: {each}" for each in told)
 
 
 def _count(

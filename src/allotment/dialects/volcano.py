@@ -11,7 +11,6 @@ nobody else is on. Volcano counts neither in init containers; here they are coun
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from msgspec import Meta
 from allotment.dialects.foreign import (
     ForeignContainer,
     ForeignPod,
+    GivenSlice,
     NodeView,
     Translated,
     Translation,
@@ -35,6 +35,7 @@ from allotment.dialects.foreign_amounts import (
     uuids_by_index,
     whole_cards,
 )
+from allotment.dialects.mig_geometries import KnownGeometries, groups_from
 from allotment.dialects.protocol import refusal
 from allotment.dialects.quantities import keys_of
 from allotment.dialects.vgpu_records import bound, encode, recorded
@@ -43,13 +44,15 @@ from allotment.dialects.vgpu_requests import (
     USE_TYPE,
     Names,
     asked,
+    in_sharing_modes,
     request_of,
-    sharing_mode,
+    sharing_modes,
     wanted_devices,
 )
+from allotment.dialects.vgpu_slices import name_of, slice_of
 from allotment.model.clusters import PodBooking
 from allotment.model.pods import ContainerKind
-from allotment.model.requests import SOFT, Request
+from allotment.model.requests import MIG, MPS, SOFT, Request
 
 __all__ = [
     "ANNOTATIONS",
@@ -103,7 +106,9 @@ class VolcanoSettings(
     resource_core_name: Name = CORES
     gpu_memory_factor: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
     """MiB in one of `resource_memory_name`."""
-    modes: frozenset[str] = frozenset({SOFT})
+    known_mig_geometries: tuple[KnownGeometries, ...] = ()
+    """Which slices GPUs are cut into for pods of mode `mig`; none: whatever their driver has."""
+    modes: frozenset[str] = frozenset({SOFT, MIG, MPS})
     """Those in which nodes have GPUs for shares: what `volcano.sh/vgpu-mode` may ask for."""
 
 
@@ -118,6 +123,7 @@ class VolcanoDialect:
     def __init__(self, settings: VolcanoSettings | None = None) -> None:
         """Take the settings of the device plugin that the pods were written for."""
         self._settings = its = settings or VolcanoSettings()
+        self._groups = groups_from(its.known_mig_geometries)
         self._names = Names(
             count=its.resource_count_name,
             memory=its.resource_memory_name,
@@ -138,7 +144,7 @@ class VolcanoDialect:
     def translate(self, pod: ForeignPod) -> Translation:
         """Say what the pod means. Raises `UsageError`."""
         constraints = wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID)
-        mode = sharing_mode(pod, VGPU_MODE, self._settings.modes)
+        modes = sharing_modes(pod, VGPU_MODE, self._settings.modes)
         told: list[str] = []
         if GROUP_POLICY in pod.annotations:
             told.append(
@@ -150,17 +156,26 @@ class VolcanoDialect:
             its = asked(pod, container, self._names)
             if its is not None:
                 told += its.passed_over
-                request = replace(request_of(its, constraints=constraints), mode=mode)
-                # Its plugin offers three of them to the kubelet as devices; none has a meaning now.
-                removes = keys_of(container, self.resources)
-                found.append(Translated(container=container.name, request=request, removes=removes))
+                request = request_of(its, constraints=constraints)
+                request, more = in_sharing_modes(pod, container.name, request, modes, key=VGPU_MODE)
+                told += more
+                found.append(
+                    Translated(
+                        container=container.name,
+                        request=request,
+                        # Its plugin offers three of them to the kubelet as devices; none has a
+                        # meaning now.
+                        removes=keys_of(container, self.resources),
+                        names_mode=bool(modes),
+                    )
+                )
         return Translation(dialect=self.name, containers=tuple(found), passed_over=tuple(told))
 
     def receipt(
         self,
         pod: ForeignPod,  # noqa: ARG002 - of the protocol
         booking: PodBooking,
-        node: NodeView,  # noqa: ARG002
+        node: NodeView,
         *,
         now: float,
     ) -> Mapping[str, str]:
@@ -169,17 +184,27 @@ class VolcanoDialect:
             (each for each in booking.containers if each.kind is ContainerKind.REGULAR),
             key=lambda each: each.place,
         )
-        record = encode((each.devices for each in regular), ends=False)
+        record = encode(
+            (each.devices for each in regular),
+            ends=False,
+            named=lambda device: name_of(device, self._groups, node),
+        )
         return {IDS: record, **bound(DOMAIN, booking, now=now)}
 
-    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:  # noqa: ARG002
+    def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str | GivenSlice]]:
         """Read what Volcano gave a pod that it bound."""
         if IDS not in pod.annotations or pod.annotations.get(NODE) != pod.node:
             return {}  # of another node: it was copied from another pod
         # Volcano looks at these two alone.
         told_by = (self._names.count, self._names.memory)
         names = [each.name for each in regular_containers(pod) if keys_of(each, told_by)]
-        return recorded(pod, IDS, names, ends=False)
+        return recorded(
+            pod,
+            IDS,
+            names,
+            ends=False,
+            slice_of=lambda slot: slice_of(slot, self._groups, node),
+        )
 
 
 class VolcanoGpuShareDialect:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 
 from allotment.model.compute import Compute, ComputeClass
+from allotment.model.mig import MigPlace
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Preferences
 
@@ -30,6 +31,10 @@ class PlacementWish:
     devices: tuple[str, ...]
     memory_bytes: int | None = None
     """Of each device; None: it does not say."""
+    mode: str | None = None
+    """How it is enforced there; None: it does not say."""
+    slices: tuple[MigPlace, ...] = ()
+    """In mode `mig`, which slice of each device: as many as `devices`. Else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,9 @@ class Wishes:
     compute: ComputeWish | None = None
     kind: ComputeClass | None = None
     weight: int | None = None
-    mode: str | None = None
+    modes: tuple[str, ...] = ()
+    """The best first, or `strongest` alone; empty: left open."""
+    mig_profile: str = ""
     may_oversubscribe: bool | None = None
     placement: PlacementWish | None = None
     memory: MemoryAmount | None = None

@@ -45,7 +45,9 @@ def ask(subject: Pod) -> ContainerAsk:
 
 def test_one_gpu_with_memory_and_compute() -> None:
     found = ask(pod(container(gpu=1, memory=4 * GI, compute=30)))
-    assert (found.container, found.resource, found.count, found.mode) == ("train", GPU, 1, "soft")
+    assert (found.container, found.resource, found.count, found.mode) == ("train", GPU, 1, None)
+    assert found.request is not None
+    assert (found.request.mode, found.request.other_modes) == ("soft", ())
     assert found.request is not None
     assert found.request.memory.size_bytes == 4 * GI
     assert str(found.request.memory) == "4Gi"
@@ -229,14 +231,22 @@ def test_pods_without_gpus_may_write_what_they_like() -> None:
 
 
 TEXTS = st.text(max_size=40) | st.sampled_from(
-    ["30:80", "train=30", "train=", "=,=", "side=1,train=2", "true", "soft", "{}", '{"version":1}']
+    [
+        *("30:80", "train=30", "train=", "=,=", "side=1,train=2", "true", "soft", "{}"),
+        *("mig,soft", "strongest", "train=mig,mps;side=soft", "1g.10gb", "train=1g.10gb+me"),
+        '{"version":1}',
+        '{"version":1,"containers":{"train":{"devices":["a"],"mode":"mig","slices":[["1g.5gb",0]]}}}',
+    ]
 )
 
 
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["compute", "class", "weight", "mode", "oversubscribe", "placement", "other"]
+            [
+                *("compute", "class", "weight", "mode", "mig-profile", "oversubscribe"),
+                *("memory", "placement", "other"),
+            ]
         ),
         TEXTS,
         max_size=4,

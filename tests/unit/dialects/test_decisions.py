@@ -13,24 +13,38 @@ from allotment.dialects.decisions import MOST_CHARACTERS, read_booking, write_bo
 from allotment.dialects.placements import PLACEMENT, placements_of
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
+from allotment.model.mig import MigPlace
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
-from allotment.model.requests import EXCLUSIVE, SOFT
+from allotment.model.requests import EXCLUSIVE, MIG, SOFT
 
 UID = PodUid("0f1e")
+
+amounts = st.integers(1 << 20, 1 << 60)
 
 
 @st.composite
 def containers(draw: st.DrawFn, name: str, place: int) -> PlacedContainer:
     uuids = draw(st.lists(st.text("ab1-", min_size=1, max_size=6), min_size=1, unique=True))
+    mode = draw(st.sampled_from([SOFT, EXCLUSIVE, MIG]))
     guarantee = draw(st.integers(0, 10_000))
+    devices = tuple(
+        PlacedDevice(uuid, draw(st.integers(1 << 20, 1 << 60)), guarantee) for uuid in uuids
+    )
+    if mode == MIG:
+        places = st.builds(MigPlace, st.sampled_from(["1g.10gb", "2g.20gb+me"]), st.integers(0, 7))
+        slices = draw(
+            st.lists(st.tuples(st.sampled_from(uuids), places), min_size=1, max_size=5, unique=True)
+        )
+        devices = tuple(
+            PlacedDevice(uuid, draw(amounts), draw(st.integers(0, 10_000)), slice_)
+            for uuid, slice_ in slices
+        )
     return PlacedContainer(
         name=name,
-        devices=tuple(
-            PlacedDevice(uuid, draw(st.integers(1 << 20, 1 << 60)), guarantee) for uuid in uuids
-        ),
+        devices=devices,
         kind=draw(st.sampled_from(ContainerKind)),
         place=place,
-        mode=draw(st.sampled_from([SOFT, EXCLUSIVE])),
+        mode=mode,
         affinity=draw(st.sampled_from(["", "red"])),
         anti_affinity=draw(st.sampled_from(["", "blue"])),
         exclusion=draw(st.sampled_from([None, "", "team"])),
@@ -73,6 +87,39 @@ def test_the_node_reads_it_too() -> None:
     }
 
 
+def test_the_node_reads_which_slices_too() -> None:
+    placed = PlacedContainer(
+        name="main",
+        mode=MIG,
+        devices=tuple(
+            PlacedDevice("GPU-1", 10 << 30, 1428, MigPlace("1g.10gb", start)) for start in (0, 4)
+        ),
+    )
+    text = write_booking(PodBooking(uid=UID, node="n1", containers=(placed,)))
+    pod = Pod(
+        uid=UID,
+        namespace="ml",
+        name="train",
+        node="n1",
+        annotations={PLACEMENT: text},
+        containers=(Container("main", ContainerKind.REGULAR),),
+    )
+    wish = placements_of(pod, {"main": True})["main"]
+    assert wish.devices == ("GPU-1", "GPU-1")
+    assert wish.slices == (MigPlace("1g.10gb", 0), MigPlace("1g.10gb", 4))
+    assert (wish.mode, wish.memory_bytes) == (MIG, 10 << 30)
+    assert json.loads(text)["containers"]["main"] == {
+        "devices": ["GPU-1", "GPU-1"],
+        "memory": 10 << 30,
+        "guarantee": 1428,
+        "mode": "mig",
+        "slices": [["1g.10gb", 0], ["1g.10gb", 4]],
+    }
+
+
+SLICED = {"devices": ["a", "a"], "memory": 1, "mode": "mig", "slices": [["1g", 0], ["1g", 1]]}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -86,6 +133,14 @@ def test_the_node_reads_it_too() -> None:
         {"containers": {"main": {"devices": ["a"], "memory": -1}}},
         {"containers": {"main": {"devices": ["a"], "memory": 1, "guarantee": 10_001}}},
         {"containers": {"main": {"devices": ["a"], "memory": 1, "kind": "else"}}},
+        {"containers": {"main": {"devices": ["a"], "memory": 1, "guarantees": [1, 2]}}},
+        {"containers": {"main": {"devices": ["a"], "memory": 1, "slices": [["1g", 0]]}}},
+        {"containers": {"main": {"devices": ["a"], "memory": 1, "mode": "mig"}}},
+        {"containers": {"main": {**SLICED, "mode": "soft"}}},
+        {"containers": {"main": {**SLICED, "slices": [["1g", 0]]}}},
+        {"containers": {"main": {**SLICED, "slices": [["1g", 0], ["1g", 0]]}}},
+        {"containers": {"main": {**SLICED, "slices": [["1g", 0], ["1g", 64]]}}},
+        {"containers": {"main": {**SLICED, "slices": [["1g", 0], ["1g"]]}}},
     ],
 )
 def test_what_was_not_decided_for_this_pod_on_this_node_is_refused(

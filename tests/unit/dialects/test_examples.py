@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each file of examples/dialects asks natively for the share that its first lines name."""
+"""Each file of examples/dialects and examples/mig asks natively for what its first lines name."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import yaml
 from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
 from allotment.dialects.native import applied, wanted_of, written
-from allotment.dialects.systems import foreign_dialects
+from allotment.dialects.systems import foreign_dialects, load_settings
 from allotment.dialects.translating import translate
 from allotment.model.clusters import WantedContainer
 from allotment.model.compute import WHOLE, Compute
@@ -192,3 +192,49 @@ def containers(spec: Mapping[str, Any]) -> Iterator[ForeignContainer]:
                 limits={key: str(text) for key, text in resources.get("limits", {}).items()},
                 requests={key: str(text) for key, text in resources.get("requests", {}).items()},
             )
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """What an example of MIG asks for."""
+
+    dialect: str = ""
+    modes: tuple[str, ...] = ("mig",)
+    profile: str = ""
+    memory: int | None = None
+    count: int = 1
+
+
+SLICES = {
+    "allotment": Slices(profile="1g.10gb"),
+    "open": Slices(modes=("mig", "soft"), memory=8 * GI),
+    "nvidia": Slices(dialect="nvidia", profile="1g.10gb"),
+    "hami": Slices(dialect="hami", memory=8000 * MI, count=2),
+    "volcano": Slices(dialect="volcano", memory=8000 * MI),
+}
+
+
+def test_every_example_of_mig_is_here(root: Path) -> None:
+    there = root / "examples" / "mig"
+    assert {each.stem for each in there.glob("*.yaml")} == SLICES.keys()
+    readme = (there / "README.md").read_text()
+    assert all(f"`{name}.yaml`" in readme for name in SLICES)
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_an_example_of_mig_asks_for_its_slices(root: Path, name: str) -> None:
+    expected = SLICES[name]
+    text = (root / "examples" / "mig" / f"{name}.yaml").read_text()
+    assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n# ")
+    pod = foreign(yaml.safe_load(text))
+    found = translate(pod, foreign_dialects(load_settings("nvidia: {mig: slices}")))
+    assert (found.dialect if found else "") == expected.dialect
+    (only,) = wanted_of(applied(pod, written(pod, found)) if found else pod)
+    request = only.request
+    assert (request.mode, *request.other_modes) == expected.modes
+    assert (request.mig_profile, request.count) == (expected.profile, expected.count)
+    if expected.memory is not None:
+        assert request.memory.size_bytes == expected.memory

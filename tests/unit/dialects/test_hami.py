@@ -248,7 +248,9 @@ def test_all_memory_and_no_word_on_cores_is_a_gpu_alone(
         (pod(container(gpu=-1, mem=5)), "nvidia.com/gpu: '-1'"),
         (pod(container(gpu=1, priority=2)), "nvidia.com/priority is 2"),
         (pod(container(priority=1)), "nvidia.com/priority, and asks for no GPU"),
-        (pod(container(gpu=1), vgpu_mode="mig"), "wants GPUs in mode mig, which no node has"),
+        (pod(container(gpu=1), vgpu_mode="mig"), "asks for mode mig, and there its memory is 100%"),
+        (pod(container(gpu=1, part=50), vgpu_mode="mig"), "and there its memory is 50% of a GPU"),
+        (pod(container(gpu=2, mem=9), vgpu_mode="mps"), "and there a share is of one GPU"),
         (pod(container(gpu=1), vgpu_mode="mgi"), "none of its words"),
         (pod(container(gpu=1), nouse_gputype="nvidia"), "which every NVIDIA GPU is"),
         (pod(container(gpu=1), node_scheduler_policy="pack"), "is 'pack'"),
@@ -266,10 +268,51 @@ def test_refused_with_where_and_the_next_step(subject: ForeignPod, said: str) ->
     assert refused.value.hint
 
 
-def test_a_mode_that_nodes_have_is_passed_on() -> None:
+@pytest.mark.parametrize(
+    ("written_there", "modes", "annotation"),
+    [
+        ("mig", ("mig",), "mig"),
+        ("mig,hami-core", ("mig", "soft"), "mig,soft"),
+        ("hami-core,mig", ("soft", "mig"), "soft,mig"),
+        ("mps", ("mps",), "mps"),
+        ("hami-core", ("soft",), "soft"),
+        (None, ("soft",), None),
+    ],
+)
+def test_modes_are_those_that_the_annotation_has(
+    written_there: str | None, modes: tuple[str, ...], annotation: str | None
+) -> None:
+    more = {} if written_there is None else {"vgpu_mode": written_there}
+    subject = pod(container(gpu=1, mem=4000, cores=20), **more)
+    found = translate(subject)
+    its = found.containers[0].request
+    assert (its.mode, *its.other_modes) == modes
+    assert written(subject, found).annotations.get("allotment.dev/mode") == annotation
+
+
+def test_modes_that_a_cluster_has_not_are_refused_or_left_out() -> None:
     modes = frozenset({"soft", "mig"})
-    assert request(pod(container(gpu=1), vgpu_mode="mig"), modes=modes).mode == "mig"
-    assert request(pod(container(gpu=1), vgpu_mode="mig,hami-core"), modes=modes).mode == "soft"
+    its = request(pod(container(gpu=1, mem=4000), vgpu_mode="mps,mig"), modes=modes)
+    assert (its.mode, its.other_modes) == ("mig", ())
+    with pytest.raises(UsageError, match="wants GPUs in mode mps, which no node has"):
+        translate(pod(container(gpu=1), vgpu_mode="mps"), modes=modes)
+
+
+def test_what_a_slice_does_not_know_is_told() -> None:
+    subject = pod(container(gpu=2, mem=4000, cores=20, priority=1), vgpu_mode="mig")
+    found = translate(subject, device_memory_scaling=2.0)
+    its = found.containers[0].request
+    assert (its.mode, its.count, its.may_oversubscribe) == ("mig", 2, False)
+    assert its.compute == Compute(2000, 2000, is_governed=True)
+    assert found.passed_over == (
+        "container 'train': its priority: in a MIG slice nobody takes turns",
+    )
+
+
+def test_a_mode_that_cannot_give_it_is_told_where_another_can() -> None:
+    found = translate(pod(container(gpu=1, part=50), vgpu_mode="mig,hami-core"))
+    assert found.containers[0].request.mode == "soft"
+    assert "nvidia.com/vgpu-mode, mode mig: its memory is 50% of a GPU" in found.passed_over[0]
 
 
 # ---- receipts ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from allotment.dialects.foreign import DIALECT, ForeignContainer, ForeignPod, Translation
 from allotment.dialects.kai import FIELDS, QUEUE, RECEIVED, KaiDialect, KaiSettings
+from allotment.dialects.native import written
 from allotment.model.clusters import PlacedDevice
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
@@ -116,11 +117,22 @@ def test_another_container_is_chosen_by_name(name: str) -> None:
         ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}, "num-devices is 0"),
         ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "two"}, "'two'"),
         ({"gpu-fraction": "0.5", "gpu-fraction-container-name": "sude"}, "did you mean 'side'"),
-        ({"gpu-fraction": "0.5", "mps": "true"}, "mps"),
         ({"gpu-fraction": "0.5", "mps": "yes"}, "'yes'"),
         (
-            {"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "sm-sharing"},
-            "needs MPS",
+            {"gpu-fraction": "0.5", "mps": "true", "gpu-fraction-num-devices": "2"},
+            "shared by MPS, and there a share is of one GPU",
+        ),
+        (
+            {
+                "gpu-fraction": "0.5",
+                "mps": "true",
+                "kai.scheduler/gpu-compute-sharing-mode": "time-slicing",
+            },
+            "say that parts take turns, and that they do not",
+        ),
+        (
+            {"gpu-fraction": "0.5", "kai.scheduler/gpu-compute-sharing-mode": "sm-shering"},
+            "did you mean 'sm-sharing'",
         ),
     ],
 )
@@ -131,9 +143,38 @@ def test_refused_with_the_reason(annotations: dict[str, str], word: str) -> None
     assert caught.value.hint
 
 
-def test_mps_turned_off_and_turns_are_what_is_had() -> None:
-    mode = {"kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}
-    assert request({"gpu-fraction": "0.5", "mps": "false", **mode}).count == 1
+@pytest.mark.parametrize(
+    ("said", "mode", "annotation"),
+    [
+        ({}, "soft", None),
+        ({"mps": "true"}, "mps", "mps"),
+        ({"mps": "False"}, "soft", "soft"),
+        ({"kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}, "soft", "soft"),
+        ({"kai.scheduler/gpu-compute-sharing-mode": "sm-sharing"}, "mps", "mps"),
+        ({"kai.scheduler/gpu-compute-sharing-mode": "sm-sharing", "mps": "true"}, "mps", "mps"),
+        (
+            {"kai.scheduler/gpu-compute-sharing-mode": "time-slicing", "mps": "false"},
+            "soft",
+            "soft",
+        ),
+    ],
+)
+def test_how_a_part_is_shared_is_its_mode(
+    said: dict[str, str], mode: str, annotation: str | None
+) -> None:
+    subject = pod({"gpu-fraction": "0.5", **said})
+    found = KAI.translate(subject)
+    assert [each.request.mode for each in found.containers] == [mode]
+    assert written(subject, found).annotations.get("allotment.dev/mode") == annotation
+
+
+def test_a_container_s_own_word_wins_over_the_pod_s() -> None:
+    subject = pod(
+        field("gpu-memory.limit", "4Gi")
+        | field("gpu-compute.mode", "sm-sharing")
+        | {"kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}
+    )
+    assert [each.request.mode for each in KAI.translate(subject).containers] == ["mps"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +257,6 @@ def test_devices_are_counted_for_it_too() -> None:
         (field("gpu-memory.lim", "4Gi"), "did you mean 'gpu-memory.limit'"),
         (field("gpu-compute.portion", "0.5") | field("gpu-memory.limit", "4Gi"), "not known"),
         (field("gpu-compute.mode", "time-slicing"), "how much"),
-        (field("gpu-compute.mode", "sm-sharing") | field("gpu-memory.limit", "4Gi"), "MPS"),
         (field("gpu-compute.mode", "mps") | field("gpu-memory.limit", "4Gi"), "'mps'"),
         (field("gpu-compute.mode", "") | field("gpu-memory.limit", "4Gi"), "''"),
         (field("gpus.devices", "GPU-a") | field("gpu-memory.limit", "4Gi"), "what was given"),

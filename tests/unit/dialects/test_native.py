@@ -16,6 +16,7 @@ from allotment.dialects.foreign import (
     Translated,
     Translation,
 )
+from allotment.dialects.modes import ANY_MEMORY, suiting
 from allotment.dialects.native import Changes, applied, is_native, native_pod, wanted_of, written
 from allotment.dialects.registry import asks_of, wanted
 from allotment.dialects.values import DEVICE_POLICIES, NODE_POLICIES, part_amount
@@ -197,9 +198,18 @@ REQUESTS = st.builds(
     count=st.integers(1, 16),
     compute=COMPUTE,
     may_oversubscribe=st.booleans(),
-    mode=st.sampled_from(["soft", "exclusive", "mig"]),
+    mode=st.sampled_from(["soft", "exclusive", "mig", "mps"]),
+    other_modes=st.lists(st.sampled_from(["timeslice", "passthrough"]), unique=True).map(tuple),
     constraints=CONSTRAINTS,
     preferences=PREFERENCES,
+).filter(lambda its: bool(suiting(its, [its.mode])))
+SLICES = st.builds(
+    Request,
+    st.just(ANY_MEMORY),
+    count=st.integers(1, 7),
+    mode=st.just("mig"),
+    mig_profile=st.sampled_from(["1g.10gb", "1g.10gb+me", "7g.80gb", "1g.24gb+me.all"]),
+    constraints=CONSTRAINTS,
 )
 
 
@@ -208,7 +218,7 @@ def without_text(found: Request) -> Request:
 
 
 @settings(max_examples=40)
-@given(st.lists(REQUESTS, min_size=1, max_size=3))
+@given(st.lists(REQUESTS | SLICES, min_size=1, max_size=3))
 def test_what_is_written_reads_as_what_was_meant(requests: list[Request]) -> None:
     named = {f"c{place}": each for place, each in enumerate(requests)}
     subject = pod(*named)

@@ -86,12 +86,39 @@ def test_refused(placement: object, said: str) -> None:
     assert "remove the annotation allotment.dev/placement" in str(refused.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slices": [["1g.10gb", 0], ["1g.10gb", 1]]}, "slices in mode that it does not say"),
+        ({"mode": "soft", "slices": [["1g.10gb", 0], ["1g.10gb", 1]]}, "slices in mode soft"),
+        ({"mode": "mig"}, "0 slices of 2 devices"),
+        ({"mode": "mig", "slices": [["1g.10gb", 0]]}, "1 slices of 2 devices"),
+        (
+            {"devices": ["GPU-1", "GPU-1"], "mode": "mig", "slices": [["1g.10gb", 0]] * 2},
+            "has a slice twice",
+        ),
+        ({"mode": "mig", "slices": [["", 0], ["1g.10gb", 1]]}, "is no placement"),
+        ({"mode": "mig", "slices": [["1g.10gb", -1], ["1g.10gb", 1]]}, "is no placement"),
+        ({"mode": 3}, "is no placement"),
+    ],
+)
+def test_slices_that_cannot_be_meant_are_refused(changes: dict[str, object], said: str) -> None:
+    placed = {"devices": ["GPU-1", "GPU-2"], "memory": GI, **changes}
+    with pytest.raises(UsageError) as refused:
+        asks(whole(containers={"train": placed}))
+    assert said in refused.value.message
+    assert "remove the annotation allotment.dev/placement" in str(refused.value.hint)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["version", "containers", "train", "devices", "memory", "pod"]), inner
+            st.sampled_from(
+                ["version", "containers", "train", "devices", "memory", "pod", "mode", "slices"]
+            ),
+            inner,
         )
     ),
 )

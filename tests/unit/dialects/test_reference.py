@@ -4,6 +4,7 @@
 import re
 from pathlib import Path
 
+from allotment.agent import slices
 from allotment.agent.tenancy import told
 from allotment.dialects.allotment import RESOURCES
 from allotment.dialects.annotations import KEYS
@@ -32,4 +33,5 @@ def test_every_resource_is_there(root: Path) -> None:
 
 def test_every_event_is_there(root: Path) -> None:
     reasons = {told.READY, told.SMALL, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
+    reasons |= {slices.LOST, slices.STAYS}
     assert first_cells(section(root, "Events")) == reasons

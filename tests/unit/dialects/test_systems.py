@@ -28,8 +28,10 @@ from allotment.model.clusters import (
 )
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.requests import Request
 
 DIALECTS = foreign_dialects()
+CUTTING = foreign_dialects(load_settings("nvidia: {mig: slices}"))
 INVENTORY = NodeInventory(
     name="node-1",
     devices=(
@@ -108,6 +110,7 @@ RESOURCES = sorted(
         deepomatic.SHARED_GPU,
         "nvidia.com/gpu.shared",
         "nvidia.com/mig-1g.5gb",
+        "nvidia.com/mig-1g.24gb.me.all",
         "allotment.dev/gpu",
         "allotment.dev/gpu-memory",
         "cpu",
@@ -122,6 +125,8 @@ ANNOTATIONS = sorted(
         *volcano.GPUSHARE_RECEIPTS,
         "allotment.dev/compute",
         "allotment.dev/memory",
+        "allotment.dev/mode",
+        "allotment.dev/mig-profile",
         "example.com/x",
     }
 )
@@ -155,6 +160,11 @@ TEXTS = st.sampled_from(
         "slot=99999999999,core=1,memory=3",
         "hami-core",
         "mig",
+        "mps,mig,hami-core",
+        "mig,soft",
+        "strongest",
+        "1g.10gb",
+        "c0=1g.10gb+me",
         "mutex",
         "GPU-1,NVIDIA,1000,30:;",
         "GPU-1,NVIDIA,1000,30:GPU-1[0-1],NVIDIA,5,5:",
@@ -190,6 +200,11 @@ PODS = st.builds(
 )
 
 
+def mig_of(request: Request) -> tuple[object, ...]:
+    """What a request says of modes and slices."""
+    return request.mode, request.other_modes, request.mig_profile, request.count
+
+
 def pod(*limits: dict[str, str]) -> ForeignPod:
     containers = tuple(
         ForeignContainer(name=f"c{place}", limits=each) for place, each in enumerate(limits)
@@ -198,17 +213,24 @@ def pod(*limits: dict[str, str]) -> ForeignPod:
 
 
 @settings(max_examples=250, deadline=None)
-@given(PODS)
-def test_any_pod_is_translated_or_refused_with_where_and_the_next_step(subject: ForeignPod) -> None:
+@given(PODS, st.booleans())
+def test_any_pod_is_translated_or_refused_with_where_and_the_next_step(
+    subject: ForeignPod,
+    is_cut: bool,  # noqa: FBT001 - drawn
+) -> None:
+    dialects = CUTTING if is_cut else DIALECTS
     refused: UsageError | None = None
     try:
-        translation = translate(subject, DIALECTS)
+        translation = translate(subject, dialects)
         if translation is not None:
             after = applied(subject, written(subject, translation))
             assert is_native(after)
             assert after.annotations[DIALECT] == translation.dialect
             assert len(wanted_of(after)) == len(translation.containers)
-            assert translate(after, DIALECTS) is None
+            assert translate(after, dialects) is None
+            assert [mig_of(each.request) for each in wanted_of(after)] == [
+                mig_of(each.request) for each in translation.containers
+            ] or {"allotment.dev/mode", "allotment.dev/mig-profile"} & set(subject.annotations)
             # What goes is gone, and nothing else is.
             for before, now in zip(subject.containers, after.containers, strict=True):
                 gone = {key for key in before.limits if key not in now.limits}

@@ -10,7 +10,7 @@ from allotment.dialects.deepomatic import DeepomaticDialect, DeepomaticSettings
 from allotment.dialects.foreign import ForeignContainer, ForeignDialect, ForeignPod
 from allotment.dialects.hami import HamiDialect
 from allotment.dialects.hami_settings import HamiSettings
-from allotment.dialects.native import written
+from allotment.dialects.native import applied, wanted_of, written
 from allotment.dialects.nvidia_foreign import NvidiaForeign, NvidiaSettings
 from allotment.dialects.translating import speaker_of, translate
 from allotment.dialects.volcano import VolcanoDialect, VolcanoGpuShareDialect, VolcanoSettings
@@ -148,6 +148,39 @@ def test_mig_is_left_unless_no_node_has_it() -> None:
     with pytest.raises(UsageError, match=r"container 'c0': .* no node of this cluster") as refused:
         translate(subject, (lacks,))
     assert "nvidia.com/mig-3g.20gb" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("resource", "profile"),
+    [
+        ("1g.5gb", "1g.5gb"),
+        ("1g.5gb.me", "1g.5gb+me"),
+        ("1g.24gb.me.all", "1g.24gb+me.all"),
+        ("2g.48gb.gfx", "2g.48gb+gfx"),
+        ("1g.24gb-me", "1g.24gb-me"),
+    ],
+)
+def test_mig_is_translated_to_slices_where_the_settings_say_so(resource: str, profile: str) -> None:
+    dialect = NvidiaForeign(NvidiaSettings(mig="slices", offered=frozenset()))
+    subject = pod({f"nvidia.com/mig-{resource}": "2"}, {GPU: "1"})
+    found = translate(subject, (dialect,))
+    assert found is not None
+    (one,) = found.containers
+    assert one.removes == (f"nvidia.com/mig-{resource}",)
+    changes = written(subject, found)
+    # A profile says how much memory it is.
+    assert changes.limits == {"c0": {f"nvidia.com/mig-{resource}": None, "allotment.dev/gpu": "2"}}
+    (wanted,) = wanted_of(applied(subject, changes))
+    assert wanted.request == one.request
+    its = wanted.request
+    assert (its.mode, its.other_modes, its.mig_profile, its.count) == ("mig", (), profile, 2)
+
+
+def test_a_container_has_slices_of_one_profile() -> None:
+    dialect = NvidiaForeign(NvidiaSettings(mig="slices"))
+    with pytest.raises(UsageError, match="is a part of GPUs here") as refused:
+        translate(pod({"nvidia.com/mig-1g.5gb": "1", "nvidia.com/mig-2g.10gb": "1"}), (dialect,))
+    assert refused.value.hint
 
 
 def test_a_container_has_its_gpus_by_one_resource() -> None:

@@ -113,7 +113,7 @@ def test_annotations() -> None:
     [
         (pod(container(vgpu_number=1, vgpu_memory="x")), "volcano.sh/vgpu-memory: 'x'"),
         (pod(container(vgpu_number=1, vgpu_memory_percentage=0)), "percentage is 0"),
-        (pod(container(vgpu_number=1), vgpu_mode="mig"), "mode mig, which no node has"),
+        (pod(container(vgpu_number=1), vgpu_mode="mig"), "and there its memory is 100% of a GPU"),
     ],
 )
 def test_refused(subject: ForeignPod, said: str) -> None:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sets of MIG slices an administrator allows, as HAMi and Volcano have them in their files.
+
+    knownMigGeometries:
+    - models: [A100-SXM4-40GB]
+      allowedGeometries:
+      - group: group1
+        geometries: [{name: 1g.5gb, memory: 5120, count: 7}]
+
+HAMi up to v2.9 writes no groups, but lists of geometries, which go by their numbers from 0.
+(Volcano v1.13, `volcano-vgpu-device-config`; HAMi v2.5, `hami-scheduler-device`.)
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
+
+__all__ = ["KnownGeometries", "groups_from"]
+
+_Word = Annotated[str, Meta(min_length=1, max_length=64)]
+_MOST: Final = 64
+
+
+class _Geometry(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(max_length=32, pattern=r"^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb")]
+    memory: Annotated[int, Meta(ge=1, le=1 << 30)]
+    """MiB."""
+    count: Annotated[int, Meta(ge=1, le=64)]
+
+
+class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    group: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\[\]]+$")]
+    geometries: Annotated[tuple[_Geometry, ...], Meta(min_length=1, max_length=_MOST)]
+
+
+class KnownGeometries(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """What GPUs of some models may be cut into."""
+
+    models: Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=_MOST)]
+    allowed_geometries: Annotated[
+        tuple[_Group | Annotated[tuple[_Geometry, ...], Meta(min_length=1, max_length=_MOST)], ...],
+        Meta(min_length=1, max_length=_MOST),
+    ]
+
+
+def groups_from(known: Iterable[KnownGeometries]) -> tuple[MigModelGroups, ...]:
+    """Return them in the planner's words."""
+    return tuple(
+        MigModelGroups(
+            each.models,
+            tuple(_group(number, one) for number, one in enumerate(each.allowed_geometries)),
+        )
+        for each in known
+    )
+
+
+def _group(number: int, written: _Group | tuple[_Geometry, ...]) -> MigGroup:
+    name, geometries = (
+        (written.group, written.geometries)
+        if isinstance(written, _Group)
+        else (str(number), written)
+    )
+    return MigGroup(
+        name, tuple(MigTemplate(each.name, each.memory, each.count) for each in geometries)
+    )
