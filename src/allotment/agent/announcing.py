@@ -12,25 +12,32 @@ scheduled pods have is not in it: they come and go without a write to the node.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Final, NoReturn, Protocol
 
+from allotment.agent.device_modes import DeviceModes
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.protocols import Pods, Reports
-from allotment.agent.resources import Offer
+from allotment.agent.resources import Offer, as_whole
+from allotment.agent.slices import CutGpu, NodeSlices
 from allotment.agent.tenancy.node_shares import CORDONED
-from allotment.agent.tenancy.unplaced import unplaced
+from allotment.agent.tenancy.unplaced import placed_slices, unplaced
 from allotment.kube.inventories import DEVICES, cordoned, encode
-from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, Taken
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
+from allotment.model.mig import MigPlace
+from allotment.model.requests import MIG
 from allotment.placement.fit import MAX_SHARES
 from allotment.shares.bookings import Bookings, default_host_budget
 from allotment.shares.folders import StateFolder
 from allotment.shares.found import Found
+from allotment.shares.modes_of_gpus import Allowed, narrowed
 
 __all__ = ["Announcing", "announced"]
 
+_KEPT: Final = "kept for other modes than its own"
 GATHER_S: Final = 0.2
 """What changes within so short a time is told at once."""
 LEAST_S: Final = 2.0
@@ -80,12 +87,19 @@ def announced(
     *,
     taken: Mapping[str, Taken],
     links: Links,
+    cut: Mapping[str, CutGpu] | None = None,
+    placed: Collection[tuple[str, MigPlace]] = (),
+    allowed: Mapping[str, Allowed] | None = None,
 ) -> NodeInventory | None:
     """Return what is to be told; None: no device of the node is given in parts.
 
-    `problems` and `taken` are by UUID. The node's name, CPU and memory are not in the annotation.
+    `problems`, `taken`, `cut` and `allowed` are by UUID. `placed` are the slices for which
+    placements stand: a scheduler knows of them, and counts them. The node's name, CPU and memory
+    are not in the annotation.
     """
-    told = [devices[uuid] for uuid in offer.parted if uuid in devices]
+    told = [as_whole(devices[uuid]) for uuid in offer.parted if uuid in devices]
+    migs = {uuid: _mig(uuid, each, placed) for uuid, each in (cut or {}).items()}
+    modes = {each.uuid: _open(offer, each.uuid, allowed or {}) for each in told}
     if not told:
         return None
     there = {each.uuid for each in told}
@@ -99,14 +113,40 @@ def announced(
                 memory_bytes=each.allottable_bytes,
                 index=each.index,
                 numa_node=each.numa_node,
+                modes=tuple(
+                    mode
+                    for mode in modes[each.uuid]
+                    if mode != MIG or each.uuid in migs  # what it can be cut into is not known yet
+                ),
+                mig=migs.get(each.uuid),
                 max_shares=MAX_SHARES,
-                problem=problems.get(each.uuid, ""),
+                problem=problems.get(each.uuid) or ("" if modes[each.uuid] else _KEPT),
                 taken=taken.get(each.uuid) or Taken(),
             )
             for each in told
         ),
         host_budget_bytes=default_host_budget(told),
         links={(pair[0], pair[1]): points for pair, points in pairs.items() if len(pair) > 1},
+    )
+
+
+def _open(offer: Offer, uuid: str, allowed: Mapping[str, Allowed]) -> tuple[str, ...]:
+    """Return the modes of which a GPU takes new shares, the node's own order kept."""
+    left = narrowed(offer.shared[uuid], allowed.get(uuid))
+    return tuple(mode for mode in offer.shared[uuid] if mode in left)
+
+
+def _mig(uuid: str, gpu: CutGpu, placed: Collection[tuple[str, MigPlace]]) -> NodeMig:
+    names = gpu.names
+    return NodeMig(
+        profiles=gpu.profiles,
+        is_enabled=gpu.is_enabled,
+        slices=tuple(
+            replace(each, holder="")
+            for each in gpu.slices
+            if each.profile in names
+            and (uuid, MigPlace(names[each.profile], each.start)) not in placed
+        ),
     )
 
 
@@ -122,8 +162,13 @@ class Announcing:
         pods: Pods,
         links: Callable[[], Links],
         reports: Reports,
+        slices: NodeSlices | None = None,
+        modes: DeviceModes | None = None,
     ) -> None:
-        """Take what it tells of, and where."""
+        """Take what it tells of, and where.
+
+        `slices`: what GPUs are cut into for who asks; `modes`: what they are for.
+        """
         self._shares = folder.shares
         self._bookings = Bookings(folder)
         self._offering = offering
@@ -131,6 +176,12 @@ class Announcing:
         self._pods = pods
         self._links = links
         self._reports = reports
+        self._slices = slices
+        self._modes = modes
+        if modes is not None:
+            modes.followers.append(self.wake)
+        if slices is not None:
+            slices.followers.append(self.wake)
         self._is_offered = False
         self._problem = ""
         self._cordoned: frozenset[str] = frozenset()
@@ -207,6 +258,9 @@ class Announcing:
                 {**dict.fromkeys(self._cordoned, CORDONED), **self._offering.unusable},
                 taken=unplaced(shares, self._pods.get),
                 links=self._links(),
+                cut=self._slices.current if self._slices is not None else None,
+                placed=placed_slices(self._pods.all()),
+                allowed=self._modes.current if self._modes is not None else None,
             )
             text = None if inventory is None else encode(inventory)
         except (AllotError, ValueError) as error:

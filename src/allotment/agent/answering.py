@@ -14,7 +14,7 @@ from allotment.agent.configuring import Configuring
 from allotment.agent.device_plugin.answers import DriverNodes, answer
 from allotment.agent.offering import Offering
 from allotment.agent.protocols import Answer, DeviceNode, Mount, Reports
-from allotment.agent.resources import Resource
+from allotment.agent.resources import MPS, Resource
 from allotment.agent.settings import CdiUse
 from allotment.model.shares import Injection, ShareId
 from allotment.modes import ledger_mode
@@ -30,6 +30,7 @@ _NODE_WAIT_S: Final = 10.0
 _CDI_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 0), "cri-o": (1, 28)}
 _RUNTIME: Final = re.compile(r"(?P<name>[a-z-]+)://v?(?P<major>\d+)\.(?P<minor>\d+)")
 _NVIDIA_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
+_CAPABILITIES: Final = "/dev/nvidia-caps/"
 
 
 class Runtime(Protocol):
@@ -119,8 +120,11 @@ class Answering:
         has_cdi = self._has_cdi()
         mounts: tuple[Mount, ...] = ()
         nodes: tuple[DeviceNode, ...] = ()
+        envs: Mapping[str, str] = {}
         if not has_cdi:
             mounts, nodes = self._by_mounts(resource, ids, share)
+            envs, more = self._mps_by_mounts(resource, ids)
+            mounts += more
             self._reports.count("cdi_fallback", resource=resource.name)
         return answer(
             resource,
@@ -131,7 +135,8 @@ class Answering:
             has_cdi=has_cdi,
             mounts=mounts,
             nodes=nodes,
-            driver=self._driver_nodes() if config.plugin.pass_device_specs else None,
+            envs=envs,
+            driver=self._driver_nodes(resource, ids) if config.plugin.pass_device_specs else None,
         )
 
     def injection(self, mode: str) -> Injection:
@@ -147,11 +152,11 @@ class Answering:
         """Return what a container gets without CDI: files that will be there when it starts."""
         device_of = {slot.id: slot.device for slot in resource.slots}
         meant = {device_of.get(each) for each in ids}
-        modes = self._offering.current.modes
+        shared = self._offering.current.shared
         devices = [
             device
             for uuid, device in self._offering.devices.items()
-            if (uuid in meant if None not in meant else modes.get(uuid) == resource.mode)
+            if (uuid in meant if None not in meant else resource.mode in shared.get(uuid, ()))
         ]
         count = len(ids) if None in meant else len(meant)
         mounts = [
@@ -163,16 +168,43 @@ class Answering:
             tuple(DeviceNode(path, path) for path in self._shares.device_nodes(devices)),
         )
 
-    def _driver_nodes(self) -> DriverNodes:
-        """Return the device nodes that are there."""
+    def _mps_by_mounts(
+        self, resource: Resource, ids: Sequence[str]
+    ) -> tuple[Mapping[str, str], tuple[Mount, ...]]:
+        """Return what a container gets for its daemon, where its ids tell which GPU and how much.
+
+        Of several GPUs it is refused when the share is made.
+        """
+        meant = {slot.device for slot in resource.slots if slot.id in ids}
+        uuid = next(iter(meant), None)
+        if resource.mode != MPS or uuid is None:
+            return {}, ()
+        percent = min(100, 100 // resource.replicas * len(ids))
+        envs, mounts = self._shares.mps_by_mounts(uuid, percent=percent)
+        return envs, tuple(
+            Mount(each.host_path, each.container_path, each.is_read_only) for each in mounts
+        )
+
+    def _driver_nodes(self, resource: Resource, ids: Sequence[str]) -> DriverNodes:
+        """Return the device nodes that are there, of no GPU and of those that are meant."""
+        meant = {slot.device for slot in resource.slots if slot.id in ids}
         minors = {}
+        capabilities: dict[str, list[str]] = {}
         for uuid, device in self._offering.devices.items():
+            if uuid not in meant:
+                continue
             for path in self._shares.device_nodes([device]):
                 found = _NVIDIA_NODE.fullmatch(path)
                 if found:
                     minors[uuid] = int(found[1])
+                if path.startswith(_CAPABILITIES):
+                    capabilities.setdefault(uuid, []).append(path)
         present = tuple(path for path in DriverNodes().control if Path(path).exists())
-        return DriverNodes(control=present, minors=minors)
+        return DriverNodes(
+            control=present,
+            minors=minors,
+            capabilities={uuid: tuple(paths) for uuid, paths in capabilities.items()},
+        )
 
     def _has_cdi(self) -> bool:
         if self._cdi is not CdiUse.AUTO:

@@ -9,19 +9,22 @@
 
 Every GPU is asked by a thread of its own every few seconds (`devices.watching`) and listened to by
 another (`devices.events`); the loop only takes in what they say. A GPU that hangs in every call
-therefore costs two idle threads, and nobody waits for it.
+therefore costs idle threads, and nobody waits for it. NVML keeps no report for whoever comes later,
+so a GPU is registered before its first answer is taken in: whoever knows of it is told of it.
 
 A GPU that has answered once stays listed, with a problem while it is silent, lost or gone: the node
-has it, and cannot use it. Only when another one is found in its place is it dropped.
+has it, and cannot use it. Only when another one is found in its place is it dropped. What MIG has
+cut it into is asked with it, so that slices are listed and withdrawn as they come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -108,6 +111,7 @@ class GpuWatch:
         *,
         machine: Path | None = None,
         fails_without: bool = False,
+        offerable: Callable[[Sequence[Device]], tuple[Device, ...]] = tuple,
         patience_s: float = PATIENCE_S,
         poll_s: float = POLL_S,
         test_s: float = TEST_S,
@@ -116,9 +120,11 @@ class GpuWatch:
 
         `fails_without`: `run` raises `NoDevicesError` when NVML cannot be had at the start
         (`failOnInitError`); else it is tried again, and `problem` says why there are none.
+        `offerable` chooses among a GPU's MIG devices, in its thread.
         """
         self._session = Session(machine)
         self._fails_without = fails_without
+        self._offerable = offerable
         self._patience_s = patience_s
         self._poll_s = poll_s
         self._test_s = test_s
@@ -127,7 +133,9 @@ class GpuWatch:
         self._signature: object = None
         self._gpus: list[_Gpu] = []
         self._devices: dict[str, Device] = {}
-        self._listeners: Listeners | None = None
+        self._slices: dict[str, tuple[Device, ...]] = {}
+        """The MIG devices that each GPU told of last, by its UUID."""
+        self._listeners = Listeners(self._session, self._deliver)
         self._problem: str | None = "the GPUs have not been looked at yet"
         self._looked = asyncio.Event()
         self._heard_all = asyncio.Event()
@@ -154,7 +162,7 @@ class GpuWatch:
 
     def listening(self) -> frozenset[str]:
         """Return the UUIDs of those whose reports are heard."""
-        return frozenset() if self._listeners is None else self._listeners.listening()
+        return self._listeners.listening()
 
     async def first_look(self) -> Inventory:
         """Wait until those that answer soon have answered, or it is known that none can.
@@ -275,27 +283,26 @@ class GpuWatch:
         """Tell whether nobody is in a call, which would be on a library that has been shut down."""
         if self._is_anyone_asked():
             return False
-        return self._listeners is None or self._listeners.close()
+        return self._listeners.close()
 
     def _is_anyone_asked(self) -> bool:
         return any(each.asker.asked_at is not None for each in self._gpus)
 
     def _take_stock(self, count: int) -> None:
         """Have one GPU for each of NVML's numbers; what was known of devices stays known."""
+        if self._listeners.is_closed:
+            self._listeners = Listeners(self._session, self._deliver)
         for gpu in self._gpus[count:]:
             gpu.asker.close()
+            self._listeners.leave(gpu.index)
         self._gpus[count:] = [_Gpu(index) for index in range(len(self._gpus), count)]
-        if self._listeners is None:
-            self._listeners = Listeners(self._session, self._deliver)
 
     def _forget_gpus(self, failure: Failure | None) -> None:
         for gpu in self._gpus:
             gpu.asker.close()
             if failure is not None and gpu.uuid is not None:
                 self._tell(_failed(gpu.uuid, failure))
-        if self._listeners is not None:
-            self._listeners.follow(())
-        self._listeners = None
+        self._listeners.close(wait_s=0)
         self._gpus = []
         if failure is not None:
             self._update()
@@ -328,13 +335,21 @@ class GpuWatch:
             for uuid in self._devices:
                 if uuid not in present:
                     self._tell(Gone(uuid=uuid))
-        self._listen()
         self._update()
 
     def _ask(self, gpu: _Gpu) -> bool:
         """Ask how it is. False: it is still thinking about the last time."""
-        session, index = self._session, gpu.index
-        asked = gpu.asker.ask(lambda: session.look(index))
+        session, listeners, index = self._session, self._listeners, gpu.index
+        offerable = self._offerable
+
+        def look() -> Look | Failure:
+            found = session.look(index)
+            if isinstance(found, Look):
+                listeners.listen(index, found.device.uuid)
+                found = replace(found, slices=offerable(found.slices))
+            return found
+
+        asked = gpu.asker.ask(look)
         if asked is None:
             return False
         gpu.asked = asked
@@ -378,13 +393,11 @@ class GpuWatch:
         for uuid, other in list(self._devices.items()):
             if uuid != device.uuid and other.pci_bus_id == device.pci_bus_id:
                 del self._devices[uuid]
+                self._slices.pop(uuid, None)
                 self._tell(Gone(uuid=uuid, is_replaced=True))
         self._devices[device.uuid] = device
+        self._slices[device.uuid] = look.slices
         self._tell(Answered(uuid=device.uuid, device=device, vitals=look.vitals))
-
-    def _listen(self) -> None:
-        if self._listeners is not None:
-            self._listeners.follow((gpu.index, gpu.uuid) for gpu in self._gpus if gpu.uuid)
 
     def _deliver(self, event: GpuEvent) -> None:
         """Pass on a report; in the thread of its listener."""
@@ -423,7 +436,8 @@ class GpuWatch:
                 if uuid not in by_uuid:
                     problems.append(Problem(device.index, uuid, gone, device))
         devices = sorted(self._devices.values(), key=lambda each: (each.index, each.uuid))
-        made = Inventory(devices=tuple(devices), problems=tuple(problems))
+        slices = tuple(each for gpu in devices for each in self._slices.get(gpu.uuid, ()))
+        made = Inventory(devices=tuple(devices), problems=tuple(problems), slices=slices)
         if made != self._current:
             self._current = made
             self._bells.ring()
@@ -433,9 +447,7 @@ class GpuWatch:
         hangs = self._is_anyone_asked()
         for gpu in self._gpus:
             gpu.asker.close()
-        listeners, self._listeners = self._listeners, None
-        if listeners is not None:
-            hangs = not await asyncio.to_thread(listeners.close) or hangs
+        hangs = not await asyncio.to_thread(self._listeners.close) or hangs
         self._gpus = []
         # The driver's library is not shut down under a call; the process is about to end anyway.
         if self._session.is_simulated or not hangs:

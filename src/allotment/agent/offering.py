@@ -14,8 +14,10 @@ import structlog
 
 from allotment.agent.config.effective import Config
 from allotment.agent.configuring import Configuring
+from allotment.agent.device_modes import DeviceModes
 from allotment.agent.health.watching import HealthWatch, condition
 from allotment.agent.inventory import GpuWatch
+from allotment.agent.migs import inherited
 from allotment.agent.protocols import Reports
 from allotment.agent.resources import Offer, Resource, plan
 from allotment.model.devices import Device
@@ -48,6 +50,7 @@ class Offering:
         configuring: Configuring,
         node: NodeWrites,
         reports: Reports,
+        modes: DeviceModes | None = None,
     ) -> None:
         """Take what it is made of, and where it goes besides `followers`."""
         self._gpus = gpus
@@ -59,6 +62,9 @@ class Offering:
         self._devices: Mapping[str, Device] = {}
         self._told: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
+        self._modes = modes
+        if modes is not None:
+            modes.followers.append(self._wake.set)
         self.followers: list[Callable[[Offer], None]] = []
         """Called in the event loop with each new offer."""
 
@@ -74,7 +80,7 @@ class Offering:
 
     @property
     def devices(self) -> Mapping[str, Device]:
-        """Every GPU that has answered, by UUID; sick ones are among them."""
+        """Every GPU that has answered and its MIG devices, by UUID; sick ones are among them."""
         return self._devices
 
     @property
@@ -86,7 +92,7 @@ class Offering:
         silent = {
             each.uuid: each.message for each in self._gpus.current.problems if each.uuid is not None
         }
-        return {**silent, **self._health.unhealthy}
+        return inherited({**silent, **self._health.unhealthy}, tuple(self._devices.values()))
 
     async def run(self) -> None:
         """Follow all three until cancelled."""
@@ -108,17 +114,19 @@ class Offering:
             await self._renew()
 
     async def _renew(self) -> None:
-        known = self._gpus.current.devices
+        known = (*self._gpus.current.devices, *self._gpus.current.slices)
         self._devices = {each.uuid: each for each in known}
         unhealthy = self._health.unhealthy
         config = self._configuring.current
-        offer = Offer() if config is None else plan(known, unhealthy, config)
+        allowed = self._modes.current if self._modes is not None else {}
+        offer = Offer() if config is None else plan(known, unhealthy, config, allowed=allowed)
         state = condition(self._health.records, problem=self._gpus.problem)
         await self._node.set_condition(
             state.type, state.status, reason=state.reason, message=state.message
         )
+        sick = inherited(unhealthy, known)
         for uuid in self._devices:
-            self._reports.gauge("device_healthy", float(uuid not in unhealthy), device=uuid)
+            self._reports.gauge("device_healthy", float(uuid not in sick), device=uuid)
         if config is None:
             return  # nothing has been said yet: what the node has stays as it is
         self._tell_problems(offer)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers: devices, health and configuration in, resources and quantities out. Pure."""
+"""What a node offers: devices, health and configuration in, resources and quantities out. Pure.
+
+GPUs are offered as the rules of the configuration say, MIG devices as its `migStrategy` does
+(`migs`): exclusive, or in replicas where `sharing.timeSlicing` names their resource.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,30 +12,40 @@ from typing import Final
 from allotment.agent.config.checks import MAX_REPLICAS
 from allotment.agent.config.effective import Config
 from allotment.agent.config.names import GPU, matches_pattern
-from allotment.agent.config.rules import matches, rule_of, selected
+from allotment.agent.config.rules import MigUse, matches, mig_use, rule_of, selected
 from allotment.agent.config.schema import DeviceRule, ReplicatedResource
+from allotment.agent.migs import inherited, serve
 from allotment.dialects import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
+from allotment.model.requests import MIG
+from allotment.modes.mps import MPS_CLIENTS, MpsMode
 from allotment.placement.fit import MAX_SHARES
+from allotment.shares.modes_of_gpus import Allowed, refusal_on
 
 __all__ = [
+    "ENFORCED",
     "EXCLUSIVE",
     "GPU_COMPUTE",
     "GPU_MEMORY",
     "GPU_SHARE",
+    "MPS",
     "SOFT",
     "TIMESLICE",
     "Offer",
     "Resource",
     "Slot",
+    "as_whole",
     "plan",
 ]
 
 EXCLUSIVE: Final = "exclusive"
 TIMESLICE: Final = "timeslice"
 SOFT: Final = "soft"
+MPS: Final = "mps"
+ENFORCED: Final = frozenset({SOFT, MPS})
+"""Modes whose replicas are parts of a device, held to by the ledger."""
 
 _LONGEST_ID: Final = 63
 """Of a device plugin's ids, as NVIDIA's plugin keeps to it."""
@@ -63,7 +77,8 @@ class Resource:
     mode: str
     slots: tuple[Slot, ...]
     replicas: int = 1
-    """How many slots a device has. In mode soft each is that part of its memory and time."""
+    """How many slots a device has. In modes soft and mps each is that part of its memory and
+    time."""
     fails_above_one: bool = False
     """More than one of it in a container is refused."""
     family: str = ""
@@ -79,6 +94,11 @@ class Offer:
     """`GPU_MEMORY` and `GPU_COMPUTE`, for the node's capacity; healthy devices alone count."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """By UUID: the mode of each device."""
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By UUID: the modes in which `GPU_SHARE` serves on each of its devices, by turns; the first is
+    for who does not say."""
+    migs: Mapping[str, MigUse] = field(default_factory=dict)
+    """By UUID of the GPUs that are cut for who asks: how."""
     time_slices: Mapping[str, str] = field(default_factory=dict)
     """By UUID: how long a program runs at a time, where a rule says so: `short`, `medium`, ..."""
     problems: tuple[str, ...] = ()
@@ -92,43 +112,70 @@ class Offer:
     def parted(self) -> tuple[str, ...]:
         """UUIDs of the devices that `GPU_SHARE` is of, in parts of any size.
 
-        Soft ones without slots of their own: replicas of NVIDIA's resources are the kubelet's.
+        Replicas of NVIDIA's resources are the kubelet's.
         """
-        own = {slot.device for resource in self.resources for slot in resource.slots}
-        return tuple(
-            sorted(uuid for uuid, mode in self.modes.items() if mode == SOFT and uuid not in own)
-        )
+        return tuple(sorted(self.shared))
+
+    def in_mode(self, mode: str) -> tuple[str, ...]:
+        """UUIDs of the devices on which `GPU_SHARE` serves in a mode."""
+        return tuple(sorted(uuid for uuid, modes in self.shared.items() if mode in modes))
 
 
-def plan(devices: Sequence[Device], unhealthy: Mapping[str, str], config: Config) -> Offer:
+def plan(
+    devices: Sequence[Device],
+    unhealthy: Mapping[str, str],
+    config: Config,
+    *,
+    allowed: Mapping[str, Allowed] | None = None,
+) -> Offer:
     """Decide what a node with these devices offers; `unhealthy` is why, by UUID.
 
-    The order of `devices` does not matter. A device that is unhealthy keeps its slots, which say
-    so, and its mode; it counts in no quantity.
+    `allowed` is what was said of GPUs' modes, by UUID: one that is for none of its modes has slots
+    that say that they are not to be had.
+
+    `devices` are GPUs and what MIG has cut them into; their order does not matter. A device that is
+    unhealthy keeps its slots, which say so, and its mode; it counts in no quantity. A MIG device is
+    as healthy as its GPU.
     """
     problems: list[str] = []
-    usable = _usable(devices, problems)
-    rules = _rules(usable, config, problems)
-    named = {each.uuid: _name(each, config) for each in usable}
+    dynamic = _dynamic(devices, config)
+    served = serve(_in_order(devices), config, dynamic=dynamic)
+    problems += served.problems
+    usable = _usable(served.devices, problems)
+    unhealthy = inherited(unhealthy, usable)
+    rules = _rules(_in_order(devices), usable, config, problems)
+    named = {each.uuid: served.names.get(each.uuid) or _name(each, config) for each in usable}
     shared = _shared(usable, named, config, problems)
     parts = [
         _Part(
             device=each,
             family=named[each.uuid],
-            mode=_mode(each, rules.get(each.uuid), shared.get(each.uuid), problems),
+            mode=_mode(each, rules.get(each.uuid), shared.get(each.uuid), config, problems),
             shared=shared.get(each.uuid),
+            modes=rules[each.uuid].shared if each.uuid in rules else (),
         )
         for each in usable
     ]
     parts = list(_settled(parts, problems))
-    loose = [each.device for each in parts if each.resource is None]
+    if served.is_refused:
+        parts = [each for each in parts if each.resource is None]
+    unhealthy = {**unhealthy, **_kept(parts, allowed or {})}
+    loose = [as_whole(each.device) for each in parts if each.resource is None]
     offered = [_offered(name, of, unhealthy, config) for name, of in _by_resource(parts).items()]
+    if served.is_refused:
+        offered.append(Resource(name=GPU, mode=EXCLUSIVE, slots=(), family=GPU))
     _warn_of_mixtures(offered, problems)
     modes = {each.device.uuid: each.mode for each in parts}
+    loose_modes = {
+        each.device.uuid: each.modes or (each.mode,) for each in parts if each.resource is None
+    }
+    uses = {uuid: mig_use(rules[uuid]) for uuid in loose_modes if uuid in rules}
     return Offer(
         resources=tuple(sorted([*offered, *_shares(loose, unhealthy, config)], key=_name_of)),
         quantities=_quantities(loose, unhealthy),
         modes=modes,
+        shared=loose_modes,
+        migs={uuid: use for uuid, use in uses.items() if use is not None},
         time_slices={
             uuid: rule.time_slice
             for uuid, rule in rules.items()
@@ -150,6 +197,13 @@ class _Part:
     mode: str
     shared: ReplicatedResource | None
     """By what it is replicated; of no meaning in mode exclusive."""
+    modes: tuple[str, ...] = ()
+    """Those of its rule in which `GPU_SHARE` serves."""
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether it can be `GPU_SHARE` alone: one mode, and parts of one size, is not its way."""
+        return len(self.modes) > 1 or MIG in self.modes
 
     @property
     def replicas(self) -> int:
@@ -159,19 +213,38 @@ class _Part:
     @property
     def resource(self) -> str | None:
         """The resource that it is offered as; None: `GPU_SHARE`."""
+        if self.is_loose:
+            return None
         if self.shared is None or self.mode == EXCLUSIVE:
-            return None if self.mode == SOFT else self.family
+            return None if self.mode in ENFORCED else self.family
         return self.shared.rename or self.family
 
 
+def _kept(parts: Sequence[_Part], allowed: Mapping[str, Allowed]) -> Mapping[str, str]:
+    """Return why, by UUID, for devices that are for none of the modes that they are offered in."""
+    return {
+        each.device.uuid: whys[0]
+        for each in parts
+        if allowed
+        and (
+            whys := [refusal_on(allowed, each.device, mode) for mode in each.modes or (each.mode,)]
+        )
+        and all(whys)
+    }
+
+
+def _in_order(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return devices by their numbers, each once."""
+    ordered = sorted(devices, key=lambda device: device.place)
+    by_uuid = {each.uuid: each for each in reversed(ordered)}
+    return tuple(reversed(by_uuid.values()))
+
+
 def _usable(devices: Sequence[Device], problems: list[str]) -> tuple[Device, ...]:
-    """Return the devices that can be offered, by index, each once."""
-    by_uuid = {each.uuid: each for each in sorted(devices, key=_place, reverse=True)}
+    """Return the devices that the kubelet's ids can name."""
     usable = []
-    for device in sorted(by_uuid.values(), key=_place):
-        if device.mig:
-            problems.append(f"{_said(device)} is in MIG mode: MIG devices are not offered yet")
-        elif len(device.uuid) > _LONGEST_ID - len(f"::{MAX_REPLICAS}"):
+    for device in devices:
+        if len(device.uuid) > _LONGEST_ID - len(f"::{MAX_REPLICAS}"):
             problems.append(f"{_said(device)} has too long a UUID for the kubelet's ids")
         else:
             usable.append(device)
@@ -179,18 +252,39 @@ def _usable(devices: Sequence[Device], problems: list[str]) -> tuple[Device, ...
 
 
 def _rules(
-    devices: Sequence[Device], config: Config, problems: list[str]
+    devices: Sequence[Device], usable: Sequence[Device], config: Config, problems: list[str]
 ) -> Mapping[str, DeviceRule]:
-    """Return the rule that counts for each device, by UUID."""
+    """Return the rule that counts for each usable GPU, by UUID. What MIG has cut has none."""
     rules = config.allotment.devices
-    numbers = {each.uuid: rule_of(each, rules) for each in devices}
+    gpus = [each for each in usable if each.slice_of is None]
+    numbers = {each.uuid: rule_of(each, rules) for each in gpus}
     for number, rule in enumerate(rules if devices else ()):
         if number in numbers.values():
             continue
-        taken = any(matches(each, rule.match) for each in devices)
-        why = "earlier rules have all GPUs that it matches" if taken else "it matches no GPU here"
+        if any(matches(each, rule.match) for each in gpus):
+            why = "earlier rules have all GPUs that it matches"
+        elif any(each.mig and matches(each, rule.match) for each in devices):
+            why = "the GPUs that it matches are in MIG mode, and rules are for whole ones"
+        else:
+            why = "it matches no GPU here"
         problems.append(f"allotment.devices[{number}] has no effect: {why}")
     return {uuid: rules[number] for uuid, number in numbers.items() if number is not None}
+
+
+def _dynamic(devices: Sequence[Device], config: Config) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that are cut for who asks."""
+    rules = config.allotment.devices
+    numbers = {each.uuid: rule_of(each, rules) for each in devices if each.slice_of is None}
+    return frozenset(
+        uuid
+        for uuid, number in numbers.items()
+        if number is not None and mig_use(rules[number]) is not None
+    )
+
+
+def as_whole(device: Device) -> Device:
+    """Return a GPU as it is when it is not cut: that its memory is the slices' is of no moment."""
+    return replace(device, mig=False, reserved_bytes=0) if device.mig else device
 
 
 def _name(device: Device, config: Config) -> str:
@@ -206,9 +300,9 @@ def _shared(
     """Return by what each device is replicated, by UUID."""
     shared: dict[str, ReplicatedResource] = {}
     absent = []
-    entries = config.time_slicing.resources if config.time_slicing and devices else ()
+    entries = config.sharing.resources if config.sharing and devices else ()
     for number, entry in enumerate(entries):
-        place = f"sharing.timeSlicing.resources[{number}]"
+        place = f"{config.sharing_key}.resources[{number}]"
         of = [each for each in devices if named[each.uuid] == entry.name]
         if not of:
             absent.append(entry.name)
@@ -218,6 +312,8 @@ def _shared(
         except UsageError as error:
             problems.append(f"{place}.devices has no effect: {error.message}")
             continue
+        if config.mps is not None:
+            chosen = _under_mps(chosen, entry, place, problems)
         problems += [
             f"{place} has no effect on {_said(device)}: an earlier entry has it"
             for device in chosen
@@ -225,44 +321,77 @@ def _shared(
         ]
     if absent:
         names = " or ".join(dict.fromkeys(absent))
-        problems.append(f"sharing.timeSlicing: no GPU of this node is {names}")
+        problems.append(f"{config.sharing_key}: no GPU of this node is {names}")
     return shared
+
+
+def _under_mps(
+    devices: Sequence[Device], entry: ReplicatedResource, place: str, problems: list[str]
+) -> tuple[Device, ...]:
+    """Return those that MPS can share so many ways, with NVIDIA's words where it has some."""
+    kept = []
+    for device in devices:
+        why = MpsMode().fits(device)
+        if device.slice_of is not None or device.mig:
+            why = "sharing using MPS is not supported for MIG devices"
+        elif not why and entry.replicas > MPS_CLIENTS:
+            why = (
+                f"invalid device maximum allowed replicas exceeded: {entry.replicas} >"
+                f" {MPS_CLIENTS}"
+            )
+        if why:
+            problems.append(f"{place} has no effect on {_said(device)}: {why}")
+        else:
+            kept.append(device)
+    return tuple(kept)
 
 
 def _mode(
     device: Device,
     rule: DeviceRule | None,
     shared: ReplicatedResource | None,
+    config: Config,
     problems: list[str],
 ) -> str:
+    by_mps = config.mps is not None
     if rule is None:
-        return TIMESLICE if shared else EXCLUSIVE
-    if rule.mode == TIMESLICE and shared is None:
+        return (MPS if by_mps else TIMESLICE) if shared else EXCLUSIVE
+    if rule.first == TIMESLICE and (shared is None or by_mps):
         problems.append(
             f"{_said(device)} is exclusive, not timeslice: sharing.timeSlicing does not name it"
         )
         return EXCLUSIVE
-    return rule.mode
+    return rule.first
 
 
 def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
-    """Take the replicas from soft devices that cannot be told from their resource's others.
+    """Take the replicas from enforced devices that cannot be told from their resource's others.
 
     A resource is of one mode, and its replicas are of one size where they are enforced: a container
-    cannot say which it wants. Such a device is shared by `GPU_SHARE` instead.
+    cannot say which it wants. Such a device is shared by `GPU_SHARE` instead, and is exclusive
+    where it was `sharing.mps` that replicated it.
     """
     for part in parts:
-        if part.mode != SOFT or part.resource is None:
+        if part.is_loose and part.shared is not None:
+            problems.append(
+                f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: its rule has"
+                f" modes {', '.join(part.modes)}"
+            )
+        if part.mode not in ENFORCED or part.resource is None:
             yield part
             continue
         others = [each for each in parts if each.resource == part.resource]
         why = ""
-        if any(each.mode != SOFT for each in others):
+        if any(each.mode != part.mode for each in others):
             why = f"{part.resource} has GPUs of other modes"
         elif any(each.replicas != others[0].replicas for each in others):
             why = f"GPUs of {part.resource} have other numbers of replicas"
         elif part.replicas > MAX_SHARES:
             why = f"{part.replicas} are more than the {MAX_SHARES} that can take turns on a GPU"
+        if why and part.mode == MPS:
+            problems.append(f"{_said(part.device)} is exclusive, not shared by MPS: {why}")
+            yield replace(part, mode=EXCLUSIVE, shared=None)
+            continue
         if why:
             problems.append(
                 f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: {why}"
@@ -286,7 +415,7 @@ def _offered(
 ) -> Resource:
     """Offer the devices of one of NVIDIA's resources."""
     replicas = max(each.replicas for each in parts)
-    fails = bool(config.time_slicing and config.time_slicing.fail_requests_greater_than_one)
+    fails = bool(config.sharing and config.sharing.fail_requests_greater_than_one)
     return Resource(
         name=name,
         mode=next((each.mode for each in parts if each.mode != EXCLUSIVE), EXCLUSIVE),
@@ -340,13 +469,9 @@ def _warn_of_mixtures(resources: Sequence[Resource], problems: list[str]) -> Non
         if whole and resource.replicas > 1:
             problems.append(
                 f"{resource.name} has {format_count(whole, 'whole GPU')} beside replicas, and a"
-                " container cannot say which it wants: sharing.timeSlicing.renameByDefault tells"
-                " them apart"
+                " container cannot say which it wants: renameByDefault in the configuration's"
+                " sharing tells them apart"
             )
-
-
-def _place(device: Device) -> tuple[int, str]:
-    return (device.index, device.uuid)
 
 
 def _name_of(resource: Resource) -> str:
@@ -354,4 +479,5 @@ def _name_of(resource: Resource) -> str:
 
 
 def _said(device: Device) -> str:
-    return f"GPU {device.index} ({device.uuid})"
+    kind = "GPU" if device.slice_of is None else "MIG device"
+    return f"{kind} {device.index_text} ({device.uuid})"

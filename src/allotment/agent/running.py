@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import structlog
@@ -26,6 +27,7 @@ from allotment.agent.answering import Answering
 from allotment.agent.config.effective import Config
 from allotment.agent.config.overlay import overlay
 from allotment.agent.configuring import Configuring
+from allotment.agent.device_modes import DeviceModes
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.device_plugin.serving import Duties
@@ -36,11 +38,14 @@ from allotment.agent.health.watching import HealthWatch
 from allotment.agent.inventory import GpuWatch
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.labels.publishing import Inputs, Publisher
+from allotment.agent.migs import inherited
+from allotment.agent.mps_keeping import MpsKeeping
 from allotment.agent.offering import Offering
 from allotment.agent.promptness import be_prompt, set_start_aside
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.settings import AgentSettings
+from allotment.agent.slices import NodeSlices
 from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.agent.tenancy.tenants import Tenants
 from allotment.agent.upkeep import Upkeep
@@ -57,6 +62,7 @@ from allotment.metrics.logs import start_log
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.errors import AllotError, NoDevicesError, UsageError
 from allotment.model.pods import Owner
+from allotment.modes.mig.own_slices import without_own
 from allotment.shares.folders import StateFolder
 from allotment.shares.pods import NodeFolders, PodShares
 from allotment.shares.processes import unseen_processes
@@ -196,7 +202,7 @@ class _Agent:
             node=self._node,
             config_map=self._config_map,
         )
-        self._gpus = GpuWatch(machine=self._machine)
+        self._gpus = GpuWatch(machine=self._machine, offerable=partial(without_own, folder.mig))
         self._health = HealthWatch(
             gpus=self._gpus,
             policy=policy_of(Config().allotment.health, settings.environment),
@@ -204,7 +210,14 @@ class _Agent:
             owners=self._owners,
             memory=Memory(folder.root),
         )
+        self._modes = DeviceModes(
+            folder,
+            node=self._node,
+            devices=lambda: self._offering.devices,
+            reports=self._reports,
+        )
         self._offering = Offering(
+            modes=self._modes,
             gpus=self._gpus,
             health=self._health,
             configuring=self._configuring,
@@ -235,14 +248,26 @@ class _Agent:
             reports=self._reports,
         )
         self._links: Links = {}
+        self._slices = NodeSlices(
+            folder,
+            machine=self._machine,
+            offer=lambda: self._offering.current,
+            devices=lambda: self._offering.devices,
+            links=lambda: self._links,
+            shares=lambda: self._tenants.shares,
+            reports=self._reports,
+        )
         self._announcing = Announcing(
             folder,
+            slices=self._slices,
+            modes=self._modes,
             offering=self._offering,
             node=self._node,
             pods=self._pods,
             links=lambda: self._links,
             reports=self._reports,
         )
+        self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)
         self._tenants = Tenants(
             checkpoint=checkpoint,
@@ -258,8 +283,11 @@ class _Agent:
                 ),
                 injection=self._answering.injection,
                 cordoned=lambda: self._announcing.cordoned,
+                mig=self._slices.terms,
+                unfit=self._mps.unfit,
             ),
             respond=self._answering.respond,
+            ready=self._mps.ready,
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,
@@ -314,6 +342,9 @@ class _Agent:
                     self._insist_on_gpus,
                     self._upkeep.run,
                     self._announcing.run,
+                    self._modes.run,
+                    self._slices.run,
+                    self._mps.run,
                     self._turn,
                     self._show_figures,
                     self._serve,
@@ -326,6 +357,7 @@ class _Agent:
             if server is not None:
                 server.close()
             await self._tenants.close()
+            await asyncio.to_thread(self._mps.close)
             self._facts.close()
             self._reports.pass_on_all()
             with contextlib.suppress(TimeoutError):
@@ -431,10 +463,12 @@ class _Agent:
         return config.plugin.shared_devices_allocation_policy
 
     def _owners(self, uuid: str) -> Sequence[Owner]:
+        there = {uuid, *inherited({uuid: ""}, tuple(self._offering.devices.values()))}
         return [
             share.owner
             for share in self._tenants.shares
-            if share.owner is not None and any(each.uuid == uuid for each in share.devices)
+            if share.owner is not None
+            and any(there & {each.uuid, each.driver_uuid} for each in share.devices)
         ]
 
     async def _inputs(self) -> Inputs:

@@ -9,9 +9,10 @@ it asks for. Each change is told to whoever keeps the books; what nobody needs t
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn, Protocol
+from sys import intern
+from typing import Final, NoReturn, Protocol
 
 import msgspec
 import structlog
@@ -36,6 +37,7 @@ from allotment.model.pods import Pod, PodUid
 __all__ = ["ClusterFeed", "ClusterPod", "Listener", "to_cluster_pod"]
 
 _OURS = "allotment.dev/"
+_NO_LABELS: Final[Mapping[str, str]] = {}
 _PAGE = 500
 _ECHO_S = 0.5
 """Under load a watch tells within milliseconds: after so long without, it is not waited for."""
@@ -75,6 +77,8 @@ class ClusterPod:
     foreign: ForeignPod | None = None
     """As its author wrote it, of a pod that is bound and to which another system may have given
     GPUs; what these are depends on the node's own."""
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
+    """Of a pod that is bound and has not ended: by them a budget may protect it."""
 
     def __str__(self) -> str:
         """Name it as people do."""
@@ -162,10 +166,14 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
             asks=_without_state(item, uid) if _asks(item) else None,
         )
     booking, asks, problem, foreign = None, None, "", None
+    labels: Mapping[str, str] = _NO_LABELS
     if item.status.phase not in ENDED:
         booking, problem = _booking(item, uid, cpu_milli, memory_bytes)
         asks = _without_state(item, uid) if _asks(item) else None
         foreign = foreign_pod(item) if asks is None else None
+        if meta.labels:
+            # The same on every pod of a controller, of which there may be thousands.
+            labels = {intern(key): intern(text) for key, text in meta.labels.items()}
     return ClusterPod(
         uid=uid,
         namespace=meta.namespace,
@@ -180,6 +188,7 @@ def to_cluster_pod(item: PodObject) -> ClusterPod:
         booking=booking,
         problem=problem,
         foreign=foreign,
+        labels=labels,
     )
 
 

@@ -37,7 +37,7 @@ _CONFLICT = 409
 _GONE = 410
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
-_MANIFEST = "deploy/manifests/agent.yaml"
+_MANIFESTS = "deploy/manifests/agent.yaml and scheduler.yaml have"
 
 
 class KubeError(AllotError):
@@ -174,7 +174,7 @@ def _hint(code: int, asked: str) -> str | None:
         )
     if code == _FORBIDDEN:
         return (
-            f"allow this client to {asked}: {_MANIFEST} has every right that the agent needs, and"
-            " `kubectl auth can-i --list --as=USER` shows those it has"
+            f"allow this client to {asked}: {_MANIFESTS} every right that the agent and the"
+            " scheduler need, and `kubectl auth can-i --list --as=USER` shows those it has"
         )
     return None

@@ -7,11 +7,12 @@ counts from before it asked for its last renewal, and so is never surer of it th
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import msgspec
 import structlog
@@ -71,6 +72,15 @@ class Candidate:
         self._seen: LeaseRecord | None = None
         self._seen_at = float("-inf")
         self._renewed_at = float("-inf")
+
+    @classmethod
+    def of_process(cls, name: str, times: LeaseTimes) -> Self:
+        """Return this process's, for which no other of its name is taken (as client-go does).
+
+        A request of one that died may still be under way when its successor in the same pod begins:
+        that one waits for the Lease as everybody does.
+        """
+        return cls(f"{name}_{secrets.token_hex(4)}", times)
 
     def observe(self, record: LeaseRecord, *, now: float) -> None:
         """Take note of what the object says."""

@@ -2,10 +2,11 @@
 """A live cluster as it is at one moment: its nodes with devices, and its pods.
 
 Read once, by lists; nothing is followed and nothing is written. What other systems gave pods that
-still run is counted by their records, as they write them by default.
+still run is counted by their records: of all systems that write any, or of those that a scheduler
+takes over.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -15,7 +16,7 @@ import msgspec
 from allotment.dialects.foreign import ForeignDialect, ForeignPod
 from allotment.dialects.registry import wanted
 from allotment.dialects.systems import foreign_dialects
-from allotment.dialects.taking_over import taken_over
+from allotment.dialects.taking_over import SYSTEMS, taken_over
 from allotment.kube.amounts import requests_of
 from allotment.kube.clients import Api
 from allotment.kube.cluster_feed import to_cluster_pod
@@ -30,7 +31,7 @@ from allotment.kube.objects import (
     PodObject,
     to_pod,
 )
-from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed, WantedContainer
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 
@@ -98,11 +99,15 @@ class LiveCluster:
 
 
 async def read_cluster(
-    api: Api, *, dialects: Sequence[ForeignDialect] | None = None
+    api: Api,
+    *,
+    dialects: Sequence[ForeignDialect] | None = None,
+    systems: Collection[str] = SYSTEMS,
 ) -> LiveCluster:
     """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem.
 
-    Without `dialects`, all are read as they are by default.
+    Without `dialects`, all are read as they are by default. What pods have by the records of other
+    systems than these is a problem, too.
     """
     problems: list[str] = []
     nodes = []
@@ -118,23 +123,31 @@ async def read_cluster(
         else:
             nodes.append(found)
     pods = []
-    for pod in await _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
-        is_leaving = not pod.spec.node_name and pod.metadata.deletion_timestamp is not None
-        if pod.status.phase in ENDED or is_leaving:
+    for item in await _listed(api, "/api/v1/pods", _DatedPod, asked="list pods"):
+        is_leaving = not item.spec.node_name and item.metadata.deletion_timestamp is not None
+        if item.status.phase in ENDED or is_leaving:
             continue
         try:
-            pods.append(_pod(pod))
+            asked = wanted(replace(to_pod(item), uid=PodUid(item.metadata.uid)))
         except UsageError as error:
             problems.append(error.message)
+            if not item.spec.node_name:
+                continue
+            asked = ()  # what it has is taken all the same
+        pods.append(_pod(item, asked))
     nodes.sort(key=lambda node: node.name)
     by_name = {node.name: node for node in nodes}
     known = foreign_dialects() if dialects is None else dialects
-    pods = [_with_devices(pod, by_name, known, problems) for pod in pods]
+    for place, pod in enumerate(pods):
+        try:
+            pods[place] = _with_devices(pod, by_name, known, systems)
+        except UsageError as error:
+            problems.append(f"GPUs of another system: {error.message}")
     pods.sort(key=lambda pod: (-pod.priority, pod.created, pod.need.uid))
     return LiveCluster(tuple(nodes), tuple(pods), tuple(problems), tuple(sorted(others)))
 
 
-def _pod(item: _DatedPod) -> LivePod:
+def _pod(item: _DatedPod, asked: tuple[WantedContainer, ...]) -> LivePod:
     meta = item.metadata
     cpu_milli, memory_bytes = requests_of(item)
     need = PodNeed(
@@ -144,7 +157,7 @@ def _pod(item: _DatedPod) -> LivePod:
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         priority=item.spec.priority or 0,
-        containers=wanted(replace(to_pod(item), uid=PodUid(meta.uid))),
+        containers=asked,
     )
     pod = to_cluster_pod(item)
     return LivePod(
@@ -164,17 +177,13 @@ def _with_devices(
     pod: LivePod,
     nodes: Mapping[str, NodeInventory],
     dialects: Sequence[ForeignDialect],
-    problems: list[str],
+    systems: Collection[str],
 ) -> LivePod:
-    """Add the devices that another system gave a pod that it bound."""
+    """Add the devices that another system gave a pod that it bound. Raises `UsageError`."""
     node = nodes.get(pod.booking.node) if pod.booking is not None else None
     if pod.foreign is None or pod.booking is None or node is None:
         return pod
-    try:
-        found = taken_over(pod.foreign, node, dialects, uid=pod.need.uid)
-    except UsageError as error:
-        problems.append(f"GPUs of another system: {error.message}")
-        return pod
+    found = taken_over(pod.foreign, node, dialects, uid=pod.need.uid, systems=systems)
     if found is None:
         return pod
     return replace(pod, booking=replace(pod.booking, containers=found.containers))

@@ -23,7 +23,6 @@ from allotment.kube.listing import decoded
 from allotment.kube.nesting import shallow
 from allotment.kube.objects import Metadata, ObjectList
 from allotment.kube.watching import Following, Subject
-from allotment.model.errors import UsageError
 
 __all__ = ["MADE_FOR", "MANIFEST", "PodSeen", "SharePod", "SharePods", "changed"]
 
@@ -76,6 +75,8 @@ class SharePod:
     """All of it that its author wrote, as JSON has it: without its status."""
     status: Mapping[str, Any] = field(default_factory=dict)
     is_ending: bool = False
+    problem: str = ""
+    """Why it can have no pod, whatever is in its document."""
 
     def __str__(self) -> str:
         """Name it as people do."""
@@ -211,15 +212,14 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 
 def _sharepod(item: _Object) -> SharePod:
-    """Raises `UsageError`: it is nested deeper than any pod's."""
+    """Read one; what is nested deeper than any pod's is cut, and a problem."""
     meta = item.metadata
     spec = bytes(item.spec)
-    if shallow(spec, levels=_MOST_LEVELS) != spec:
-        raise UsageError(
-            f"sharepod {meta.namespace}/{meta.name}: its spec is nested more than"
-            f" {_MOST_LEVELS} levels deep",
-            hint="no pod's is: write what a pod's spec may have",
-        )
+    cut = shallow(spec, levels=_MOST_LEVELS)
+    problem = ""
+    if cut != spec:
+        problem = f"its spec is nested more than {_MOST_LEVELS} levels deep, as no pod's is;"
+        problem += " hint: write what a pod's spec may have"
     metadata = {
         "name": meta.name,
         "namespace": meta.namespace,
@@ -237,10 +237,11 @@ def _sharepod(item: _Object) -> SharePod:
             "apiVersion": _VERSION,
             "kind": KIND,
             "metadata": metadata,
-            "spec": msgspec.json.decode(spec),
+            "spec": msgspec.json.decode(cut),
         },
         status=status if isinstance(status, dict) else {},
         is_ending=meta.deletion_timestamp is not None,
+        problem=problem,
     )
 
 

@@ -60,6 +60,7 @@ class KeptSecret:
 
     version: str
     data: Mapping[str, bytes] = field(default_factory=dict)
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class Secret:
         except ObjectMissingError:
             return None
         item = _decoded(_SECRET, body, asked)
-        return KeptSecret(item.metadata.resource_version, item.data or {})
+        its = item.metadata
+        return KeptSecret(its.resource_version, item.data or {}, its.uid)
 
     async def write(self, data: Mapping[str, bytes], *, over: KeptSecret | None) -> None:
         """Write all of its data in place of what was read; None: there was none.

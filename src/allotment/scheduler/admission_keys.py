@@ -148,7 +148,10 @@ def keys_of(dialect: ForeignDialect) -> Keys:
     resources = (
         each
         for each in getattr(dialect, "resources", ())
-        if _asks(dialect, ForeignPod(namespace="", name="", containers=_having(each)))
+        if _asks(
+            dialect,
+            ForeignPod(namespace="", name="", containers=_having(_EXAMPLES.get(each, each))),
+        )
     )
     annotations = frozenset[str](getattr(dialect, "annotations", ()))
     labels = frozenset[str](getattr(dialect, "labels", ()))
@@ -168,6 +171,10 @@ def keys_of(dialect: ForeignDialect) -> Keys:
         other_labels=labels,
         records=records,
     )
+
+
+_EXAMPLES: Final[Mapping[str, str]] = {"nvidia.com/mig-*": "nvidia.com/mig-1g.5gb"}
+"""One of those that a dialect's key stands for."""
 
 
 def _pod_with(*, annotation: str = "", label: str = "", marks: Marks | None = None) -> ForeignPod:

@@ -281,7 +281,7 @@ class Binder:
         assert pod is not None  # noqa: S101 - it is settled that it is gone
         # It has been written to meanwhile. What it asks for does not change with that, but for its
         # annotations: kube-scheduler tries again with those that it has then.
-        if pod.asks is None or _asks_differently(pod, attempt.order.need):
+        if pod.asks is None or self._asks_differently(pod, attempt.order.need):
             return Outcome(CHANGED)
         if is_later(pod.version, attempt.binding.version):
             attempt.late_until = -math.inf  # what was asked for before comes too late
@@ -329,9 +329,8 @@ class Binder:
             },
         )
 
-
-def _asks_differently(pod: ClusterPod, need: PodNeed) -> bool:
-    try:
-        return need_of(pod) != need
-    except UsageError:
-        return True
+    def _asks_differently(self, pod: ClusterPod, need: PodNeed) -> bool:
+        try:
+            return need_of(pod, self._book.settings.needs) != need
+        except UsageError:
+            return True

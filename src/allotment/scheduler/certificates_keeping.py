@@ -2,9 +2,8 @@
 """Keeping the certificates: in a Secret that all replicas share, in the TLS server, in the webhook.
 
 Every replica does the same, whoever leads: reads the Secret, takes the next step if one is due, and
-serves what is kept there. Two that take the same step at a time write over the same version; one of
-them is refused, reads again and finds it done. What is served changes on the live context: those
-who are connected stay so, those who come see the new certificate.
+serves what is kept there (`guards`). Two that take the same step at a time write over the same
+version; one of them is refused, reads again and finds it done.
 
 What cannot be read is left while there is something to serve: it may be put back, and who empties
 the Secret means it. Where nothing is left to serve, all is made anew.
@@ -13,15 +12,16 @@ The order is what makes it safe: a bundle is in the webhook before anything that
 
 The extender's side is the same authority's: its server, and the certificate by which it knows
 kube-scheduler, in a Secret of its own. Neither side waits for the other: where nobody can be told
-to trust the webhook, kube-scheduler is answered all the same.
+to trust the webhook, kube-scheduler is answered all the same. It reads whom to trust at its start
+alone: where that changes at once, its administrator is told; where it is about to, each day.
 """
 
 import asyncio
-import ssl
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
@@ -30,20 +30,23 @@ import structlog
 from allotment.kube.backoff import Backoff
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
 from allotment.kube.webhooks import KeptSecret, Webhook
-from allotment.model.errors import AllotError, PrerequisiteError, UsageError
+from allotment.model.errors import AllotError, UsageError
 from allotment.scheduler.admission_rules import CONDITION
 from allotment.scheduler.certificates import (
+    AUTHORITY_CERT,
     CertificateSet,
     Lives,
     next_client,
     next_set,
     read_set,
 )
+from allotment.scheduler.guards import Failure, Guard
 
-__all__ = ["CertificateKeeper", "KeepingSettings", "load_chain", "service_names"]
+__all__ = ["CertificateKeeper", "Door", "KeepingSettings", "Told", "service_names"]
 
 _ATTEMPTS: Final = 10
 """So often two replicas can get in each other's way at one time."""
+_REMIND_AFTER: Final = timedelta(days=1)
 
 _log = structlog.get_logger(__name__)
 
@@ -76,6 +79,35 @@ class ConfigurationStore(Protocol):
         ...
 
 
+class Door(StrEnum):
+    """Who is served by TLS here."""
+
+    WEBHOOK = "webhook"
+    """The API server."""
+    EXTENDER = "extender"
+    """kube-scheduler."""
+
+
+class Told(Protocol):
+    """Who tells people of it: figures, the log, events."""
+
+    def handshake_failed(self, door: Door, failure: Failure) -> None:
+        """Somebody came and was not let in, or went away."""
+
+    def secret_amiss(self, name: str, uid: str, *, reason: str, text: str) -> None:
+        """A Secret, as NAMESPACE/NAME, is not as it should be, or has consequences."""
+
+
+class _Nobody:
+    """Is told, and does nothing."""
+
+    def handshake_failed(self, door: Door, failure: Failure) -> None:
+        del door, failure
+
+    def secret_amiss(self, name: str, uid: str, *, reason: str, text: str) -> None:
+        del name, uid, reason, text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepingSettings:
     """What is kept."""
@@ -87,6 +119,9 @@ class KeepingSettings:
     """The webhook's match condition for the dialects in force; empty: as it is."""
     look_s: float = 30.0
     """How often to look whether all is as it should be."""
+    client_authority: Path | None = None
+    """A file of authorities in PEM: the webhook answers those alone whom one of them has signed.
+    None: it answers whoever asks."""
 
 
 class CertificateKeeper:
@@ -99,40 +134,40 @@ class CertificateKeeper:
         settings: KeepingSettings,
         *,
         clients: SecretStore | None = None,
+        told: Told | None = None,
+        leads: Callable[[], bool] = lambda: True,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Hold nothing yet. Without a configuration, somebody else says whom to trust.
 
-        `clients` is where kube-scheduler's certificate is kept; None: it has none.
+        `clients` is where kube-scheduler's certificate is kept; None: it has none. `leads`: whether
+        this replica is the one of all that says again what is to be done in time.
         """
         self._secret = secret
         self._configuration = configuration
         self._settings = settings
         self._clock = clock
         self._clients = clients
-        self._served = b""
-        self._guarded = b""
+        self._told: Final = told or _Nobody()
+        self._leads = leads
+        self._reminded: datetime | None = None
+        """When this replica last said that a new authority waits to sign."""
+        self._authorities: bytes | None = None
+        """Who has signed those that may ask the webhook, as it was read last."""
         self._ends = datetime.min.replace(tzinfo=UTC)
-        self.context: Final = _context()
-        """For the TLS server; usable when `prepare` is done, and alive afterwards."""
-        self.guarding_context: Final = _guarding()
-        """For the extender's TLS server: only who has a certificate of the authority gets in."""
-        self._inner = self.guarding_context
-        self.guarding_context.sni_callback = self._enter
+        self.webhook: Final = Guard(
+            asks=settings.client_authority is not None,
+            on_failure=partial(self._told.handshake_failed, Door.WEBHOOK),
+        )
+        """The webhook's side; to be served when `prepare` is done."""
+        self.extender: Final = Guard(
+            asks=True, on_failure=partial(self._told.handshake_failed, Door.EXTENDER)
+        )
+        """The extender's: only who has a certificate of the authority gets in."""
         self.bundle: bytes = b""
         """Every authority to trust, in PEM."""
         self.problem: Exception | None = None
         """Why the certificates are not as they should be."""
-
-    @property
-    def has_certificate(self) -> bool:
-        """Whether there is something to serve."""
-        return bool(self._served)
-
-    @property
-    def guards(self) -> bool:
-        """Whether `guarding_context` can be served."""
-        return bool(self._guarded)
 
     @property
     def is_ready(self) -> bool:
@@ -140,20 +175,21 @@ class CertificateKeeper:
 
         A problem since then, an API server that is away for a moment, takes nothing from that.
         """
-        return bool(self._served) and self._clock() < self._ends
+        return self.webhook.serves and self._clock() < self._ends
 
     async def prepare(self) -> None:
         """Do what is due once. Raises `KubeError`, `UsageError`, `PrerequisiteError`."""
         for _ in range(_ATTEMPTS):
             try:
                 kept = await self._kept()
-                self._guard(kept)
+                if self._clients is not None:
+                    self.extender.serve(kept.server, authorities=kept.bundle)
                 try:
                     await self._keep_client(kept)
                 finally:
                     # Whatever becomes of kube-scheduler's, pods are to be created.
                     await self._publish(kept)
-                    self._serve(kept)
+                    await self._serve(kept)
             except ConflictError:
                 continue  # another replica was there first: see what it did
             self.problem = None
@@ -196,6 +232,13 @@ class CertificateKeeper:
             except UsageError as error:
                 if self.is_ready:
                     # A new authority locks kube-scheduler out until it is started again.
+                    self._told.secret_amiss(
+                        self._secret.name,
+                        found.uid,
+                        reason="CertificatesUnreadable",
+                        text=f"{error.message}; what is served goes on until it ends. Put back"
+                        " what was there, or empty it: all is made anew then",
+                    )
                     raise UsageError(
                         f"Secret {self._secret.name}: {error.message}",
                         hint="put back what was there; or empty it: all is made anew then, and"
@@ -223,26 +266,40 @@ class CertificateKeeper:
         lives = self._settings.lives
         data = dict(found.data) if found is not None else {}
         wanted = next_client(self._clock(), kept=kept, found=data, lives=lives)
+        uid = found.uid if found is not None else ""
         if wanted is not None:
             await self._clients.write(wanted, over=found)
             _log.info("kube-scheduler's certificate renewed", secret=self._clients.name)
+            trusted = data.get(AUTHORITY_CERT, b"")
+            if trusted and kept.authority.certificate not in trusted:
+                text = "the authority was made anew, and kube-scheduler trusts the one before until"
+                self._tell_of_trust(self._clients, uid, "AuthorityReplaced", f"{text} it is")
+        self._remind(kept, self._clients, uid)
 
-    def _guard(self, kept: CertificateSet) -> None:
-        """Serve the extender with it, to those whom it has signed."""
-        served = kept.server.certificate + kept.bundle
-        if self._clients is None or served == self._guarded:
+    def _remind(self, kept: CertificateSet, clients: SecretStore, uid: str) -> None:
+        """Say each day that kube-scheduler has to be started again before a new authority signs.
+
+        Whether it was since, nobody here can see.
+        """
+        if kept.successor is None:
+            self._reminded = None
             return
-        # Another context each time: what one trusts can be added to, and not be taken away.
-        inner = _guarding()
-        load_chain(inner, kept.server.certificate, kept.server.key)
-        inner.load_verify_locations(cadata=kept.bundle.decode("ascii"))
-        self._inner = inner
-        self._guarded = served
+        now, lives = self._clock(), self._settings.lives
+        if not self._leads() or (self._reminded and now - self._reminded < _REMIND_AFTER):
+            return
+        self._reminded = now
+        made = kept.successor.parsed().not_valid_before_utc + lives.skew
+        text = f"a new authority signs from {made + lives.overlap:%Y-%m-%d} on, and kube-scheduler"
+        text += f" trusts it where it was started after {made:%Y-%m-%d %H:%M} UTC; else it is"
+        self._tell_of_trust(clients, uid, "AuthorityRenewed", text)
 
-    def _enter(self, connection: ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
-        """Let who comes be asked by the context of now; called of each, whatever name it gives."""
-        del name, outer
-        connection.context = self._inner
+    def _tell_of_trust(self, clients: SecretStore, uid: str, reason: str, text: str) -> None:
+        """Say why kube-scheduler has to be started again, and how."""
+        namespace = clients.name.partition("/")[0]
+        text += f" started again: kubectl -n {namespace} rollout restart deployment"
+        text += " allotment-kube-scheduler"
+        _log.warning(text, secret=clients.name)
+        self._told.secret_amiss(clients.name, uid, reason=reason, text=text)
 
     async def _publish(self, kept: CertificateSet) -> None:
         """Write the bundle into the webhook.
@@ -271,53 +328,32 @@ class CertificateKeeper:
         if wanted != there:
             await self._configuration.write(wanted, version=version)
 
-    def _serve(self, kept: CertificateSet) -> None:
+    async def _serve(self, kept: CertificateSet) -> None:
+        """Serve the webhook's certificate, whatever has become of the API server's authorities."""
         self.bundle = kept.bundle
-        if kept.server.certificate == self._served:
-            return
-        load_chain(self.context, kept.server.certificate, kept.server.key)
-        self._ends = kept.server.parsed().not_valid_after_utc
-        self._served = kept.server.certificate
+        try:
+            authorities = await self._client_authorities()
+            self.webhook.serve(kept.server, authorities=authorities)
+            self._authorities = authorities
+        finally:
+            if self._authorities is not None:
+                self.webhook.serve(kept.server, authorities=self._authorities)
+                self._ends = kept.server.parsed().not_valid_after_utc
+
+    async def _client_authorities(self) -> bytes:
+        """Return who has signed those that may ask the webhook. Raises `UsageError`."""
+        path = self._settings.client_authority
+        if path is None:
+            return b""
+        try:
+            return await asyncio.to_thread(path.read_bytes)
+        except OSError as error:
+            raise UsageError(
+                f"--webhook-client-ca {path} cannot be read: {error.strerror}",
+                hint="it is a file of certificates, in PEM",
+            ) from error
 
 
 def service_names(service: str, namespace: str) -> tuple[str, ...]:
     """Return the names by which a Service is reached from inside a cluster."""
     return tuple(f"{service}.{namespace}{suffix}" for suffix in ("", ".svc"))
-
-
-def load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Put a certificate into a context, also one in use. ssl reads it from a file alone.
-
-    Raises `PrerequisiteError`: there is nowhere to write it.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix="allotment-") as folder:
-            path = Path(folder, "chain.pem")
-            path.touch(mode=0o600)
-            path.write_bytes(certificate + key)
-            context.load_cert_chain(path)
-    except OSError as error:
-        raise PrerequisiteError(
-            f"the webhook's certificate cannot be put into a file to be read by TLS: {error}",
-            hint="give it a folder to write to: mount an emptyDir at /tmp, or set TMPDIR",
-        ) from error
-
-
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def _guarding() -> ssl.SSLContext:
-    """Return a context that asks each who comes for a certificate.
-
-    No session is given out to go on with later: in one that is, nobody is asked again, though the
-    authority may be gone by then.
-    """
-    context = _context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.options |= ssl.OP_NO_TICKET
-    context.num_tickets = 0
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -8,19 +8,19 @@ CPU of other nodes) it has written into the pod's condition, which is quoted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Final
 
 from allotment.dialects.allotment import never_asked
 from allotment.dialects.foreign import ForeignDialect, ForeignPod
-from allotment.dialects.native import applied, wanted_of, written
+from allotment.dialects.modes import in_modes
+from allotment.dialects.native import applied, native_pod, written
 from allotment.dialects.systems import foreign_dialects
 from allotment.dialects.translating import translate
 from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
 from allotment.kube.inventories import CORDONS
 from allotment.kube.live import LiveCluster
-from allotment.kube.objects import to_pod
+from allotment.kube.objects import ENDED, to_pod
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -28,150 +28,37 @@ from allotment.model.clusters import (
     PlacedDevice,
     PodBooking,
     PodNeed,
+    Taken,
 )
 from allotment.model.errors import UsageError
-from allotment.model.requests import Request
+from allotment.model.pods import Pod
+from allotment.model.requests import MPS, SOFT, Request
 from allotment.placement.cluster import Cluster
 from allotment.placement.kinds import largest
 from allotment.placement.refusals import Reason, asked_for, grouped, unknown_node
 from allotment.scheduler.admission_rules import IGNORE_LABELS
+from allotment.scheduler.explaining_answers import (
+    Asked,
+    Explanation,
+    Group,
+    Obstacle,
+    Obstacles,
+    Part,
+    Standing,
+)
 from allotment.scheduler.explaining_evidence import AskedPod, Condition, Evidence
 from allotment.scheduler.explaining_nominations import keep_nominated, keepers
-from allotment.scheduler.needs import need_of
+from allotment.scheduler.explaining_unplaced import Unplaced, unplaced
+from allotment.scheduler.needs import NeedSettings, containers_of, need_of, need_settings
 from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.quota import QuotaBook
 from allotment.scheduler.quota_units import units_of
 
-__all__ = [
-    "Asked",
-    "Explanation",
-    "Group",
-    "Obstacle",
-    "Obstacles",
-    "Part",
-    "Standing",
-    "explained",
-]
+__all__ = ["explained"]
 
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_OURS: Final = "allotment.dev/"
 _SCHEDULED: Final = "PodScheduled"
 _MOST_MODELS: Final = 8
-
-
-class Standing(StrEnum):
-    """How far a pod has come."""
-
-    PLACED = "placed"
-    """On a node, with a placement that says what of which GPUs it has."""
-    BOUND = "bound"
-    """On a node, without one."""
-    PENDING = "pending"
-    ENDED = "ended"
-
-
-class Obstacles(StrEnum):
-    """What keeps a pod from being placed, before any GPU is looked at."""
-
-    REFUSED = "refused"
-    """It cannot be meant as it is written."""
-    UNTRANSLATED = "untranslated"
-    SCHEDULER = "scheduler"
-    QUOTA = "quota"
-    NO_INVENTORY = "no-inventory"
-    FOREIGN = "foreign"
-    """Another system has bound it."""
-    UNPLACED = "unplaced"
-    """It is on a node, and what is written there of its GPUs does not count."""
-    DELETED = "deleted"
-    NOMINATED = "nominated"
-    """Other pods are being ended for it."""
-    KEPT = "kept"
-    """What pods leave on a node is for one that is no less important."""
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """One of them, in words."""
-
-    kind: Obstacles
-    text: str
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a container has of one device. Bytes; basis points of its time."""
-
-    uuid: str
-    memory: int
-    guarantee: int
-    index: int | None = None
-    """None, as the two that follow: the node does not say that it has this device."""
-    model: str | None = None
-    memory_total: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A container that asks for GPUs, and what it has of them."""
-
-    name: str
-    kind: str
-    text: str
-    """What it asks for, in words."""
-    mode: str
-    parts: tuple[Part, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Nodes that do not do, all for the same."""
-
-    reason: str
-    text: str
-    """Need and have; of an amount that they have, the most."""
-    nodes: tuple[str, ...]
-    note: str = ""
-    """What there is to be known besides: which models these nodes have, who has cordoned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """What can be said about a pod."""
-
-    namespace: str
-    name: str
-    uid: str
-    standing: Standing
-    scheduler: str
-    dialect: str = ""
-    """The short name of the syntax that it was written in; empty: Allotment's own, or none."""
-    title: str = ""
-    """Its name, as a word in a sentence: `HAMi's`."""
-    policies: tuple[str, ...] = ()
-    """By which nodes are compared, in a chain."""
-    is_own_policy: bool = False
-    """The pod says by which."""
-    containers: tuple[Asked, ...] = ()
-    """Those that ask for GPUs; empty: none does, or not in a way that can be meant."""
-    node: str = ""
-    obstacles: tuple[Obstacle, ...] = ()
-    condition: Condition | None = None
-    """What the scheduler wrote last, of a pod that waits."""
-    nodes: int = 0
-    """How many there are, those without devices included."""
-    fitting: tuple[str, ...] = ()
-    """Where it would have room now, without what it has itself; the best first."""
-    proposal: tuple[Asked, ...] = ()
-    """Of a pod that waits: what it would get on the best of these."""
-    refused: tuple[Group, ...] = ()
-    others: tuple[str, ...] = field(default=())
-    """Resources of extensions that it asks for, and that Allotment does not place."""
-
-    @property
-    def rank(self) -> int | None:
-        """The place of its node among those with room, from 1; None: it is not among them."""
-        return self.fitting.index(self.node) + 1 if self.node in self.fitting else None
 
 
 def explained(
@@ -179,18 +66,25 @@ def explained(
     *,
     policies: Sequence[str] = ("fragmentation",),
     device_policies: Sequence[str] = ("fragmentation",),
+    modes: Sequence[str] = (SOFT,),
 ) -> Explanation:
     """Say why a pod is where it is, or why it waits.
 
-    Raises `UsageError` for a policy that is not there.
+    `modes`: of pods that leave it open. Raises `UsageError` for a policy that is not there.
     """
     item, live = evidence.item, evidence.cluster
     # Before `to_cluster_pod`, which drops what containers are doing.
-    resources = sorted({name for each in to_pod(item).containers for name in each.resources})
+    whole = to_pod(item)
+    resources = sorted({name for each in whole.containers for name in each.resources})
+    has_started = any(
+        each.is_started and any(name.startswith(_OURS) for name in each.resources)
+        for each in whole.containers
+    )
     pod = to_cluster_pod(item)
     cluster = _cluster(pod, live, policies, device_policies)
     known = foreign_dialects(evidence.settings)
-    need, dialect, obstacles = _need(evidence, pod, known)
+    needs = need_settings(modes, evidence.settings)
+    need, dialect, obstacles = _need(evidence, pod, known, needs)
     titles = {each.name: each.title for each in known}
     pod = _with_record(pod, live)
     standing = _standing(item, pod)
@@ -198,9 +92,13 @@ def explained(
         obstacles.append(Obstacle(Obstacles.DELETED, "it is being deleted"))
     if standing is Standing.PENDING:
         obstacles += _before(evidence, need, dialect)
-    if standing is Standing.BOUND and pod.problem:
-        hint = "its node's agent says which GPUs it has: `allot ps` there"
-        obstacles.append(Obstacle(Obstacles.UNPLACED, pod.problem, hint))
+    booking = pod.booking if standing is Standing.PLACED else None
+    if standing is Standing.BOUND and pod.problem and (need is not None or has_started):
+        found = _unplaced(whole, need, cluster)
+        if found is not None:
+            cluster.put(found.node)
+            booking = found.booking
+        obstacles.append(_without_placement(pod, found))
     explanation = Explanation(
         namespace=pod.namespace,
         name=pod.name,
@@ -213,11 +111,11 @@ def explained(
         obstacles=tuple(obstacles),
         condition=_condition(item) if standing is Standing.PENDING else None,
         nodes=len(live.nodes) + len(live.without_devices),
-        others=tuple(each for each in resources if not each.startswith("allotment.dev/")),
+        has_started=has_started,
+        others=tuple(each for each in resources if not each.startswith(_OURS)),
     )
     if need is None or not need.containers:
         return explanation
-    booking = pod.booking if standing is Standing.PLACED else None
     explanation = replace(explanation, containers=_asked(need, booking, cluster.node(pod.node)))
     wanted = largest(need)
     own = wanted.request.preferences.node_policies if wanted is not None else ()
@@ -226,9 +124,23 @@ def explained(
         return explanation
     explanation = _placed(explanation, cluster, need, live)
     if standing is Standing.PENDING and not explanation.fitting:
-        kept = _kept(live, need)
-        return replace(explanation, obstacles=(*explanation.obstacles, *kept))
+        all_of_them = (*explanation.obstacles, *_kept(live, need))
+        return replace(explanation, obstacles=all_of_them, beyond=_beyond(live, need))
     return explanation
+
+
+def _beyond(live: LiveCluster, need: PodNeed) -> Group | None:
+    """Say why a pod had room nowhere if nobody else were there; None: it had, or nobody knows."""
+    cluster = Cluster()
+    for node in live.nodes:
+        devices = tuple(replace(each, taken=Taken(), problem="") for each in node.devices)
+        cluster.put(replace(node, devices=devices))
+    ranking = cluster.rank(need)
+    rejections = list(ranking.refused.values())
+    if ranking.best or not rejections or any(x.reason == Reason.UNDECIDED for x in rejections):
+        return None
+    text, names = grouped(rejections)[0]
+    return Group(next(x.reason for x in rejections if x.node == names[0]), text, names)
 
 
 def _placed(
@@ -276,7 +188,7 @@ def _with_record(pod: ClusterPod, live: LiveCluster) -> ClusterPod:
 
 
 def _standing(item: AskedPod, pod: ClusterPod) -> Standing:
-    if item.status.phase in _ENDED:
+    if item.status.phase in ENDED:
         return Standing.ENDED
     if not pod.node:
         return Standing.PENDING
@@ -300,6 +212,26 @@ def _cluster(
     return cluster
 
 
+def _unplaced(pod: Pod, need: PodNeed | None, cluster: Cluster) -> Unplaced | None:
+    """Find what its node's agent has given a pod; None: nothing, as far as can be seen."""
+    node = cluster.node(pod.node)
+    if need is None or node is None:
+        return None
+    running = {each.name for each in pod.containers if each.is_started and not each.has_finished}
+    return unplaced(need, node, running)
+
+
+def _without_placement(pod: ClusterPod, found: Unplaced | None) -> Obstacle:
+    hint = "its node's agent says which GPUs it has: `allot ps` there"
+    if found is None:
+        return Obstacle(Obstacles.UNPLACED, pod.problem, hint)
+    text = f"{pod.problem}, and its node's agent chose what it has"
+    if found.choices:
+        text += f": by what is taken there, of {', '.join(found.choices)}"
+        return Obstacle(Obstacles.UNPLACED, text, hint)
+    return Obstacle(Obstacles.UNPLACED, f"{text}, as follows from what is taken there")
+
+
 def _kept(live: LiveCluster, need: PodNeed) -> list[Obstacle]:
     """Say for whom pods are being ended, of those that this one does not get past."""
     found = []
@@ -316,7 +248,7 @@ def _kept(live: LiveCluster, need: PodNeed) -> list[Obstacle]:
 
 
 def _need(
-    evidence: Evidence, pod: ClusterPod, dialects: Sequence[ForeignDialect]
+    evidence: Evidence, pod: ClusterPod, dialects: Sequence[ForeignDialect], needs: NeedSettings
 ) -> tuple[PodNeed | None, str, list[Obstacle]]:
     """Return what the pod asks for, whose syntax that is, and what is wrong with it.
 
@@ -324,16 +256,17 @@ def _need(
     """
     try:
         if pod.node and pod.foreign is None:
-            return need_of(pod), pod.dialect, []
+            return need_of(pod, needs), pod.dialect, []
         translation = translate(evidence.foreign, dialects)
         if translation is None:
-            need = need_of(pod)
+            need = need_of(pod, needs)
             error = None if need.containers else never_asked(to_pod(evidence.item))
             if error is not None:
                 raise error
             return need, pod.dialect, []
         changes = written(evidence.foreign, translation)
-        containers = wanted_of(applied(evidence.foreign, changes))
+        asks = native_pod(applied(evidence.foreign, changes))
+        containers = containers_of(asks, translation.dialect, needs)
     except UsageError as error:
         return None, pod.dialect, [Obstacle(Obstacles.REFUSED, error.message, error.hint or "")]
     title = next(each.title for each in dialects if each.name == translation.dialect)
@@ -415,17 +348,35 @@ def _asked(
 ) -> tuple[Asked, ...]:
     """Say what each container asks for, and what of it a booking gives."""
     devices = {each.uuid: each for each in node.devices} if node is not None else {}
-    placed = {each.name: each.devices for each in booking.containers} if booking else {}
+    placed = {each.name: each for each in booking.containers} if booking else {}
     return tuple(
         Asked(
             name=each.name,
             kind=str(each.kind),
-            text=f"{asked_for(each.request)}{_where(each.request)}",
-            mode=each.request.mode,
-            parts=tuple(_part(one, devices.get(one.uuid)) for one in placed.get(each.name, ())),
+            text=f"{_in_words(each.request)}{_where(each.request)}",
+            mode=each.request.mode if has is None else has.mode,
+            parts=()
+            if has is None
+            else tuple(_part(one, devices.get(one.uuid)) for one in has.devices),
         )
         for each in need.containers
+        for has in (placed.get(each.name),)
     )
+
+
+def _in_words(request: Request) -> str:
+    """Say what is asked for, in each of the modes that would do: `a MIG slice ..., or a GPU ...`.
+
+    Slices and whole GPUs are called so; what else is alike is told apart by the mode.
+    """
+    modes = (request.mode, *request.other_modes)
+    texts: dict[str, None] = {}
+    for mode in modes:
+        text = asked_for(in_modes(request, (mode,)))
+        if mode == MPS:
+            text += " by MPS"
+        texts[text] = None
+    return ", or ".join(texts)
 
 
 def _where(request: Request) -> str:
@@ -446,6 +397,7 @@ def _part(placed: PlacedDevice, device: NodeDevice | None) -> Part:
         uuid=placed.uuid,
         memory=placed.memory,
         guarantee=placed.guarantee,
+        slice=placed.slice,
         index=device.index if device is not None else None,
         model=device.model if device is not None else None,
         memory_total=device.memory_bytes if device is not None else None,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `allot explain` reads of the API server: a pod, and all that is to be known about it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
@@ -82,11 +83,17 @@ _quotas: Final = msgspec.json.Decoder(ObjectList[QuotaObject])
 
 
 async def read_evidence(
-    api: Api, namespace: str, name: str, *, settings: DialectSettings | None = None
+    api: Api,
+    namespace: str,
+    name: str,
+    *,
+    settings: DialectSettings | None = None,
+    systems: Collection[str] = (),
 ) -> Evidence:
     """Read the pod, all nodes and pods, and the quotas of its namespace.
 
-    `settings` are the scheduler's of the dialects; None: all as usual.
+    `settings` are the scheduler's of the dialects; None: all as usual. `systems` are those whose
+    running pods it counts.
 
     Raises `KubeError`; `ObjectMissingError` for a pod that is not there, with names near to it.
     """
@@ -105,7 +112,7 @@ async def read_evidence(
         raise KubeError(f"cannot read pod {namespace}/{name}: {error}") from error
     foreign = read_pod(body, namespace=namespace).pod
     its = settings or DialectSettings()
-    cluster = await read_cluster(api, dialects=foreign_dialects(its))
+    cluster = await read_cluster(api, dialects=foreign_dialects(its), systems=systems)
     problems = list(cluster.problems)
     quotas: tuple[NamespaceQuota, ...] = ()
     try:

@@ -42,12 +42,14 @@ _HOPELESS: Final = frozenset(
         Reason.MODEL,
         Reason.UUID,
         Reason.MODE,
+        Reason.MIG_PROFILE,
         Reason.PROBLEM,
     }
 )
 """Whatever pods went from such a node, the pod would not fit there: not worth a preemption."""
 _MOST_TEXTS: Final = 12
 """A message with one part for each node would be cut, and help nobody."""
+_TOO_MANY: Final = "it does not fit either"
 
 
 class NotLeadingError(Exception):
@@ -108,7 +110,7 @@ class Extender:
             return wire.encode(wire.some_nodes(passed, asked))
         told = self._told if heard is not None else None
         try:
-            need = need_of(pod)
+            need = need_of(pod, self._book.settings.needs)
         except UsageError as error:
             text = _sentence(error)
             if told is not None:
@@ -144,9 +146,9 @@ class Extender:
         if pod.node:
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
         if pod.asks is None:
-            return wire.encode(self._out_of_the_way(need_of(pod), names))
+            return wire.encode(self._out_of_the_way(need_of(pod, self._book.settings.needs), names))
         try:
-            need = need_of(pod)
+            need = need_of(pod, self._book.settings.needs)
         except UsageError:
             # Filter has refused it everywhere: nobody asks this but by mistake.
             return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
@@ -177,7 +179,7 @@ class Extender:
         if pod.asks is None:
             return _unbound((await self._binder.bind_plain(pod, arguments.node)).problem)
         try:
-            need = need_of(pod)
+            need = need_of(pod, self._book.settings.needs)
         except UsageError as error:
             return _unbound(_sentence(error))
         chosen_for = self._book.need(pod.uid)
@@ -244,11 +246,15 @@ class _Refusals:
             self._groups, self._refused = [(text, tuple(refused))], {}
 
     def by_node(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return what to say of each node, and of each where no preemption would help."""
+        """Return what to say of each node, and of each where no preemption would help.
+
+        Without a percent sign: kube-scheduler 1.36 takes it for a format's when it writes the event
+        (`30 %!o(MISSING)f compute`).
+        """
         failed: dict[str, str] = {}
         hopeless: dict[str, str] = {}
         for number, (text, names) in enumerate(self._groups):
-            said = text if number < _MOST_TEXTS else "it does not fit either"
+            said = text.replace(" %", " percent") if number < _MOST_TEXTS else _TOO_MANY
             target = hopeless if self._reason(names) in _HOPELESS else failed
             target.update(dict.fromkeys(names, said))
         return failed, hopeless

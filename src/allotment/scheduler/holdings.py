@@ -28,6 +28,7 @@ from allotment.kube.versions import is_later
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.placement.cluster import Cluster
+from allotment.scheduler.needs import NeedSettings
 
 __all__ = ["HELD", "BookSettings", "Entry", "Holdings", "Quotas", "Reread", "State"]
 
@@ -48,10 +49,12 @@ HELD = frozenset({State.RESERVED, State.UNKNOWN, State.BOUND})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookSettings:
-    """How long things are waited for, in seconds, and how many nodes are answered."""
+    """How long things are waited for, in seconds, how many nodes are answered, and by what."""
 
     candidates: int = 1
     """Nodes in the answer of filter, the best ones."""
+    needs: NeedSettings = field(default=NeedSettings())
+    """Of what pods do not say themselves."""
     expected_s: float = 5.0
     """From filter to bind it takes milliseconds, but where a plugin waits for something."""
     repeated_s: float = 0.5
@@ -273,14 +276,6 @@ class Holdings:
         """Return what a pod asked for when it was last looked at; None: it never was."""
         entry = self._entries.get(uid)
         return entry.need if entry is not None else None
-
-    def by_node(self) -> dict[str, list[PodUid]]:
-        """Return the pods that have devices, or are to have them, by node."""
-        found: dict[str, list[PodUid]] = {}
-        for uid, entry in self._entries.items():
-            if entry.booking is not None:
-                found.setdefault(entry.booking.node, []).append(uid)
-        return found
 
     def counts(self) -> dict[State, int]:
         """Return how many pods are in each state."""

@@ -160,7 +160,7 @@ class BookKeeper:
 
     def _need(self, pod: ClusterPod) -> PodNeed | None:
         try:
-            return need_of(pod)
+            return need_of(pod, self._book.settings.needs)
         except UsageError:
             # It is told when kube-scheduler asks about the pod.
             return None

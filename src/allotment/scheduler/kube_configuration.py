@@ -4,6 +4,11 @@
 The one resource that it names is Allotment's own, which every pod with a share has. Of other
 systems' nothing is left on a pod that was translated, and a pod that was not is theirs to bind: who
 claims its resources would bind it around them.
+
+A pod without GPUs takes CPU and memory that pods with GPUs need beside them. kube-scheduler spreads
+such pods over all nodes; a second entry, which claims nothing and so is about every pod, has the
+policy say on which node one is in the way least. It only scores, so a pod with shares is not asked
+about again where filter left one node (`--candidates 1`): kube-scheduler scores no single node.
 """
 
 from collections.abc import Mapping
@@ -24,7 +29,7 @@ CLIENT_FILES: Final = {
 
 _CONFIG = """\
 # A KubeSchedulerConfiguration for kube-scheduler (--config): it asks `allot scheduler` about pods
-# with {resource}, and nothing about any other.
+# with {resource}.
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 # All nodes are to be looked at: where some are left out, the best one may be among them.
@@ -47,14 +52,30 @@ extenders:
         ignoredByScheduler: false
 """
 
+_PLAIN_PODS = """\
+  # Pods without GPUs, so that they go where they are in the way of others least. An answer is
+  # waited for a second; without one they are placed as ever.
+  - urlPrefix: {url}
+    prioritizeVerb: prioritize
+    weight: 1
+    enableHTTPS: {https}
+{tls}    nodeCacheCapable: true
+    ignorable: true
+    httpTimeout: 1s
+"""
 
-def kube_configuration(*, host: str, port: int, tls: Mapping[str, str], scheduler: str) -> str:
+
+def kube_configuration(
+    *, host: str, port: int, tls: Mapping[str, str], scheduler: str, has_plain_pods: bool = True
+) -> str:
     """Write the configuration of a kube-scheduler that goes by the name `scheduler`.
 
-    `tls`: what is set of TLS, by its names there; nothing: HTTP.
+    `tls`: what is set of TLS, by its names there; nothing: HTTP. `has_plain_pods`: pods without
+    GPUs are scored as well.
     """
     shown = f"[{host}]" if ":" in host else host
-    return _CONFIG.format(
+    text = _CONFIG + _PLAIN_PODS if has_plain_pods else _CONFIG
+    return text.format(
         resource=GPU,
         scheduler=scheduler,
         url=f"{'https' if tls else 'http'}://{shown}:{port}",

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import structlog
+
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
@@ -29,6 +31,8 @@ chosen otherwise."""
 FORGOTTEN_S = 600.0
 """kube-scheduler tries each pod that waits again within five minutes: one that it has not asked
 about for so long, nobody is going to bind."""
+
+_log = structlog.get_logger(__name__)
 
 
 # ---- which devices -------------------------------------------------------------------------------
@@ -191,6 +195,8 @@ class _Nomination:
     """When it was made, or of use last."""
     is_confirmed: bool = False
     """The pod says so."""
+    has_failed: bool = False
+    """It was logged that no devices could be looked for."""
 
 
 def without_host(need: PodNeed) -> PodNeed:
@@ -249,22 +255,34 @@ class Nominations:
         """Let lapse what is over, and choose devices where none are kept, or others are free now.
 
         `choose` says which devices of a node a pod is to get; None: it does not fit there at all.
+        What fails of one keeps no other waiting.
         """
         for uid, each in list(self._nominations.items()):
             if self._is_over(uid, each):
                 self.gone(uid)
                 continue
-            if self._cluster.booking(uid) is not None:
-                continue  # it is on its way
-            kept = self._cluster.kept(uid)
-            found = self._cluster.place(without_host(each.need), each.node)
-            booking = found if isinstance(found, PodBooking) else None
-            if booking is None and kept is None:
-                booking = await choose(each.need, each.node)
-                if self._nominations.get(uid) is not each:
-                    continue
-            if booking is not None and (kept is None or kept.containers != booking.containers):
-                self._cluster.keep(each.need, booking)
+            try:
+                await self._renew(uid, each, choose)
+            except Exception:  # noqa: BLE001 - the pod stays nominated, and this is tried again
+                if not each.has_failed:
+                    each.has_failed = True
+                    _log.exception("a nominated pod has no devices kept: a defect", pod=uid)
+
+    async def _renew(self, uid: PodUid, nomination: _Nomination, choose: Choose) -> None:
+        """Keep devices where none are kept, or others are free now."""
+        need, node = nomination.need, nomination.node
+        if self._cluster.booking(uid) is not None:
+            return  # it is on its way
+        kept = self._cluster.kept(uid)
+        found = self._cluster.place(without_host(need), node)
+        booking = found if isinstance(found, PodBooking) else None
+        if booking is None and kept is None:
+            booking = await choose(need, node)
+            if self._nominations.get(uid) is not nomination:
+                return
+        if booking is not None and (kept is None or kept.containers != booking.containers):
+            # What it needs may have changed meanwhile.
+            self._cluster.keep(nomination.need, booking)
 
     def _is_over(self, uid: PodUid, nomination: _Nomination) -> bool:
         now = self._clock()

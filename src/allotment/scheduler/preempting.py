@@ -3,8 +3,9 @@
 
 kube-scheduler asks about up to a tenth of all nodes, and for each of them says which pods it would
 end: the fewest of a lower priority with which its sums come out. These are rarely on one GPU. So
-the victims are chosen anew: as few as are enough, of the lowest priority, on the GPUs that take the
-fewest. Those of kube-scheduler's that have no GPU are kept, as it has its reasons for them.
+the victims are chosen anew: as few as are enough, whom no budget protects, of the lowest priority,
+on the GPUs that take the fewest. Those of kube-scheduler's that have no GPU are kept, as it has its
+reasons for them.
 
 One node is answered, the best by kube-scheduler's own rules: the pod's devices there are kept from
 then on (`nominations`), and it is for that node that kube-scheduler nominates it.
@@ -20,11 +21,12 @@ has been looked at as is for one question.
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final, Protocol
 
+from allotment.kube.budgets import Protected
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.model.clusters import PodBooking, PodNeed
 from allotment.model.errors import UsageError
@@ -32,7 +34,7 @@ from allotment.model.pods import PodUid
 from allotment.placement.selections import Effort
 from allotment.scheduler import wire
 from allotment.scheduler.extender import NotLeadingError
-from allotment.scheduler.needs import need_of
+from allotment.scheduler.needs import NeedSettings, need_of
 from allotment.scheduler.nominations import NominatedCluster, Nominations, without_host
 
 __all__ = ["Preemption"]
@@ -55,6 +57,16 @@ that is answered that nothing helps is not asked about again for minutes."""
 _STEP_S: Final = 0.01
 
 
+class Budgets(Protocol):
+    """Which pods are better left alone: `kube.budgets.FollowedBudgets`."""
+
+    def against(self, pods: Sequence[Protected]) -> Sequence[bool] | None:
+        """Tell of each whether it goes against one, when they go in this order.
+
+        None: no budget is known.
+        """
+
+
 class Quotas(Protocol):
     """What a namespace may have."""
 
@@ -74,6 +86,8 @@ class _Plan:
 
     victims: tuple[PodUid, ...]
     booking: PodBooking
+    violations: int = 0
+    """Of them, so many go against a budget."""
     cost: tuple[float, ...] = ()
     """The smaller, the better: as kube-scheduler compares nodes (`pickOneNodeForPreemption`)."""
 
@@ -101,7 +115,9 @@ class Preemption:
         *,
         pods: Callable[[str], ClusterPod | None],
         quotas: Quotas | None = None,
+        budgets: Budgets | None = None,
         leads: Callable[[], bool] = lambda: True,
+        needs: NeedSettings = NeedSettings(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
         echo_s: float = _ECHO_S,
     ) -> None:
@@ -112,7 +128,9 @@ class Preemption:
         self._cluster = cluster
         self._pods = pods
         self._quotas = quotas
+        self._budgets = budgets
         self._leads = leads
+        self._needs = needs
         self._clock = clock
         self._echo_s = echo_s
         self.nominations = Nominations(cluster, clock=clock)
@@ -135,7 +153,7 @@ class Preemption:
         if pod.asks is None:
             return _answer(asked)
         try:
-            need = need_of(pod)
+            need = need_of(pod, self._needs)
         except UsageError:
             return _answer({})
         found = None if self._fits_by_now(need, asked) else await self._best(need, asked)
@@ -147,7 +165,7 @@ class Preemption:
             {
                 node: wire.MetaVictims(
                     pods=[wire.MetaPod(uid=uid) for uid in found.victims],
-                    num_pdb_violations=int(asked[node].num_pdb_violations),
+                    num_pdb_violations=found.violations,
                 )
             }
         )
@@ -202,8 +220,9 @@ class Preemption:
         for node in sorted(chosen, key=lambda name: (cost[name], name)):
             plan = await self._planned(need, node, chosen[node], turns)
             if plan is not None and plan.victims and self._may_have(need, plan):
-                worth = self._cost(asked[node].num_pdb_violations, plan.victims)
-                plans.append(_Plan(plan.victims, plan.booking, worth))
+                number = self._violations(plan.victims, chosen[node], asked[node])
+                worth = self._cost(number, plan.victims)
+                plans.append(_Plan(plan.victims, plan.booking, number, worth))
             if len(plans) >= _ENOUGH or turns.effort.is_spent:
                 break
         return min(plans, key=lambda plan: plan.cost, default=None)
@@ -213,6 +232,29 @@ class Preemption:
         if self._quotas is None:
             return True
         return self._quotas.check(need, booking=plan.booking, without=plan.victims) is None
+
+    def _violations(
+        self, victims: Sequence[PodUid], chosen: Sequence[PodUid], asked: wire.MetaVictims
+    ) -> int:
+        """Return how many of them go against a budget: as was sent, of those that were chosen."""
+        sent = int(asked.num_pdb_violations)
+        if set(victims) == set(chosen):
+            return sent
+        found = self._against(victims)
+        return sent if found is None else len(found)
+
+    def _against(self, uids: Iterable[PodUid]) -> set[PodUid] | None:
+        """Return who goes against a budget when these go in this order; None: no budget is known.
+
+        Who ends anyway uses nothing up: a budget does not count on him any more.
+        """
+        going = {
+            uid: Protected(namespace=pod.namespace, name=pod.name, labels=pod.labels)
+            for uid in uids
+            if (pod := self._pods(uid)) is not None and not pod.is_ending
+        }
+        found = self._budgets.against(tuple(going.values())) if self._budgets is not None else None
+        return None if found is None else set(compress(going, found))
 
     def _cost(self, violations: float, victims: Sequence[PodUid]) -> tuple[float, ...]:
         ranks = [each.priority for uid in victims if (each := self._pods(uid)) is not None]
@@ -249,10 +291,13 @@ class Preemption:
     ) -> dict[PodUid, None]:
         """Return the pods with devices that may be ended for another one, whom first first.
 
-        Those that are ending anyway; then by priority; of equals those that kube-scheduler chose,
-        who are the youngest and mostly no budget protects; then those whose device has the fewest
-        of them, so that one device after the other becomes free. Some have been bound of which the
-        watch has not told yet: they count, after the others.
+        Those that are ending anyway; then those who go against no budget, as kube-scheduler
+        (`SelectVictimsOnNode`) gives back first who does, whatever his priority; then by priority;
+        of equals those that kube-scheduler chose, who are the youngest; then those whose device has
+        the fewest of them, so that one device after the other becomes free. Some have been bound of
+        which the watch has not told yet: they count, after the others.
+
+        Of those among whom a budget allows some, these are on the devices with the fewest beyond.
         """
         found = {
             uid: pod
@@ -264,12 +309,23 @@ class Preemption:
         }
         devices = {uid: _devices(there[uid]) for uid in found}
         wanted = frozenset(chosen)
-        crowds = Counter(uuid for uuids in devices.values() for uuid in uuids)
+        tenants: dict[str, list[PodUid]] = {}
+        for uid, uuids in devices.items():
+            for uuid in uuids:
+                tenants.setdefault(uuid, []).append(uid)
+        crowds = {
+            uuid: (len(self._against(uids) or ()), len(uids), uuid)
+            for uuid, uids in tenants.items()
+        }
+        crowd = {uid: min(crowds[uuid] for uuid in uuids) for uid, uuids in devices.items()}
+        fixed = [uid for uid in chosen if uid not in found]
+        allowed_first = sorted(found, key=lambda uid: (crowd[uid], found[uid].priority, uid))
+        beyond = self._against([*fixed, *allowed_first]) or set()
 
         def rank(uid: PodUid) -> tuple[object, ...]:
-            crowd = min((crowds[uuid], uuid) for uuid in devices[uid])
             pod = found[uid]
-            return not pod.is_ending, pod.priority, not pod.node, uid not in wanted, crowd, uid
+            first = not pod.is_ending, uid in beyond, pod.priority
+            return *first, not pod.node, uid not in wanted, crowd[uid], uid
 
         return dict.fromkeys(sorted(found, key=rank))
 

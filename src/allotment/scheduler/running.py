@@ -8,9 +8,9 @@ they were given.
 import asyncio
 import contextlib
 import signal
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -20,6 +20,7 @@ from prometheus_client import disable_created_metrics
 from allotment import __version__
 from allotment.dialects.systems import foreign_dialects
 from allotment.kube.bindings import Bindings, Exchange, LightApi
+from allotment.kube.budgets import FollowedBudgets
 from allotment.kube.clients import Api, configuration, connect
 from allotment.kube.cluster_feed import ClusterFeed, ClusterPod
 from allotment.kube.endpoints import Endpoint, ServiceEndpoint
@@ -32,15 +33,16 @@ from allotment.metrics.logs import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
 from allotment.model.clusters import PodBooking, PodNeed
-from allotment.model.compute import WHOLE
-from allotment.model.errors import AllotError, UsageError
+from allotment.model.errors import AllotError
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Book
+from allotment.scheduler.certificate_files import CertificateFiles
 from allotment.scheduler.extender import Extender
 from allotment.scheduler.keeping import BookKeeper, DialectQuotas
 from allotment.scheduler.lasting import lasting
 from allotment.scheduler.leading import Leading
 from allotment.scheduler.memory import keep_settled
+from allotment.scheduler.needs import need_settings
 from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.quota import QuotaBook
@@ -48,7 +50,7 @@ from allotment.scheduler.quota_following import QuotaFeed
 from allotment.scheduler.quota_units import units_of
 from allotment.scheduler.reaching import LeaderAddress
 from allotment.scheduler.receipts import Receipts
-from allotment.scheduler.reports import Reports
+from allotment.scheduler.reports import Reports, model_figures
 from allotment.scheduler.rereading import Rereading
 from allotment.scheduler.serving import Web, application
 from allotment.scheduler.settings import SchedulerSettings
@@ -69,7 +71,6 @@ _TICK_S: Final = 0.5
 _BEAT_S: Final = 1.0
 _HANGS_S: Final = 30.0
 _GOODBYE_S: Final = 5.0
-_CERTIFICATE_S: Final = 2.0
 _QUIET_S: Final = 1.0
 _LINGER_S: Final = 5.0
 """For so long others may still come who have not heard that this replica ends (kube-proxy)."""
@@ -98,7 +99,7 @@ async def _main(settings: SchedulerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    tls = _tls(settings)
+    files = CertificateFiles.of(settings.tls_certificate, settings.tls_key)
     config = configuration(settings.kubeconfig)
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(settings.kubeconfig))
@@ -106,7 +107,7 @@ async def _main(settings: SchedulerSettings) -> None:
         if LightApi.suits(config):
             light = LightApi(config)
             stack.push_async_callback(light.aclose)
-        scheduler = Scheduler(settings, api, light, tls)
+        scheduler = Scheduler(settings, api, light, files)
         task = asyncio.create_task(scheduler.run())
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,28 +120,6 @@ async def _main(settings: SchedulerSettings) -> None:
             await task
 
 
-def _tls(settings: SchedulerSettings) -> ssl.SSLContext | None:
-    """Raises `UsageError`."""
-    certificate, key = settings.tls_certificate, settings.tls_key
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise UsageError(
-            "a certificate and its key belong together",
-            hint="give both, --tls-cert-file and --tls-key-file, or neither",
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(
-            f"{certificate} and {key} are no certificate and key: {error}",
-            hint="both are PEM files; the certificate comes first in its own",
-        ) from error
-    return context
-
-
 class Scheduler:
     """The parts, each given what it needs of the others."""
 
@@ -149,11 +128,11 @@ class Scheduler:
         settings: SchedulerSettings,
         api: Api,
         light: Exchange,
-        tls: ssl.SSLContext | None,
+        files: CertificateFiles | None,
     ) -> None:
         """Put it together; nothing is asked or opened yet."""
         self._settings = settings
-        self._tls = tls
+        self._files = files
         self.metrics = SchedulerMetrics()
         self._events = Events(
             api,
@@ -169,7 +148,8 @@ class Scheduler:
         self._followed_quotas = FollowedQuotas(api)
         self.quotas = quotas.quotas
         self._quota_feed = QuotaFeed(self._followed_quotas, self.quotas)
-        self._book = Book(cluster, settings=settings.book, quotas=quotas)
+        needs = need_settings(settings.modes, settings.dialects)
+        self._book = Book(cluster, settings=replace(settings.book, needs=needs), quotas=quotas)
         reports = Reports(self.metrics, self._events)
         self._take_over = TakeOver(
             dialects,
@@ -177,8 +157,14 @@ class Scheduler:
             systems=settings.take_over,
             on_unread=reports.not_taken_over,
         )
+        self._budgets = FollowedBudgets(api)
         self._preemption = Preemption(
-            cluster, pods=self._heard, quotas=quotas, leads=self._may_write
+            cluster,
+            pods=self._heard,
+            quotas=quotas,
+            budgets=self._budgets,
+            leads=self._may_write,
+            needs=needs,
         )
         self._keeper = BookKeeper(
             self._book,
@@ -220,6 +206,8 @@ class Scheduler:
                 quotas=self.quotas,
                 known=self._leading.wait_synced,
                 on_answer=self._reviewed,
+                told=reports,
+                leads=self._may_write,
             )
         self._sharepods: SharePodKeeper | None = None
         if settings.webhook is not None and "kubeshare" not in settings.dialects.disabled:
@@ -235,7 +223,7 @@ class Scheduler:
         self._electing: asyncio.Task[NoReturn] | None = None
         self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
-        self.metrics.watch_models(self._totals)
+        self.metrics.watch_models(lambda: model_figures(self._book.cluster.totals()))
         self._web = Web(
             application(
                 {
@@ -278,14 +266,15 @@ class Scheduler:
             "tick": self._tick,
             "nominations": self._nominate,
             "quotas": self._followed_quotas.run,
+            "budgets": self._budgets.run,
             "quota_book": self._quota_feed.run,
         }
         if self._sharepods is not None:
             parts["sharepods"] = self._sharepods.run
         if self._address is not None:
             parts["address"] = self._address.run
-        if self._tls is not None:
-            parts["certificate"] = partial(self._renew_certificate, self._tls)
+        if self._files is not None:
+            parts["certificate"] = self._files.run
         return parts
 
     def _failed(self, part: str) -> None:
@@ -293,11 +282,12 @@ class Scheduler:
 
     async def _listen(self) -> None:
         """Raises `PrerequisiteError`."""
-        tls, guarded = self._tls, self._settings.webhook
+        tls = self._files.context if self._files is not None else None
+        guarded = self._settings.webhook
         if self.webhook is not None and guarded is not None and guarded.guard is not None:
-            while not self.webhook.keeper.guards:  # noqa: ASYNC110 - once, at the start
+            while not self.webhook.keeper.extender.serves:  # noqa: ASYNC110 - once, at the start
                 await asyncio.sleep(0.05)
-            tls = self.webhook.keeper.guarding_context
+            tls = self.webhook.keeper.extender.context
         self._port = await self._web.start(parse_address(self._settings.listen), tls)
         _log.info("listening", version=__version__, port=self._port, tls=tls is not None)
 
@@ -349,6 +339,7 @@ class Scheduler:
             self.metrics.set("api_synced", self._leading.is_synced and not self._unheard())
             is_kept = self.webhook is None or self.webhook.keeper.problem is None
             self.metrics.set("webhook_certificate_kept", is_kept)
+            self.metrics.set("nominations", len(self._preemption.nominations))
             self.metrics.set("pods_without_placement", len(self._keeper.strangers))
             self.metrics.set("pods_taken_over", len(self._take_over.taken))
             self.metrics.set("pods_not_taken_over", len(self._take_over.unread))
@@ -369,27 +360,6 @@ class Scheduler:
 
     def _is_quiet(self) -> bool:
         return time.monotonic() - self._asked_at > _QUIET_S
-
-    async def _renew_certificate(self, context: ssl.SSLContext) -> NoReturn:
-        """Serve a new certificate as soon as its files have changed."""
-        settings = self._settings
-        assert settings.tls_certificate is not None  # noqa: S101 - there is a context
-        assert settings.tls_key is not None  # noqa: S101 - likewise
-        known = _stamp(settings)
-        while True:
-            await asyncio.sleep(_CERTIFICATE_S)
-            stamp = _stamp(settings)
-            if stamp == known or stamp is None:
-                continue
-            try:
-                context.load_cert_chain(settings.tls_certificate, settings.tls_key)
-            except (OSError, ssl.SSLError) as error:
-                _log.warning(
-                    "the certificate cannot be read; the old one is served", why=str(error)
-                )
-                continue
-            known = stamp
-            _log.info("a new certificate is served")
 
     def probes(self) -> Probes:
         """Return what tells whether it lives, and whether it is of use."""
@@ -444,33 +414,10 @@ class Scheduler:
         if not is_good:
             self.metrics.count("requests_failed", verb)
 
-    def _totals(self) -> Mapping[str, Mapping[str, float]]:
-        return {
-            model: {
-                "devices": each.devices,
-                "memory_bytes": each.memory,
-                "memory_allocated_bytes": each.memory_allocated,
-                "memory_fragmented_bytes": each.memory_fragmented,
-                "compute": each.guarantee / WHOLE,
-                "compute_allocated": each.guarantee_allocated / WHOLE,
-                "compute_fragmented": each.guarantee_fragmented / WHOLE,
-            }
-            for model, each in self._book.cluster.totals().items()
-        }
-
 
 async def _read_pod(api: Exchange, namespace: str, name: str) -> bytes:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     return await api.get(path, asked=f"get pod {namespace}/{name}")
-
-
-def _stamp(settings: SchedulerSettings) -> tuple[float, ...] | None:
-    """Return when both files were written; None: they are being replaced."""
-    paths = [each for each in (settings.tls_certificate, settings.tls_key) if each is not None]
-    try:
-        return tuple(each.stat().st_mtime for each in paths)
-    except OSError:
-        return None
 
 
 def _election(settings: SchedulerSettings, api: Api) -> LeaseElection | None:
@@ -481,5 +428,5 @@ def _election(settings: SchedulerSettings, api: Api) -> LeaseElection | None:
         api,
         namespace=lease.namespace,
         name=lease.name,
-        candidate=Candidate(settings.identity, settings.lease_times),
+        candidate=Candidate.of_process(settings.identity, settings.lease_times),
     )

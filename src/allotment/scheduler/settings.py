@@ -6,6 +6,7 @@ from pathlib import Path
 
 from allotment.dialects.systems import DialectSettings
 from allotment.kube.leases import LeaseTimes
+from allotment.model.requests import SOFT
 from allotment.scheduler.book import BookSettings
 from allotment.scheduler.webhook_serving import ListenSettings
 
@@ -47,6 +48,8 @@ class SchedulerSettings:
     """None: figures and probes are on the same port alone."""
     node_policies: tuple[str, ...] = ("fragmentation",)
     device_policies: tuple[str, ...] = ("fragmentation",)
+    modes: tuple[str, ...] = (SOFT,)
+    """For pods that leave it open, the best first."""
     book: BookSettings = field(default=BookSettings())
     lease: LeaseName | None = None
     """None: this one leads alone."""

@@ -40,6 +40,9 @@ WEBHOOK: Final = "webhook"
 _MOST_DEVICES: Final = 64
 _MOST_PERCENT: Final = 100
 _MOST_DAYS: Final = 36_500
+_LEAST_AUTHORITY_DAYS: Final = 365
+"""kube-scheduler reads whom to trust at its start alone: with each new authority it has to be
+started again, within 30 days."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _HOST: Final = re.compile(r"[0-9a-zA-Z:]([-0-9a-zA-Z.:]{0,251}[0-9a-zA-Z])?")
 """A DNS name, or an address."""
@@ -121,7 +124,11 @@ def _with_webhook(found: FileSettings, written: object) -> FileSettings:
     certificate = read_section(f"{WEBHOOK}.certificate", its.certificate, CertificateSection)
     days = _bounded("certificate.days", certificate.days, least=1, most=_MOST_DAYS)
     authority = _bounded(
-        "certificate.authorityDays", certificate.authority_days, least=days, most=_MOST_DAYS
+        "certificate.authorityDays",
+        certificate.authority_days,
+        least=max(days, _LEAST_AUTHORITY_DAYS),
+        most=_MOST_DAYS,
+        why="kube-scheduler has to be started again for each new authority",
     )
     return replace(
         found,
@@ -175,9 +182,10 @@ def _names(
     return tuple(dict.fromkeys(written))
 
 
-def _bounded(where: str, found: int, *, least: int, most: int) -> int:
+def _bounded(where: str, found: int, *, least: int, most: int, why: str = "") -> int:
     if not least <= found <= most:
         raise UsageError(
-            f"{WEBHOOK}.{where} is {found}", hint=f"write a number from {least} to {most}"
+            f"{WEBHOOK}.{where} is {found}",
+            hint=f"write a number from {least} to {most}" + (f": {why}" if why else ""),
         )
     return found

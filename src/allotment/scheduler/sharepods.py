@@ -300,6 +300,8 @@ class SharePodKeeper:
         return is_ignored
 
     async def _make(self, sharepod: SharePod) -> dict[str, Any]:
+        if sharepod.problem:
+            raise _RefusedError(_REFUSED, sharepod.problem)
         try:
             pod = pod_of_sharepod(sharepod.document)
         except UsageError as error:

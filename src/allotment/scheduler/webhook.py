@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from allotment.dialects.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
-from allotment.dialects.annotations import CLASS, COMPUTE, MEMORY, PREFIX
+from allotment.dialects.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
 from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignDialect, ForeignPod, Translation
 from allotment.dialects.native import (
     Changes,
@@ -286,13 +286,13 @@ class PodWebhook:
         if (
             defaults.memory_bytes is not None
             and GPU_MEMORY not in limits
-            and MEMORY not in pod.annotations
+            and not ({MEMORY, MIG_PROFILE} & set(pod.annotations))
         ):
             added[GPU_MEMORY] = str(defaults.memory_bytes * int(count))
         if (
             defaults.compute_percent
             and GPU_COMPUTE not in limits
-            and not ({COMPUTE, CLASS} & set(pod.annotations))
+            and not ({COMPUTE, CLASS, MIG_PROFILE} & set(pod.annotations))
         ):
             added[GPU_COMPUTE] = str(defaults.compute_percent * int(count))
         return added

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The webhook, listening: HTTPS with certificates of its own, for the API server alone.
+"""The webhook, listening: HTTPS with certificates of its own, for the API server.
+
+For it alone where it shows a certificate and its authority is known (`client_authority`); else
+whoever reaches the port is answered: what he is told changes nothing, and takes time.
 
 A port of its own, apart from the extender's: the API server is answered by every replica, whoever
 leads, and trusts no certificate that others have to be told of. Put together here, so that whoever
@@ -9,6 +12,7 @@ starts the scheduler starts this and asks it how it is.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Final, NoReturn
 
@@ -27,6 +31,7 @@ from allotment.scheduler.certificates import Lives
 from allotment.scheduler.certificates_keeping import (
     CertificateKeeper,
     KeepingSettings,
+    Told,
     service_names,
 )
 from allotment.scheduler.webhook import Handler, PodWebhook, Quotas, Reply, WebhookSettings, routes
@@ -74,6 +79,8 @@ class ListenSettings:
     names: tuple[str, ...] = ()
     """More names and addresses for the certificate."""
     lives: Lives = field(default=Lives())
+    client_authority: Path | None = None
+    """Of the API server's certificate, in PEM; None: whoever asks is answered."""
     guard: GuardSettings | None = None
     """None: the extender is served to whoever asks, or with certificates of somebody else."""
     look_s: float = 30.0
@@ -92,11 +99,13 @@ class WebhookService:
         quotas: Quotas | None = None,
         known: Callable[[], Awaitable[None]] = _at_once,
         on_answer: Observer | None = None,
+        told: Told | None = None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """Put it together; nothing is asked or opened yet.
 
         `known` returns when all is known that an answer depends on: the pods and quotas of the
-        cluster. Before, it does not listen.
+        cluster. Before, it does not listen. `leads`: as the keeper's.
         """
         self._settings = settings
         self._known = known
@@ -111,6 +120,7 @@ class WebhookService:
             lives=settings.lives,
             condition=webhook_condition(keys),
             look_s=settings.look_s,
+            client_authority=settings.client_authority,
         )
         name = settings.configuration
         self.keeper: Final = CertificateKeeper(
@@ -120,6 +130,8 @@ class WebhookService:
             clients=Secret(api, namespace=settings.namespace, name=settings.guard.secret)
             if settings.guard is not None
             else None,
+            told=told,
+            leads=leads,
         )
         webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
         self.app: Final = webhook_application(webhook, on_answer=on_answer)
@@ -140,7 +152,7 @@ class WebhookService:
 
     async def _serve(self) -> None:
         await self._known()
-        while not self.keeper.has_certificate:  # noqa: ASYNC110 - once, at the start
+        while not self.keeper.webhook.serves:  # noqa: ASYNC110 - once, at the start
             await asyncio.sleep(0.05)
         port = await self._listen()
         _log.info("the webhook listens", port=port)
@@ -179,7 +191,9 @@ class WebhookService:
     async def _listen(self) -> int:
         host, port = parse_address(self._settings.listen)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host or None, port, ssl_context=self.keeper.context)
+        site = web.TCPSite(
+            self._runner, host or None, port, ssl_context=self.keeper.webhook.context
+        )
         try:
             await site.start()
         except OSError as error:

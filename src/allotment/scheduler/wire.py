@@ -144,7 +144,7 @@ class MetaPod(_Wire):
 
 
 class MetaVictims(_Wire):
-    """Pods of a node that would have to go; the number is handed back as it came."""
+    """Pods of a node that would have to go, and how many of them go against a budget."""
 
     pods: list[MetaPod] | None = None
     num_pdb_violations: int | float = msgspec.field(name="NumPDBViolations", default=0)

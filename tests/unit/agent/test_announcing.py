@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from gpus import gpu
 from kubelet_twin import PodsTwin, ReportsTwin
 
 from allotment.agent.announcing import Announcing, announced
@@ -30,23 +31,7 @@ SOFT = "allotment: {devices: [{mode: soft}]}"
 MIXED = "allotment: {devices: [{match: {index: [0]}, mode: soft}]}"
 
 
-def gpu(index: int, *, memory_gi: int = 80) -> Device:
-    return Device(
-        uuid=f"GPU-{index}",
-        name="NVIDIA A100-SXM4-80GB",
-        index=index,
-        memory_bytes=memory_gi * GI,
-        sm_count=108,
-        compute_capability=(8, 0),
-        numa_node=index % 2,
-        pci_bus_id=f"00000000:{index:02X}:00.0",
-        simulated=True,
-        mig=False,
-        reserved_bytes=GI,
-    )
-
-
-GPUS = {f"GPU-{index}": gpu(index) for index in range(3)}
+GPUS = {f"GPU-{index}": gpu(index, numa_node=index % 2, reserved_bytes=GI) for index in range(3)}
 
 
 def offered(text: str, devices: Mapping[str, Device] = GPUS) -> Offer:

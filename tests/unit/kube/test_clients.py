@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 import yaml
+from api_server_twin import Server, refused
 
 from allotment.kube.clients import Api, PatchKind, connect
 from allotment.kube.errors import (
@@ -24,11 +23,6 @@ from allotment.kube.errors import (
     explain_failure,
     explain_refusal,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server
-
-Maker = Callable[..., Any]
 
 
 def kubeconfig(path: Path, **user: str) -> Path:
@@ -129,7 +123,7 @@ def test_with_no_way_at_all_it_says_which_there_are(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_is_of_its_kind_and_says_what_the_server_said(
-    server: Server, refused: Maker, code: int, kind: type[KubeError], *, is_passing: bool
+    server: Server, code: int, kind: type[KubeError], *, is_passing: bool
 ) -> None:
     server.lists.append(refused(code, "so it is", retryAfterSeconds=3))
 

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import httpx2
 import msgspec
 import pytest
+from api_server_twin import Server, Watch, impatient, run, until
 
 from allotment.dialects.decisions import write_booking
 from allotment.dialects.placements import PLACEMENT
-from allotment.kube.backoff import Backoff
 from allotment.kube.cluster_feed import ClusterFeed, ClusterPod, to_cluster_pod
 from allotment.kube.inventories import DEVICES, encode
 from allotment.kube.objects import PodObject
@@ -26,11 +26,6 @@ from allotment.model.clusters import (
 )
 from allotment.model.pods import PodUid
 
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server, Watch
-
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 GPU = {"limits": {"allotment.dev/gpu": "1"}, "requests": {"cpu": "2"}}
 
 
@@ -184,13 +179,13 @@ class TwoLists:
 
 
 @pytest.fixture
-def lists(server: Server, new_watch: Callable[..., Watch]) -> TwoLists:
+def lists(server: Server) -> TwoLists:
     made = TwoLists(server)
-    made.watches = {"pods": new_watch(), "nodes": new_watch()}
+    made.watches = {"pods": server.new_watch(), "nodes": server.new_watch()}
     return made
 
 
-def feed_of(lists: TwoLists, listener: Listener, impatient: Callable[[], Backoff]) -> ClusterFeed:
+def feed_of(lists: TwoLists, listener: Listener) -> ClusterFeed:
     from allotment.kube.clients import Api
 
     http = httpx2.AsyncClient(
@@ -199,11 +194,9 @@ def feed_of(lists: TwoLists, listener: Listener, impatient: Callable[[], Backoff
     return ClusterFeed(Api(http, server="https://server"), listener, backoff=impatient())
 
 
-def test_each_change_is_told_once(
-    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
-) -> None:
+def test_each_change_is_told_once(lists: TwoLists) -> None:
     listener = Listener()
-    feed = feed_of(lists, listener, impatient)
+    feed = feed_of(lists, listener)
     lists.pods = [pod_json("a"), pod_json("b", node="n1", resources={})]
     lists.nodes = [node_json("n1"), node_json("n2", 0)]
 
@@ -234,11 +227,9 @@ def test_each_change_is_told_once(
     run(feed.run(), test())
 
 
-def test_looking_waits_for_the_watch_to_have_told_everything(
-    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
-) -> None:
+def test_looking_waits_for_the_watch_to_have_told_everything(lists: TwoLists) -> None:
     listener = Listener()
-    feed = feed_of(lists, listener, impatient)
+    feed = feed_of(lists, listener)
 
     async def test() -> None:
         await until(lambda: feed.is_synced)
@@ -250,11 +241,9 @@ def test_looking_waits_for_the_watch_to_have_told_everything(
     run(feed.run(), test())
 
 
-def test_looking_lists_anew_where_the_watch_is_silent(
-    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
-) -> None:
+def test_looking_lists_anew_where_the_watch_is_silent(lists: TwoLists) -> None:
     listener = Listener()
-    feed = feed_of(lists, listener, impatient)
+    feed = feed_of(lists, listener)
 
     async def test() -> None:
         await until(lambda: feed.is_synced)
@@ -267,12 +256,10 @@ def test_looking_lists_anew_where_the_watch_is_silent(
     run(feed.run(), test())
 
 
-def test_what_fails_for_one_object_is_that_ones_trouble(
-    lists: TwoLists, impatient: Callable[[], Backoff], run: Runner, until: Until
-) -> None:
+def test_what_fails_for_one_object_is_that_ones_trouble(lists: TwoLists) -> None:
     listener = Listener()
     listener.fails_for = {"n1", "bad"}
-    feed = feed_of(lists, listener, impatient)
+    feed = feed_of(lists, listener)
     lists.pods = [pod_json("bad"), pod_json("good")]
     lists.nodes = [node_json("n1"), node_json("n2"), node_json("n3", 0, {DEVICES: "nothing"})]
 

@@ -3,20 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import httpx2
+from api_server_twin import Server, impatient, listed, run, until
 
-from allotment.kube.backoff import Backoff
 from allotment.kube.configmaps import FollowedConfigMap
-
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server, Watch
-
-Maker = Callable[..., Any]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 
 def an_object(version: str, data: dict[str, str] | None) -> dict[str, Any]:
@@ -25,16 +18,11 @@ def an_object(version: str, data: dict[str, str] | None) -> dict[str, Any]:
 
 def test_its_values_come_once_each_and_the_first_when_it_is_known(
     server: Server,
-    impatient: Callable[[], Backoff],
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed())
-    watch = new_watch()
+    watch = server.new_watch()
     server.watches.extend([httpx2.ConnectError("away")] * 3)
-    again = new_watch()
+    again = server.new_watch()
     followed = FollowedConfigMap(server.client(), namespace="here", name="c", backoff=impatient())
     seen: list[Mapping[str, str] | None] = []
     changes = [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.inventories import CORDONS, DEVICES, cordoned, decode, encode
-from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.kube.inventories import CORDONS, DEVICES, MOST_LISTS, cordoned, decode, encode
+from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, Taken
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
+from allotment.model.mig import MigHold, MigProfile, MigSlice
 from allotment.model.quantities import MAX_BYTES
 
 Document = dict[str, Any]
@@ -32,9 +34,52 @@ uuids = st.lists(st.text(min_size=1, max_size=40), unique=True, max_size=8)
 
 
 @st.composite
+def lists_of_profiles(draw: st.DrawFn) -> tuple[MigProfile, ...]:
+    """What one driver may report."""
+    names = draw(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=4))
+    numbers = draw(st.lists(st.integers(0, 99), unique=True, min_size=4, max_size=4))
+    sizes = draw(st.lists(st.integers(1, 8), min_size=4, max_size=4))
+    return tuple(
+        MigProfile(
+            name=name,
+            number=number,
+            slices=draw(st.integers(0, 7)),
+            memory_bytes=draw(st.integers(0, 1 << 40)),
+            size=size,
+            starts=tuple(sorted(draw(st.sets(st.integers(0, 8 - size))))),
+            most=draw(st.integers(0, 7)),
+            multiprocessors=draw(st.integers(0, 200)),
+            has_media=draw(st.booleans()),
+        )
+        for name, number, size in zip(names, numbers, sizes, strict=False)
+    )
+
+
+@st.composite
+def cuts(draw: st.DrawFn, profiles: tuple[MigProfile, ...]) -> NodeMig:
+    """What is cut from a device, its slices in their order."""
+    there = draw(st.lists(st.sampled_from(profiles), max_size=3)) if profiles else []
+    starts = sorted(draw(st.lists(st.integers(0, 7), unique=True, min_size=3, max_size=3)))
+    return NodeMig(
+        profiles=profiles,
+        slices=tuple(
+            MigSlice(
+                profile=each.number,
+                start=start,
+                size=each.size,
+                hold=draw(st.sampled_from(MigHold)),
+            )
+            for each, start in zip(there, starts, strict=False)
+        ),
+        is_enabled=draw(st.booleans()),
+    )
+
+
+@st.composite
 def inventories(draw: st.DrawFn) -> NodeInventory:
     """An inventory as an agent may make it, its devices in their order."""
     names = draw(uuids)
+    profiles = draw(st.lists(lists_of_profiles(), min_size=1, max_size=2))
     devices = tuple(
         NodeDevice(
             uuid=uuid,
@@ -47,6 +92,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
             problem=draw(words),
             taken=draw(st.just(Taken()) | takens),
             guarantee=draw(st.just(WHOLE) | st.integers(0, WHOLE)),
+            mig=draw(st.none() | st.sampled_from(profiles).flatmap(cuts)),
         )
         for index, uuid in enumerate(names)
     )
@@ -115,6 +161,62 @@ def test_it_reads_well() -> None:
     )
 
 
+ONE_G = MigProfile(
+    name="1g.10gb",
+    number=19,
+    slices=1,
+    memory_bytes=10 << 30,
+    size=1,
+    starts=(0, 1, 2, 3, 4, 5, 6),
+    most=7,
+    multiprocessors=16,
+)
+
+
+def test_what_mig_makes_of_devices_reads_well() -> None:
+    on = NodeMig(
+        profiles=(ONE_G,),
+        slices=(
+            MigSlice(profile=19, start=0, size=1, hold=MigHold.FOREIGN),
+            MigSlice(profile=19, start=4, size=1, hold=MigHold.IDLE),
+        ),
+    )
+    off = NodeMig(profiles=(ONE_G,), is_enabled=False)
+    devices = tuple(
+        NodeDevice(uuid=f"GPU-{index}", model="m", memory_bytes=1, index=index, mig=mig)
+        for index, mig in enumerate([on, off, None])
+    )
+    text = encode(NodeInventory(name="n1", devices=devices))
+    assert text == (
+        '{"version":1,"devices":[{"uuid":"GPU-0","model":"m","memory":1,'
+        '"mig":{"profiles":0,"slices":[["1g.10gb",0,"foreign"],["1g.10gb",4,"idle"]]}},'
+        '{"uuid":"GPU-1","model":"m","memory":1,"index":1,"mig":{"profiles":0,"on":false}},'
+        '{"uuid":"GPU-2","model":"m","memory":1,"index":2}],'
+        '"profiles":[[["1g.10gb",19,1,10737418240,1,[0,1,2,3,4,5,6],7,16,false]]]}'
+    )
+    again = read(text)
+    assert again.devices == devices
+
+
+def test_gpus_of_a_model_have_the_very_same_profiles_on_all_nodes() -> None:
+    device = NodeDevice(
+        uuid="GPU-0", model="m", memory_bytes=1, mig=NodeMig(profiles=(ONE_G,), is_enabled=False)
+    )
+    text = encode(NodeInventory(name="n1", devices=(device,)))
+    one, other = (decode(name, text).devices[0].mig for name in ("n1", "n2"))
+    assert one is not None
+    assert other is not None
+    assert one.profiles is other.profiles
+
+
+def test_a_slice_whose_profile_the_driver_does_not_report_is_left_out() -> None:
+    strange = MigSlice(profile=77, start=0, size=1, hold=MigHold.FOREIGN)
+    mig = NodeMig(profiles=(ONE_G,), slices=(strange,))
+    device = NodeDevice(uuid="GPU-0", model="m", memory_bytes=1, mig=mig)
+    found = read(encode(NodeInventory(name="n1", devices=(device,)))).devices[0].mig
+    assert found == NodeMig(profiles=(ONE_G,))
+
+
 def test_what_a_newer_agent_adds_is_passed_over() -> None:
     text = (
         '{"version":1,"colour":"red","devices":[{"uuid":"a","model":"m","memory":1,"age":3,'
@@ -156,6 +258,33 @@ def test_more_devices_than_any_node_has_are_not_written(count: int) -> None:
         encode(NodeInventory(name="n1", devices=devices))
 
 
+def kinds_of_gpus(count: int) -> NodeInventory:
+    devices = tuple(
+        NodeDevice(
+            uuid=f"GPU-{each}",
+            model="m",
+            memory_bytes=1,
+            index=each,
+            mig=NodeMig(profiles=(replace(ONE_G, memory_bytes=each),)),
+        )
+        for each in range(count)
+    )
+    return NodeInventory(name="n1", devices=devices)
+
+
+def test_a_node_has_few_kinds_of_gpus_that_are_cut() -> None:
+    """Whoever decides works out for each kind what fits on it."""
+    most = kinds_of_gpus(MOST_LISTS)
+    text = encode(most)
+    assert read(text) == most
+    with pytest.raises(ValueError, match="more than 4"):
+        encode(kinds_of_gpus(MOST_LISTS + 1))
+    document = json.loads(text)
+    document["profiles"].append(document["profiles"][0])
+    with pytest.raises(UsageError, match="profiles"):
+        read(json.dumps(document))
+
+
 # ---- what others may write -----------------------------------------------------------------------
 
 GOOD: Document = {
@@ -173,6 +302,16 @@ def changed(**changes: object) -> str:
 
 def with_device(**changes: object) -> str:
     return changed(devices=[{"uuid": "GPU-a", "model": "m", "memory": 1, **changes}])
+
+
+def with_mig(profile: object, **changes: object) -> str:
+    mig = {"profiles": 0, **changes}
+    device = {"uuid": "GPU-a", "model": "m", "memory": 1, "mig": mig}
+    return changed(devices=[device], profiles=[[GOOD_PROFILE, profile]])
+
+
+GOOD_PROFILE = ["1g.10gb", 19, 1, 1, 1, [0, 1], 2, 16]
+HALF = ["3g.40gb", 9, 3, 1, 4, [0, 4], 2, 60, False]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +345,24 @@ def with_device(**changes: object) -> str:
         (changed(links=[[1, 1, 10]]), "devices 1 and 1"),
         (changed(links=[[0, 1]]), "`$.links[0]`"),
         (changed(links=[[0, 1, -5]]), "`$.links[0]"),
+        (with_mig(HALF, profiles=1), "list 1 of profiles, of 1"),
+        (with_mig(HALF, profiles=-1), "mig.profiles`"),
+        (with_mig(HALF, profiles=32), "mig.profiles`"),
+        (with_mig(HALF, on="yes"), "mig.on`"),
+        (with_mig(HALF, slices=[["2g.20gb", 0, "idle"]]), "'2g.20gb', which its device has not"),
+        (with_mig(HALF, slices=[["1g.10gb", 8, "idle"]]), "mig.slices[0]"),
+        (with_mig(HALF, slices=[["1g.10gb", 0, "mine"]]), "mig.slices[0]"),
+        (with_mig(HALF, slices=[["1g.10gb", 0]]), "mig.slices[0]"),
+        (with_mig(HALF, slices=[["1g.10gb", 0, "idle"]] * 9), "mig.slices`"),
+        (with_mig(GOOD_PROFILE), "a list of profiles has a name twice"),
+        (with_mig(["3g.40gb", 19, *HALF[2:]]), "a list of profiles has a number twice"),
+        (with_mig([*HALF[:5], [5], *HALF[6:]]), "'3g.40gb' goes beyond slot 7"),
+        (with_mig([*HALF[:4], 0, *HALF[5:]]), "$.profiles"),
+        (with_mig([*HALF[:4], 9, *HALF[5:]]), "$.profiles"),
+        (with_mig([*HALF[:5], [0] * 9, *HALF[6:]]), "$.profiles"),
+        (with_mig(HALF[:6]), "$.profiles"),
+        (changed(profiles=[[]] * 33), "`$.profiles`"),
+        (changed(profiles=[[GOOD_PROFILE] * 25]), "`$.profiles[0]`"),
         (changed(devices=[], padding="x" * (1 << 18)), "more than 131072"),
     ],
 )
@@ -234,8 +391,19 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=5,
 )
 fields = st.sampled_from(
-    ["version", "devices", "host", "links", "uuid", "model", "memory", "taken", "modes", "numa"]
+    [
+        *("version", "devices", "host", "links", "uuid", "model", "memory", "taken", "modes"),
+        *("numa", "mig", "profiles", "slices", "on"),
+    ]
 )
+
+
+@given(st.lists(json_values, min_size=8, max_size=9), st.dictionaries(fields, json_values))
+def test_nothing_in_a_profile_does_any_harm(profile: list[object], mig: Document) -> None:
+    try:
+        assert encode(read(with_mig(profile, **mig)))
+    except UsageError as error:
+        assert "node n1" in error.message  # noqa: PT017 - most are refused, not all
 
 
 @given(st.dictionaries(fields, json_values), st.dictionaries(fields, json_values))

@@ -43,6 +43,16 @@ def test_a_follower_waits_as_long_as_the_lease_says_by_its_own_clock() -> None:
     assert two.wanted(now=119.0) is None
 
 
+def test_the_next_process_of_a_name_waits_for_the_lease_of_the_one_that_died() -> None:
+    dead, alive = (Candidate.of_process("pod-0", TIMES) for _ in range(2))
+    assert dead.identity.startswith("pod-0_")
+    alive.observe(LeaseRecord(holder=dead.identity, lease_s=3, version="5"), now=1.0)
+    assert alive.wanted(now=3.9) is None
+    write = alive.wanted(now=4.0)
+    assert write is not None
+    assert (write.is_new_holder, write.record.transitions) == (True, 1)
+
+
 def test_a_lease_that_was_given_up_is_free_at_once() -> None:
     two = Candidate("two", TIMES)
     two.observe(LeaseRecord(holder="", lease_s=1, version="9"), now=1.0)

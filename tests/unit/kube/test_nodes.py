@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
+from api_server_twin import Server, impatient, listed, refused, run, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.backoff import Backoff
 from allotment.kube.errors import KubeError
 from allotment.kube.inventories import DEVICES
 from allotment.kube.nodes import (
@@ -29,13 +29,7 @@ from allotment.kube.nodes import (
 )
 from allotment.model.quantities import MAX_BYTES, parse_whole
 
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server, Watch
-
-Maker = Callable[..., Any]
 Patch = Any  # JSON
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MEMORY = "allotment.dev/gpu-memory"
@@ -197,21 +191,17 @@ def an_object(version: str = "1", **parts: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def node(server: Server, impatient: Callable[[], Backoff]) -> OwnNode:
+def node(server: Server) -> OwnNode:
     return OwnNode(server.client(), name="n1", owned=OWNED, backoff=impatient())
 
 
 def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_it(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(an_object()))
     server.writes.append(httpx2.Response(200, json={}))
-    watch = new_watch()
+    watch = server.new_watch()
     full = {"cpu": "4", MEMORY: "8Gi", COMPUTE: "200"}
 
     async def test() -> None:
@@ -238,14 +228,10 @@ def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_
 def test_what_is_always_undone_is_written_less_and_less_often(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(an_object()))
     server.writes.append(httpx2.Response(200, json={}))
-    watch = new_watch()
+    watch = server.new_watch()
 
     def shows(capacity: object) -> bool:
         return node.current is not None and node.current.capacity == capacity
@@ -264,10 +250,6 @@ def test_what_is_always_undone_is_written_less_and_less_often(
 def test_labels_are_there_when_the_call_returns(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(
         listed(
@@ -278,7 +260,7 @@ def test_labels_are_there_when_the_call_returns(
         )
     )
     server.writes.append(httpx2.Response(200, json={}))
-    watch = new_watch()
+    watch = server.new_watch()
 
     async def answer() -> None:
         await until(server.bodies)
@@ -315,14 +297,10 @@ def test_labels_are_there_when_the_call_returns(
 def test_an_annotation_is_put_right_when_others_edit_it_and_removed_when_it_has_to_be(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(an_object(annotations={"team": "a"})))
     server.writes.append(httpx2.Response(200, json={}))
-    watch = new_watch()
+    watch = server.new_watch()
 
     def say(version: str, text: str | None) -> None:
         ours = {} if text is None else {DEVICES: text}
@@ -352,14 +330,9 @@ def test_an_annotation_is_put_right_when_others_edit_it_and_removed_when_it_has_
 def test_a_refused_write_is_told_and_tried_again(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    refused: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(an_object()))
-    new_watch()
+    server.new_watch()
     server.writes.extend(
         [refused(409), refused(403, "nodes is forbidden"), httpx2.Response(200, json={})]
     )
@@ -376,15 +349,10 @@ def test_a_refused_write_is_told_and_tried_again(
 def test_without_a_node_it_waits_for_one(
     node: OwnNode,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    refused: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed())
     server.writes.append(refused(404))
-    watch = new_watch()
+    watch = server.new_watch()
 
     async def test() -> None:
         await node.set_condition("GpuHealthy", "True", reason="AllHealthy", message="")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from api_server_twin import pod
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +15,6 @@ from allotment.dialects.annotations import KEYS, wishes_of
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, Pod
-
-Maker = Callable[..., Any]
 
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 WAITING = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -30,7 +28,7 @@ def read(item: object) -> Pod:
     return to_pod(msgspec.convert(item, PodObject))
 
 
-def one_container(pod: Maker, state: object, *, policy: str, **rest: object) -> Pod:
+def one_container(state: object, *, policy: str, **rest: object) -> Pod:
     return read(
         pod(
             spec={"restartPolicy": policy, "containers": [{"name": "main", **rest}]},
@@ -54,16 +52,15 @@ def one_container(pod: Maker, state: object, *, policy: str, **rest: object) -> 
     ],
 )
 def test_a_container_has_finished_when_its_policy_starts_it_no_more(
-    pod: Maker, policy: str, state: object, *, has_finished: bool
+    policy: str, state: object, *, has_finished: bool
 ) -> None:
-    assert one_container(pod, state, policy=policy).containers[0].has_finished is has_finished
+    assert one_container(state, policy=policy).containers[0].has_finished is has_finished
 
 
-def test_its_own_policy_goes_before_the_pods_and_rules_leave_it_open(pod: Maker) -> None:
-    own = one_container(pod, ended(1), policy="Always", restartPolicy="Never")
+def test_its_own_policy_goes_before_the_pods_and_rules_leave_it_open() -> None:
+    own = one_container(ended(1), policy="Always", restartPolicy="Never")
     assert own.containers[0].has_finished
     ruled = one_container(
-        pod,
         ended(1),
         policy="Never",
         restartPolicy="Never",
@@ -72,7 +69,7 @@ def test_its_own_policy_goes_before_the_pods_and_rules_leave_it_open(pod: Maker)
     assert not ruled.containers[0].has_finished
 
 
-def test_in_a_pod_that_is_being_deleted_nothing_is_started_again(pod: Maker) -> None:
+def test_in_a_pod_that_is_being_deleted_nothing_is_started_again() -> None:
     item = pod(
         metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"},
         status={"containerStatuses": [{"name": "main", "state": ended(1)}]},
@@ -87,14 +84,14 @@ def test_in_a_pod_that_is_being_deleted_nothing_is_started_again(pod: Maker) -> 
     [("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True), ("", False)],
 )
 def test_a_pod_that_has_ended_has_ended_with_all_its_containers(
-    pod: Maker, phase: str, *, has_ended: bool
+    phase: str, *, has_ended: bool
 ) -> None:
     found = read(pod(status={"phase": phase}))
     assert found.has_ended is has_ended
     assert found.containers[0].has_finished is has_ended
 
 
-def test_init_containers_come_first_and_those_that_stay_are_sidecars(pod: Maker) -> None:
+def test_init_containers_come_first_and_those_that_stay_are_sidecars() -> None:
     item = pod(
         spec={
             "initContainers": [{"name": "load"}, {"name": "watch", "restartPolicy": "Always"}],
@@ -131,13 +128,13 @@ def test_init_containers_come_first_and_those_that_stay_are_sidecars(pod: Maker)
     ],
 )
 def test_a_container_is_started_when_it_runs_or_has_run(
-    pod: Maker, status: dict[str, Any], *, is_started: bool
+    status: dict[str, Any], *, is_started: bool
 ) -> None:
     found = read(pod(status={"containerStatuses": [{"name": "main", **status}]}))
     assert found.containers[0].is_started is is_started
 
 
-def test_resources_are_whole_numbers_and_those_of_extensions_alone(pod: Maker) -> None:
+def test_resources_are_whole_numbers_and_those_of_extensions_alone() -> None:
     limits = {
         "cpu": "500m",
         "memory": "4Gi",
@@ -169,12 +166,12 @@ def test_resources_are_whole_numbers_and_those_of_extensions_alone(pod: Maker) -
     ],
 )
 def test_a_static_pod_is_who_the_kubelet_takes_it_for(
-    pod: Maker, annotations: dict[str, str] | None, uid: str
+    annotations: dict[str, str] | None, uid: str
 ) -> None:
     assert read(pod(metadata={"annotations": annotations})).uid == uid
 
 
-def test_of_annotations_ours_alone_are_kept(pod: Maker) -> None:
+def test_of_annotations_ours_alone_are_kept() -> None:
     written = {"allotment.dev/class": "latency", "team/notes": "x" * 200_000, "allotment.dev": "1"}
     found = read(pod(metadata={"annotations": written, "labels": {"a": "b"}}))
     assert found.annotations == {"allotment.dev/class": "latency"}
@@ -184,7 +181,7 @@ LONG = 200 << 10  # of the 256 KiB that the API server lets a pod have
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))
-def test_what_is_too_long_is_not_kept_and_means_nothing(pod: Maker, key: str) -> None:
+def test_what_is_too_long_is_not_kept_and_means_nothing(key: str) -> None:
     limits = {"allotment.dev/gpu": "1"}
     found = read(
         pod(

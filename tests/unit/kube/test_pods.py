@@ -4,25 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from api_server_twin import Server, impatient, listed, pod, refused, run, until
 
 from allotment.kube import pods as pods_module
 from allotment.kube import watching
-from allotment.kube.backoff import Backoff
 from allotment.kube.pods import NodePods
 from allotment.model.pods import PodUid
 
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server, Watch
-
-Maker = Callable[..., Any]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 OURS = {"allotment.dev/class": "latency"}
-Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 
 def names(pods: NodePods) -> set[str]:
@@ -34,21 +26,16 @@ def event(kind: str, item: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def pods(server: Server, impatient: Callable[[], Backoff]) -> NodePods:
+def pods(server: Server) -> NodePods:
     return NodePods(server.client(), node="n1", backoff=impatient())
 
 
 def test_it_lists_then_hears_of_changes_and_asks_for_this_node_alone(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(pod("a"), pod("b"), version="7"))
-    watch = new_watch()
+    watch = server.new_watch()
 
     async def test() -> None:
         await until(lambda: pods.is_synced)
@@ -69,16 +56,11 @@ def test_it_lists_then_hears_of_changes_and_asks_for_this_node_alone(
 def test_a_watch_goes_on_where_the_last_one_ended(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(version="7"))
-    new_watch(event("ADDED", pod("a", version="12"))).end()
-    new_watch(event("BOOKMARK", pod("", version="30"))).end()
-    new_watch()
+    server.new_watch(event("ADDED", pod("a", version="12"))).end()
+    server.new_watch(event("BOOKMARK", pod("", version="30"))).end()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: len(server.asked("watches")) == 3)
@@ -93,12 +75,6 @@ def test_a_watch_goes_on_where_the_last_one_ended(
 def test_a_list_comes_in_pages_and_counts_when_it_is_whole(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    refused: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.extend(
         [
@@ -109,7 +85,7 @@ def test_a_list_comes_in_pages_and_counts_when_it_is_whole(
             listed(pod("d"), version="8"),
         ]
     )
-    new_watch()
+    server.new_watch()
 
     async def test() -> None:
         async for _ in pods.changes():
@@ -130,11 +106,6 @@ def test_a_list_comes_in_pages_and_counts_when_it_is_whole(
 def test_what_lies_too_far_back_is_listed_anew_and_what_differs_is_a_change(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    refused: Maker,
-    pod: Maker,
-    run: Runner,
     *,
     is_inside: bool,
 ) -> None:
@@ -142,10 +113,10 @@ def test_what_lies_too_far_back_is_listed_anew_and_what_differs_is_a_change(
         [listed(pod("a"), pod("b")), listed(pod("b"), pod("c"), version="50"), listed()]
     )
     if is_inside:
-        new_watch(event("ERROR", refused(410).json()))
+        server.new_watch(event("ERROR", refused(410).json()))
     else:
         server.watches.append(refused(410))
-    new_watch()
+    server.new_watch()
 
     async def test() -> None:
         heard = 0
@@ -163,17 +134,12 @@ def test_what_lies_too_far_back_is_listed_anew_and_what_differs_is_a_change(
 def test_while_the_server_is_away_it_keeps_what_it_knows_and_says_so(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(pod("a")))
-    first = new_watch()
+    first = server.new_watch()
     away = httpx2.ConnectError("Connection refused")
     server.watches.extend([away, away, away, away])
-    back = new_watch()
+    back = server.new_watch()
 
     async def test() -> None:
         await until(lambda: server.asked("watches"))
@@ -189,9 +155,7 @@ def test_while_the_server_is_away_it_keeps_what_it_knows_and_says_so(
     assert len(server.asked("lists")) == 1
 
 
-def test_a_refusal_says_which_right_is_missing(
-    pods: NodePods, server: Server, refused: Maker, run: Runner, until: Until
-) -> None:
+def test_a_refusal_says_which_right_is_missing(pods: NodePods, server: Server) -> None:
     server.lists.append(refused(403, 'pods is forbidden: User "agent" cannot list resource "pods"'))
 
     async def test() -> None:
@@ -210,14 +174,9 @@ def test_a_refusal_says_which_right_is_missing(
 def test_a_line_is_a_line_whatever_characters_are_in_it(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed())
-    watch = new_watch()
+    watch = server.new_watch()
     odd = "next\u0085line\u2028and\x1cmore"
 
     async def test() -> None:
@@ -238,13 +197,9 @@ def test_a_line_is_a_line_whatever_characters_are_in_it(
 def test_what_is_not_understood_is_a_problem_and_not_the_end(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.extend([httpx2.Response(200, text="<html>log in here</html>")] * 4 + [listed()])
-    new_watch()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: pods.problem is not None)
@@ -257,14 +212,9 @@ def test_what_is_not_understood_is_a_problem_and_not_the_end(
 def test_changes_that_do_not_concern_us_wake_nobody(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     server.lists.append(listed(pod("a")))
-    watch = new_watch()
+    watch = server.new_watch()
     woken = 0
 
     async def count() -> None:
@@ -292,18 +242,13 @@ def test_changes_that_do_not_concern_us_wake_nobody(
 def test_it_waits_for_a_pod_and_does_not_trust_a_silent_connection(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pods_module, "_DOUBT_S", 0.02)
     monkeypatch.setattr(watching, "_RECHECK_S", 0.0)
     server.lists.extend([listed(), listed(pod("a"), version="5"), listed(pod("a"), version="5")])
-    new_watch()  # dead: nothing will ever come
-    new_watch()
+    server.new_watch()  # dead: nothing will ever come
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: server.asked("watches"))
@@ -318,15 +263,10 @@ def test_it_waits_for_a_pod_and_does_not_trust_a_silent_connection(
 def test_a_pod_that_has_a_uid_goes_before_one_that_only_says_so(
     pods: NodePods,
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     lie = {"annotations": {"kubernetes.io/config.mirror": "uid-victim"}}
     server.lists.append(listed(pod("liar", metadata=lie), pod("victim")))
-    new_watch()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: pods.is_synced)

@@ -5,21 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from api_server_twin import Server, listed, pod, refused, run, until
 
 from allotment.kube.backoff import Backoff
 from allotment.kube.objects import ObjectList, PodObject
 from allotment.kube.watching import Following, Subject
-
-if TYPE_CHECKING:
-    from tests.unit.kube.conftest import Server, Watch
-
-Maker = Callable[..., Any]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-Runner = Callable[[Awaitable[object], Awaitable[None]], None]
 
 
 class Pauses(Backoff):
@@ -58,18 +52,12 @@ def following(
 
 def test_a_list_that_somebody_waits_for_is_made_though_the_first_try_fails(
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    refused: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     # Between two watches, when nothing is to be interrupted: the server went with the leader.
     followed = following(server, backoff=Pauses(60.0))
     server.lists.extend([listed(), refused(503), listed(pod("a"))])
-    new_watch().end()
-    new_watch()
+    server.new_watch().end()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: followed.is_synced and not followed.values)
@@ -83,11 +71,6 @@ def test_a_list_that_somebody_waits_for_is_made_though_the_first_try_fails(
 
 def test_a_list_that_had_begun_before_is_not_the_one_that_is_waited_for(
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     asked: list[asyncio.Task[None]] = []
 
@@ -98,7 +81,7 @@ def test_a_list_that_had_begun_before_is_not_the_one_that_is_waited_for(
 
     followed = following(server, convert=doubting, backoff=Pauses())
     server.lists.extend([listed(pod("first"), next_page="2"), listed(), listed(pod("a"))])
-    new_watch()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: asked)
@@ -111,11 +94,6 @@ def test_a_list_that_had_begun_before_is_not_the_one_that_is_waited_for(
 
 def test_an_object_that_cannot_be_read_stays_as_it_was_known(
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     told: list[tuple[str, str | None]] = []
     followed = following(
@@ -123,7 +101,7 @@ def test_an_object_that_cannot_be_read_stays_as_it_was_known(
     )
     bad = pod("bad")
     server.lists.append(listed(bad, pod("good")))
-    watch = new_watch()
+    watch = server.new_watch()
 
     async def test() -> None:
         await until(lambda: followed.is_synced)
@@ -150,11 +128,6 @@ def test_an_object_that_cannot_be_read_stays_as_it_was_known(
 @pytest.mark.parametrize("is_known", [True, False])
 def test_an_object_that_another_list_cannot_read_is_not_gone(
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
     is_known: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     told: list[tuple[str, str | None]] = []
@@ -163,8 +136,8 @@ def test_an_object_that_another_list_cannot_read_is_not_gone(
     )
     spoilt = pod("bad", metadata={"uid": "uid-good"})
     server.lists.extend([listed(pod("good")) if is_known else listed(), listed(spoilt)])
-    new_watch()
-    new_watch()
+    server.new_watch()
+    server.new_watch()
 
     async def test() -> None:
         await until(lambda: followed.is_synced)
@@ -178,11 +151,6 @@ def test_an_object_that_another_list_cannot_read_is_not_gone(
 
 def test_whoever_is_told_and_fails_of_one_object_is_told_of_all_others(
     server: Server,
-    new_watch: Callable[..., Watch],
-    listed: Maker,
-    pod: Maker,
-    run: Runner,
-    until: Until,
 ) -> None:
     told: list[str] = []
 
@@ -193,7 +161,7 @@ def test_whoever_is_told_and_fails_of_one_object_is_told_of_all_others(
 
     followed = following(server, backoff=Pauses(), on_change=on_change)
     server.lists.append(listed(pod("odd"), pod("a")))
-    watch = new_watch()
+    watch = server.new_watch()
 
     async def test() -> None:
         await until(lambda: followed.is_synced)

@@ -311,3 +311,11 @@ def test_texts_in_expressions_end_where_they_should() -> None:
     assert r"r in ['a\\b', 'it\'s']" in webhook_condition(keys)
     assert untranslated_condition(Keys()) == "false"
     assert webhook_condition(Keys()).endswith("&& (false)")
+
+
+def test_mig_resources_ask_by_themselves_where_they_are_translated() -> None:
+    left = keys_of(NvidiaForeign())
+    assert left.other_resources == {"nvidia.com/mig-*"}
+    assert not left.asking_resources
+    cut = keys_of(NvidiaForeign(NvidiaSettings(mig="slices")))
+    assert cut.asking_resources == {"nvidia.com/mig-*"}

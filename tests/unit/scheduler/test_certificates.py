@@ -8,10 +8,11 @@ import contextlib
 import queue
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -37,10 +38,11 @@ from allotment.scheduler.certificates import (
 )
 from allotment.scheduler.certificates_keeping import (
     CertificateKeeper,
+    Door,
     KeepingSettings,
-    load_chain,
     service_names,
 )
+from allotment.scheduler.guards import Failure, Guard, load_chain
 
 NAMES = ("localhost", "127.0.0.1", "webhook.allotment-system.svc")
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -211,11 +213,16 @@ def served(context: ssl.SSLContext) -> Iterator[int]:
         server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
         ports.put(int(server.sockets[0].getsockname()[1]))
         await ended.wait()
+        # Begun before the end: after it, Python 3.11 waits for nobody.
+        all_gone = asyncio.create_task(server.wait_closed())
+        await asyncio.sleep(0)
         server.close()
         for each in writers:
             each.close()
             with contextlib.suppress(OSError):
                 await each.wait_closed()
+        # Of who was not let in nobody has a writer: its connection ends by itself.
+        await asyncio.wait_for(all_gone, 10)
 
     thread = Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
@@ -270,8 +277,10 @@ def test_no_key_is_left_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_place_to_write_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+def test_without_a_place_to_write_it_is_said_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     kept = first()
     with pytest.raises(PrerequisiteError) as caught:
         load_chain(
@@ -363,7 +372,7 @@ def test_the_first_replica_makes_them_and_the_second_serves_the_same() -> None:
     assert one.is_ready
     assert two.is_ready
     assert one.bundle == two.bundle == configuration.webhooks[0].bundle
-    with served(one.context) as first_port, served(two.context) as second_port:
+    with served(one.webhook.context) as first_port, served(two.webhook.context) as second_port:
         assert echo(first_port, one.bundle) == echo(second_port, one.bundle)
 
 
@@ -372,7 +381,7 @@ def test_a_renewal_reaches_those_who_come_and_leaves_those_who_are_there() -> No
     replica = keeper(secret, configuration, clock)
     clock.now -= 21 * DAY  # the client's clock is the machine's
     asyncio.run(replica.prepare())
-    with served(replica.context) as port:
+    with served(replica.webhook.context) as port:
         before = echo(port, replica.bundle)
 
         async def across() -> bytes:
@@ -407,7 +416,7 @@ def test_the_authority_changes_without_a_moment_of_distrust() -> None:
             asyncio.run(each.prepare())
         if clock.now >= now:
             for each in replicas:
-                with served(each.context) as port:
+                with served(each.webhook.context) as port:
                     echo(port, trusted)  # what the API server had a moment ago
         trusted = configuration.webhooks[0].bundle
     assert read_set(dict(secret.data or {})).authority.parsed().not_valid_before_utc > now - 2 * DAY
@@ -638,7 +647,7 @@ def guarded(replica: CertificateKeeper, data: Mapping[str, bytes] | None) -> Non
         finally:
             await closed(writer)
 
-    with served(replica.guarding_context) as port:
+    with served(replica.extender.context) as port:
         asyncio.run(work(port))
 
 
@@ -651,7 +660,7 @@ def test_the_extender_is_reached_by_who_has_the_certificate_and_by_nobody_else()
     )
     with pytest.raises(KubeError):
         asyncio.run(replica.prepare())
-    assert replica.guards
+    assert replica.extender.serves
     assert not replica.is_ready
     replica.bundle = read_set(dict(secret.data or {})).bundle
     guarded(replica, clients.data)
@@ -688,7 +697,7 @@ def test_who_was_let_in_once_shows_its_certificate_again() -> None:
     context = ssl.create_default_context(cadata=replica.bundle.decode())
     load_chain(context, data["tls.crt"], data["tls.key"])
     with (
-        served(replica.guarding_context) as port,
+        served(replica.extender.context) as port,
         socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
         context.wrap_socket(raw, server_hostname="localhost") as connection,
     ):
@@ -699,7 +708,7 @@ def test_who_was_let_in_once_shows_its_certificate_again() -> None:
         assert session is None or not session.has_ticket
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with (
-        served(replica.guarding_context) as port,
+        served(replica.extender.context) as port,
         socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
         pytest.raises(OSError),  # noqa: PT011 - of TLS, or of the connection
     ):
@@ -718,3 +727,242 @@ def test_without_a_place_for_kube_scheduler_s_certificate_pods_are_reviewed() ->
     with pytest.raises(UnreachableError):
         asyncio.run(replica.prepare())
     assert replica.is_ready
+
+
+def reached(guard: Guard, data: Mapping[str, bytes] | None, bundle: bytes) -> bool:
+    """Whether somebody with these files, who trusts this bundle, is answered.
+
+    As the API server and kube-scheduler do, and asyncio's clients do not, it says why it goes.
+    """
+    context = ssl.create_default_context(cadata=bundle.decode())
+    if data is not None:
+        load_chain(context, data["tls.crt"], data["tls.key"])
+    with (
+        served(guard.context) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as connection,
+    ):
+        try:
+            connection.sendall(b"hello\n")
+            return connection.recv(10) == b"hello\n"
+        except OSError:
+            return False
+
+
+# ---- who is told ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Heard:
+    """Who is told of certificates, and remembers it."""
+
+    handshakes: list[tuple[str, str]] = field(default_factory=list)
+    amiss: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def handshake_failed(self, door: Door, failure: Failure) -> None:
+        self.handshakes.append((door.value, failure.value))
+
+    def secret_amiss(self, name: str, uid: str, *, reason: str, text: str) -> None:
+        del text
+        self.amiss.append((name, uid, reason))
+
+
+@dataclass
+class Kept:
+    """A keeper of both sides, and where it keeps what."""
+
+    lives: Lives = LIVES
+    heard: Heard = field(default_factory=Heard)
+    secret: SecretTwin = field(default_factory=SecretTwin)
+    clients: SecretTwin = field(
+        default_factory=lambda: SecretTwin(name="allotment-system/clients", data={})
+    )
+
+    def keeper(
+        self,
+        client_authority: Path | None = None,
+        *,
+        clock: Clock | None = None,
+        leads: Callable[[], bool] = lambda: True,
+    ) -> CertificateKeeper:
+        return CertificateKeeper(
+            self.secret,
+            ConfigurationTwin(),
+            KeepingSettings(names=NAMES, lives=self.lives, client_authority=client_authority),
+            clients=self.clients,
+            told=self.heard,
+            leads=leads,
+            clock=clock or Clock(),
+        )
+
+
+def test_a_handshake_that_fails_is_told_with_why() -> None:
+    kept = Kept()
+    replica = kept.keeper()
+    asyncio.run(replica.prepare())
+    guarded(replica, kept.clients.data)
+    assert kept.heard.handshakes == []
+    stranger = next_client(datetime.now(UTC), kept=first(datetime.now(UTC)), found={}, lives=LIVES)
+    for data in (None, stranger):
+        with pytest.raises((OSError, EOFError)):
+            guarded(replica, data)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        reached(replica.extender, kept.clients.data, first(datetime.now(UTC)).bundle)
+    with (
+        served(replica.extender.context) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+    ):
+        plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            plain.recv(100)
+    with (
+        served(replica.extender.context) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10),
+    ):
+        pass  # who only looks whether somebody listens
+    why = ["no_certificate", "wrong_certificate", "distrusted", "other"]
+    assert kept.heard.handshakes == [("extender", each) for each in why]
+
+
+def test_whom_another_authority_locks_out_is_told_once() -> None:
+    """Not at the first start, and not when the authority is renewed in time."""
+    kept = Kept()
+    replica = kept.keeper()
+    asyncio.run(replica.prepare())
+    asyncio.run(replica.prepare())
+    assert kept.heard.amiss == []
+    kept.secret.data = {}
+    for _ in range(2):
+        asyncio.run(replica.prepare())
+    assert kept.heard.amiss == [("allotment-system/clients", "", "AuthorityReplaced")]
+
+
+def test_while_a_new_authority_waits_to_sign_whoever_leads_tells_it_each_day() -> None:
+    """Events last for an hour, kube-scheduler for months: once is not enough."""
+    kept = Kept(lives=replace(LIVES, overlap=10 * DAY))
+    clock = Clock()
+    leads = [True, False]
+    replicas = [kept.keeper(clock=clock, leads=partial(leads.__getitem__, each)) for each in (0, 1)]
+    told = ("allotment-system/clients", "", "AuthorityRenewed")
+
+    def look_for(days: int) -> int:
+        kept.heard.amiss.clear()
+        for _ in range(4 * days):
+            for each in reversed(replicas):
+                asyncio.run(each.prepare())
+            clock.now += DAY / 4
+        assert set(kept.heard.amiss) <= {told}
+        return len(kept.heard.amiss)
+
+    def successor() -> Signed | None:
+        return read_set(kept.secret.data or {}).successor
+
+    while kept.secret.data is None or successor() is None:
+        clock.now += DAY / 4
+        asyncio.run(replicas[1].prepare())  # who follows may be the one to make it
+    assert kept.heard.amiss == []
+    assert look_for(3) == 3
+    leads.reverse()
+    assert look_for(3) == 3
+    leads[:] = [False, False]
+    assert look_for(1) == 0
+    leads[0] = True
+    while successor() is not None:
+        look_for(1)
+    assert look_for(2) == 0
+
+
+def test_a_secret_that_cannot_be_read_is_told() -> None:
+    kept = Kept()
+    replica = kept.keeper()
+    asyncio.run(replica.prepare())
+    kept.secret.data = {"tls.crt": b"junk"}
+    with pytest.raises(UsageError):
+        asyncio.run(replica.prepare())
+    assert kept.heard.amiss == [
+        ("allotment-system/allotment-webhook", "", "CertificatesUnreadable")
+    ]
+
+
+# ---- the API server's certificate ----------------------------------------------------------------
+
+
+def test_the_webhook_answers_whom_the_file_s_authorities_have_signed(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    one, other = first(now), first(now)
+    certificates = [
+        next_client(now, kept=each, found={}, lives=LIVES) or {} for each in (one, other)
+    ]
+    path = tmp_path / "ca.crt"
+    path.write_bytes(one.bundle)
+    kept = Kept()
+    replica = kept.keeper(path)
+    asyncio.run(replica.prepare())
+    # Nor does the scheduler's own authority open it: that one is kube-scheduler's.
+    for data, is_answered in (
+        (certificates[0], True),
+        (certificates[1], False),
+        (kept.clients.data, False),
+        (None, False),
+    ):
+        assert reached(replica.webhook, data, replica.bundle) == is_answered
+    assert [door for door, _ in kept.heard.handshakes] == ["webhook"] * 3
+    path.write_bytes(one.bundle + other.bundle)
+    asyncio.run(replica.prepare())
+    assert all(reached(replica.webhook, each, replica.bundle) for each in certificates)
+    path.write_bytes(other.bundle)
+    asyncio.run(replica.prepare())
+    assert [reached(replica.webhook, each, replica.bundle) for each in certificates] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("text", [None, b"", b"junk", b"\xff"], ids=str)
+def test_authorities_that_cannot_be_read_let_nobody_in_and_put_nobody_out(
+    tmp_path: Path, text: bytes | None
+) -> None:
+    now = datetime.now(UTC)
+    signer = first(now)
+    path = tmp_path / "ca.crt"
+    path.write_bytes(signer.bundle)
+    replica = Kept().keeper(path)
+    asyncio.run(replica.prepare())
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text)
+    late = Kept().keeper(path)
+    for each in (replica, late):
+        with pytest.raises(UsageError) as caught:
+            asyncio.run(each.prepare())
+        assert "PEM" in str(caught.value.hint)
+    assert not late.webhook.serves
+    assert late.extender.serves
+    data = next_client(now, kept=signer, found={}, lives=LIVES)
+    assert reached(replica.webhook, data, replica.bundle)
+    assert not reached(replica.webhook, None, replica.bundle)
+
+
+@pytest.mark.parametrize("text", [None, b"junk"], ids=str)
+def test_authorities_that_cannot_be_read_keep_no_certificate_from_being_renewed(
+    tmp_path: Path, text: bytes | None
+) -> None:
+    now = datetime.now(UTC)
+    signer = first(now)
+    path = tmp_path / "ca.crt"
+    path.write_bytes(signer.bundle)
+    kept = Kept()
+    replica = kept.keeper(path)
+    asyncio.run(replica.prepare())
+    before = replica.bundle
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text)
+    kept.secret.data = {}
+    with pytest.raises(UsageError):
+        asyncio.run(replica.prepare())
+    assert replica.bundle != before
+    assert replica.is_ready
+    data = next_client(now, kept=signer, found={}, lives=LIVES)
+    assert reached(replica.webhook, data, replica.bundle)
+    assert not reached(replica.webhook, None, replica.bundle)

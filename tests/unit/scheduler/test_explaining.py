@@ -1,166 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a pod is where it is, or why it waits: worked out without a running scheduler."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import httpx2
 import pytest
+from explained_twin import GI, Json, Twin, asking, node, pod, quota
 
-from allotment.dialects.decisions import write_booking
 from allotment.dialects.systems import load_settings
-from allotment.kube.clients import Api
 from allotment.kube.errors import DeniedError, ObjectMissingError
-from allotment.kube.inventories import DEVICES, encode
 from allotment.model.clusters import (
-    NodeDevice,
-    NodeInventory,
-    PlacedContainer,
-    PlacedDevice,
-    PodBooking,
+    Taken,
 )
 from allotment.model.errors import UsageError
-from allotment.model.pods import PodUid
-from allotment.scheduler.explaining import Explanation, Obstacles, Standing, explained
-from allotment.scheduler.explaining_evidence import Evidence, read_evidence
-
-GI = 1 << 30
-Json = dict[str, Any]
-
-
-def asking(memory: str = "20Gi", compute: int = 50, gpus: int = 1) -> dict[str, str]:
-    return {
-        "allotment.dev/gpu": str(gpus),
-        "allotment.dev/gpu-memory": memory,
-        "allotment.dev/gpu-compute": str(compute),
-    }
-
-
-def node(name: str, *, devices: int = 2, memory: int = 40 * GI, problem: str = "") -> Json:
-    inventory = NodeInventory(
-        name=name,
-        devices=tuple(
-            NodeDevice(
-                uuid=f"GPU-{name}-{index}",
-                model="A100",
-                memory_bytes=memory,
-                index=index,
-                problem=problem,
-            )
-            for index in range(devices)
-        ),
-    )
-    return {
-        "metadata": {"name": name, "uid": name, "annotations": {DEVICES: encode(inventory)}},
-        "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
-    }
-
-
-def pod(
-    name: str,
-    limits: Mapping[str, str] | None = None,
-    *,
-    on: tuple[str, int] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    labels: Mapping[str, str] | None = None,
-    said: str | None = "0/2 nodes are available",
-    **changes: str,
-) -> Json:
-    """A pod that waits; `on`: that has half of this device."""
-    written = dict(annotations or {})
-    spec: Json = {
-        "containers": [{"name": "main", "resources": {"limits": dict(limits or {})}}],
-        "schedulerName": changes.get("scheduler", "allotment-scheduler"),
-    }
-    if on is not None:
-        home, index = on
-        spec["nodeName"] = home
-        placed = PlacedContainer(
-            name="main", devices=(PlacedDevice(f"GPU-{home}-{index}", 20 * GI, 5000),)
-        )
-        booking = PodBooking(uid=PodUid(f"uid-{name}"), node=home, containers=(placed,))
-        written["allotment.dev/placement"] = write_booking(booking)
-    if "node" in changes:
-        spec["nodeName"] = changes["node"]
-    metadata = {
-        "name": name,
-        "namespace": changes.get("namespace", "ml"),
-        "uid": f"uid-{name}",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "annotations": written,
-        "labels": dict(labels or {}),
-    }
-    if "deleted" in changes:
-        metadata["deletionTimestamp"] = changes["deleted"]
-    status: Json = {"phase": changes.get("phase", "Pending")}
-    if said is not None and "nodeName" not in spec:
-        status["conditions"] = [
-            {"type": "Ready", "status": "False"},
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": said,
-                "lastTransitionTime": "2026-01-01T00:01:00Z",
-            },
-        ]
-    return {"metadata": metadata, "spec": spec, "status": status}
-
-
-def quota(name: str, **hard: str) -> Json:
-    return {"metadata": {"name": name, "namespace": "ml"}, "spec": {"hard": hard}}
-
-
-class Twin:
-    """An API server with these objects; of what is `forbidden`, it tells nothing."""
-
-    def __init__(
-        self,
-        nodes: Sequence[Json] = (),
-        pods: Sequence[Json] = (),
-        quotas: Sequence[Json] = (),
-        *,
-        forbidden: str = "-",
-    ) -> None:
-        self.nodes, self.pods, self.quotas = list(nodes), list(pods), list(quotas)
-        self.forbidden = forbidden
-
-    def read(self, name: str) -> Evidence:
-        async def read() -> Evidence:
-            http = httpx2.AsyncClient(
-                transport=httpx2.MockTransport(self._answer), base_url="https://server"
-            )
-            async with Api(http, server="https://server") as api:
-                return await read_evidence(api, "ml", name)
-
-        return asyncio.run(read())
-
-    def explain(self, name: str = "it", **options: Any) -> Explanation:  # noqa: ANN401
-        return explained(self.read(name), **options)
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        assert request.method == "GET"
-        path = request.url.path
-        if path.endswith(self.forbidden):
-            return httpx2.Response(403, json={"kind": "Status", "code": 403, "message": "no"})
-        chosen = request.url.params.get("fieldSelector", "").removeprefix("metadata.name=")
-        mine = [each for each in self.pods if each["metadata"]["namespace"] == "ml"]
-        lists = {
-            "/api/v1/nodes": self.nodes,
-            "/api/v1/pods": [
-                each for each in self.pods if chosen in {"", each["metadata"]["name"]}
-            ],
-            "/api/v1/namespaces/ml/pods": mine,
-            "/api/v1/namespaces/ml/resourcequotas": self.quotas,
-        }
-        if path in lists:
-            return httpx2.Response(200, json={"metadata": {}, "items": lists[path] or None})
-        for each in mine:
-            if path == f"/api/v1/namespaces/ml/pods/{each['metadata']['name']}":
-                return httpx2.Response(200, json=each)
-        return httpx2.Response(404, json={"kind": "Status", "code": 404, "message": "not there"})
+from allotment.scheduler.explaining import explained
+from allotment.scheduler.explaining_answers import Explanation, Obstacles, Standing
 
 
 def kinds(explanation: Explanation) -> list[Obstacles]:
@@ -410,6 +264,108 @@ def test_a_pod_that_was_bound_without_a_placement() -> None:
     assert found.containers[0].parts == ()
 
 
+def test_a_pod_that_no_node_could_ever_take_is_told_so() -> None:
+    busy = [pod(f"p{index}", asking(), on=("a", index % 2)) for index in range(4)]
+    nodes = [node("a"), node("b", problem="sick"), {"metadata": {"name": "plain"}}]
+    found = Twin(nodes, [*busy, pod("it", asking(memory="200Gi"))]).explain()
+    assert found.fitting == ()
+    assert found.beyond is not None
+    assert found.beyond.reason == "gpu-memory"
+    assert found.beyond.text == (
+        "need a GPU with 200Gi and 50 % of compute, have at most 40Gi on a GPU"
+    )
+    # What is only taken, or out of order, may come back.
+    assert Twin(nodes, [*busy, pod("it", asking())]).explain().beyond is None
+    taken = Taken(memory=40 * GI, shares=1, mode="soft")
+    full = Twin([node("a", taken={0: taken, 1: taken})], [pod("it", asking())]).explain()
+    assert (full.fitting, full.beyond) == ((), None)
+    # Where no node tells of any GPU, nothing is known of their size.
+    assert Twin(nodes[2:], [pod("it", asking())]).explain().beyond is None
+
+
+def test_what_a_pod_has_that_cannot_be_read_is_taken() -> None:
+    wrong = pod("wrong", asking(), on=("a", 0), annotations={"allotment.dev/comptue": "30"})
+    twin = Twin([node("a", devices=1)], [wrong, pod("it", asking(memory="30Gi"))])
+    assert twin.explain().fitting == ()
+    assert "pod ml/wrong" in twin.read("it").problems[0]
+
+
+def test_a_pod_that_its_node_refuses() -> None:
+    wrong = pod("it", asking(), node="a", annotations={"allotment.dev/comptue": "30"})
+    found = Twin([node("a")], [wrong]).explain()
+    assert found.standing is Standing.BOUND
+    assert Obstacles.REFUSED in kinds(found)
+    assert not found.has_started
+    wrong["status"]["containerStatuses"] = [{"name": "main", "state": {"running": {}}}]
+    assert Twin([node("a")], [wrong]).explain().has_started
+
+
+def running(limits: Mapping[str, str] | None = None) -> Json:
+    """A pod that runs on node a, where its agent has chosen the GPU."""
+    found = pod("it", limits or asking(), node="a", phase="Running")
+    found["status"]["containerStatuses"] = [{"name": "main", "state": {"running": {}}}]
+    return found
+
+
+FULL = Taken(memory=35 * GI, guarantee=8000, shares=2, mode="soft")
+"""Of a pod that asks for 20 GiB and half of the time, and of another."""
+
+
+def test_what_a_node_gave_a_pod_by_itself_is_not_in_its_way() -> None:
+    found = Twin([node("a", devices=1, taken={0: FULL})], [running()]).explain()
+    assert found.standing is Standing.BOUND
+    assert found.fitting == ("a",)
+    assert found.rank == 1
+    [part] = found.containers[0].parts
+    assert (part.uuid, part.memory, part.guarantee, part.index) == ("GPU-a-0", 20 * GI, 5000, 0)
+    # Nor is anything of others taken for its own.
+    late = pod("late", asking())
+    twin = Twin([node("a", devices=1, taken={0: FULL})], [running(), late])
+    assert twin.explain("late").fitting == ()
+
+
+def test_on_which_gpu_it_is_follows_from_what_is_taken_of_each() -> None:
+    small = Taken(memory=GI, guarantee=100, shares=1, mode="soft")
+    found = Twin([node("a", taken={0: small, 1: FULL})], [running()]).explain()
+    assert [part.uuid for part in found.containers[0].parts] == ["GPU-a-1"]
+    assert found.fitting == ("a",)
+    both = asking(memory="40Gi", compute=100, gpus=2)
+    found = Twin([node("a", taken={0: FULL, 1: FULL})], [running(limits=both)]).explain()
+    assert [part.uuid for part in found.containers[0].parts] == ["GPU-a-0", "GPU-a-1"]
+    other = replace(FULL, mode="timeslice")
+    found = Twin([node("a", taken={0: other, 1: FULL})], [running()]).explain()
+    assert [part.uuid for part in found.containers[0].parts] == ["GPU-a-1"]
+
+
+def test_where_it_may_be_on_several_gpus_none_is_claimed() -> None:
+    found = Twin([node("a", taken={0: FULL, 1: FULL})], [running()]).explain()
+    assert found.containers[0].parts == ()
+    assert found.fitting == ("a",)
+    assert "of GPU-a-0, GPU-a-1" in found.obstacles[0].text
+    # By what it asks for, it is not on the other.
+    picky = running()
+    picky["metadata"]["annotations"]["allotment.dev/uuids"] = "GPU-a-1"
+    found = Twin([node("a", taken={0: FULL, 1: FULL})], [picky]).explain()
+    assert [part.uuid for part in found.containers[0].parts] == ["GPU-a-1"]
+
+
+@pytest.mark.parametrize("state", [{"waiting": {}}, {"terminated": {"exitCode": 0}}])
+def test_a_container_that_does_not_run_has_nothing_that_could_be_taken_off(state: Json) -> None:
+    it = running()
+    it["status"]["containerStatuses"] = [{"name": "main", "state": state}]
+    it["spec"]["restartPolicy"] = "Never"
+    found = Twin([node("a", devices=1, taken={0: FULL})], [it]).explain()
+    assert found.containers[0].parts == ()
+    assert found.fitting == ()
+
+
+def test_what_is_not_taken_is_not_taken_off() -> None:
+    """A share of this size cannot be on that GPU, so that it is not known where it is."""
+    small = Taken(memory=GI, guarantee=100, shares=1, mode="soft")
+    found = Twin([node("a", devices=1, taken={0: small})], [running()]).explain()
+    assert found.containers[0].parts == ()
+
+
 def test_a_forged_placement_does_not_count() -> None:
     forged = pod("it", asking(), on=("a", 0))
     forged["metadata"]["uid"] = "another"
@@ -428,12 +384,16 @@ RECORD = {
 def test_what_another_system_gave_a_pod_that_runs_is_not_free() -> None:
     runs = pod("runs", HAMI, node="a", annotations=RECORD, scheduler="hami-scheduler")
     twin = Twin([node("a", devices=1)], [runs, pod("it", asking())])
-    found = twin.explain()
+    # To a scheduler that was not told to take over it is: as allot scheduler, so explain.
+    assert twin.explain().fitting == ("a",)
+    [problem] = twin.read("it").problems
+    assert "these pods are not counted" in problem
+    found = twin.explain(systems=["hami"])
     assert found.fitting == ()
     assert "have at most 10Gi" in found.refused[0].text
     # Whom HAMi's pods name says nothing about who places ours.
     assert found.obstacles == ()
-    other = twin.explain("runs")
+    other = twin.explain("runs", systems=["hami"])
     assert other.standing is Standing.PLACED
     assert kinds(other) == [Obstacles.FOREIGN]
     assert other.dialect == "hami"

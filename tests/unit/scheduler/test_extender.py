@@ -27,6 +27,7 @@ from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.errors import DeniedError, UnreachableError
 from allotment.model.clusters import PodBooking
 from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
 from allotment.scheduler.binding import Binder
 from allotment.scheduler.book import Order, State
 from allotment.scheduler.extender import Extender, NotLeadingError
@@ -158,6 +159,17 @@ def test_where_nothing_fits_need_and_have_are_told_alike() -> None:
     assert "2 nodes" in scene.told.refusals[0]
 
 
+def test_no_percent_sign_is_told_to_kube_scheduler() -> None:
+    """It takes one for a format's when it writes the event."""
+    scene = Scene()
+    limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "180Gi"}
+    limits["allotment.dev/gpu-compute"] = "30"
+    said = " ".join(scene.filter(pod_json(limits=limits), NAMES)["FailedNodes"].values())
+    assert "30 percent" in said
+    assert "%" not in said
+    assert "30 %" in scene.told.refusals[0]
+
+
 def test_a_pod_that_cannot_be_meant_is_refused_everywhere_with_the_next_step() -> None:
     scene = Scene()
     answer = scene.filter(pod_json(limits={"allotment.dev/gpu-memory": "4Gi"}))
@@ -259,7 +271,6 @@ def test_a_pod_that_nobody_has_told_of_is_ranked_and_leaves_nothing() -> None:
     mistaken = pod_json("mistaken", limits={"allotment.dev/gpu-memory": "4Gi"})
     assert scene.filter(mistaken, is_heard=False)["NodeNames"] == []
     assert not any(scene.book.counts().values())
-    assert not scene.book.by_node()
     assert not scene.told.refusals
     assert not scene.told.reasons
 
@@ -382,7 +393,7 @@ def test_memory_is_of_each_gpu() -> None:
 def test_a_device_that_fails_between_filter_and_bind_is_not_given() -> None:
     scene = Scene(candidates=1)
     assert scene.filter(pod_json(), ["b"]) == {"NodeNames": ["b"]}
-    [uid] = scene.book.by_node()["b"]
+    uid = PodUid(pod_json()["metadata"]["uid"])
     known, expected = scene.book.need(uid), scene.book.booking(uid)
     assert known is not None
     assert expected is not None

@@ -7,22 +7,26 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from preemption_twin import TENTH, WHOLE, Scene
 from scheduler_twin import GIB, cluster_pod, node, pod_json
+from structlog.testing import CapturingLogger
 
+from allotment.kube.budgets import Budget
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import PodBooking, WantedContainer
+from allotment.model.clusters import PodBooking, PodNeed, WantedContainer
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.placement.fit import judge
+from allotment.scheduler import nominations
 from allotment.scheduler.book import Order, State
 from allotment.scheduler.extender import NotLeadingError
 from allotment.scheduler.needs import need_of
-from allotment.scheduler.nominations import CONFIRMED_S, FORGOTTEN_S
+from allotment.scheduler.nominations import CONFIRMED_S, FORGOTTEN_S, NominatedCluster
 
 
 def crowded(*, devices: int = 2) -> Scene:
@@ -133,7 +137,7 @@ def test_a_preemption_looks_at_no_more_than_one_bound(monkeypatch: pytest.Monkey
         for place in range(9)
     )
     need = replace(need_of(pod), containers=nine)
-    monkeypatch.setattr("allotment.scheduler.preempting.need_of", lambda _: need)
+    monkeypatch.setattr("allotment.scheduler.preempting.need_of", lambda *_: need)
     judged = 0
 
     def counted(state: DeviceState, request: Request) -> Verdict:
@@ -251,6 +255,89 @@ def test_who_does_not_lead_answers_nothing() -> None:
     scene = Scene({"a": 1}, leads=False)
     with pytest.raises(NotLeadingError):
         scene.preempt("wants", {})
+
+
+HALF = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "40Gi"}
+WEB = {"app": "web"}
+
+
+def protect(scene: Scene, *names: str, allowed: int = 0) -> None:
+    """Have a budget select these, of which so many may go."""
+    for name in names:
+        scene.change(name, labels=WEB)
+    scene.budgets.append(Budget(namespace="ml", allowed=allowed, labels=tuple(WEB.items())))
+
+
+def halves(*rows: str, priority: int = 1) -> Scene:
+    """A node on which the pods of each row have half a GPU each, and one that wants a whole one."""
+    scene = Scene({"a": len(rows)})
+    for device, row in enumerate(rows):
+        for name in row.split():
+            scene.run(name, "a", device=device, limits=HALF, priority=priority)
+    scene.wait("wants", limits=WHOLE, priority=100)
+    return scene
+
+
+def test_nobody_whom_a_budget_protects_is_ended_where_others_are_free_to_go() -> None:
+    """By sums those chosen do; by GPUs it takes two of one, and one GPU has nobody protected."""
+    scene = halves("a1 b1", "a2 b2", "c1 c2")
+    protect(scene, "a1", "a2")
+    assert sorted(scene.preempt("wants", {"a": ["b1", "b2"]})["a"]) == ["c1", "c2"]
+    assert scene.said == {"a": 0}
+
+
+def test_one_whom_a_budget_protects_is_kept_before_a_more_important_one() -> None:
+    """kube-scheduler gives back those first who go against a budget, whatever their priority."""
+    scene = Scene({"a": 2})
+    scene.run("protected", "a", device=0, limits=WHOLE, priority=1)
+    scene.run("important", "a", device=1, limits=WHOLE, priority=50)
+    protect(scene, "protected")
+    scene.wait("wants", limits=WHOLE, priority=100)
+    assert scene.preempt("wants", {"a": ["protected"]}) == {"a": ["important"]}
+    assert scene.said == {"a": 0}
+
+
+@pytest.mark.parametrize(("allowed", "against"), [(0, 2), (1, 1), (2, 0)])
+def test_a_budget_allows_as_many_as_it_says_of_the_victims_together(
+    allowed: int, against: int
+) -> None:
+    scene = halves("a1 a2", "a3 a4")
+    protect(scene, "a1", "a2", "a3", "a4", allowed=allowed)
+    victims = scene.preempt("wants", {"a": ["a1", "a3"]})["a"]
+    assert sorted(victims) in (["a1", "a2"], ["a3", "a4"])
+    assert scene.said == {"a": against}
+
+
+def test_one_that_a_budget_allows_goes_before_two_of_them() -> None:
+    scene = halves("a1 a2", "a3 c")
+    protect(scene, "a1", "a2", "a3", allowed=1)
+    assert sorted(scene.preempt("wants", {"a": ["a1", "c"]})["a"]) == ["a3", "c"]
+    assert scene.said == {"a": 0}
+
+
+def test_one_that_ends_anyway_uses_nothing_of_its_budget_up() -> None:
+    scene = halves("a1 a2", "c1 c2")
+    protect(scene, "a1", "a2", allowed=1)
+    scene.change("a1", is_ending=True)
+    assert sorted(scene.preempt("wants", {"a": ["a1", "c1"]})["a"]) == ["a1", "a2"]
+    assert scene.said == {"a": 0}
+
+
+def test_those_that_a_budget_protects_are_counted_anew_with_the_victims() -> None:
+    scene = Scene({"a": 2, "b": 2})
+    for where in ("a", "b"):
+        scene.run(f"{where}-0", where, device=0, limits=WHOLE, priority=5)
+        scene.run(f"{where}-1", where, device=1, limits=WHOLE, priority=1)
+    protect(scene, "a-0", "a-1")
+    scene.wait("wants", limits=WHOLE, priority=100)
+    # Both nodes have a better victim than the one chosen; those of one are protected.
+    assert scene.preempt("wants", {"a": ["a-0"], "b": ["b-0"]}, sent=3) == {"b": ["b-1"]}
+    assert scene.said == {"b": 0}
+    assert scene.preempt("wants", {"a": ["a-0"]}, sent=3) == {"a": ["a-1"]}
+    assert scene.said == {"a": 1}
+    # Of what kube-scheduler chose itself its own count stands.
+    assert scene.preempt("wants", {"a": ["a-1"]}, sent=3) == {"a": ["a-1"]}
+    assert scene.said == {"a": 3}
 
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -427,3 +514,31 @@ def test_the_loop_has_its_turn_while_victims_are_looked_for() -> None:
     # Of the 3 ms between two of them another process may take its part, and place() a search.
     assert turns > took / 0.05
     assert turns > 3, f"too short to tell: {took} s"
+
+
+def test_what_fails_of_one_nomination_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene({"a": 1, "b": 1})
+    for name, where in (("bad", "a"), ("good", "b")):
+        scene.tell(replace(cluster_pod(name, limits=WHOLE, priority=100), nominated_node=where))
+    plain = NominatedCluster.place
+
+    def place(self: NominatedCluster, need: PodNeed, node: str, **more: Any) -> object:  # noqa: ANN401 - its own
+        if need.name == "bad":
+            raise LookupError("a defect")
+        return plain(self, need, node, **more)
+
+    monkeypatch.setattr(NominatedCluster, "place", place)
+    # By a logger of its own: others' tests set up the one that all have.
+    output = CapturingLogger()
+    monkeypatch.setattr(nominations, "_log", output)
+    scene.tick()
+    scene.tick()
+    assert scene.cluster.kept(cluster_pod("bad").uid) is None
+    assert scene.cluster.kept(cluster_pod("good").uid) is not None
+    told = [each.args[0] for each in output.calls if each.method_name == "exception"]
+    assert told == ["a nominated pod has no devices kept: a defect"]
+    monkeypatch.undo()
+    scene.tick()
+    assert scene.cluster.kept(cluster_pod("bad").uid) is not None

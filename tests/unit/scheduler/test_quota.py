@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from allotment.dialects.modes import ANY_MEMORY
 from allotment.dialects.systems import load_settings
 from allotment.kube.objects import Metadata
 from allotment.kube.quotas import NamespaceQuota, QuotaObject, quota_of
@@ -21,6 +23,7 @@ from allotment.model.clusters import (
     WantedContainer,
 )
 from allotment.model.compute import Compute
+from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -132,6 +135,24 @@ def test_a_part_of_an_unknown_gpu_is_known_when_it_is_placed() -> None:
 
 
 # ---- what a namespace may have -------------------------------------------------------------------
+
+
+def test_slices_count_as_what_they_have_once_they_are_placed() -> None:
+    floor = replace(request(count=2), memory=ANY_MEMORY, mode="mig", mig_profile="1g.10gb")
+    asks = need(floor)
+    before = charge_of(asks)
+    assert before["devices"] == 2
+    assert before["memory"] == 2 << 20
+    slices = tuple(
+        PlacedDevice("GPU-a", 10 * GI, 1212, MigPlace("1g.10gb", start)) for start in (0, 1)
+    )
+    placed = PodBooking(
+        uid=asks.uid,
+        node="n",
+        containers=(PlacedContainer(name="c0", devices=slices, mode="mig"),),
+    )
+    after = charge_of(asks, booking=placed)
+    assert (after["devices"], after["memory"], after["compute"]) == (2, 20 * GI, 2424)
 
 
 def test_need_have_and_hard_are_told() -> None:

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectionError, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer, unused_port
+from preemption_twin import WHOLE
 from prometheus_client.exposition import generate_latest
+from scheduler_twin import book_of, cluster_pod_of, node, pod_json
 
+from allotment.dialects.decisions import write_booking
+from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.systems import load_settings
 from allotment.kube.clients import connect
 from allotment.kube.events import Events
+from allotment.kube.inventories import DEVICES, encode
 from allotment.kube.quotas import NamespaceQuota
+from allotment.model.clusters import PodBooking
+from allotment.scheduler.needs import need_of
 from allotment.scheduler.preempting import Preemption
 from allotment.scheduler.quota_following import QuotaFeed
 from allotment.scheduler.running import Scheduler
@@ -155,10 +162,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class ApiServer:
-    """As much of one as a scheduler needs that has nothing to schedule: empty lists, one Secret."""
+    """As much of one as a scheduler needs that binds nothing: lists, by path, and one Secret."""
 
-    def __init__(self, *, forbidden: str = "") -> None:
+    def __init__(
+        self, *, forbidden: str = "", items: Mapping[str, Sequence[object]] | None = None
+    ) -> None:
         self.forbidden = forbidden
+        self._items = items or {}
         self.listed: set[str] = set()
         self._data: dict[str, str] = {}
         self._version = 1
@@ -173,6 +183,7 @@ class ApiServer:
     async def running(self, port: int) -> AsyncIterator[None]:
         app = web.Application()
         app.router.add_get("/api/v1/{kind}", self._list)
+        app.router.add_get("/apis/policy/v1/{kind}", self._list)
         secret = "/api/v1/namespaces/allotment-system/secrets/allotment-webhook"  # noqa: S105
         app.router.add_get(secret, self._secret)
         app.router.add_patch(secret, self._secret)
@@ -191,7 +202,8 @@ class ApiServer:
             return web.json_response(refusal, status=403)
         if "watch" not in request.query:
             self.listed.add(request.path)
-            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+            items = self._items.get(request.path, ())
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [*items]})
         answer = web.StreamResponse()
         await answer.prepare(request)
         await self._ended.wait()
@@ -252,3 +264,66 @@ def test_what_one_part_fails_of_ends_no_other(
         listen="127.0.0.1:0", webhook=ListenSettings(listen="127.0.0.1:0", configuration=None)
     )
     with_scheduler(settings, act)
+
+
+def test_whom_a_budget_of_the_cluster_protects_is_not_ended(
+    with_scheduler: Callable[[SchedulerSettings, Act], None],
+) -> None:
+    """From the API server's lists of budgets, pods and their labels to kube-scheduler's answer."""
+    inventory = node("a", 2)
+    annotated = {"name": "a", "uid": "uid-a", "annotations": {DEVICES: encode(inventory)}}
+    amounts = {"allocatable": {"cpu": "64", "memory": "512Gi"}}
+    book, pods = book_of([inventory]), []
+    for place, name in enumerate(("protected", "free")):
+        annotations = {"allotment.dev/uuids": f"GPU-a{place}"}
+        pod = pod_json(name, limits=WHOLE, annotations=annotations, priority=1)
+        placed = book.cluster.place(need_of(cluster_pod_of(pod)), "a")
+        assert isinstance(placed, PodBooking)
+        pod["spec"]["nodeName"] = "a"
+        pod["metadata"]["annotations"][PLACEMENT] = write_booking(placed)
+        pod["metadata"]["labels"] = {"app": name}
+        pods.append(pod)
+    budget = {
+        "metadata": {"name": "b", "namespace": "ml", "uid": "uid-b"},
+        "spec": {"selector": {"matchLabels": {"app": "protected"}}},
+        "status": {"disruptionsAllowed": 0},
+    }
+    wants = pod_json("wants", limits=WHOLE, priority=100)
+    server = ApiServer(
+        items={
+            "/api/v1/nodes": [{"metadata": annotated, "status": amounts}],
+            "/api/v1/pods": [*pods, wants],
+            "/apis/policy/v1/poddisruptionbudgets": [budget],
+        }
+    )
+    chosen = {"Pods": [{"UID": "uid-protected"}], "NumPDBViolations": 1}
+    asked = {"Pod": wants, "NodeNameToMetaVictims": {"a": chosen}}
+    expected = {"a": {"Pods": [{"UID": "uid-free"}], "NumPDBViolations": 0}}
+    port = unused_port()
+
+    async def act(scheduler: Scheduler) -> None:
+        async with server.running(PORT), ClientSession() as client:
+            task = asyncio.create_task(scheduler.run())
+            try:
+                async with asyncio.timeout(30):
+                    answer = None
+                    # Budgets are not waited for: they may be heard of after the first question.
+                    while answer != expected:
+                        await asyncio.sleep(0.05)
+                        assert not task.done(), task.exception()
+                        answer = await ask(client)
+                        print(answer)  # noqa: T201 - the last one, if it is another
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await scheduler.end()
+
+    async def ask(client: ClientSession) -> object:
+        try:
+            async with client.post(f"http://127.0.0.1:{port}/preempt", json=asked) as answer:
+                found = await answer.json() if answer.status == web.HTTPOk.status_code else {}
+                return found.get("NodeNameToMetaVictims")
+        except ClientConnectionError:
+            return None  # it does not listen yet
+
+    with_scheduler(SchedulerSettings(listen=f"127.0.0.1:{port}"), act)

@@ -3,112 +3,259 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
+import yaml
+from aiohttp import web
 from hypothesis import HealthCheck, settings
-from scheduler_twin import Bindery, Told, book_of, node
+from scheduler_twin import Bindery, Told, cluster_pod, node
 from schemathesis.specs.openapi.checks import negative_data_rejection
+from served_twin import Thread, in_a_thread
 
 from allotment.kube.cluster_feed import ClusterPod
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes
+from allotment.model.clusters import PodBooking
 from allotment.scheduler import serving
 from allotment.scheduler.binding import Binder
+from allotment.scheduler.book import Book
 from allotment.scheduler.extender import Extender
+from allotment.scheduler.keeping import BookKeeper, DialectQuotas
+from allotment.scheduler.needs import need_of
 from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.preempting import Preemption
-from allotment.scheduler.serving import Web, application
+from allotment.scheduler.quota import QuotaBook
+from allotment.scheduler.serving import application
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "extender-openapi.yaml"
 LIMIT = 1 << 20
-NO_PODS: dict[str, ClusterPod] = {}
-
-schema = schemathesis.openapi.from_path(DOCUMENT)
+WHOLE = {"allotment.dev/gpu": "1"}
+NODES = ("a", "b", "full")
+WAITING: Mapping[str, Mapping[str, Any]] = {
+    **{f"share-{number}": {} for number in range(5)},
+    "whole": {"limits": WHOLE},
+    "two": {"limits": {"allotment.dev/gpu": "2", "allotment.dev/gpu-memory": "160Gi"}},
+    "important": {"limits": WHOLE, "priority": 100},
+    "plain": {"limits": {"cpu": "1"}},
+    "mistaken": {"limits": {"allotment.dev/gpu-memory": "4Gi"}},
+}
+RUNNING = ("low-0", "low-1")
 
 
 @dataclass
-class Duty:
+class World:
+    """A small cluster: `full` has a pod on each of its GPUs, and ten pods wait."""
+
     leads: bool = True
+    metrics: SchedulerMetrics = field(default_factory=SchedulerMetrics)
+    pods: dict[str, ClusterPod] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
+    bindery: Bindery = field(default_factory=Bindery)
+
+    def __post_init__(self) -> None:
+        self.cluster = NominatedCluster(node_policies=("binpack",), device_policies=("binpack",))
+        quotas = DialectQuotas(QuotaBook())
+        self.book = Book(self.cluster, quotas=quotas)
+        self.preemption = Preemption(
+            self.cluster, pods=self.pods.get, quotas=quotas, leads=lambda: self.leads, echo_s=0.0
+        )
+        self.keeper = BookKeeper(self.book, quotas, nominations=self.preemption.nominations)
+        self.extender = Extender(
+            self.book,
+            Binder(self.book, self.bindery, clock=time.monotonic),
+            told=self.told,
+            pods=self.pods.get,
+            leads=lambda: self.leads,
+        )
+
+    def renew(self) -> None:
+        """Have all as it was in the beginning."""
+        self.leads = True
+        for pod in list(self.pods.values()):
+            del self.pods[pod.uid]
+            self.keeper.pod_gone(pod.uid)
+            self.bindery.pods.pop(pod.uid, None)
+        self.bindery.asked.clear()
+        for name in NODES:
+            self.keeper.node_put(node(name))
+        for device, name in enumerate(RUNNING):
+            pod = cluster_pod(
+                name, limits=WHOLE, annotations={"allotment.dev/uuids": f"GPU-full{device}"}
+            )
+            placed = self.cluster.place(need_of(pod), "full")
+            assert isinstance(placed, PodBooking)
+            self._put(replace(pod, node="full", booking=placed, version=""))
+        for name, options in WAITING.items():
+            self._put(cluster_pod(name, **options))
+
+    def check(self) -> None:
+        """Look whether anything is given twice, or was bound that nobody booked."""
+        self.cluster.check_invariants()
+        for uid, pod in self.bindery.pods.items():
+            if pod.node and pod.asks is not None:
+                booked = self.book.booking(uid)
+                assert booked is not None
+                assert booked.node == pod.node
+
+    def app(self) -> web.Application:
+        return application(
+            {
+                "filter": self.extender.filter,
+                "prioritize": self.extender.prioritize,
+                "bind": self.extender.bind,
+                "preempt": self.preemption.preempt,
+            },
+            probes=Probes(is_leading=lambda: [] if self.leads else ["another replica leads"]),
+            registry=self.metrics.registry,
+            on_answer=lambda verb, seconds, _: self.metrics.observe(
+                "request_seconds", seconds, verb
+            ),
+            max_body_bytes=LIMIT,
+        )
+
+    def _put(self, pod: ClusterPod) -> None:
+        self.pods[pod.uid] = pod
+        self.keeper.pod_put(pod)
+        self.bindery.add(pod)
 
 
 @dataclass(frozen=True)
 class Served:
-    port: int
-    duty: Duty
-    metrics: SchedulerMetrics
+    thread: Thread
+    world: World
+
+    @property
+    def port(self) -> int:
+        return self.thread.port
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def serving_world() -> Iterator[Served]:
     """The real application, in a thread with a loop of its own."""
-    duty, metrics = Duty(), SchedulerMetrics()
-    ready: list[int] = []
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        book = book_of([node("a"), node("b")])
-        binder = Binder(book, Bindery(), clock=time.monotonic)
-        extender = Extender(book, binder, told=Told(), pods=NO_PODS.get, leads=lambda: duty.leads)
-        app = application(
-            {
-                "filter": extender.filter,
-                "prioritize": extender.prioritize,
-                "bind": extender.bind,
-                "preempt": Preemption(
-                    NominatedCluster(), pods=NO_PODS.get, leads=lambda: duty.leads, echo_s=0.0
-                ).preempt,
-            },
-            probes=Probes(is_leading=lambda: [] if duty.leads else ["another replica leads"]),
-            registry=metrics.registry,
-            on_answer=lambda verb, seconds, _: metrics.observe("request_seconds", seconds, verb),
-            max_body_bytes=LIMIT,
-        )
-        web = Web(app)
-        ready.append(await web.start(("127.0.0.1", 0)))
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await web.close()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(_until_stopped(serve())))
-    thread.start()
-    while not ready:
-        time.sleep(0.01)
-    yield Served(ready[0], duty, metrics)
-    loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-    thread.join(10)
-    loop.close()
+    world = World()
+    with in_a_thread(world.app) as thread:
+        yield Served(thread, world)
 
 
-async def _until_stopped(work: object) -> None:
-    try:
-        await work  # type: ignore[misc]
-    except asyncio.CancelledError:
-        return
+@pytest.fixture
+def served(serving_world: Served) -> Served:
+    """That, with all as it was in the beginning."""
+    serving_world.thread.do(serving_world.world.renew)
+    return serving_world
+
+
+def known() -> dict[str, Any]:
+    """The description, by which half of the questions are about pods and nodes that there are."""
+    document: dict[str, Any] = yaml.safe_load(DOCUMENT.read_text("utf-8"))
+    schemas = document["components"]["schemas"]
+
+    def one_of(those: Iterable[str]) -> dict[str, Any]:
+        return {"type": "string", "enum": list(those)}
+
+    def some_of(those: Iterable[str], **more: object) -> dict[str, Any]:
+        return {"type": "array", "minItems": 1, "uniqueItems": True, "items": one_of(those), **more}
+
+    def all_of(**properties: object) -> dict[str, Any]:
+        # And nothing else: of what is not named here, anything would be right.
+        found = {"type": "object", "required": list(properties), "properties": properties}
+        return {**found, "additionalProperties": False}
+
+    def pod(uids: Iterable[str]) -> dict[str, Any]:
+        about = all_of(name=one_of(["x"]), namespace=one_of(["ml"]), uid=one_of(uids))
+        return all_of(metadata=about, spec=all_of(containers={"type": "array", "maxItems": 0}))
+
+    waiting = pod(f"uid-{name}" for name in WAITING)
+    victims = some_of(
+        RUNNING, items=all_of(UID=one_of([*(f"uid-{name}" for name in RUNNING), "uid-plain"]))
+    )
+    wanted = {
+        "ExtenderArgs": [
+            all_of(Pod=waiting, NodeNames=some_of([*NODES, "gone"])),
+            all_of(
+                Pod=waiting,
+                Nodes=all_of(items=some_of((), items=all_of(metadata=all_of(name=one_of(NODES))))),
+            ),
+        ],
+        "BindingArguments": [
+            all_of(
+                PodName=one_of([name]),
+                PodNamespace=one_of(["ml"]),
+                PodUID=one_of([f"uid-{name}"]),
+                Node=one_of(NODES),
+            )
+            for name in WAITING
+        ],
+        "PreemptionArguments": [
+            all_of(
+                Pod=pod(["uid-important", "uid-whole"]),
+                NodeNameToMetaVictims=all_of(full=all_of(Pods=victims)),
+            ),
+            all_of(
+                Pod=pod(["uid-important"]),
+                NodeNameToVictims=all_of(
+                    full=all_of(Pods={**victims, "items": pod(f"uid-{name}" for name in RUNNING)})
+                ),
+            ),
+        ],
+    }
+    for name, those in wanted.items():
+        schemas[name] = {"anyOf": [*those, schemas[name]]}
+    return document
+
+
+schema = schemathesis.openapi.from_dict(known())
 
 
 @schema.parametrize()
 @settings(
-    max_examples=10,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-def test_everything_is_as_described(case: schemathesis.Case[Any], served: Served) -> None:
-    served.duty.leads = True
+def test_everything_is_as_described(case: schemathesis.Case[Any], serving_world: Served) -> None:
+    served = serving_world
+    served.thread.do(served.world.renew)
     case.call_and_validate(
-        base_url=f"http://127.0.0.1:{served.port}",
+        base_url=served.thread.url,
         # What is not looked at is passed over, as everywhere where Go's JSON is spoken.
         excluded_checks=[negative_data_rejection],
     )
+    served.thread.do(served.world.check)
+
+
+def test_pods_are_placed_bound_and_preempted_for(served: Served) -> None:
+    """What is asked above at random, asked once as kube-scheduler does."""
+
+    def answer(verb: str, body: object) -> Any:  # noqa: ANN401 - JSON
+        status, _, text = ask(served, "POST", f"/{verb}", json.dumps(body).encode())
+        assert status == 200
+        served.thread.do(served.world.check)
+        return json.loads(text)
+
+    def asked(name: str) -> dict[str, Any]:
+        pod = {"metadata": {"name": name, "namespace": "ml", "uid": f"uid-{name}"}}
+        return {"Pod": {**pod, "spec": {"containers": []}}}
+
+    names = {"NodeNames": list(NODES)}
+    [best] = answer("filter", asked("whole") | names)["NodeNames"]
+    scores = {each["Host"]: each["Score"] for each in answer("prioritize", asked("whole") | names)}
+    assert max(scores, key=lambda name: scores[name]) == best
+    assert answer("filter", asked("mistaken") | names)["NodeNames"] == []
+    assert answer("filter", asked("plain") | names)["NodeNames"] == list(NODES)
+    pod = {"PodName": "whole", "PodNamespace": "ml", "PodUID": "uid-whole"}
+    assert answer("bind", pod | {"Node": best}) == {"Error": ""}
+    assert served.world.told.bound_pods[-1:] == ["whole"]
+    victims = {"NodeNameToMetaVictims": {"full": {"Pods": [{"UID": "uid-low-0"}]}}}
+    found = answer("preempt", asked("important") | victims)["NodeNameToMetaVictims"]
+    assert [each["UID"] for each in found["full"]["Pods"]] == ["uid-low-0"]
 
 
 def ask(served: Served, method: str, path: str, body: bytes | None = None) -> tuple[int, str, str]:
@@ -123,7 +270,6 @@ def ask(served: Served, method: str, path: str, body: bytes | None = None) -> tu
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])
 def test_what_is_no_question_is_refused_with_the_next_step(served: Served, verb: str) -> None:
-    served.duty.leads = True
     for body in (b"", b"{", b"[]", b'{"Pod": 3}', b"\xff" * 50, b"[" * 100_000):
         status, kind, text = ask(served, "POST", f"/{verb}", body)
         assert status == 400, (body[:10], text)
@@ -136,7 +282,7 @@ def test_a_body_beyond_the_limit_is_refused(served: Served) -> None:
 
 
 def test_who_follows_says_so(served: Served) -> None:
-    served.duty.leads = False
+    served.world.leads = False
     assert ask(served, "GET", "/leading")[0] == 503
     assert ask(served, "GET", "/readyz")[0] == 200
     assert ask(served, "GET", "/healthz")[0] == 200
@@ -148,7 +294,7 @@ def test_who_follows_says_so(served: Served) -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_only_who_leads_keeps_a_connection(served: Served, leads: bool) -> None:  # noqa: FBT001
     """Who keeps one to a replica that follows would ask it for ever."""
-    served.duty.leads = leads
+    served.world.leads = leads
     connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
     try:
         connection.request("POST", "/filter", body=b'{"Pod": {"metadata": {"uid": "u"}}}')
@@ -160,7 +306,6 @@ def test_only_who_leads_keeps_a_connection(served: Served, leads: bool) -> None:
 
 
 def test_calls_are_counted(served: Served) -> None:
-    served.duty.leads = True
     ask(served, "POST", "/filter", b"{}")
     _, kind, text = ask(served, "GET", "/metrics")
     assert kind.startswith("text/plain")

@@ -83,9 +83,14 @@ def test_every_setting_is_heard() -> None:
         ("webhook: {certificate: {names: ['a/b']}}", "certificate.names has 'a/b'", ""),
         ("webhook: {certificate: {days: 0}}", "webhook.certificate.days is 0", "from 1 to"),
         (
-            "webhook: {certificate: {days: 90, authorityDays: 30}}",
-            "webhook.certificate.authorityDays is 30",
-            "from 90",
+            "webhook: {certificate: {days: 900, authorityDays: 800}}",
+            "webhook.certificate.authorityDays is 800",
+            "from 900",
+        ),
+        (
+            "webhook: {certificate: {authorityDays: 364}}",
+            "webhook.certificate.authorityDays is 364",
+            "from 365 to 36500: kube-scheduler has to be started again",
         ),
         ("webhook: {mayBePrivileged: 'yes'}", "Expected `bool`, got `str`", ""),
         ("[", "the settings are no YAML", "write a section"),

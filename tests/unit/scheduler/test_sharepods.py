@@ -450,6 +450,9 @@ def test_what_is_nested_too_deep_is_that_sharepods_trouble_alone(
             write()
         names = {"good", "fields", "status"}
         await served.until(lambda: all("PodObjectMeta" in served.status(each) for each in names))
+        await served.until(lambda: served.status("spec").get("PodStatus"))
+        assert "nested more than 100 levels deep" in served.status("spec")["PodStatus"]["message"]
+        assert {about.name for about, _, _ in served.told.events} == {"spec"}
 
     served.run(test)
     assert {each["metadata"]["name"] for each in served.twin.created} - {"first"} == {

@@ -18,10 +18,10 @@ from allotment.kube.cluster_feed import ClusterPod
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.model.clusters import PlacedDevice
 from allotment.model.pods import PodUid
-from allotment.placement.cluster import Cluster
 from allotment.scheduler.book import Book, Choice, Order, Turned
 from allotment.scheduler.keeping import BookKeeper, DialectQuotas
 from allotment.scheduler.needs import need_of
+from allotment.scheduler.nominations import NominatedCluster
 from allotment.scheduler.quota import QuotaBook
 from allotment.scheduler.reports import Reports
 from allotment.scheduler.taking_over import TakeOver
@@ -36,7 +36,7 @@ class Office:
     """The books with who keeps them, and what was told."""
 
     def __init__(self, systems: Collection[str] = SYSTEMS) -> None:
-        self.cluster = Cluster(node_policies=("binpack",), device_policies=("binpack",))
+        self.cluster = NominatedCluster(node_policies=("binpack",), device_policies=("binpack",))
         self.book = Book(self.cluster)
         self.told: list[tuple[str, str]] = []
         self.take_over = TakeOver(
@@ -61,13 +61,10 @@ class Office:
     def used(self) -> dict[str, int]:
         """Bytes of each device that pods have."""
         used: dict[str, int] = {}
-        for uids in self.book.by_node().values():
-            for uid in uids:
-                booking = self.book.booking(uid)
-                assert booking is not None
-                for container in booking.containers:
-                    for each in container.devices:
-                        used[each.uuid] = used.get(each.uuid, 0) + each.memory
+        for booking in self.cluster.on("n1").values():
+            for container in booking.containers:
+                for each in container.devices:
+                    used[each.uuid] = used.get(each.uuid, 0) + each.memory
         return used
 
 

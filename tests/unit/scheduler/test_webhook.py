@@ -306,6 +306,9 @@ def test_defaults_say_what_was_left_open() -> None:
     said = {"allotment.dev/memory": "50%", "allotment.dev/class": "besteffort"}
     after = admitted(hook, pod(container(gpu=1), annotations=said))
     assert limits(after) == {GPU: 1}
+    slices = {"allotment.dev/mig-profile": "1g.10gb"}  # which says how much of everything
+    after = admitted(hook, pod(container(gpu=1), annotations=slices))
+    assert limits(after) == {GPU: 1}
 
 
 def test_without_a_default_a_quantity_alone_is_refused() -> None:
@@ -325,6 +328,30 @@ def test_what_cannot_be_meant_is_refused_with_what_where_and_the_next_step() -> 
     assert "(did you mean 'allotment.dev/class'?); hint: " in message
     assert "\n" not in message
     assert code == 422
+
+
+@pytest.mark.parametrize(
+    ("ask", "words", "said"),
+    [
+        ({"gpu": 1}, {"mode": "mig"}, "in mode mig its memory is 100% of a GPU"),
+        ({"gpu": 2, "memory": "4Gi"}, {"mode": "mps"}, "in mode mps a share is of one GPU"),
+        ({"gpu": 1}, {"mig-profile": "10gb"}, "'10gb' is no MIG profile"),
+        ({"aliyun": 4}, {"mode": "soft,mgi"}, "did you mean 'mig'?"),
+        ({"aliyun": 4}, {"mode": "mig", "weight": "7"}, "the weight 7 has no effect in mode mig"),
+    ],
+)
+def test_modes_that_cannot_be_meant_are_refused(ask: Json, words: Json, said: str) -> None:
+    annotations = {f"allotment.dev/{key}": text for key, text in words.items()}
+    message, code = refused(webhook(), pod(container(**ask), annotations=annotations))
+    assert said in message
+    assert "; hint: " in message
+    assert code == 422
+
+
+def test_a_mode_may_be_said_of_a_foreign_pod() -> None:
+    words = {"allotment.dev/mode": "mig,soft"}
+    after = admitted(webhook(), pod(container(aliyun=4), annotations=words))
+    assert after["metadata"]["annotations"]["allotment.dev/mode"] == "mig,soft"
 
 
 def test_two_dialects_in_one_pod_are_refused() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from allotment.agent.config.go_values import parse_duration
 from allotment.agent.config.names import SHARED_SUFFIX, whole_name
 from allotment.agent.config.schema import (
     AllotmentSection,
@@ -13,6 +14,7 @@ from allotment.agent.config.schema import (
     DeviceMatch,
     DeviceRule,
     HealthSection,
+    MigSection,
     ReplicatedResource,
     ReplicatedResources,
     ResourcePattern,
@@ -21,10 +23,13 @@ from allotment.agent.health.actions import parse_action
 from allotment.model.errors import UsageError
 from allotment.placement.fit import MAX_SHARES
 
-__all__ = ["MAX_REPLICAS", "PCI_ADDRESS", "Finding", "findings", "is_mig_reference"]
+__all__ = ["MAX_REPLICAS", "MOST_KEEP_S", "PCI_ADDRESS", "Finding", "findings", "is_mig_reference"]
 
 MAX_REPLICAS: Final = 1000
 """Of one GPU. The kubelet takes a list of some 100,000 ids (16 MiB), and 16 GPUs fit into that."""
+
+MOST_KEEP_S: Final = 7 * 24 * 3600.0
+"""How long a slice may be kept warm: longer would be for ever, and an administrator's slice."""
 
 PCI_ADDRESS: Final = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"
@@ -62,12 +67,8 @@ def findings(file: ConfigFile) -> Iterator[Finding]:
         if file.sharing.time_slicing is not None:
             yield from _replicated(file.sharing.time_slicing, "$.sharing.timeSlicing")
         if file.sharing.mps is not None:
-            yield Finding(
-                "$.sharing.mps",
-                "sharing by MPS is not built yet",
-                "share by `timeSlicing`; with `allotment.devices: [{mode: soft}]` besides, each"
-                " replica is an enforced part of the GPU's memory and time",
-            )
+            yield from _replicated(file.sharing.mps, "$.sharing.mps")
+            yield from _mixed(file.sharing.time_slicing, file.sharing.mps)
     if file.allotment is not None:
         yield from _allotment(file.allotment)
 
@@ -92,6 +93,18 @@ def _replicated(section: ReplicatedResources, path: str) -> Iterator[Finding]:
         if each.rename is None and section.rename_by_default:
             yield from _name(each.name + SHARED_SUFFIX, f"{entry}.name")
         yield from _resource(each, entry)
+
+
+def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Iterator[Finding]:
+    """Refuse what NVIDIA's documentation does; its plugin takes `mps` then, without a word."""
+    sliced = {each.name for each in slicing.resources} if slicing else set()
+    for number, each in enumerate(mps.resources):
+        if each.name in sliced:
+            yield Finding(
+                f"$.sharing.mps.resources[{number}]",
+                f"time-slicing and MPS are mutually exclusive, and both name {each.name}",
+                f"leave {each.name} out of sharing.timeSlicing or of sharing.mps",
+            )
 
 
 def _resource(resource: ReplicatedResource, path: str) -> Iterator[Finding]:
@@ -165,14 +178,38 @@ def _allotment(section: AllotmentSection) -> Iterator[Finding]:
 
 
 def _rule(rule: DeviceRule, path: str) -> Iterator[Finding]:
+    if rule.mode is None and not rule.modes:
+        yield Finding(path, "it names no mode", "write `mode: soft`, or `modes: [soft, mig]`")
+    if rule.mode is not None and rule.modes is not None:
+        yield Finding(
+            f"{path}.modes",
+            "the rule has `mode` as well",
+            "keep one of them: `modes` are those that a GPU may be in by turns",
+        )
+    if rule.modes is not None and len(set(rule.modes)) < len(rule.modes):
+        yield Finding(f"{path}.modes", "a mode is there twice", "write each once")
+    if rule.mig is not None:
+        yield from _mig(rule, rule.mig, f"{path}.mig")
     if rule.time_slice is not None and rule.mode != "timeslice":
         yield Finding(
             f"{path}.timeSlice",
-            f"it is of mode timeslice, and the rule's mode is {rule.mode}",
+            f"it is of mode timeslice, and the rule's mode is {rule.first}",
             "leave it out, or write `mode: timeslice`",
         )
     if rule.match is not None:
         yield from _match(rule.match, f"{path}.match")
+
+
+def _mig(rule: DeviceRule, section: MigSection, path: str) -> Iterator[Finding]:
+    if "mig" not in rule.shared:
+        yield Finding(
+            path, "it is about slices, and the rule has no mode mig", "leave it out, or add mig"
+        )
+    if section.keep is not None:
+        try:
+            parse_duration(section.keep, most_s=MOST_KEEP_S)
+        except UsageError as error:
+            yield Finding(f"{path}.keep", error.message, error.hint)
 
 
 def _match(match: DeviceMatch, path: str) -> Iterator[Finding]:

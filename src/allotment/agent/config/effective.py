@@ -102,6 +102,8 @@ class Config:
         ResourcePattern(pattern="*", name="nvidia.com/gpu"),
     )
     """Names are whole."""
+    mig_patterns: tuple[ResourcePattern, ...] = ()
+    """Of MIG profiles, `+me` written as it is; what none matches has the name of its strategy."""
     time_slicing: Replication | None = None
     mps: Replication | None = None
     """Where both are set, this one counts, as in NVIDIA's plugin."""
@@ -110,3 +112,13 @@ class Config:
     allotment: AllotmentConfig = field(default=AllotmentConfig())
     notes: tuple[str, ...] = ()
     """What of the file has no effect, and why: shown once when it comes into force."""
+
+    @property
+    def sharing(self) -> Replication | None:
+        """By what resources are replicated: `sharing.mps`, else `sharing.timeSlicing`."""
+        return self.time_slicing if self.mps is None else self.mps
+
+    @property
+    def sharing_key(self) -> str:
+        """Where `sharing` is in the file."""
+        return "sharing.timeSlicing" if self.mps is None else "sharing.mps"

@@ -14,7 +14,14 @@ from typing import Final
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.formats import DURATION_UNITS
 
-__all__ = ["INFINITE", "parse_bool", "parse_interval", "parse_list", "parse_numbers"]
+__all__ = [
+    "INFINITE",
+    "parse_bool",
+    "parse_duration",
+    "parse_interval",
+    "parse_list",
+    "parse_numbers",
+]
 
 INFINITE: Final = "infinite"
 """What `gfd.sleepInterval` may be besides a duration."""
@@ -60,6 +67,23 @@ def parse_interval(text: str) -> float | None:
     if text == INFINITE:
         return None
     hint = f"write a duration with units, like 60s or 1m30s, or {INFINITE}"
+    seconds = _seconds(text, hint)
+    if not 0 < seconds <= _LONGEST_S:
+        problem = "it is zero" if not seconds else "it is too long"
+        raise QuantityError(f"{text!r} is not an interval: {problem}", hint=hint)
+    return seconds
+
+
+def parse_duration(text: str, *, most_s: float) -> float:
+    """Parse how long something is (`5m`, `0s`) into seconds, up to `most_s`."""
+    hint = "write a duration with units, like 30s or 5m"
+    seconds = _seconds(text, hint)
+    if seconds > most_s:
+        raise QuantityError(f"{text!r} is too long: {most_s / 3600:g}h at most", hint=hint)
+    return seconds
+
+
+def _seconds(text: str, hint: str) -> float:
     if len(text) > _LONGEST_TEXT or not _DURATION.fullmatch(text):
         shown = text[:_LONGEST_TEXT]
         raise QuantityError(f"{shown!r} is not a duration", hint=hint)
@@ -67,8 +91,4 @@ def parse_interval(text: str) -> float | None:
         Decimal(number) * DURATION_UNITS[unit.replace("µ", "u").replace("μ", "u")]
         for number, unit in _PIECE.findall(text)
     )
-    seconds = float(nanoseconds / 10**9)
-    if not 0 < seconds <= _LONGEST_S:
-        problem = "it is zero" if not seconds else "it is too long"
-        raise QuantityError(f"{text!r} is not an interval: {problem}", hint=hint)
-    return seconds
+    return float(nanoseconds / 10**9)

@@ -80,7 +80,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
         key="flags.mpsRoot",
         default="",
         help="Where MPS has its files on the host.",
-        no_effect="sharing by MPS is not built yet",
+        no_effect="the control daemons of MPS have their files in the agent's state folder",
     ),
     Option(
         flag="nvidia-driver-root",

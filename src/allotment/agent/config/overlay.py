@@ -36,6 +36,7 @@ from allotment.agent.config.schema import (
     ReplicatedResource,
     ReplicatedResources,
     ResourcePattern,
+    Resources,
 )
 from allotment.model.errors import UsageError
 
@@ -47,6 +48,7 @@ FLAGS_ALONE: Final = "flags and environment"
 OptionValue = None | bool | str | float | tuple[str, ...] | tuple[int, ...]
 
 _NOT_YET: Final = "is not yet supported in the config. Ignoring..."
+_HOW: Final = "(`allotment.honourResources: true` honours it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ def overlay(
     for option in NVIDIA_OPTIONS:
         _judge(option, given[option.flag])
     value = {flag: each.value for flag, each in given.items()}
+    if file.sharing and file.sharing.mps and value["mig-strategy"] == "mixed":
+        raise UsageError(
+            f"{given['mig-strategy'].origin}: using --mig-strategy=mixed is not supported with MPS",
+            hint="leave out sharing.mps, or share parts of GPUs beside MIG devices by"
+            " `allotment.devices: [{modes: [mps]}]`",
+        )
     return _config(file, source, value, tuple(_notes(file, given)))
 
 
@@ -215,8 +223,9 @@ def _config(
     file: ConfigFile, source: str, value: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Config:
     honoured = bool(file.allotment and file.allotment.honour_resources)
-    patterns = file.resources.gpus if file.resources and honoured else None
+    patterns = file.resources if file.resources and honoured else Resources()
     sharing = file.sharing.time_slicing if file.sharing else None
+    mps = file.sharing.mps if file.sharing else None
     strategies = value["device-list-strategy"]
     driver_root = value["nvidia-driver-root"]
     return Config(
@@ -247,8 +256,14 @@ def _config(
             output_file=value["output-file"],
             machine_type_file=value["machine-type-file"],
         ),
-        gpu_patterns=_patterns(patterns),
+        gpu_patterns=(
+            *_patterns(patterns.gpus),
+            # What no pattern matches is a GPU, as in NVIDIA's plugin.
+            ResourcePattern(pattern="*", name=GPU),
+        ),
+        mig_patterns=_patterns(patterns.mig),
         time_slicing=_replication(sharing, honoured=honoured) if sharing else None,
+        mps=_replication(mps, honoured=honoured, fails_above_one=True) if mps else None,
         imex_channel_ids=value["imex-channel-ids"],
         imex_required=value["imex-required"],
         allotment=_allotment(file.allotment),
@@ -257,14 +272,17 @@ def _config(
 
 
 def _patterns(patterns: Sequence[ResourcePattern] | None) -> tuple[ResourcePattern, ...]:
-    """Name all resources wholly; what no pattern matches is a GPU, as in NVIDIA's plugin."""
-    named = tuple(
+    """Name all resources wholly."""
+    return tuple(
         ResourcePattern(pattern=each.pattern, name=whole_name(each.name)) for each in patterns or ()
     )
-    return (*named, ResourcePattern(pattern="*", name=GPU))
 
 
-def _replication(section: ReplicatedResources, *, honoured: bool) -> Replication:
+def _replication(
+    section: ReplicatedResources, *, honoured: bool, fails_above_one: bool = False
+) -> Replication:
+    """Name all wholly. `fails_above_one`: what the file means that does not say."""
+    said = section.fail_requests_greater_than_one
     return Replication(
         resources=tuple(
             ReplicatedResource(
@@ -276,7 +294,7 @@ def _replication(section: ReplicatedResources, *, honoured: bool) -> Replication
             for each in section.resources
         ),
         rename_by_default=bool(section.rename_by_default),
-        fail_requests_greater_than_one=bool(section.fail_requests_greater_than_one),
+        fail_requests_greater_than_one=fails_above_one if said is None else said,
     )
 
 
@@ -305,16 +323,13 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
 
 def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
     """Say what was written and has no effect."""
+    if file.sharing and file.sharing.mps and file.sharing.time_slicing:
+        yield "sharing.timeSlicing has no effect: sharing.mps counts where both are there"
     honoured = bool(file.allotment and file.allotment.honour_resources)
     if not honoured:
         yield from _dropped(file)
-    elif file.resources and file.resources.mig:
-        yield "resources.mig has no effect: MIG devices are not offered yet"
-    strategy = given["mig-strategy"]
-    if strategy.value != "none":
-        yield (
-            f"{strategy.origin}: {strategy.value} has no effect yet: GPUs in MIG mode are left out"
-        )
+    elif file.resources and file.resources.mig and given["mig-strategy"].value == "none":
+        yield "resources.mig has no effect: migStrategy is none, which offers no MIG devices"
     for option in NVIDIA_OPTIONS:
         each = given[option.flag]
         default = _value(option.kind, (option.default,))
@@ -331,10 +346,14 @@ def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
 
 def _dropped(file: ConfigFile) -> Iterator[str]:
     """Say with NVIDIA's words what NVIDIA's plugin drops, and how to have it honoured."""
-    how = "(`allotment.honourResources: true` honours it)"
     if file.resources and (file.resources.gpus or file.resources.mig):
-        yield f"Customizing the 'resources' field {_NOT_YET} {how}"
-    section = file.sharing.time_slicing if file.sharing else None
+        yield f"Customizing the 'resources' field {_NOT_YET} {_HOW}"
+    if file.sharing is not None:
+        yield from _dropped_of(file.sharing.time_slicing, "timeSlicing")
+        yield from _dropped_of(file.sharing.mps, "mps")
+
+
+def _dropped_of(section: ReplicatedResources | None, name: str) -> Iterator[str]:
     if section is None:
         return
     defaults = {
@@ -345,6 +364,6 @@ def _dropped(file: ConfigFile) -> Iterator[str]:
         each.rename is not None and whole_name(each.rename) != defaults[each.name]
         for each in section.resources
     ):
-        yield f"Setting the 'rename' field in sharing.timeSlicing.resources {_NOT_YET} {how}"
+        yield f"Setting the 'rename' field in sharing.{name}.resources {_NOT_YET} {_HOW}"
     if any(each.devices is not None and each.devices != "all" for each in section.resources):
-        yield (f"Customizing the 'devices' field in sharing.timeSlicing.resources {_NOT_YET} {how}")
+        yield f"Customizing the 'devices' field in sharing.{name}.resources {_NOT_YET} {_HOW}"

@@ -2,16 +2,39 @@
 """Which GPUs a configuration means: by index, UUID, PCI address or model, and by `devices`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from allotment.agent.config.checks import PCI_ADDRESS
-from allotment.agent.config.schema import DeviceMatch, DeviceRule
+from allotment.agent.config.checks import MOST_KEEP_S, PCI_ADDRESS
+from allotment.agent.config.go_values import parse_duration
+from allotment.agent.config.schema import DeviceMatch, DeviceRule, MigSection
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import Request
+from allotment.model.requests import MIG, Request
 from allotment.placement import is_selected
 
-__all__ = ["matches", "rule_of", "selected"]
+__all__ = ["MigUse", "matches", "mig_use", "rule_of", "selected"]
+
+_KEEP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigUse:
+    """How a GPU is cut for who asks."""
+
+    keep_s: float = _KEEP_S
+    """For how many seconds a slice is kept after its container."""
+    may_reset: bool = False
+    """It may be reset, while idle, to switch its mode."""
+
+
+def mig_use(rule: DeviceRule) -> MigUse | None:
+    """Return what a rule says of slices; None: none are cut for who asks."""
+    if MIG not in rule.shared:
+        return None
+    said = rule.mig or MigSection()
+    keep_s = _KEEP_S if said.keep is None else parse_duration(said.keep, most_s=MOST_KEEP_S)
+    return MigUse(keep_s=keep_s, may_reset=bool(said.reset))
 
 
 def rule_of(device: Device, rules: Sequence[DeviceRule]) -> int | None:
@@ -37,10 +60,10 @@ def selected(
 ) -> tuple[Device, ...]:
     """Return those that `sharing.*.resources[].devices` means, of the resource's devices.
 
-    A count takes those of the lowest index, so that the same ones are taken after every start.
+    A count takes those of the lowest number, so that the same ones are taken after every start.
     Raises `UsageError` with NVIDIA's words when there are fewer, or none of that index or UUID.
     """
-    ordered = sorted(devices, key=lambda device: (device.index, device.uuid))
+    ordered = sorted(devices, key=lambda device: device.place)
     match wanted:
         case int():
             if wanted > len(ordered):
@@ -57,15 +80,24 @@ def selected(
 
 
 def _referred(devices: Sequence[Device], reference: str) -> Device:
-    by_index = reference.isdecimal() or ":" in reference
+    by_index = all(part.isdecimal() for part in reference.split(":"))
+    number = ":".join(str(int(each)) for each in reference.split(":")) if by_index else ""
     for device in devices:
-        if reference.isdecimal() and device.index == int(reference):
+        if by_index and device.index_text == number:
             return device
-        if not by_index and device.uuid.lower() == reference.lower():
+        if not by_index and reference.lower() in {device.uuid.lower(), _by_ids(device).lower()}:
             return device
     if by_index:
         raise UsageError(f"no matching device at index: {reference}")
     raise UsageError(f"no matching device with UUID: {reference}")
+
+
+def _by_ids(device: Device) -> str:
+    """Name a MIG device as drivers before R470 did: by its GPU and the ids of its instances."""
+    where = device.slice_of
+    if where is None:
+        return device.uuid
+    return f"MIG-{where.gpu}/{where.gpu_instance}/{where.compute_instance}"
 
 
 def _begins(uuid: str, beginning: str) -> bool:

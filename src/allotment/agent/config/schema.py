@@ -19,6 +19,7 @@ __all__ = [
     "GfdFlags",
     "HealthSection",
     "Imex",
+    "MigSection",
     "PluginFlags",
     "ReplicatedResource",
     "ReplicatedResources",
@@ -27,7 +28,9 @@ __all__ = [
     "Sharing",
 ]
 
-ModeName = Literal["exclusive", "timeslice", "soft"]
+ModeName = Literal["exclusive", "timeslice", "soft", "mps", "mig"]
+SharedMode = Literal["soft", "mps", "mig", "exclusive"]
+"""A mode that a GPU may be in by turns, as `allotment.dev/gpu` is asked for."""
 TimeSlice = Literal["default", "short", "medium", "long"]
 
 
@@ -137,14 +140,39 @@ class DeviceMatch(_Section, frozen=True, kw_only=True):
     """As `allot run --gpu` takes it: `a100-80gb`."""
 
 
+class MigSection(_Section, frozen=True, kw_only=True):
+    """What becomes of the slices that are cut for who asks."""
+
+    keep: str | None = None
+    """How long a slice stays, warm, after its container: a Go duration; 30s where not said."""
+    reset: bool | None = None
+    """A GPU that takes MIG mode with a reset only (A100, A30) may be reset for it while idle."""
+
+
 class DeviceRule(_Section, frozen=True, kw_only=True):
     """What GPUs that match are used for: the first rule that matches a GPU counts."""
 
-    mode: ModeName
+    mode: ModeName | None = None
+    """The one mode; None: `modes` says."""
+    modes: list[SharedMode] | None = None
+    """Modes by turns; the first is for who does not say."""
+    mig: MigSection | None = None
     match: DeviceMatch | None = None
     """None: every GPU."""
     time_slice: TimeSlice | None = None
     """How long a program runs before the driver gives the GPU to the next one."""
+
+    @property
+    def first(self) -> str:
+        """The mode, or the first of those by turns."""
+        return self.mode or (self.modes or ["exclusive"])[0]
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Those in which `allotment.dev/gpu` serves; none: it is one of NVIDIA's resources."""
+        if self.modes:
+            return tuple(self.modes)
+        return (self.mode,) if self.mode in {"soft", "mps", "mig"} else ()
 
 
 class HealthSection(_Section, frozen=True, kw_only=True):

@@ -3,9 +3,9 @@
 
 Who named a `deviceListStrategy` gets what NVIDIA's plugin answers (v0.20,
 internal/plugin/server.go), to the letter: environment, mounts, annotations, CDI devices of NVIDIA's
-kind. Else, and in mode soft, a container gets one CDI device, which is its share's own, and has no
-content yet: that comes when it is known whose container it is. Without CDI it gets mounts of
-files that are likewise filled later.
+kind. Else, and in modes soft and mps, a container gets one CDI device, which is its share's own,
+and has no content yet: that comes when it is known whose container it is. Without CDI it gets
+mounts of files that are likewise filled later.
 
 Every answer names the share that will be made, in an annotation which the kubelet keeps.
 """
@@ -17,7 +17,7 @@ from typing import Final
 
 from allotment.agent.config.effective import Config, DeviceListStrategy
 from allotment.agent.protocols import SHARE_ANNOTATION, Answer, DeviceNode, Mount
-from allotment.agent.resources import Resource
+from allotment.agent.resources import ENFORCED, Resource
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.shares import ShareId
@@ -28,7 +28,6 @@ __all__ = ["CDI_VENDOR", "DriverNodes", "answer", "device_names", "uses_nvidia_c
 CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
 """Of the CDI devices that NVIDIA's plugin answers with, and describes itself (`nvidia_specs`)."""
 
-_SOFT: Final = "soft"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 _VOLUMES: Final = "/var/run/nvidia-container-devices"
 _CDI: Final = frozenset({DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI})
@@ -49,6 +48,8 @@ class DriverNodes:
     """Those of no GPU, as far as they are there."""
     minors: Mapping[str, int] = field(default_factory=dict)
     """N of /dev/nvidiaN by UUID, where that is not the device's index."""
+    capabilities: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of a MIG device, by UUID: the nodes of its instances, beside its GPU's."""
 
 
 def answer(
@@ -61,27 +62,28 @@ def answer(
     has_cdi: bool,
     mounts: Sequence[Mount] = (),
     nodes: Sequence[DeviceNode] = (),
+    envs: Mapping[str, str] | None = None,
     driver: DriverNodes | None = None,
 ) -> Answer:
     """Answer for one container that was given these ids.
 
-    `devices` are the node's, by UUID. `mounts` and `nodes` are what it gets where there is no CDI.
-    `driver` is what `passDeviceSpecs` goes by. Raises `UsageError`, in NVIDIA's words, for ids that
-    cannot be had, or not together.
+    `devices` are the node's, by UUID. `mounts`, `nodes` and `envs` are what it gets where there is
+    no CDI. `driver` is what `passDeviceSpecs` goes by. Raises `UsageError`, in NVIDIA's words, for
+    ids that cannot be had, or not together.
     """
     _check(resource, ids)
     plugin = config.plugin
-    if resource.mode != _SOFT and plugin.device_list_strategies is not None:
+    if resource.mode not in ENFORCED and plugin.device_list_strategies is not None:
         chosen = _devices(resource, ids, devices)
         return _as_nvidia(chosen, config, share, driver or DriverNodes())
     marks = {SHARE_ANNOTATION: str(share)}
     if has_cdi:
         return Answer(annotations=marks, cdi_devices=(f"{KIND}={share}",))
-    envs: Mapping[str, str] = {}
-    if resource.mode != _SOFT:
+    told = dict(envs or {})
+    if resource.mode not in ENFORCED:
         chosen = _devices(resource, ids, devices)
-        envs = {_VISIBLE: ",".join(device_names(chosen, config)), **_channels(config)}
-    return Answer(envs=envs, mounts=tuple(mounts), devices=tuple(nodes), annotations=marks)
+        told |= {_VISIBLE: ",".join(device_names(chosen, config)), **_channels(config)}
+    return Answer(envs=told, mounts=tuple(mounts), devices=tuple(nodes), annotations=marks)
 
 
 def _check(resource: Resource, ids: Sequence[str]) -> None:
@@ -133,7 +135,7 @@ def uses_nvidia_cdi(config: Config) -> bool:
 def device_names(devices: Sequence[Device], config: Config) -> list[str]:
     """Return what devices are called in answers: by `deviceIDStrategy`."""
     by_index = config.plugin.device_id_strategy == "index"
-    return [str(device.index) if by_index else device.uuid for device in devices]
+    return [device.index_text if by_index else device.uuid for device in devices]
 
 
 # ---- as NVIDIA's plugin answers ------------------------------------------------------------------
@@ -206,10 +208,17 @@ def _nodes(
     root = PurePosixPath(config.nvidia_dev_root or "/")
     paths = [
         *driver.control,
-        *(f"/dev/nvidia{driver.minors.get(device.uuid, device.index)}" for device in devices),
+        *(
+            path
+            for device in devices
+            for path in (
+                f"/dev/nvidia{driver.minors.get(device.uuid, device.index)}",
+                *driver.capabilities.get(device.uuid, ()),
+            )
+        ),
         *(
             f"/dev/nvidia-caps-imex-channels/channel{channel}"
             for channel in config.imex_channel_ids
         ),
     ]
-    return tuple(DeviceNode(str(root / path[1:]), path) for path in paths)
+    return tuple(DeviceNode(str(root / path[1:]), path) for path in dict.fromkeys(paths))

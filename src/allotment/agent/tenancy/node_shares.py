@@ -7,7 +7,7 @@ from allotment.agent.tenancy.orders import ShareOrder
 from allotment.devices.sources import Problem
 from allotment.model.devices import Device
 from allotment.model.shares import Injection, Share, ShareId
-from allotment.shares.placing import Order
+from allotment.shares.placing import MigTerms, Order
 from allotment.shares.pods import PodShares
 
 __all__ = ["CORDONED", "NodeShares"]
@@ -27,13 +27,16 @@ class NodeShares:
         problems: Callable[[], Sequence[Problem]],
         injection: Callable[[str], Injection],
         cordoned: Callable[[], Collection[str]] = tuple,
+        mig: Callable[[], MigTerms] = MigTerms,
+        unfit: Callable[[str, Collection[str]], Mapping[str, str]] = lambda _mode, _uuids: {},
     ) -> None:
         """Take the folder and what is asked at each order; the callables are called in threads.
 
         `unhealthy` says why, by UUID: no part of such a device is given. `problems` are GPUs that
         do not answer. `injection` is how a share of a mode is handed in where its answer is not
         known. `cordoned` are UUIDs of devices on which nothing is placed that a scheduler has not
-        placed there already.
+        placed there already. `mig` says how GPUs may be cut. `unfit` says why,
+        by UUID, which of some devices cannot be had in a mode at the moment.
         """
         self._shares = shares
         self._devices = devices
@@ -41,6 +44,8 @@ class NodeShares:
         self._problems = problems
         self._injection = injection
         self._cordoned = cordoned
+        self._mig = mig
+        self._unfit = unfit
 
     def prepare(self, order: ShareOrder) -> Share:
         """Make a share, or find it made. Raises `AllotError`."""
@@ -53,6 +58,8 @@ class NodeShares:
                 id=order.id,
                 owner=order.owner,
                 devices=order.devices,
+                slices=order.slices,
+                mig=self._mig(),
                 candidates=frozenset(order.candidates),
                 problems=(*self._problems(), *self._sick(order, devices)),
             ),
@@ -78,7 +85,8 @@ class NodeShares:
         unhealthy = self._unhealthy()
         if order.devices:
             return unhealthy
-        return {**dict.fromkeys(self._cordoned(), CORDONED), **unhealthy}
+        unfit = self._unfit(order.request.mode, order.candidates)
+        return {**dict.fromkeys(self._cordoned(), CORDONED), **unfit, **unhealthy}
 
     def _sick(self, order: ShareOrder, devices: Sequence[Device]) -> tuple[Problem, ...]:
         sick = self._passed_over(order)

@@ -9,16 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from allotment.agent.protocols import CheckpointEntry
-from allotment.agent.resources import GPU_SHARE, Offer, Resource
+from allotment.agent.resources import ENFORCED, GPU_SHARE, Offer, Resource
 from allotment.dialects import asks_of
+from allotment.dialects.modes import in_modes, suiting, unsuited
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import StateError, UsageError
 from allotment.model.formats import format_bytes, format_percent
+from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import (
     EXCLUSIVE,
-    SOFT,
+    MPS,
     TIMESLICE,
     Constraints,
     Request,
@@ -52,7 +54,11 @@ class ShareOrder:
     """UUIDs: these and no others; one that is named several times gives that many parts. Empty:
     some of the candidates."""
     candidates: tuple[str, ...] = ()
-    """UUIDs of the devices that are of this mode."""
+    """UUIDs of the devices that serve in this mode."""
+    slices: tuple[MigPlace, ...] = ()
+    """In mode mig, which slice of each of `devices`."""
+    otherwise: "tuple[ShareOrder, ...]" = ()
+    """The same in other modes, to be tried in turn where there is no room in this one."""
     injection: Injection | None = None
     """How the container gets it, as it was answered; `NONE`: it is booked and nothing else. None:
     as the configuration in force has it."""
@@ -165,7 +171,7 @@ def _ask(pod: Pod, entry: CheckpointEntry, offer: Offer) -> ContainerAsk:
             f" {entry.resource}, the kubelet gave {len(entry.ids)}",
             hint="delete the pod, so that it is placed anew",
         )
-    limited = [each.resource for each in asks if _mode(offer, each.resource) == SOFT]
+    limited = [each.resource for each in asks if _mode(offer, each.resource) in ENFORCED]
     if len(asks) > 1 and limited:
         raise UsageError(
             f"pod {pod}, container {entry.container!r}: it asks for"
@@ -190,7 +196,6 @@ def _of_parts(
     offer: Offer,
 ) -> ShareOrder:
     """Order what names its amounts; ids that stand for no device."""
-    _check_wish(pod, ask, resource.mode)
     unknown = [each for each in ask.devices if each not in offer.modes]
     if unknown:
         raise UsageError(
@@ -199,13 +204,13 @@ def _of_parts(
             hint="remove the annotation, so that the node chooses; it has:"
             f" {', '.join(sorted(offer.modes)) or 'no GPU'}",
         )
-    parted = offer.parted
-    other = next((each for each in ask.devices if each not in parted), None)
+    modes = _modes_of(pod, ask, request, offer)
+    other = next((each for each in ask.devices if each not in offer.in_mode(modes[0])), None)
     if other is not None:
-        mode = offer.modes[other]
+        there = offer.shared.get(other) or (offer.modes[other],)
         why = (
-            f"whose mode is {mode!r} and not {resource.mode!r}"
-            if mode != resource.mode
+            f"whose mode is {' or '.join(map(repr, there))} and not {modes[0]!r}"
+            if modes[0] not in there
             else f"which is not given as {resource.name} but in replicas"
         )
         raise UsageError(
@@ -216,13 +221,47 @@ def _of_parts(
         # Whoever chose them has seen to these, with what was there then: one that was to be alone
         # has company when the node starts again.
         request = replace(request, constraints=Constraints())
-    return ShareOrder(
-        id=share_of(entry),
-        owner=_owner(pod, entry),
-        request=replace(request, mode=resource.mode),
-        devices=ask.devices,
-        candidates=parted,
-        injection=entry.injection,
+    orders = [
+        ShareOrder(
+            id=share_of(entry),
+            owner=_owner(pod, entry),
+            request=in_modes(request, (mode,)),
+            devices=ask.devices,
+            slices=ask.slices,
+            candidates=offer.in_mode(mode),
+            injection=entry.injection,
+        )
+        for mode in modes
+    ]
+    return replace(orders[0], otherwise=tuple(orders[1:]))
+
+
+def _modes_of(pod: Pod, ask: ContainerAsk, request: Request, offer: Offer) -> tuple[str, ...]:
+    """Return in which modes a part of this node's GPUs may be given, the best first.
+
+    Who leaves that open has the modes of the node, in its order, as far as they suit the request.
+    """
+    there = tuple(dict.fromkeys(each for modes in offer.shared.values() for each in modes))
+    wanted = suiting(request, there) if ask.mode is None else (ask.mode, *request.other_modes)
+    found = wanted if ask.devices else tuple(each for each in wanted if each in there)
+    if found:
+        return found
+    has = " or ".join(map(repr, there)) or "of no mode"
+    if ask.mode is None:
+        problem = f"what it asks for cannot be had in mode {has}: {_unsuited(request, there)}"
+        hint = "ask for bytes, or name a profile (allotment.dev/mig-profile), or choose a node that"
+        hint += " has GPUs of mode soft"
+    else:
+        problem = f"it wants mode {' or '.join(map(repr, wanted))}, and {ask.resource} of this node"
+        problem += f" is {has}"
+        hint = "remove the annotation allotment.dev/mode, or choose a node that has such GPUs"
+    raise UsageError(f"pod {pod}, container {ask.container!r}: {problem}", hint=hint)
+
+
+def _unsuited(request: Request, modes: Iterable[str]) -> str:
+    return "; ".join(
+        f"in mode {mode} {unsuited(request, mode) or 'nobody sees to its compute'}"
+        for mode in modes
     )
 
 
@@ -234,17 +273,30 @@ def _of_slots(
     slots = sorted(known.get(each) or device_of(each) for each in entry.ids)
     uuids = sorted(set(slots))
     mode = _mode_of(pod, ask, uuids, resource=resource, offer=offer)
-    is_soft = mode == SOFT
+    is_part = mode in ENFORCED
     return ShareOrder(
         id=share_of(entry),
         owner=_owner(pod, entry),
-        request=replicas_of(resource.replicas, count=len(uuids))
-        if is_soft
+        request=_replicas(resource, count=len(uuids))
+        if is_part
         else whole_devices(len(uuids), mode=mode),
-        devices=tuple(slots if is_soft else uuids),
+        devices=tuple(slots if is_part else uuids),
         candidates=tuple(uuids),
         injection=entry.injection,
     )
+
+
+def _replicas(resource: Resource, *, count: int) -> Request:
+    """Return the request for replicas that are parts of a device.
+
+    By MPS these are NVIDIA's: as much of the multiprocessors as there are parts and no more, in
+    whole percents (k8s-device-plugin v0.20, cmd/mps-control-daemon/mps/daemon.go).
+    """
+    request = replicas_of(resource.replicas, count=count)
+    if resource.mode != MPS:
+        return request
+    part = 100 // resource.replicas * (WHOLE // 100)
+    return replace(request, mode=MPS, compute=Compute(part, part, is_governed=True))
 
 
 def _mode_of(
@@ -259,7 +311,8 @@ def _mode_of(
     for uuid in uuids:
         mode = offer.modes.get(uuid)
         found.add(mode)
-        if mode is not None and (mode == SOFT) == (resource.mode == SOFT):
+        is_like = mode == resource.mode or not ENFORCED & {mode, resource.mode}
+        if mode is not None and is_like:
             continue
         problem = (
             f"{uuid} is not on this node any more"
@@ -270,7 +323,7 @@ def _mode_of(
             f"pod {pod}, container {ask.container!r}: {problem}",
             hint="delete the pod, so that it is placed anew",
         )
-    mode = resource.mode if resource.mode == SOFT else TIMESLICE
+    mode = resource.mode if resource.mode in ENFORCED else TIMESLICE
     mode = EXCLUSIVE if found == {EXCLUSIVE} else mode
     _check_wish(pod, ask, mode)
     return mode
@@ -296,7 +349,7 @@ def describe(share: Share) -> str:
     parts = []
     for device in share.devices:
         text = f"{device.uuid} ({device.name})"
-        if share.mode == SOFT:
+        if share.mode in ENFORCED:
             compute = f" and {_shown(device.compute)}" if device.compute.is_governed else ""
             text = f"{format_bytes(device.memory_bytes)}{compute} of {text}"
         parts.append(text)

@@ -10,7 +10,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,17 +36,25 @@ from allotment.agent.tenancy.told import Told
 from allotment.dialects import never_asked
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
 from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.requests import MIG
 from allotment.model.shares import Share, ShareId
 from allotment.shares.steps import step
 
-__all__ = ["Patience", "Respond", "Tenants"]
+__all__ = ["Patience", "Ready", "Respond", "Tenants"]
 
 _T = TypeVar("_T")
 
 Respond = Callable[[Resource, Sequence[str], ShareId], Answer]
 """Answers `Allocate` for a share that will have that id (`device_plugin.answers`)."""
 
+Ready = Callable[[Share], Awaitable[None]]
+"""Returns when what a share's programs need besides is there (`mps_keeping`). Raises `AllotError`:
+the container waits, and the share stays."""
+
 _THREADS = 4
+_CUTTERS = 64
+"""Slices that are waited for at once: as many as eight GPUs have, since each may take as long as
+its driver, and none is to wait for another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +90,15 @@ class Tenants:
         reports: Reports,
         store: ShareStore,
         respond: Respond,
+        ready: Ready | None = None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = step,
     ) -> None:
         """Take what it works with.
 
-        `clock` gives seconds after the epoch; `step` is told of every fault point.
+        `ready` is waited for before a share's container starts. `clock` gives seconds after the
+        epoch; `step` is told of every fault point.
         """
         self._checkpoint = checkpoint
         self._pods = pods
@@ -96,6 +106,7 @@ class Tenants:
         self._reports = reports
         self._store = store
         self._respond = respond
+        self._ready = ready
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -109,6 +120,7 @@ class Tenants:
         self._wake = asyncio.Event()
         self._looked = -math.inf
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
+        self._cutters = ThreadPoolExecutor(_CUTTERS, thread_name_prefix="tenancy-mig")
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -159,7 +171,8 @@ class Tenants:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in (self._threads, self._cutters):
+            each.shutdown(wait=False, cancel_futures=True)
 
     # -- one question
 
@@ -236,7 +249,7 @@ class Tenants:
         # is prepared has it. Which that has to be is only certain later.
         self._unsettled.add(starting.owner.uid)
         if starting is not made[-1]:
-            await self._in_thread(self._store.prepare, again(starting, starting.owner))
+            await self._prepared(again(starting, starting.owner))
 
     async def _carry_out(self, order: ShareOrder, work: Work) -> Share:
         self._step("tenancy.decided")
@@ -245,6 +258,8 @@ class Tenants:
         share = await self._with_room(order, waits)
         self._step("tenancy.prepared")
         self._note(share.id, share)
+        if self._ready is not None:
+            await self._ready(share)
         if order.id not in work.keep:
             self._told.ready(share)
         return share
@@ -266,19 +281,39 @@ class Tenants:
         raise refusal
 
     async def _placed(self, order: ShareOrder) -> Share:
+        """Make a share in the first of its modes that has room. Raises `DoesNotFitError`."""
+        refusals: list[tuple[str, DoesNotFitError]] = []
+        for each in (order, *order.otherwise):
+            try:
+                return await self._placed_in_mode(each)
+            except DoesNotFitError as error:
+                refusals.append((each.request.mode, error))
+        if len(refusals) == 1:
+            raise refusals[0][1]
+        text = "\n".join(f"in mode {mode}: {error.message}" for mode, error in refusals)
+        raise DoesNotFitError(text, hint=refusals[0][1].hint)
+
+    async def _placed_in_mode(self, order: ShareOrder) -> Share:
         near = self._near(order)
         if near:
             with suppress(DoesNotFitError):
-                beside = replace(order, candidates=near)
-                return await self._in_thread(self._store.prepare, beside)
-        return await self._in_thread(self._store.prepare, order)
+                return await self._prepared(replace(order, candidates=near))
+        return await self._prepared(order)
+
+    async def _prepared(self, order: ShareOrder) -> Share:
+        """Have the store make it; what waits for a GPU's driver keeps no thread from others."""
+        there = self._shares.get(order.id)
+        is_cut = (order.request.mode if there is None else there.mode) == MIG
+        return await self._in_thread(
+            self._store.prepare, order, threads=self._cutters if is_cut else None
+        )
 
     def _near(self, order: ShareOrder) -> tuple[str, ...]:
         """Return the devices of a share of the same pod that runs before or after this one.
 
         Kubernetes counts the greater of both: on the same devices they take no more than that.
         """
-        if order.devices:
+        if order.devices or order.request.mode == MIG:  # a slice of one may be the other's
             return ()
         is_init = order.owner.kind is ContainerKind.INIT
         for share in self._shares.values():
@@ -402,7 +437,7 @@ class Tenants:
             if owner is not None and owner.uid == uid and owner.kind is ContainerKind.REGULAR:
                 # Where it fails it goes on with less, and is asked for again when it restarts.
                 with suppress(AllotError):
-                    await self._in_thread(self._store.prepare, again(share, owner))
+                    await self._prepared(again(share, owner))
         self._unsettled.discard(uid)
 
     async def _make_missing(self, entry: CheckpointEntry) -> None:
@@ -454,6 +489,11 @@ class Tenants:
         else:
             self._shares[share_id] = share
 
-    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+    async def _in_thread(
+        self,
+        function: Callable[..., _T],
+        *arguments: object,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> _T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(function, *arguments))
+        return await loop.run_in_executor(threads or self._threads, partial(function, *arguments))

@@ -9,10 +9,9 @@ from allotment.agent.device_plugin.refusals import one_line
 from allotment.agent.protocols import CheckpointEntry, Reports
 from allotment.agent.tenancy.orders import describe, share_of
 from allotment.model.errors import AllotError, UsageError
-from allotment.model.formats import format_bytes
-from allotment.model.pods import Owner, Pod, PodUid
-from allotment.model.requests import SOFT
+from allotment.model.pods import Pod, PodUid
 from allotment.model.shares import Share, ShareId
+from allotment.shares.small import too_small
 
 __all__ = ["MISSING", "READY", "REFUSED", "SMALL", "STATE", "TAKEN_OVER", "Told"]
 
@@ -26,8 +25,6 @@ STATE = "ShareStateFailed"
 
 _AGAIN_S = 600.0
 """Before the same is told once more with other figures."""
-_SMALL_BYTES = 512 << 20
-"""A CUDA context alone takes 300 to 500 MiB of it."""
 _FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
@@ -50,15 +47,10 @@ class Told:
             self._last.get(owner.uid, {}).pop(share.id, None)
             text = f"container {owner.container}: {describe(share)}"
             self._reports.pod(owner, READY, text, is_warning=False)
-            self._small(share, owner)
-
-    def _small(self, share: Share, owner: Owner) -> None:
-        least = min((each.memory_bytes for each in share.devices), default=_SMALL_BYTES)
-        if share.mode == SOFT and least < _SMALL_BYTES:
-            text = f"container {owner.container}: it has {format_bytes(least)} of a GPU, and CUDA"
-            text += " takes 300 to 500 MiB for itself in each process, so that programs may find no"
-            text += " memory when they start; hint: ask for at least 512Mi of each GPU"
-            self._reports.pod(owner, SMALL, text, is_warning=True)
+            small = too_small(share)
+            if small:
+                text = f"container {owner.container}: {small}"
+                self._reports.pod(owner, SMALL, text, is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError

@@ -12,15 +12,17 @@ from dataclasses import replace
 
 from allotment.dialects.decisions import read_booking
 from allotment.dialects.placements import PLACEMENT
-from allotment.model.clusters import PlacedDevice, Taken
+from allotment.model.clusters import PlacedContainer, PlacedDevice, Taken
 from allotment.model.compute import Compute
 from allotment.model.errors import UsageError
+from allotment.model.mig import MigPlace
 from allotment.model.pods import Pod, PodUid
+from allotment.model.requests import MIG
 from allotment.model.shares import Share
 from allotment.shares.bookings import booked
 from allotment.shares.found import Found
 
-__all__ = ["unplaced"]
+__all__ = ["placed_slices", "unplaced"]
 
 
 def unplaced(shares: Iterable[Found], pod: Callable[[PodUid], Pod | None]) -> Mapping[str, Taken]:
@@ -32,6 +34,18 @@ def unplaced(shares: Iterable[Found], pod: Callable[[PodUid], Pod | None]) -> Ma
     }
 
 
+def placed_slices(pods: Iterable[Pod]) -> frozenset[tuple[str, MigPlace]]:
+    """Return the slices that pods' placements name, with their GPU's UUID."""
+    return frozenset(
+        (one.uuid, one.slice)
+        for pod in pods
+        if not pod.has_ended
+        for container in _containers(pod)
+        for one in container.devices
+        if one.slice is not None
+    )
+
+
 def _rest(found: Found, pod: Callable[[PodUid], Pod | None]) -> Found | None:
     """Return what of a share its pod's placement does not say; None: nothing."""
     share = found.share
@@ -41,6 +55,8 @@ def _rest(found: Found, pod: Callable[[PodUid], Pod | None]) -> Found | None:
     # One that has ended counts for nothing at a scheduler, whatever is still there of it.
     if owner is None or owner.has_ended:
         return found
+    if share.mode == MIG:
+        return None  # what is taken of a GPU that is cut are slices
     placed = _counted(owner).get(share.owner.container, {})
     if not {each.uuid for each in share.devices} <= placed.keys():
         return found
@@ -49,11 +65,15 @@ def _rest(found: Found, pod: Callable[[PodUid], Pod | None]) -> Found | None:
 
 def _counted(pod: Pod) -> Mapping[str, Mapping[str, PlacedDevice]]:
     """Return what a scheduler counts for a pod, by container and UUID: it reads the same."""
+    return {each.name: {one.uuid: one for one in each.devices} for each in _containers(pod)}
+
+
+def _containers(pod: Pod) -> tuple[PlacedContainer, ...]:
     try:
         booking = read_booking(pod.annotations.get(PLACEMENT, ""), uid=pod.uid, node=pod.node)
     except UsageError:
-        return {}  # it counts nothing then, either
-    return {each.name: {one.uuid: one for one in each.devices} for each in booking.containers}
+        return ()  # it counts nothing then, either
+    return booking.containers
 
 
 def _grown(found: Found, share: Share, placed: Mapping[str, PlacedDevice]) -> Found | None:

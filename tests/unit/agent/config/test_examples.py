@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gpus import gpu
 
 from allotment.agent.config.choosing import ChoiceRules
 from allotment.agent.config.effective import Config
 from allotment.agent.config.holding import ConfigHolder, Outcome
-from allotment.agent.config.parsing import parse
 from allotment.agent.labels.features import node_features
 from allotment.agent.resources import Offer, plan
 from allotment.devices.facts import DeviceFacts, NodeFacts
 from allotment.devices.models import MODELS
 from allotment.model.devices import Device
-from allotment.model.errors import UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -51,17 +50,12 @@ def node(model: str, count: int) -> Node:
     known = MODELS[model]
     return Node(
         tuple(
-            Device(
+            gpu(
+                index,
                 uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
                 name=known.name,
-                index=index,
                 memory_bytes=known.memory_mib << 20,
-                sm_count=1,
-                compute_capability=(8, 0),
-                numa_node=None,
                 pci_bus_id=f"00000000:{index + 1:02X}:00.0",
-                simulated=True,
-                mig=False,
             )
             for index in range(count)
         )
@@ -94,6 +88,7 @@ def config_of(example: str, label: str | None = None, default: str = "") -> Conf
         ("shared-10", None, ("h100-80gb", 8), {"nvidia.com/gpu": 80}),
         ("shared-10-renamed", None, ("h100-80gb", 8), {"nvidia.com/gpu.shared": 80}),
         ("shared-10-strict", None, ("h100-80gb", 8), {"nvidia.com/gpu": 80}),
+        ("mps-10", None, ("h100-80gb", 8), {"nvidia.com/gpu": 80}),
         ("time-slicing-config-all", None, ("t4", 4), {"nvidia.com/gpu": 16}),
         ("time-slicing-config-all-renamed", None, ("t4", 4), {"nvidia.com/gpu.shared": 16}),
         ("time-slicing-config-fine", "tesla-t4", ("t4", 1), {"nvidia.com/gpu": 4}),
@@ -123,6 +118,12 @@ def test_allocatable(
             "count=4 product=Tesla-T4 replicas=4 sharing-strategy=time-slicing",
         ),
         (
+            "mps-10",
+            None,
+            ("h100-80gb", 8),
+            "count=8 product=NVIDIA-H100-80GB-HBM3-SHARED replicas=10 sharing-strategy=mps",
+        ),
+        (
             "time-slicing-config-fine",
             "a100-40gb",
             ("a100-40gb", 8),
@@ -141,12 +142,14 @@ def test_labels(example: str, label: str | None, gpus: tuple[str, int], labels: 
 def test_requests_above_one_fail_as_documented() -> None:
     (resource,) = node("t4", 1).offer(config_of("shared-10-strict")).resources
     assert resource.fails_above_one
+    (by_mps,) = node("t4", 1).offer(config_of("mps-10")).resources
+    assert by_mps.fails_above_one
+    assert by_mps.mode == "mps"
 
 
 def test_what_of_the_examples_has_no_effect_is_told() -> None:
     mixed = config_of("time-slicing-config-fine", "a100-40gb")
-    (note,) = mixed.notes
-    assert "mixed has no effect yet" in note
+    assert mixed.notes == ()
     (problem,) = node("a100-40gb", 1).offer(mixed).problems
     assert "nvidia.com/mig-1g.5gb or nvidia.com/mig-2g.10gb" in problem
     assert all(
@@ -160,12 +163,6 @@ def test_a_node_that_no_label_chooses_for_has_the_default_or_a_problem() -> None
     outcome = heard("time-slicing-config-fine")
     assert outcome.problem is not None
     assert "all fallbacks failed" in outcome.problem.message
-
-
-def test_what_is_not_built_is_refused_with_the_way_around() -> None:
-    with pytest.raises(UsageError, match="sharing by MPS is not built yet") as caught:
-        parse((EXAMPLES / "mps-10.yaml").read_text(), source="mps-10.yaml")
-    assert "mode: soft" in (caught.value.hint or "")
 
 
 def test_every_example_is_looked_at() -> None:

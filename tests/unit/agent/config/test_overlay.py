@@ -211,14 +211,19 @@ def test_names_and_devices_are_honoured_where_asked() -> None:
         ),
         ReplicatedResource(name="nvidia.com/big", replicas=2, rename="nvidia.com/big.shared"),
     )
-    assert config.notes == ("resources.mig has no effect: MIG devices are not offered yet",)
+    assert [each.name for each in config.mig_patterns] == ["nvidia.com/small"]
+    assert config.notes == (
+        "resources.mig has no effect: migStrategy is none, which offers no MIG devices",
+    )
+    mixed = load(TAKEN % "true", source="f", options={"mig_strategy": "mixed"})
+    assert mixed.notes == ()
+    assert load(TAKEN % "false", source="f").mig_patterns == ()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mig_strategy": "mixed"}, "--mig-strategy: mixed has no effect yet"),
-        ({"mps_root": "/mps"}, "--mps-root has no effect: sharing by MPS is not built yet"),
+        ({"mps_root": "/mps"}, "--mps-root has no effect: the control daemons of MPS"),
         ({"cdi_feature_flags": ("x",)}, "--cdi-feature-flags has no effect"),
         ({"gds_enabled": True}, "name a --device-list-strategy for it"),
         ({"pass_device_specs": True}, "name a --device-list-strategy for it"),
@@ -229,6 +234,35 @@ def test_what_has_no_effect_is_noted(options: dict[str, object], words: str) -> 
     (note,) = overlay(options=options).notes
     assert words in note
     assert overlay(options=dict.fromkeys(options)).notes == ()
+
+
+MPS = "sharing: {mps: {%s resources: [{name: gpu, replicas: 4%s}]}}"
+
+
+def test_mps_is_as_nvidias_plugin_has_it() -> None:
+    plain = load(MPS % ("", ""), source="f")
+    assert plain.notes == ()
+    assert plain.sharing is plain.mps
+    assert plain.mps is not None
+    assert plain.mps.fail_requests_greater_than_one
+    relaxed = load(MPS % ("failRequestsGreaterThanOne: false,", ""), source="f")
+    assert relaxed.mps is not None
+    assert not relaxed.mps.fail_requests_greater_than_one
+    dropped = load(MPS % ("", ", devices: 1, rename: small"), source="f").notes
+    assert [each.partition(" is not yet")[0] for each in dropped] == [
+        "Setting the 'rename' field in sharing.mps.resources",
+        "Customizing the 'devices' field in sharing.mps.resources",
+    ]
+    with pytest.raises(UsageError, match="--mig-strategy=mixed is not supported with MPS"):
+        load(MPS % ("", ""), source="f", options={"mig_strategy": "mixed"})
+    both = load(
+        "sharing: {mps: {resources: [{name: gpu, replicas: 4}]},"
+        " timeSlicing: {resources: [{name: small, replicas: 2}]}}",
+        source="f",
+    )
+    assert both.sharing is both.mps
+    (note,) = both.notes
+    assert note == "sharing.timeSlicing has no effect: sharing.mps counts where both are there"
 
 
 def test_our_section() -> None:

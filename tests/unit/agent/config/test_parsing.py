@@ -17,6 +17,7 @@ from allotment.model.errors import UsageError
 
 GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 SHARED = "sharing: {timeSlicing: {resources: [%s]}}"
+TWO = "{resources: [{name: gpu, replicas: 2}]}"
 LONG = f"{{name: {'g' * 50}, replicas: 2}}"
 RULE = "allotment: {devices: [%s]}"
 
@@ -123,12 +124,18 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "63 characters or less",
             "",
         ),
-        # What there is not yet.
+        # MPS.
         (
-            "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}",
-            "$.sharing.mps",
-            "not built",
+            "sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}",
+            "$.sharing.mps.resources[0].replicas",
+            "number of replicas must be >= 2",
             "",
+        ),
+        (
+            f"sharing: {{timeSlicing: {TWO}, mps: {TWO}}}",
+            "$.sharing.mps.resources[0]",
+            "time-slicing and MPS are mutually exclusive, and both name gpu",
+            "out of sharing.timeSlicing or of sharing.mps",
         ),
         # Kinds of values.
         ('flags: {failOnInitError: "true"}', "$.flags.failOnInitError", "", "without quotes"),
@@ -136,8 +143,22 @@ def test_a_file_of_nvidias_is_understood() -> None:
         ("flags: []", "$.flags", "[] is a list, and it has to be keys with values", ""),
         ("[1]", "$", "is a list", ""),
         # Ours.
-        (RULE % "{mode: sofd}", "$.allotment.devices[0].mode", "none of exclusive, soft", ""),
-        (RULE % "{match: {index: [0]}}", "$.allotment.devices[0]", "`mode` is missing", ""),
+        (
+            RULE % "{mode: sofd}",
+            "$.allotment.devices[0].mode",
+            "none of exclusive, mig, mps, soft",
+            "",
+        ),
+        (RULE % "{match: {index: [0]}}", "$.allotment.devices[0]", "it names no mode", ""),
+        (RULE % "{modes: []}", "$.allotment.devices[0]", "it names no mode", "modes: [soft, mig]"),
+        (RULE % "{mode: soft, modes: [mig]}", "devices[0].modes", "has `mode` as well", ""),
+        (RULE % "{modes: [mig, soft, mig]}", "devices[0].modes", "there twice", ""),
+        (RULE % "{modes: [timeslice]}", "devices[0].modes[0]", "none of exclusive, mig", ""),
+        (RULE % "{mode: soft, mig: {keep: 5m}}", "devices[0].mig", "no mode mig", "or add mig"),
+        (RULE % "{mode: mig, mig: {keep: 5}}", "devices[0].mig.keep", "to be a text", ""),
+        (RULE % "{mode: mig, mig: {keep: 5 min}}", "devices[0].mig.keep", "no", "30s"),
+        (RULE % "{mode: mig, mig: {keep: 169h}}", "devices[0].mig.keep", "168h at most", ""),
+        (RULE % "{mode: mig, mig: {reset: 1}}", "devices[0].mig.reset", "", ""),
         (RULE % "{mode: soft, timeSlice: short}", "devices[0].timeSlice", "mode is soft", ""),
         (RULE % "{mode: soft, match: {}}", "devices[0].match", "names nothing", "leave `match`"),
         (RULE % "{mode: soft, match: {index: []}}", "match.index", "matches no GPU", ""),

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpus import gpu, mig_slice
 
 from allotment.agent.config.effective import Config, DeviceListStrategy, PluginConfig
 from allotment.agent.device_plugin.answers import DriverNodes, answer
 from allotment.agent.protocols import SHARE_ANNOTATION, Answer, DeviceNode, Mount
 from allotment.agent.resources import Resource, Slot
-from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.shares import ShareId
 
@@ -22,22 +22,7 @@ MOUNTS = (Mount("/run/allotment/shares/0123456789ab/policy", "/run/allotment/sha
 NODES = (DeviceNode("/dev/nvidia0", "/dev/nvidia0"),)
 
 
-def device(index: int) -> Device:
-    return Device(
-        uuid=f"GPU-{index}",
-        name="NVIDIA A100-SXM4-80GB",
-        index=index,
-        memory_bytes=80 << 30,
-        sm_count=108,
-        compute_capability=(8, 0),
-        numa_node=0,
-        pci_bus_id=f"00000000:0{index}:00.0",
-        simulated=False,
-        mig=False,
-    )
-
-
-DEVICES = {each.uuid: each for each in (device(0), device(1))}
+DEVICES = {each.uuid: each for each in (gpu(0), gpu(1))}
 WHOLE = Resource(
     name="nvidia.com/gpu",
     mode="exclusive",
@@ -90,6 +75,24 @@ def test_soft_shares_come_by_their_own_device_whatever_was_named() -> None:
 def test_without_cdi_soft_shares_come_by_files() -> None:
     expected = Answer(annotations=MARK, mounts=MOUNTS, devices=NODES)
     assert ask(SOFT, "share::0", config=config("cdi-cri"), has_cdi=False) == expected
+
+
+def test_without_cdi_replicas_by_mps_are_told_of_their_daemon() -> None:
+    by_mps = replace(SHARED, mode="mps")
+    envs = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe"}
+    got = answer(
+        by_mps,
+        [by_mps.slots[0].id],
+        share=SHARE,
+        config=config(),
+        devices=DEVICES,
+        has_cdi=False,
+        mounts=MOUNTS,
+        nodes=NODES,
+        envs=envs,
+    )
+    assert got == Answer(envs=envs, annotations=MARK, mounts=MOUNTS, devices=NODES)
+    assert ask(by_mps, by_mps.slots[0].id, config=config("envvar")) == OWN
 
 
 def test_without_cdi_whole_gpus_come_by_the_environment_too() -> None:
@@ -206,6 +209,53 @@ def test_a_device_that_does_not_answer_is_no_device() -> None:
     gone = replace(WHOLE, slots=(Slot("GPU-9", "GPU-9"),))
     with pytest.raises(UsageError, match="unknown device: GPU-9"):
         ask(gone, "GPU-9", config=config("envvar"))
+
+
+def test_mig_devices_are_answered_as_nvidias_plugin_does() -> None:
+    whole = gpu(0, mig=True)
+    slices = {each.uuid: each for each in (mig_slice(whole, 0), mig_slice(whole, 1))}
+    small = Resource(
+        name="nvidia.com/mig-1g.10gb",
+        mode="exclusive",
+        slots=tuple(Slot(uuid, uuid) for uuid in slices),
+    )
+    driver = DriverNodes(
+        control=("/dev/nvidiactl",),
+        minors=dict.fromkeys(slices, 5),
+        capabilities={
+            "MIG-00": ("/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"),
+            "MIG-01": ("/dev/nvidia-caps/nvidia-cap75", "/dev/nvidia-caps/nvidia-cap76"),
+        },
+    )
+
+    def asked(config: Config, *ids: str) -> Answer:
+        return answer(
+            small,
+            ids,
+            share=SHARE,
+            config=config,
+            devices=slices,
+            has_cdi=True,
+            driver=driver,
+        )
+
+    by_name = asked(config("envvar"), "MIG-01")
+    assert by_name.envs == {"NVIDIA_VISIBLE_DEVICES": "MIG-01"}
+    by_number = asked(config("envvar", device_id_strategy="index"), "MIG-00", "MIG-01")
+    assert by_number.envs == {"NVIDIA_VISIBLE_DEVICES": "0:0,0:1"}
+    with_nodes = asked(config("envvar", pass_device_specs=True), "MIG-01", "MIG-00")
+    assert [node.host_path for node in with_nodes.devices] == [
+        "/dev/nvidiactl",
+        "/dev/nvidia5",
+        "/dev/nvidia-caps/nvidia-cap75",
+        "/dev/nvidia-caps/nvidia-cap76",
+        "/dev/nvidia-caps/nvidia-cap66",
+        "/dev/nvidia-caps/nvidia-cap67",
+    ]
+    assert asked(config("cdi-cri"), "MIG-00").cdi_devices == (
+        "k8s.device-plugin.nvidia.com/gpu=MIG-00",
+    )
+    assert asked(config(), "MIG-00") == OWN
 
 
 def test_a_resource_that_was_given_up_has_no_ids() -> None:

@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpus import gpu
 
 from allotment.agent.config.effective import Config, DeviceListStrategy, PluginConfig
 from allotment.agent.device_plugin.nvidia_specs import NvidiaSpecs, make_specs
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
 
-
-def device(index: int) -> Device:
-    return Device(
-        uuid=f"GPU-{index}",
-        name="NVIDIA A100-SXM4-80GB",
-        index=index,
-        memory_bytes=80 << 30,
-        sm_count=108,
-        compute_capability=(8, 0),
-        numa_node=0,
-        pci_bus_id=f"00000000:0{index}:00.0",
-        simulated=False,
-        mig=False,
-    )
-
-
-TWO = (device(0), device(1))
+TWO = (gpu(0), gpu(1))
 
 
 def edits(devices: Sequence[Device]) -> Mapping[str, Sequence[Any]]:
@@ -84,7 +69,7 @@ def test_channels_are_devices_too() -> None:
 
 
 def test_a_gpu_that_cannot_be_described_hides_no_other() -> None:
-    specs, problems = make_specs((*TWO, device(7)), config("cdi-cri"), edits)
+    specs, problems = make_specs((*TWO, gpu(7)), config("cdi-cri"), edits)
     assert len(specs["gpu"]["devices"]) == 2
     assert problems == ("GPU-7: /dev/nvidia7 is not there",)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from gpus import gpu
 
 from allotment.agent.config.effective import HealthConfig
 from allotment.agent.health.actions import XidPolicy, policy_of
@@ -27,18 +28,7 @@ QUICK = Rules(test_pause_s=0.01, calm_s=0.0)
 
 
 def device(uuid: str) -> Device:
-    return Device(
-        uuid=uuid,
-        name="Tesla T4",
-        index=0,
-        memory_bytes=1 << 34,
-        sm_count=40,
-        compute_capability=(7, 5),
-        numa_node=None,
-        pci_bus_id="00000000:3B:00.0",
-        simulated=True,
-        mig=False,
-    )
+    return gpu(uuid=uuid, name="Tesla T4")
 
 
 def owner(name: str) -> Owner:

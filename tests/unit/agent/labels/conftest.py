@@ -40,7 +40,7 @@ class Scene:
                 memory_mib=model.memory_mib,
                 compute_capability=model.core.compute_capability,
                 pci_class=0x0300 if is_geforce else 0x0302,
-                is_mig_capable=model.mig,
+                is_mig_capable=model.mig is not None,
             )
             for index in range(count)
         )

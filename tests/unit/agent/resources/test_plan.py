@@ -3,14 +3,24 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
+from gpus import gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.agent.config.overlay import load
-from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, plan
+from allotment.agent.config.rules import MigUse
+from allotment.agent.resources import (
+    GPU_COMPUTE,
+    GPU_MEMORY,
+    GPU_SHARE,
+    Offer,
+    as_whole,
+    plan,
+)
 from allotment.model.devices import Device
 
 GI = 1 << 30
@@ -34,16 +44,13 @@ def device(
     numa_node: int | None = None,
     is_mig: bool = False,
 ) -> Device:
-    return Device(
+    return gpu(
+        index,
         uuid=uuid(index),
         name=name,
-        index=index,
         memory_bytes=memory_gi * GI,
-        sm_count=108,
-        compute_capability=(8, 0),
         numa_node=numa_node,
         pci_bus_id=f"00000000:{index + 0x3B:02X}:00.0",
-        simulated=True,
         mig=is_mig,
         reserved_bytes=GI,
     )
@@ -136,6 +143,42 @@ def test_soft_replicas_are_nvidias_and_no_shares_besides() -> None:
     assert counts(offer) == {"nvidia.com/gpu.shared": 16}
     assert (offer.resources[0].mode, offer.resources[0].replicas) == ("soft", 4)
     assert offer.quantities == {}
+
+
+BY_MPS = TIMESLICED.replace("timeSlicing", "mps")
+
+
+def test_mps_replicates() -> None:
+    offer = offered(BY_MPS)
+    (resource,) = offer.resources
+    assert (resource.name, resource.mode, resource.replicas) == ("nvidia.com/gpu", "mps", 4)
+    assert ids(offer, "nvidia.com/gpu")[:4] == [f"{uuid(0)}::{number}" for number in range(4)]
+    assert set(offer.modes.values()) == {"mps"}
+    assert resource.fails_above_one
+    assert offer.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "words"),
+    [
+        (BY_MPS.replace("4}", "49}"), GPUS[:1], "maximum allowed replicas exceeded: 49 > 48"),
+        (
+            BY_MPS,
+            (replace(GPUS[0], compute_capability=(6, 1)),),
+            "MPS shares no GPU before Volta",
+        ),
+        (
+            BY_MPS.replace("4}", "4, devices: [0]}") + "allotment: {honourResources: true}",
+            GPUS[:2],
+            "is exclusive, not shared by MPS: nvidia.com/gpu has GPUs of other modes",
+        ),
+    ],
+    ids=["many", "old", "some"],
+)
+def test_what_mps_cannot_share_is_whole(text: str, devices: tuple[Device, ...], words: str) -> None:
+    offer = offered(text, devices)
+    assert set(offer.modes.values()) == {"exclusive"}
+    assert any(words in each for each in offer.problems)
 
 
 def test_modes_are_by_gpu() -> None:
@@ -308,7 +351,38 @@ def test_gpus_in_mig_mode_are_left_out() -> None:
     offer = offered("", (device(0), device(1, is_mig=True)))
     assert counts(offer) == {"nvidia.com/gpu": 1}
     assert uuid(1) not in offer.modes
-    assert offer.problems == (f"GPU 1 ({uuid(1)}) is in MIG mode: MIG devices are not offered yet",)
+    (problem,) = offer.problems
+    assert problem.startswith(f"GPU 1 ({uuid(1)}) is in MIG mode and is not offered")
+
+
+# ---- modes by turns ------------------------------------------------------------------------------
+
+
+def test_a_gpu_of_several_modes_is_given_in_parts_whatever_mode_it_is_in() -> None:
+    devices = (device(0), device(1, is_mig=True), device(2))
+    text = """
+allotment:
+  devices:
+  - {match: {index: [0, 1]}, modes: [soft, mig], mig: {keep: 1m30s, reset: true}}
+  - {mode: mps}
+"""
+    offer = offered(text, devices)
+    assert offer.shared == {
+        uuid(0): ("soft", "mig"),
+        uuid(1): ("soft", "mig"),
+        uuid(2): ("mps",),
+    }
+    assert offer.migs == dict.fromkeys([uuid(0), uuid(1)], MigUse(keep_s=90.0, may_reset=True))
+    assert counts(offer) == {GPU_SHARE: 48}
+    assert (offer.in_mode("mig"), offer.in_mode("mps")) == ((uuid(0), uuid(1)), (uuid(2),))
+    assert offer.problems == ()
+
+
+def test_a_gpu_of_several_modes_is_not_given_in_replicas() -> None:
+    offer = offered(TIMESLICED + "allotment: {devices: [{mode: mig}]}", (device(0),))
+    assert counts(offer) == {GPU_SHARE: 16}
+    (problem,) = offer.problems
+    assert "not by replicas: its rule has modes mig" in problem
 
 
 # ---- whatever the configuration ------------------------------------------------------------------
@@ -325,7 +399,12 @@ DEVICES = st.lists(
 INDICES = st.lists(st.integers(0, 8), min_size=1, max_size=3).map(str)
 RULES = st.lists(
     st.tuples(
-        st.sampled_from(["exclusive", "timeslice", "soft"]),
+        st.sampled_from(
+            [
+                *("mode: exclusive", "mode: timeslice", "mode: soft", "mode: mig"),
+                *("modes: [soft, mig]", "modes: [mig, exclusive]", "modes: [soft]"),
+            ]
+        ),
         st.none()
         | INDICES.map(lambda each: f"{{index: {each}}}")
         | st.sampled_from(["{model: [t4]}", "{uuid: [GPU-0000000]}"]),
@@ -346,7 +425,7 @@ SHARED = st.lists(
 @st.composite
 def configurations(draw: st.DrawFn) -> str:
     rules = ", ".join(
-        f"{{mode: {mode}{f', match: {match}' if match else ''}}}" for mode, match in draw(RULES)
+        f"{{{mode}{f', match: {match}' if match else ''}}}" for mode, match in draw(RULES)
     )
     entries = ", ".join(
         f"{{name: {name}, replicas: {replicas}, devices: {devices}"
@@ -371,7 +450,7 @@ def test_every_gpu_is_offered_once_and_quantities_add_up(
     config = load(text, source="f")
     unhealthy = {uuid(index): "sick" for index in sick}
     offer = plan(devices, unhealthy, config)
-    usable = [each for each in devices if not each.mig]
+    usable = [as_whole(each) for each in devices if not each.mig or each.uuid in offer.migs]
 
     slots = [slot for each in offer.resources for slot in each.slots]
     assert max(Counter(slot.id for slot in slots).values(), default=1) == 1
@@ -387,7 +466,9 @@ def test_every_gpu_is_offered_once_and_quantities_add_up(
                 assert slot.is_healthy == (slot.device not in unhealthy)
     loose = [each for each in usable if each.uuid not in owners]
     assert all(len(names) == 1 for names in owners.values())
-    assert all(offer.modes[each.uuid] == "soft" for each in loose)
+    assert sorted(offer.shared) == sorted(each.uuid for each in loose)
+    assert all(offer.modes[each.uuid] == offer.shared[each.uuid][0] for each in loose)
+    assert {uuid for uuid, modes in offer.shared.items() if "mig" in modes} == set(offer.migs)
     healthy = [each for each in loose if each.uuid not in unhealthy]
     expected = {
         GPU_MEMORY: sum(each.allottable_bytes for each in healthy),

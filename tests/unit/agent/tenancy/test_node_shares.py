@@ -52,6 +52,7 @@ class Node:
                 Resource(name="nvidia.com/gpu", mode="exclusive", slots=(Slot(whole, whole),)),
             ),
             modes={soft: "soft", whole: "exclusive"},
+            shared={soft: ("soft",)},
         )
         self.folder = StateFolder(root / "state")
         self.cdi = root / "cdi"

@@ -41,6 +41,7 @@ OFFER = Offer(
         replicated("nvidia.com/gpu.shared", "timeslice", "GPU-d"),
     ),
     modes={"GPU-a": "soft", "GPU-b": "soft", "GPU-c": "exclusive", "GPU-d": "timeslice"},
+    shared={"GPU-a": ("soft",), "GPU-b": ("soft",)},
 )
 
 
@@ -238,7 +239,7 @@ def test_what_a_scheduler_has_seen_to_is_not_asked_again() -> None:
 
 def test_soft_gpus_that_are_given_in_replicas_are_no_place_for_parts() -> None:
     replicas = replicated("nvidia.com/part", "soft", "GPU-b")
-    offer = replace(OFFER, resources=(*OFFER.resources, replicas))
+    offer = replace(OFFER, resources=(*OFFER.resources, replicas), shared={"GPU-a": ("soft",)})
     assert order({GPU_SHARE: 1}, "share::0", offer=offer).candidates == ("GPU-a",)
     written = {"allotment.dev/placement": PLACED % "GPU-b"}
     with pytest.raises(UsageError, match=r"GPU-b, which is not given as allotment.dev/gpu"):

@@ -97,13 +97,28 @@ def whole(name: str = "main", kind: ContainerKind = REGULAR) -> ContainerTwin:
 
 
 @asynccontextmanager
-async def scene(patience: Patience = HASTE) -> AsyncIterator[Scene]:
-    made = Scene(patience)
+async def scene() -> AsyncIterator[Scene]:
+    """A node whose agent has just started."""
+    made = Scene()
     await made.tenants.adopt()
     try:
         yield made
     finally:
         await made.tenants.close()
+
+
+def story(tell: Callable[[Scene], Coroutine[object, object, None]]) -> Callable[[], None]:
+    """Make a test of a story, which is told in a scene."""
+
+    def test() -> None:
+        async def main() -> None:
+            async with scene() as node:
+                await tell(node)
+
+        asyncio.run(main())
+
+    test.__name__, test.__doc__ = tell.__name__, tell.__doc__
+    return test
 
 
 # ---- a container starts --------------------------------------------------------------------------
@@ -117,74 +132,59 @@ def test_every_answer_has_a_name_of_its_own() -> None:
     assert all(len(each) == 12 for each in names)
 
 
-def test_a_container_gets_the_share_that_its_answer_named() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            assert await node.start(pod) == ""
-            share = node.store.shares[ShareId(str(node.share_of(pod)))]
-            assert str(share.owner) == "team/pod-1/main"
-            assert node.reports.reasons("pod-1") == ["ShareReady"]
-            assert ("shares_made", {"mode": "soft"}) in node.reports.counts
-
-    asyncio.run(story())
+@story
+async def test_a_container_gets_the_share_that_its_answer_named(node: Scene) -> None:
+    pod = node.admit("1", part())
+    assert await node.start(pod) == ""
+    share = node.store.shares[ShareId(str(node.share_of(pod)))]
+    assert str(share.owner) == "team/pod-1/main"
+    assert node.reports.reasons("pod-1") == ["ShareReady"]
+    assert ("shares_made", {"mode": "soft"}) in node.reports.counts
 
 
-def test_a_restart_finds_everything_in_place_and_says_nothing() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            await node.start(pod)
-            before = dict(node.store.shares)
-            node.kubelet.finish(pod, pod.containers[0], for_good=False)
-            node.hear()
-            assert await node.start(pod) == ""
-            assert node.store.shares == before
-            assert node.reports.reasons("pod-1") == ["ShareReady"]
-
-    asyncio.run(story())
+@story
+async def test_a_restart_finds_everything_in_place_and_says_nothing(node: Scene) -> None:
+    pod = node.admit("1", part())
+    await node.start(pod)
+    before = dict(node.store.shares)
+    node.kubelet.finish(pod, pod.containers[0], for_good=False)
+    node.hear()
+    assert await node.start(pod) == ""
+    assert node.store.shares == before
+    assert node.reports.reasons("pod-1") == ["ShareReady"]
 
 
-def test_a_restart_needs_no_api_server_and_no_valid_annotations() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            await node.start(pod)
-            node.kubelet.finish(pod, pod.containers[0], for_good=False)
-            node.start_agent(is_synced=False)
-            await node.tenants.adopt()
-            assert await node.start(pod) == ""
-            pod.annotations["allotment.dev/compute"] = "nonsense"
-            node.kubelet.finish(pod, pod.containers[0], for_good=False)
-            node.hear()
-            assert await node.start(pod) == ""
-
-    asyncio.run(story())
+@story
+async def test_a_restart_needs_no_api_server_and_no_valid_annotations(node: Scene) -> None:
+    pod = node.admit("1", part())
+    await node.start(pod)
+    node.kubelet.finish(pod, pod.containers[0], for_good=False)
+    node.start_agent(is_synced=False)
+    await node.tenants.adopt()
+    assert await node.start(pod) == ""
+    pod.annotations["allotment.dev/compute"] = "nonsense"
+    node.kubelet.finish(pod, pod.containers[0], for_good=False)
+    node.hear()
+    assert await node.start(pod) == ""
 
 
-def test_a_pod_is_waited_for_and_not_for_ever() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = PodTwin(PodUid("1"), [part()])
-            node.kubelet.admit(pod, node.tenants)
-            assert "the API server has not told of pod 1" in await node.start(pod)
-            starting = asyncio.create_task(node.start(pod))
-            await asyncio.sleep(0.005)
-            node.hear()
-            assert await starting == ""
-
-    asyncio.run(story())
+@story
+async def test_a_pod_is_waited_for_and_not_for_ever(node: Scene) -> None:
+    pod = PodTwin(PodUid("1"), [part()])
+    node.kubelet.admit(pod, node.tenants)
+    assert "the API server has not told of pod 1" in await node.start(pod)
+    starting = asyncio.create_task(node.start(pod))
+    await asyncio.sleep(0.005)
+    node.hear()
+    assert await starting == ""
 
 
-def test_all_at_once_each_gets_its_own() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pods = [node.admit(f"{number}", part(memory=1)) for number in range(12)]
-            said = await asyncio.gather(*(node.start(pod) for pod in pods))
-            assert said == [""] * 12
-            assert len({pod.containers[0].share for pod in pods}) == 12
-
-    asyncio.run(story())
+@story
+async def test_all_at_once_each_gets_its_own(node: Scene) -> None:
+    pods = [node.admit(f"{number}", part(memory=1)) for number in range(12)]
+    said = await asyncio.gather(*(node.start(pod) for pod in pods))
+    assert said == [""] * 12
+    assert len({pod.containers[0].share for pod in pods}) == 12
 
 
 class SlowStore(StoreTwin):
@@ -255,332 +255,287 @@ def test_who_waits_too_long_is_told_and_the_work_goes_on() -> None:
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_told_once_and_its_end_too() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            first = [node.admit(f"{number}", part(memory=ROOM)) for number in range(2)]
-            for pod in first:
-                await node.start(pod)
-            late = node.admit("late", part(memory=1))
-            for _ in range(3):
-                assert (await node.start(late)).startswith("need 1 of each")
-            assert node.reports.reasons("pod-late") == ["ShareRefused"]
-            assert node.reports.counts.count(("refusals", {"reason": "DoesNotFitError"})) == 3
-            node.kubelet.delete(first[0])
-            node.hear()
-            # Nobody looked meanwhile: room is made when it is needed.
-            assert await node.start(late) == ""
-            assert node.reports.reasons("pod-late") == ["ShareRefused", "ShareReady"]
-
-    asyncio.run(story())
+@story
+async def test_a_refusal_is_told_once_and_its_end_too(node: Scene) -> None:
+    first = [node.admit(f"{number}", part(memory=ROOM)) for number in range(2)]
+    for pod in first:
+        await node.start(pod)
+    late = node.admit("late", part(memory=1))
+    for _ in range(3):
+        assert (await node.start(late)).startswith("need 1 of each")
+    assert node.reports.reasons("pod-late") == ["ShareRefused"]
+    assert node.reports.counts.count(("refusals", {"reason": "DoesNotFitError"})) == 3
+    node.kubelet.delete(first[0])
+    node.hear()
+    # Nobody looked meanwhile: room is made when it is needed.
+    assert await node.start(late) == ""
+    assert node.reports.reasons("pod-late") == ["ShareRefused", "ShareReady"]
 
 
-def test_a_refusal_is_told_once_more_when_its_figures_have_changed_for_a_while() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            late = node.admit("late", part(memory=ROOM))
-            for number in range(2):
-                await node.start(node.admit(f"there-{number}", part(memory=6)))
-            for number in range(3):
-                assert (await node.start(late)).startswith("need 10 of each")
-                await node.start(node.admit(f"other-{number}", part(memory=1)))
-            assert node.reports.reasons("pod-late") == ["ShareRefused"]
-            node.store.clock += 700
-            for number in range(2):
-                await node.start(late)
-                await node.start(node.admit(f"more-{number}", part(memory=1)))
-            assert node.reports.reasons("pod-late") == ["ShareRefused"] * 2
-
-    asyncio.run(story())
-
-
-def test_less_than_a_context_takes_is_warned_of() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part(memory=1))
-            await node.start(pod)
-            (share,) = node.store.shares.values()
-            reports = ReportsTwin()
-            told = Told(reports)
-            for mebibytes, said in ((256, ["ShareReady", "ShareSmall"]), (512, ["ShareReady"])):
-                reports.events.clear()
-                device = replace(share.devices[0], memory_bytes=mebibytes << 20)
-                told.ready(replace(share, devices=(device,)))
-                assert reports.reasons("pod-1") == said
-
-    asyncio.run(story())
+@story
+async def test_a_refusal_is_told_once_more_when_its_figures_have_changed_for_a_while(
+    node: Scene,
+) -> None:
+    late = node.admit("late", part(memory=ROOM))
+    for number in range(2):
+        await node.start(node.admit(f"there-{number}", part(memory=6)))
+    for number in range(3):
+        assert (await node.start(late)).startswith("need 10 of each")
+        await node.start(node.admit(f"other-{number}", part(memory=1)))
+    assert node.reports.reasons("pod-late") == ["ShareRefused"]
+    node.store.clock += 700
+    for number in range(2):
+        await node.start(late)
+        await node.start(node.admit(f"more-{number}", part(memory=1)))
+    assert node.reports.reasons("pod-late") == ["ShareRefused"] * 2
 
 
-def test_annotations_without_a_gpu_are_told_of_once() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR)])
-            pod.annotations["allotment.dev/compute"] = "30"
-            node.kubelet.admit(pod, node.tenants)
-            node.hear()
-            for _ in range(2):
-                await node.tenants.look()
-            ((_, reason, message),) = node.reports.events
-            assert reason == "ShareRefused"
-            assert message.startswith("it starts without a GPU: pod team/pod-1: it has")
-
-    asyncio.run(story())
+@story
+async def test_less_than_a_context_takes_is_warned_of(node: Scene) -> None:
+    pod = node.admit("1", part(memory=1))
+    await node.start(pod)
+    (share,) = node.store.shares.values()
+    reports = ReportsTwin()
+    told = Told(reports)
+    for mebibytes, said in ((256, ["ShareReady", "ShareSmall"]), (512, ["ShareReady"])):
+        reports.events.clear()
+        device = replace(share.devices[0], memory_bytes=mebibytes << 20)
+        told.ready(replace(share, devices=(device,)))
+        assert reports.reasons("pod-1") == said
 
 
-def test_what_cannot_be_meant_is_told_with_the_next_step() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            pod.annotations["allotment.dev/compute"] = "80:30"
-            node.kubelet.tell(pod)
-            node.hear()
-            assert "did you mean 30:80?" in await node.start(pod)
-            ((_, reason, message),) = node.reports.events
-            assert reason == "ShareRefused"
-            assert message.startswith("pod team/pod-1, container 'main': ")
-            assert "hint: " in message
-
-    asyncio.run(story())
+@story
+async def test_annotations_without_a_gpu_are_told_of_once(node: Scene) -> None:
+    pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR)])
+    pod.annotations["allotment.dev/compute"] = "30"
+    node.kubelet.admit(pod, node.tenants)
+    node.hear()
+    for _ in range(2):
+        await node.tenants.look()
+    ((_, reason, message),) = node.reports.events
+    assert reason == "ShareRefused"
+    assert message.startswith("it starts without a GPU: pod team/pod-1: it has")
 
 
-def test_quantities_without_a_gpu_are_told_of_once() -> None:
+@story
+async def test_what_cannot_be_meant_is_told_with_the_next_step(node: Scene) -> None:
+    pod = node.admit("1", part())
+    pod.annotations["allotment.dev/compute"] = "80:30"
+    node.kubelet.tell(pod)
+    node.hear()
+    assert "did you mean 30:80?" in await node.start(pod)
+    ((_, reason, message),) = node.reports.events
+    assert reason == "ShareRefused"
+    assert message.startswith("pod team/pod-1, container 'main': ")
+    assert "hint: " in message
+
+
+@story
+async def test_quantities_without_a_gpu_are_told_of_once(node: Scene) -> None:
     """The kubelet asks no plugin for them, so that nothing refuses the pod."""
-
-    async def story() -> None:
-        async with scene() as node:
-            pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR, memory=4)])
-            node.kubelet.admit(pod, node.tenants)
-            node.hear()
-            for _ in range(2):
-                await node.tenants.look()
-            ((_, reason, message),) = node.reports.events
-            assert reason == "ShareRefused"
-            assert message.startswith("it starts without a GPU: pod team/pod-1, container 'main'")
-            assert "add `allotment.dev/gpu: 1` to its limits" in message
-
-    asyncio.run(story())
+    pod = PodTwin(PodUid("1"), [ContainerTwin("main", REGULAR, memory=4)])
+    node.kubelet.admit(pod, node.tenants)
+    node.hear()
+    for _ in range(2):
+        await node.tenants.look()
+    ((_, reason, message),) = node.reports.events
+    assert reason == "ShareRefused"
+    assert message.startswith("it starts without a GPU: pod team/pod-1, container 'main'")
+    assert "add `allotment.dev/gpu: 1` to its limits" in message
 
 
 # ---- init containers and sidecars ----------------------------------------------------------------
 
 
-def test_init_containers_hand_their_ids_on() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part("init", INIT, memory=2), part(memory=ROOM))
-            ids = {each.ids for each in node.kubelet.table}
-            assert len(ids) == 1
-            assert await node.start(pod, "init") == ""
-            assert len(node.store.shares) == 2
-            # On one device: neither needs its place while the other runs.
-            devices = {each.devices[0].uuid for each in node.store.shares.values()}
-            assert len(devices) == 1
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            assert await node.start(pod) == ""
-            assert pod.containers[1].share == node.share_of(pod)
-
-    asyncio.run(story())
+@story
+async def test_init_containers_hand_their_ids_on(node: Scene) -> None:
+    pod = node.admit("1", part("init", INIT, memory=2), part(memory=ROOM))
+    ids = {each.ids for each in node.kubelet.table}
+    assert len(ids) == 1
+    assert await node.start(pod, "init") == ""
+    assert len(node.store.shares) == 2
+    # On one device: neither needs its place while the other runs.
+    devices = {each.devices[0].uuid for each in node.store.shares.values()}
+    assert len(devices) == 1
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    assert await node.start(pod) == ""
+    assert pod.containers[1].share == node.share_of(pod)
 
 
-def test_the_one_that_starts_is_prepared_last() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part("init", INIT, memory=2), part(memory=4))
-            await node.start(pod, "init")
-            assert node.store.prepared[-1] == node.share_of(pod, "init")
-            node.hear()  # it runs
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            assert await node.start(pod) == ""
-            assert node.store.prepared[-1] == node.share_of(pod)
-
-    asyncio.run(story())
+@story
+async def test_the_one_that_starts_is_prepared_last(node: Scene) -> None:
+    pod = node.admit("1", part("init", INIT, memory=2), part(memory=4))
+    await node.start(pod, "init")
+    assert node.store.prepared[-1] == node.share_of(pod, "init")
+    node.hear()  # it runs
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    assert await node.start(pod) == ""
+    assert node.store.prepared[-1] == node.share_of(pod)
 
 
-def test_what_was_left_to_an_init_container_comes_back_once_it_is_known_to_be_over() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part("init", INIT, memory=4), part(memory=2))
-            await node.start(pod, "init")
-            node.kubelet.news.clear()  # nobody says that it runs, or has ended
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            node.kubelet.news.clear()
-            assert await node.start(pod) == ""
-            assert node.store.prepared[-1] == node.share_of(pod, "init")
-            node.hear()
-            await node.tenants.look()
-            assert node.store.prepared[-1] == node.share_of(pod)
-
-    asyncio.run(story())
-
-
-def test_a_new_sandbox_starts_init_containers_again() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part("init", INIT), part())
-            await node.start(pod, "init")
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            await node.start(pod)
-            node.hear()
-            node.store.clock += 600
-            await node.tenants.look()
-            # What an init container had stays its own for as long as the pod is there.
-            assert set(node.store.shares) == {node.share_of(pod, "init"), node.share_of(pod)}
-            node.kubelet.new_sandbox(pod)
-            # The API server still has it as finished.
-            assert await node.start(pod, "init") == ""
-            assert pod.containers[0].state is State.RUNNING
-
-    asyncio.run(story())
+@story
+async def test_what_was_left_to_an_init_container_comes_back_once_it_is_known_to_be_over(
+    node: Scene,
+) -> None:
+    pod = node.admit("1", part("init", INIT, memory=4), part(memory=2))
+    await node.start(pod, "init")
+    node.kubelet.news.clear()  # nobody says that it runs, or has ended
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    node.kubelet.news.clear()
+    assert await node.start(pod) == ""
+    assert node.store.prepared[-1] == node.share_of(pod, "init")
+    node.hear()
+    await node.tenants.look()
+    assert node.store.prepared[-1] == node.share_of(pod)
 
 
-def test_a_sidecar_restarts_on_a_full_node_whatever_its_init_container_had() -> None:
+@story
+async def test_a_new_sandbox_starts_init_containers_again(node: Scene) -> None:
+    pod = node.admit("1", part("init", INIT), part())
+    await node.start(pod, "init")
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    await node.start(pod)
+    node.hear()
+    node.store.clock += 600
+    await node.tenants.look()
+    # What an init container had stays its own for as long as the pod is there.
+    assert set(node.store.shares) == {node.share_of(pod, "init"), node.share_of(pod)}
+    node.kubelet.new_sandbox(pod)
+    # The API server still has it as finished.
+    assert await node.start(pod, "init") == ""
+    assert pod.containers[0].state is State.RUNNING
+
+
+@story
+async def test_a_sidecar_restarts_on_a_full_node_whatever_its_init_container_had(
+    node: Scene,
+) -> None:
     """It is asked for with the ids of an init container that has ended, and needs no room."""
-
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit(
-                "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
-            )
-            await node.start(pod, "first")
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            node.hear()
-            assert await node.start(pod, "sc") == ""
-            assert await node.start(pod) == ""
-            node.hear()
-            await node.lose(pod, "first")
-            for number in range(2):
-                filler = node.admit(f"full-{number}", part(memory=ROOM - 2 * (1 - number)))
-                assert await node.start(filler) == ""
-            for _ in range(4):
-                node.kubelet.finish(pod, pod.containers[1], for_good=False)
-                node.hear()
-                assert await node.start(pod, "sc") == ""
-                node.hear()
-                node.store.clock += 15  # as in a crash loop
-            # Nobody hears of its starts, nor a new agent of anything.
-            for _ in range(4):
-                node.kubelet.finish(pod, pod.containers[1], for_good=False)
-                assert await node.start(pod, "sc") == ""
-            assert node.store.prepared.count(ShareId(str(node.share_of(pod, "first")))) > 1
-            node.start_agent(is_synced=False)
-            await node.tenants.adopt()
-            node.kubelet.finish(pod, pod.containers[1], for_good=False)
-            assert await node.start(pod, "sc") == ""
-
-    asyncio.run(story())
+    pod = node.admit(
+        "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
+    )
+    await node.start(pod, "first")
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    node.hear()
+    assert await node.start(pod, "sc") == ""
+    assert await node.start(pod) == ""
+    node.hear()
+    await node.lose(pod, "first")
+    for number in range(2):
+        filler = node.admit(f"full-{number}", part(memory=ROOM - 2 * (1 - number)))
+        assert await node.start(filler) == ""
+    for _ in range(4):
+        node.kubelet.finish(pod, pod.containers[1], for_good=False)
+        node.hear()
+        assert await node.start(pod, "sc") == ""
+        node.hear()
+        node.store.clock += 15  # as in a crash loop
+    # Nobody hears of its starts, nor a new agent of anything.
+    for _ in range(4):
+        node.kubelet.finish(pod, pod.containers[1], for_good=False)
+        assert await node.start(pod, "sc") == ""
+    assert node.store.prepared.count(ShareId(str(node.share_of(pod, "first")))) > 1
+    node.start_agent(is_synced=False)
+    await node.tenants.adopt()
+    node.kubelet.finish(pod, pod.containers[1], for_good=False)
+    assert await node.start(pod, "sc") == ""
 
 
-def test_who_has_finished_is_not_prepared_anew_for_a_sidecar_that_crashes() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit(
-                "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
-            )
-            await node.start(pod, "first")
-            node.hear()
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            node.hear()
-            assert await node.start(pod, "sc") == ""
-            assert await node.start(pod) == ""
-            node.hear()
-            await node.lose(pod, "first")
-            told = list(node.reports.events)
-            for _ in range(4):
-                node.kubelet.finish(pod, pod.containers[1], for_good=False)
-                node.hear()
-                assert await node.start(pod, "sc") == ""
-                node.hear()
-                node.store.clock += 15
-            assert node.share_of(pod, "first") not in node.store.shares
-            assert node.reports.events == told
-
-    asyncio.run(story())
-
-
-def test_no_room_for_what_comes_later_keeps_no_init_container_waiting() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            for number in range(2):
-                await node.start(node.admit(f"full-{number}", part(memory=ROOM - 1)))
-            pod = node.admit("1", part("init", INIT, memory=1), part(memory=2))
-            for _ in range(2):  # it fails, and is started again
-                assert await node.start(pod, "init") == ""
-                node.kubelet.finish(pod, pod.containers[0], for_good=False)
-                node.hear()
-            assert await node.start(pod, "init") == ""
-            node.kubelet.finish(pod, pod.containers[0], for_good=True)
-            node.hear()
-            assert (await node.start(pod)).startswith("need 2 of each")
-            last = node.reports.events[-1]
-            assert last[1] == "ShareRefused"
-            assert last[2].startswith("container main: need 2")
-
-    asyncio.run(story())
+@story
+async def test_who_has_finished_is_not_prepared_anew_for_a_sidecar_that_crashes(
+    node: Scene,
+) -> None:
+    pod = node.admit(
+        "1", part("first", INIT, memory=5), part("sc", SIDECAR, memory=1), part(memory=1)
+    )
+    await node.start(pod, "first")
+    node.hear()
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    node.hear()
+    assert await node.start(pod, "sc") == ""
+    assert await node.start(pod) == ""
+    node.hear()
+    await node.lose(pod, "first")
+    told = list(node.reports.events)
+    for _ in range(4):
+        node.kubelet.finish(pod, pod.containers[1], for_good=False)
+        node.hear()
+        assert await node.start(pod, "sc") == ""
+        node.hear()
+        node.store.clock += 15
+    assert node.share_of(pod, "first") not in node.store.shares
+    assert node.reports.events == told
 
 
-def test_sidecars_keep_their_ids() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part("side", SIDECAR, memory=2), part(memory=2))
-            assert await node.start(pod, "side") == ""
-            assert len(node.store.shares) == 1
-            assert await node.start(pod) == ""
-            assert len({each.share for each in pod.containers}) == 2
+@story
+async def test_no_room_for_what_comes_later_keeps_no_init_container_waiting(node: Scene) -> None:
+    for number in range(2):
+        await node.start(node.admit(f"full-{number}", part(memory=ROOM - 1)))
+    pod = node.admit("1", part("init", INIT, memory=1), part(memory=2))
+    for _ in range(2):  # it fails, and is started again
+        assert await node.start(pod, "init") == ""
+        node.kubelet.finish(pod, pod.containers[0], for_good=False)
+        node.hear()
+    assert await node.start(pod, "init") == ""
+    node.kubelet.finish(pod, pod.containers[0], for_good=True)
+    node.hear()
+    assert (await node.start(pod)).startswith("need 2 of each")
+    last = node.reports.events[-1]
+    assert last[1] == "ShareRefused"
+    assert last[2].startswith("container main: need 2")
 
-    asyncio.run(story())
+
+@story
+async def test_sidecars_keep_their_ids(node: Scene) -> None:
+    pod = node.admit("1", part("side", SIDECAR, memory=2), part(memory=2))
+    assert await node.start(pod, "side") == ""
+    assert len(node.store.shares) == 1
+    assert await node.start(pod) == ""
+    assert len({each.share for each in pod.containers}) == 2
 
 
 # ---- the end of shares ---------------------------------------------------------------------------
 
 
-def test_shares_go_with_their_pods_and_not_before_their_processes() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            await node.start(pod)
-            node.pods.hear(pod.uid, None)  # removed by force: its programs still run
-            assert await node.tenants.look() <= HASTE.retry
-            assert set(node.store.shares) == {node.share_of(pod)}
-            node.kubelet.delete(pod)
-            await node.tenants.look()
-            assert not node.store.shares
-            assert ("shares_ended", {"reason": "pod-gone"}) in node.reports.counts
-
-    asyncio.run(story())
+@story
+async def test_shares_go_with_their_pods_and_not_before_their_processes(node: Scene) -> None:
+    pod = node.admit("1", part())
+    await node.start(pod)
+    node.pods.hear(pod.uid, None)  # removed by force: its programs still run
+    assert await node.tenants.look() <= HASTE.retry
+    assert set(node.store.shares) == {node.share_of(pod)}
+    node.kubelet.delete(pod)
+    await node.tenants.look()
+    assert not node.store.shares
+    assert ("shares_ended", {"reason": "pod-gone"}) in node.reports.counts
 
 
-def test_nothing_goes_while_it_is_not_known_which_pods_there_are() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", whole())  # no process is ever seen in it
-            await node.start(pod)
-            node.start_agent(is_synced=False)
-            await node.tenants.adopt()
-            node.store.clock += 10_000
-            await node.tenants.look()
-            assert set(node.store.shares) == {node.share_of(pod)}
-            node.pods.is_synced = True  # and it is not among them
-            await node.tenants.look()
-            assert not node.store.shares
-
-    asyncio.run(story())
+@story
+async def test_nothing_goes_while_it_is_not_known_which_pods_there_are(node: Scene) -> None:
+    pod = node.admit("1", whole())  # no process is ever seen in it
+    await node.start(pod)
+    node.start_agent(is_synced=False)
+    await node.tenants.adopt()
+    node.store.clock += 10_000
+    await node.tenants.look()
+    assert set(node.store.shares) == {node.share_of(pod)}
+    node.pods.is_synced = True  # and it is not among them
+    await node.tenants.look()
+    assert not node.store.shares
 
 
-def test_a_lost_checkpoint_costs_nobody_their_share() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", whole())
-            await node.start(pod)
-            old = node.share_of(pod)
-            node.kubelet.forget(node.tenants)
-            await node.tenants.look()
-            assert set(node.store.shares) == {old}
-            node.kubelet.finish(pod, pod.containers[0], for_good=False)
-            node.hear()
-            assert await node.start(pod) == ""
-            assert set(node.store.shares) == {node.share_of(pod)} != {old}
-
-    asyncio.run(story())
+@story
+async def test_a_lost_checkpoint_costs_nobody_their_share(node: Scene) -> None:
+    pod = node.admit("1", whole())
+    await node.start(pod)
+    old = node.share_of(pod)
+    node.kubelet.forget(node.tenants)
+    await node.tenants.look()
+    assert set(node.store.shares) == {old}
+    node.kubelet.finish(pod, pod.containers[0], for_good=False)
+    node.hear()
+    assert await node.start(pod) == ""
+    assert set(node.store.shares) == {node.share_of(pod)} != {old}
 
 
 class Unwilling(StoreTwin):
@@ -614,24 +569,21 @@ def test_what_cannot_be_ended_is_told_and_tried_again() -> None:
     asyncio.run(story())
 
 
-def test_the_loop_does_it_by_itself() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            loop = asyncio.create_task(node.tenants.run())
-            pod = node.admit("1", part())
-            await node.start(pod)
-            node.kubelet.delete(pod)
-            node.hear()
-            for _ in range(2000):
-                if not node.store.shares:
-                    break
-                await asyncio.sleep(0.005)
-            assert not node.store.shares
-            loop.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await loop
-
-    asyncio.run(story())
+@story
+async def test_the_loop_does_it_by_itself(node: Scene) -> None:
+    loop = asyncio.create_task(node.tenants.run())
+    pod = node.admit("1", part())
+    await node.start(pod)
+    node.kubelet.delete(pod)
+    node.hear()
+    for _ in range(2000):
+        if not node.store.shares:
+            break
+        await asyncio.sleep(0.005)
+    assert not node.store.shares
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
 
 
 # ---- what another plugin gave, and what is missing -----------------------------------------------
@@ -656,41 +608,35 @@ def test_the_loop_ends_whenever_it_is_told_to() -> None:
     asyncio.run(story())
 
 
-def test_taking_over_from_another_plugin_disturbs_nobody() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", whole(), by_other=True)
-            assert await node.start(pod) == ""
-            await node.tenants.look()
-            (share,) = node.store.shares.values()
-            assert share.injection is Injection.NONE
-            assert share.mode == "exclusive"
-            assert node.reports.reasons("pod-1") == ["ShareTakenOver"]
-            node.kubelet.finish(pod, pod.containers[0], for_good=False)
-            node.start_agent(is_synced=False)
-            await node.tenants.adopt()
-            assert await node.start(pod) == ""  # with the API server away, too
-            assert list(node.store.shares.values()) == [share]
-
-    asyncio.run(story())
+@story
+async def test_taking_over_from_another_plugin_disturbs_nobody(node: Scene) -> None:
+    pod = node.admit("1", whole(), by_other=True)
+    assert await node.start(pod) == ""
+    await node.tenants.look()
+    (share,) = node.store.shares.values()
+    assert share.injection is Injection.NONE
+    assert share.mode == "exclusive"
+    assert node.reports.reasons("pod-1") == ["ShareTakenOver"]
+    node.kubelet.finish(pod, pod.containers[0], for_good=False)
+    node.start_agent(is_synced=False)
+    await node.tenants.adopt()
+    assert await node.start(pod) == ""  # with the API server away, too
+    assert list(node.store.shares.values()) == [share]
 
 
-def test_who_runs_without_a_share_is_booked_again() -> None:
-    async def story() -> None:
-        async with scene() as node:
-            pod = node.admit("1", part())
-            await node.start(pod)
-            node.hear()
-            node.store.shares.clear()  # somebody has emptied the folder
-            node.start_agent()
-            node.kubelet.tell(pod)
-            node.hear()
-            await node.tenants.adopt()
-            await node.tenants.look()
-            assert set(node.store.shares) == {node.share_of(pod)}
-            assert node.reports.reasons("pod-1") == ["ShareMissing"]
-
-    asyncio.run(story())
+@story
+async def test_who_runs_without_a_share_is_booked_again(node: Scene) -> None:
+    pod = node.admit("1", part())
+    await node.start(pod)
+    node.hear()
+    node.store.shares.clear()  # somebody has emptied the folder
+    node.start_agent()
+    node.kubelet.tell(pod)
+    node.hear()
+    await node.tenants.adopt()
+    await node.tenants.look()
+    assert set(node.store.shares) == {node.share_of(pod)}
+    assert node.reports.reasons("pod-1") == ["ShareMissing"]
 
 
 class Unreadable(KubeletTwin):

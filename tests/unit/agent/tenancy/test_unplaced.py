@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.tenancy.unplaced import unplaced
+from allotment.agent.tenancy.unplaced import placed_slices, unplaced
 from allotment.dialects.decisions import write_booking
 from allotment.dialects.placements import PLACEMENT
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking, Taken
 from allotment.model.compute import Compute
+from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.shares.bookings import booked
@@ -214,3 +215,29 @@ def test_placements_and_what_is_told_come_to_what_is_booked(
     assert counted == {
         uuid: (booking.memory, booking.guaranteed) for uuid, booking in booked(shares).items()
     }
+
+
+def test_slices_that_placements_name_are_a_schedulers_to_count() -> None:
+    place = MigPlace("1g.10gb", 5)
+
+    def sliced(uid: str, *, decided_for: str | None = None, has_ended: bool = False) -> Pod:
+        container = PlacedContainer(
+            name="main", devices=(PlacedDevice(f"GPU-{uid}", GI, slice=place),), mode="mig"
+        )
+        booking = PodBooking(uid=PodUid(decided_for or uid), node=NODE, containers=(container,))
+        return Pod(
+            uid=PodUid(uid),
+            namespace="ml",
+            name=uid,
+            node=NODE,
+            annotations={PLACEMENT: write_booking(booking)},
+            containers=(),
+            has_ended=has_ended,
+        )
+
+    pods = [
+        sliced("a"),
+        sliced("b", has_ended=True),
+        sliced("c", decided_for="another"),  # a copy: no scheduler counts it
+    ]
+    assert placed_slices(pods) == {("GPU-a", place)}

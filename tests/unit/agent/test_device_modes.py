@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What GPUs are for goes from the node's annotation into the folder, and from there to all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+from gpus import gpu
+from hypothesis import given
+from hypothesis import strategies as st
+from kubelet_twin import ReportsTwin
+
+from allotment.agent.announcing import announced
+from allotment.agent.config.overlay import load
+from allotment.agent.device_modes import (
+    DEVICE_MODES,
+    DRAINED,
+    DRAINING,
+    INVALID,
+    DeviceModes,
+    device_modes,
+)
+from allotment.agent.resources import GPU_MEMORY, GPU_SHARE, plan
+from allotment.kube.nodes import Node
+from allotment.model.errors import UsageError
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Injection
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
+from allotment.shares.modes_of_gpus import (
+    BY_NODE,
+    SETTABLE,
+    Allowed,
+    read_allowed,
+    write_allowed,
+)
+
+GI = 1 << 30
+GPUS = {f"GPU-{index}": gpu(index, reserved_bytes=GI) for index in range(2)}
+
+
+# ---- the annotation ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        (" ; ", {}),
+        ("GPU-0=mig", {"GPU-0": ("mig",)}),
+        ("GPU-0=mps,soft; GPU-1=mig", {"GPU-0": ("soft", "mps"), "GPU-1": ("mig",)}),
+        ("GPU-0=soft,mps,GPU-1=mig", {"GPU-0": ("soft", "mps"), "GPU-1": ("mig",)}),
+        ("GPU-0=soft\n  GPU-1=mig\n", {"GPU-0": ("soft",), "GPU-1": ("mig",)}),
+        ("GPU-0=default;GPU-1=mig", {"GPU-1": ("mig",)}),
+    ],
+)
+def test_it_is_read_as_people_write_it(text: str, found: Mapping[str, tuple[str, ...]]) -> None:
+    assert device_modes(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("mig", "=mig", "GPU-0=", "GPU-0=sofd", "GPU-0=soft;GPU-0=mig", "GPU-0=x" * 9000),
+        *("GPU-0=mig;/../../nvidia=mig", "GPU-0/../1=mig", "gpu-0=mig", ".GPU-0=mig"),
+        *("GPU-0=mig;GPU-" + "0" * 300 + "=mig", "GPU-0\0=mig", "GPU-0=mig;..=default"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        device_modes(text)
+
+
+@given(text=st.text(st.sampled_from("GPU-01=migsoft,; default\n"), max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        for modes in device_modes(text).values():
+            assert modes
+            assert set(modes) <= set(SETTABLE)
+
+
+# ---- what is told of it --------------------------------------------------------------------------
+
+
+def test_schedulers_hear_of_the_modes_that_are_left() -> None:
+    config = load("allotment: {devices: [{modes: [soft, mps, exclusive]}]}", source="f")
+    allowed = {"GPU-0": Allowed(("mps", "mig")), "GPU-1": Allowed(("mig",))}
+    offer = plan(tuple(GPUS.values()), {}, config, allowed=allowed)
+    told = announced(offer, GPUS, {}, taken={}, links={}, allowed=allowed)
+    assert told is not None
+    first, second = told.devices
+    assert (first.modes, first.problem) == (("mps",), "")
+    assert second.problem == "kept for other modes than its own"
+    assert offer.quantities[GPU_MEMORY] == 79 * GI
+    shares = offer.resource(GPU_SHARE)
+    assert shares is not None
+    assert sum(each.is_healthy for each in shares.slots) * 2 == len(shares.slots)
+
+
+def test_a_whole_gpu_that_is_kept_is_not_to_be_had_and_comes_back() -> None:
+    config = load("", source="f")
+    for allowed, healthy in (
+        ({"GPU-0": Allowed(("soft",))}, [False, True]),
+        ({"GPU-0": Allowed(("exclusive",))}, [True, True]),
+        ({}, [True, True]),
+    ):
+        offer = plan(tuple(GPUS.values()), {}, config, allowed=allowed)
+        resource = offer.resource("nvidia.com/gpu")
+        assert resource is not None
+        assert [each.is_healthy for each in resource.slots] == healthy
+
+
+# ---- as things happen ----------------------------------------------------------------------------
+
+
+class NodeTwin:
+    """This node's object."""
+
+    def __init__(self) -> None:
+        self.current: Node | None = None
+        self._changed = asyncio.Event()
+
+    def say(self, text: str | None) -> None:
+        annotations = {} if text is None else {DEVICE_MODES: text}
+        self.current = Node(name="n1", uid="u", annotations=annotations)
+        self._changed.set()
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            yield
+            await self._changed.wait()
+            self._changed.clear()
+
+
+class World:
+    """A node of two GPUs, and what is said of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = StateFolder(root)
+        self.folder.prepare()
+        self.node = NodeTwin()
+        self.reports = ReportsTwin()
+        self.known = set(GPUS)
+        self.modes = DeviceModes(
+            self.folder, node=self.node, devices=lambda: self.known, reports=self.reports
+        )
+
+    def said(self) -> dict[str, tuple[str, ...]]:
+        return {uuid: each.modes for uuid, each in self.modes.current.items()}
+
+    def write(self, uuid: str, allowed: Allowed | None) -> None:
+        with self.folder.locked():
+            write_allowed(self.folder, uuid, allowed)
+
+    def run(self, test: Awaitable[None]) -> None:
+        async def main() -> None:
+            beside = asyncio.ensure_future(self.modes.run())
+            try:
+                async with asyncio.timeout(30):
+                    await test
+            finally:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+
+        asyncio.run(main())
+
+
+@pytest.fixture
+def world(tmp_path: Path, native_dir: Path) -> World:
+    assert native_dir.is_dir()
+    return World(tmp_path / "state")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+def test_the_annotation_holds_as_long_as_it_is_there(world: World) -> None:
+    async def test() -> None:
+        world.write("GPU-1", Allowed(("exclusive",)))
+        world.node.say("GPU-0=mig")
+        await until(lambda: world.said() == {"GPU-0": ("mig",), "GPU-1": ("exclusive",)})
+        assert read_allowed(world.folder)["GPU-0"].by == BY_NODE
+        world.node.say("GPU-0=soft,mps")
+        await until(lambda: world.said()["GPU-0"] == ("soft", "mps"))
+        world.node.say("GPU-0=sofd")
+        await until(lambda: INVALID in world.reports.reasons("node"))
+        assert world.said()["GPU-0"] == ("soft", "mps"), "it stays as it was"
+        world.node.say(None)
+        await until(lambda: world.said() == {"GPU-1": ("exclusive",)})
+
+    world.run(test())
+
+
+def test_a_node_that_is_not_known_takes_nothing_back(world: World) -> None:
+    async def test() -> None:
+        world.write("GPU-0", Allowed(("mig",), by=BY_NODE))
+        await until(lambda: world.said() == {"GPU-0": ("mig",)})
+        await asyncio.sleep(0.2)
+        assert world.said() == {"GPU-0": ("mig",)}
+
+    world.run(test())
+
+
+def test_what_a_command_says_is_heard(world: World) -> None:
+    heard: list[None] = []
+    world.modes.followers.append(lambda: heard.append(None))
+
+    async def test() -> None:
+        world.write("GPU-0", Allowed(("mps",)))
+        await until(lambda: world.said() == {"GPU-0": ("mps",)})
+        assert heard
+        world.write("GPU-0", None)
+        await until(lambda: world.said() == {})
+
+    world.run(test())
+
+
+def test_a_gpu_that_is_not_here_is_told(world: World) -> None:
+    async def test() -> None:
+        world.node.say("GPU-7=mig; GPU-1=mig")
+        await until(lambda: INVALID in world.reports.reasons("node"))
+        await until(lambda: world.said() == {"GPU-1": ("mig",)})
+        assert set(read_allowed(world.folder)) == {"GPU-1"}, "it has no file"
+        world.known.add("GPU-7")
+        await until(lambda: world.said() == {"GPU-1": ("mig",), "GPU-7": ("mig",)})
+
+    world.run(test())
+
+
+def test_one_that_is_away_for_a_time_stays_what_it_is(world: World) -> None:
+    async def test() -> None:
+        world.write("GPU-1", Allowed(("mig",), by=BY_NODE))
+        world.known.clear()
+        world.node.say("GPU-0=mig; GPU-1=mig")
+        await asyncio.sleep(0.7)
+        assert world.said() == {"GPU-1": ("mig",)}
+        assert INVALID not in world.reports.reasons("node"), "none is known yet"
+        world.known |= set(GPUS)
+        await until(lambda: world.said() == {"GPU-0": ("mig",), "GPU-1": ("mig",)})
+
+    world.run(test())
+
+
+@pytest.mark.parametrize("bad", ["/../../victim/nvidia", "GPU-" + "a" * 300])
+def test_an_annotation_writes_nothing_elsewhere_and_nothing_by_half(world: World, bad: str) -> None:
+    victim = world.folder.root.parent / "victim" / "nvidia.json"
+    victim.parent.mkdir()
+    victim.write_text("as it was")
+
+    async def test() -> None:
+        world.known.add(bad)  # the form alone refuses it
+        world.node.say(f"GPU-0=mig; {bad}=mig")
+        await until(lambda: INVALID in world.reports.reasons("node"))
+        assert victim.read_text() == "as it was"
+        assert read_allowed(world.folder) == {}
+
+    world.run(test())
+
+
+def test_draining_is_told_when_it_begins_and_when_it_is_over(world: World) -> None:
+    order = lives.Order(Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE)
+    devices = [gpu(0, uuid="GPU-00000000-1")]
+
+    async def test() -> None:
+        world.known = {each.uuid for each in devices}
+        share, _ = await asyncio.to_thread(lives.create, world.folder, order, devices)
+        world.node.say("GPU-00000000-1=mig")
+        await until(lambda: DRAINING in world.reports.reasons("node"))
+        assert share.name in world.reports.events[-1][2]
+        found = lives.find(world.folder, share.id)
+        await asyncio.to_thread(lives.destroy, world.folder, found, force=True)
+        await until(lambda: DRAINED in world.reports.reasons("node"))
+
+    world.run(test())

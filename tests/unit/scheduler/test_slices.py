@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods in other modes than soft, through all of a scheduler's questions, and by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mig_profiles import piece, profiles
+from scheduler_twin import GIB, Bindery, Told, cluster_pod_of, node, pod_json
+
+from allotment.dialects.decisions import read_booking
+from allotment.dialects.placements import PLACEMENT
+from allotment.kube.cluster_feed import ClusterPod
+from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig
+from allotment.model.mig import MigHold, MigPlace
+from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
+from allotment.placement.cluster import Cluster
+from allotment.scheduler.binding import Binder
+from allotment.scheduler.book import Book, BookSettings
+from allotment.scheduler.extender import Extender
+from allotment.scheduler.needs import NeedSettings, need_of
+
+MODEL = "H100-80GB"
+PROFILES = profiles(MODEL)
+GPU, MEMORY = "allotment.dev/gpu", "allotment.dev/gpu-memory"
+
+
+def cut(name: str, devices: int = 1, *modes: str, **mig: Any) -> NodeInventory:  # noqa: ANN401
+    """A node whose GPUs are cut into slices, among other modes."""
+    return NodeInventory(
+        name=name,
+        devices=tuple(
+            NodeDevice(
+                uuid=f"GPU-{name}{place}",
+                model="NVIDIA H100 80GB HBM3",
+                memory_bytes=79 * GIB,
+                index=place,
+                modes=modes or ("mig",),
+                mig=NodeMig(profiles=PROFILES, **mig),
+            )
+            for place in range(devices)
+        ),
+        cpu_milli=64_000,
+        memory_bytes=512 * GIB,
+    )
+
+
+def asking(gpu: int = 1, memory: str = "") -> dict[str, str]:
+    return {GPU: str(gpu), **({MEMORY: memory} if memory else {})}
+
+
+class Office:
+    """A scheduler with an API server."""
+
+    def __init__(self, *nodes: NodeInventory, needs: NeedSettings | None = None) -> None:
+        self.now = 10.0
+        self.nodes = nodes
+        self.needs = needs or NeedSettings()
+        self.book = Book(
+            Cluster(node_policies=("binpack",), device_policies=("binpack",)),
+            settings=BookSettings(candidates=3, needs=self.needs),
+        )
+        for each in nodes:
+            self.book.node_put(each)
+        self.bindery = Bindery()
+        self.told = Told()
+        self.pods: dict[str, ClusterPod] = {}
+        self.extender = Extender(
+            self.book,
+            Binder(self.book, self.bindery, clock=lambda: self.now),
+            told=self.told,
+            pods=self.pods.get,
+            clock=lambda: self.now,
+        )
+
+    def schedule(self, name: str, limits: dict[str, str], **annotations: str) -> str:
+        """Let a pod come, and be placed; return what keeps it, if anything does."""
+        pod = pod_json(
+            name,
+            limits=limits,
+            annotations={
+                f"allotment.dev/{key.replace('_', '-')}": text for key, text in annotations.items()
+            },
+        )
+        heard = cluster_pod_of(pod)
+        self.pods[heard.uid] = heard
+        self.bindery.add(heard)
+        body = {"Pod": pod, "Nodes": None, "NodeNames": [each.name for each in self.nodes]}
+        answer = json.loads(self.extender.filter(json.dumps(body).encode()))
+        best = answer.get("NodeNames") or []
+        if not best:
+            return self.told.refusals[-1]
+        args = {"PodName": name, "PodNamespace": "ml", "PodUID": heard.uid, "Node": best[0]}
+        answered = json.loads(asyncio.run(self.extender.bind(json.dumps(args).encode())))
+        assert answered["Error"] == ""
+        bound = self.bindery.pods[heard.uid]
+        self.pods[heard.uid] = bound
+        self.book.pod_put(bound, now=self.now)
+        return ""
+
+    def placement(self, name: str) -> dict[str, Any]:
+        binding = next(each for each in self.bindery.asked if each.name == name)
+        found = json.loads(binding.annotations[PLACEMENT])
+        return dict(found["containers"]["main"])
+
+    def end(self, name: str) -> None:
+        uid = self.pods.pop(f"uid-{name}").uid
+        self.book.pod_gone(uid)
+
+    def next_one(self) -> Office:
+        """Return the scheduler that starts after this one, which knows what is on pods alone."""
+        after = Office(*self.nodes, needs=self.needs)
+        for uid, pod in self.pods.items():
+            for binding in self.bindery.asked:
+                if binding.uid == uid:
+                    text = binding.annotations[PLACEMENT]
+                    booking = read_booking(text, uid=binding.uid, node=binding.node)
+                    after.book.pod_put(replace(pod, booking=booking), now=self.now)
+        return after
+
+
+def test_a_profile_is_placed_as_a_slice_and_written_so() -> None:
+    office = Office(cut("a"))
+    assert not office.schedule("one", asking(), mig_profile="1g.10gb")
+    placed = office.placement("one")
+    assert placed["devices"] == ["GPU-a0"]
+    assert placed["mode"] == "mig"
+    ((profile, start),) = placed["slices"]
+    assert profile == "1g.10gb"
+    assert start in range(7)
+    assert placed["memory"] == 9856 << 20 or placed["memory"] == PROFILES[0].memory_bytes
+
+
+def test_memory_takes_the_smallest_profile_that_has_it() -> None:
+    office = Office(cut("a"))
+    assert not office.schedule("one", asking(memory="15Gi"), mode="mig")
+    ((profile, _),) = office.placement("one")["slices"]
+    assert profile == "1g.20gb"
+
+
+def test_a_container_of_several_slices_has_them_all_written() -> None:
+    office = Office(cut("a"))
+    assert not office.schedule("one", asking(gpu=3), mig_profile="2g.20gb")
+    placed = office.placement("one")
+    assert placed["devices"] == ["GPU-a0"] * 3
+    assert sorted(placed["slices"]) == [["2g.20gb", 0], ["2g.20gb", 2], ["2g.20gb", 4]]
+
+
+def test_seven_of_eight_small_slices_have_room_and_the_eighth_is_told_why() -> None:
+    office = Office(cut("a"))
+    said = [office.schedule(f"p{place}", asking(), mig_profile="1g.10gb") for place in range(8)]
+    assert said[:7] == [""] * 7
+    assert "p7 False: " in said[7]
+    assert "1g.10gb" in said[7]
+    starts = [office.placement(f"p{place}")["slices"][0][1] for place in range(7)]
+    assert sorted(starts) == list(range(7))
+    office.end("p3")
+    assert not office.schedule("p8", asking(), mig_profile="1g.10gb")
+    assert office.placement("p8")["slices"] == [["1g.10gb", starts[3]]]
+
+
+def test_the_next_scheduler_knows_whose_slices_are_whose() -> None:
+    office = Office(cut("a", 2))
+    for place in range(9):
+        assert not office.schedule(f"p{place}", asking(), mig_profile="1g.10gb")
+    after = office.next_one()
+    after.book.cluster.check_invariants()
+    left = [after.schedule(f"q{place}", asking(), mig_profile="1g.10gb") for place in range(6)]
+    assert left[:5] == [""] * 5
+    assert left[5]
+    taken = [
+        (device, start)
+        for each in (office, after)
+        for binding in each.bindery.asked
+        for found in [json.loads(binding.annotations[PLACEMENT])["containers"]["main"]]
+        for device, (_, start) in zip(found["devices"], found["slices"], strict=True)
+    ]
+    assert len(taken) == len(set(taken)) == 14
+
+
+def test_slices_that_others_made_are_in_the_way_and_idle_ones_are_not() -> None:
+    foreign = piece(MODEL, "4g.40gb", 0, hold=MigHold.FOREIGN)
+    idle = piece(MODEL, "3g.40gb", 4, hold=MigHold.IDLE)
+    office = Office(cut("a", slices=(foreign, idle)))
+    said = office.schedule("big", asking(), mig_profile="4g.40gb")
+    assert "4g.40gb" in said
+    assert not office.schedule("half", asking(), mig_profile="2g.20gb")
+    assert office.placement("half")["slices"] == [["2g.20gb", 4]]
+
+
+@pytest.mark.parametrize(
+    ("modes", "annotation", "became"),
+    [
+        (("soft",), "", "soft"),
+        (("mig", "soft"), "", "mig"),
+        (("soft", "mig"), "", "soft"),
+        (("mps", "soft"), "", "mps"),
+        (("soft",), "mig,soft", "mig"),
+        (("soft",), "strongest", "mig"),
+        (("mig",), "mps", "mps"),
+    ],
+)
+def test_the_first_mode_that_fits_is_taken(
+    modes: tuple[str, ...], annotation: str, became: str
+) -> None:
+    office = Office(cut("a", 1, "soft", "mig", "mps", is_enabled=False), needs=NeedSettings(modes))
+    said = {"mode": annotation} if annotation else {}
+    assert not office.schedule("one", asking(memory="5Gi"), **said)
+    assert office.placement("one").get("mode", "soft") == became
+
+
+def test_the_next_mode_is_taken_where_the_first_has_no_room() -> None:
+    office = Office(cut("a"), node("b", 1), needs=NeedSettings(("mig", "soft")))
+    for place in range(7):
+        assert not office.schedule(f"p{place}", asking(memory="5Gi"))
+        assert office.placement(f"p{place}")["mode"] == "mig"
+    assert not office.schedule("last", asking(memory="5Gi"))
+    placed = office.placement("last")
+    assert "mode" not in placed
+    assert placed["devices"] == ["GPU-b0"]
+
+
+def test_a_gpu_with_soft_shares_is_not_cut() -> None:
+    office = Office(cut("a", 1, "soft", "mig", is_enabled=False))
+    assert not office.schedule("soft", asking(memory="5Gi"), mode="soft")
+    said = office.schedule("mig", asking(), mig_profile="1g.10gb")
+    assert said
+    office.end("soft")
+    assert not office.schedule("again", asking(), mig_profile="1g.10gb")
+
+
+def test_pods_that_no_preferred_mode_can_serve_are_told_so() -> None:
+    office = Office(cut("a"), needs=NeedSettings(("mig",)))
+    said = office.schedule("one", asking())
+    assert "one True: " in said
+    assert "it names no mode, and what it asks for cannot be had in mig" in said
+
+
+def test_groups_go_with_pods_of_their_dialect_that_may_have_slices() -> None:
+    groups = (MigModelGroups(("H100",), (MigGroup("g", (MigTemplate("1g.10gb", 10240, 7),)),)),)
+    needs = NeedSettings(groups={"volcano": groups})
+    for words, expected in (
+        ({"mode": "mig", "dialect": "volcano"}, groups),
+        ({"mode": "soft,mig", "dialect": "volcano"}, groups),
+        ({"mode": "soft", "dialect": "volcano"}, ()),
+        ({"mode": "mig", "dialect": "hami"}, ()),
+        ({"mode": "mig"}, ()),
+        ({"mode": "mig", "mig-profile": "1g.10gb", "dialect": "volcano"}, ()),
+    ):
+        written = {f"allotment.dev/{key}": text for key, text in words.items()}
+        pod = cluster_pod_of(pod_json(annotations=written))
+        (found,) = need_of(pod, needs).containers
+        assert found.request.mig_groups == expected, words
+
+
+def test_a_slice_is_read_back_as_it_was_booked() -> None:
+    office = Office(cut("a"))
+    assert not office.schedule("one", asking(), mig_profile="3g.40gb")
+    booked = office.book.booking(office.pods["uid-one"].uid)
+    after = office.next_one()
+    assert booked is not None
+    assert after.book.booking(office.pods["uid-one"].uid) == booked
+    assert booked.containers[0].devices[0].slice == MigPlace("3g.40gb", 4)
+
+
+KNOWN = (
+    MigModelGroups(
+        ("H100 80GB",),
+        (
+            MigGroup("g1", (MigTemplate("1g.10gb", 10240, 4), MigTemplate("3g.40gb", 40960, 1))),
+            MigGroup("g2", (MigTemplate("2g.20gb", 20480, 3),)),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("memory", "profiles_had"),
+    [
+        # 10240 MiB is more than the driver says that a 1g.10gb has.
+        ("10240Mi", ["1g.10gb"] * 7 + [""]),
+        ("20480Mi", ["3g.40gb", "3g.40gb", ""]),
+        ("40961Mi", [""]),
+    ],
+)
+def test_groups_say_which_profiles_serve(memory: str, profiles_had: list[str]) -> None:
+    office = Office(cut("a"), needs=NeedSettings(groups={"volcano": KNOWN}))
+    found = []
+    for place in range(len(profiles_had)):
+        said = office.schedule(f"p{place}", asking(memory=memory), mode="mig", dialect="volcano")
+        found.append("" if said else office.placement(f"p{place}")["slices"][0][0])
+    assert found == profiles_had
+
+
+def test_the_next_group_is_taken_where_the_first_has_no_place() -> None:
+    foreign = piece(MODEL, "3g.40gb", 4, hold=MigHold.FOREIGN)
+    whole = piece(MODEL, "1g.10gb", 0, hold=MigHold.FOREIGN)
+    office = Office(cut("a", slices=(foreign, whole)), needs=NeedSettings(groups={"hami": KNOWN}))
+    assert not office.schedule("one", asking(memory="20480Mi"), mode="mig", dialect="hami")
+    assert office.placement("one")["slices"] == [["2g.20gb", 2]]
+    # Of a model of which nothing is written, what the driver says counts.
+    other = replace(cut("b").devices[0], model="NVIDIA H200")
+    office = Office(replace(cut("b"), devices=(other,)), needs=NeedSettings(groups={"hami": KNOWN}))
+    assert not office.schedule("one", asking(memory="10240Mi"), mode="mig", dialect="hami")
+    assert office.placement("one")["slices"][0][0] == "1g.20gb"
