@@ -44,6 +44,11 @@ def test_amounts(allot: Allot, amount: str, says: str) -> None:
     assert not (allot.state / "shares").exists()
 
 
+def test_how_much_memory_is_all_of_it(allot: Allot) -> None:
+    refused(allot(*RUN[:-1], "--compute", "30", "--", "true"), 2, "how much memory", "100%")
+    assert allot(*RUN, "100%", "--compute", "30", "--", "true").returncode == 0
+
+
 def test_more_than_any_gpu_has(allot: Allot) -> None:
     done = allot(*RUN, "90Gi", "--", "true")
     refused(done, 3, "need 90Gi, have", "even when empty")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands about shares, while programs use simulated GPUs in them."""
 
+import itertools
 import json
 import os
 import signal
@@ -324,6 +325,12 @@ def test_doctor_names_what_is_missing_and_the_fix(allot: Allot) -> None:
     for check in document["checks"]:
         assert check["outcome"] in {"ok", "note", "missing"}
         assert check["fix"] or check["outcome"] == "ok"
+    lines = allot("doctor").stdout.splitlines()
+    assert all(
+        not before.startswith("ok ")
+        for before, line in itertools.pairwise(lines)
+        if line.strip().startswith("fix:")
+    )
     (allot.state / "version").write_text("9\n")
     broken = allot("doctor")
     assert broken.returncode == 8

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -43,25 +45,26 @@ def test_cuda_and_nvml_show_the_same(allot: Run, root: Path) -> None:
 
 
 @pytest.fixture
-def script(
-    native_dir: Path, root: Path, state_dir: Path, tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an example's shell script with an `allot` on its PATH."""
+def environment(native_dir: Path, state_dir: Path, tmp_path: Path) -> dict[str, str]:
+    """Variables with an `allot` on their PATH."""
     assert native_dir.is_dir()
     allot = tmp_path / "allot"
     allot.write_text(f'#!/bin/sh\nexec {sys.executable} -m allotment "$@"\n')
     allot.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    return {**os.environ, "ALLOTMENT_STATE": str(state_dir), "PATH": path}
+
+
+@pytest.fixture
+def script(
+    environment: dict[str, str], root: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an example's shell script."""
 
     def run(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "ALLOTMENT_STATE": str(state_dir),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            **variables,
-        }
         return subprocess.run(
             ["sh", str(root / "examples" / name)],
-            env=environment,
+            env={**environment, **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -83,11 +86,58 @@ def test_two_at_once(script: Run) -> None:
 
 
 def test_two_trainings_get_their_parts(script: Run) -> None:
-    done = script("two_trainings.sh", SECONDS_EACH="4")
+    done = script("two_trainings.sh")
     assert done.returncode == 0, done.stderr
     small, large = kernels(done.stdout)
     # They do not start at the same instant, and a busy computer starts programs slowly.
     assert small * 1.4 < large
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("of the GPU's time: ")
+    percent = {name: float(part) for name, part in re.findall(r"(small|large) ([0-9.]+)%", last)}
+    assert percent["small"] * 1.4 < percent["large"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize(
+    "name",
+    ["two_at_once.sh", "two_trainings.sh", "two_big_jobs.sh", "service_beside_batch.sh"],
+)
+def test_an_example_that_is_interrupted_leaves_nothing(
+    environment: dict[str, str], root: Path, tmp_path: Path, name: str, signum: int
+) -> None:
+    """Ctrl-C goes to all of the terminal's programs; those started with & do not hear it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    process = subprocess.Popen(
+        ["sh", str(root / "examples" / name)],
+        env={**environment, "TMPDIR": str(here), "SECONDS_EACH": "60", "LAUNCHES": "30000"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    shares = Path(environment["ALLOTMENT_STATE"]) / "shares"
+    until(lambda: shares.is_dir() and any(shares.glob("[!.]*")))
+    assert (name == "two_at_once.sh") != any(here.glob("tmp.*"))
+    os.killpg(process.pid, signum)
+    assert process.wait(timeout=40) == 130
+    assert not any(here.iterdir())
+    until(lambda: not is_there(process.pid))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 40
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_there(group: int) -> bool:
+    """Does a process of this group run?"""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_service_beside_a_batch_job(script: Run) -> None:

@@ -132,6 +132,31 @@ def test_at_the_start_who_is_late_keeps_nobody_waiting_and_comes_after(
     asyncio.run(script())
 
 
+def test_a_gpu_is_listened_to_before_it_is_listed_however_late_it_is(
+    machine: Callable[[str], Path],
+) -> None:
+    path = machine("t4:3")
+    uuids = uuids_of(path)
+    faults.set_fault(path, 1, hang_us=FOR_EVER_US)
+
+    async def script() -> None:
+        # The second look is an hour away: that who is late is heard is not its doing.
+        watch, heard = GpuWatch(machine=path, patience_s=0.5, poll_s=3600.0), list[GpuEvent]()
+        watch.hear(lambda seen: heard.append(seen) if isinstance(seen, GpuEvent) else None)
+        async with watching(watch), asyncio.timeout(40):
+            async for inventory in watch.changes():
+                assert {device.uuid for device in inventory.devices} <= watch.listening()
+                if len(inventory.devices) == len(uuids):
+                    break
+                faults.set_fault(path, 1, hang_us=0)
+            # NVML keeps no report for whoever comes later.
+            for index in range(len(uuids)):
+                faults.set_fault(path, index, xid=31)
+            await until(lambda: {each.uuid for each in heard} == set(uuids))
+
+    asyncio.run(script())
+
+
 def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
     machine: Callable[[str], Path],
 ) -> None:

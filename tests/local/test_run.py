@@ -289,6 +289,28 @@ def test_what_cannot_run_leaves_nothing(allot: Allot, inject: str, name: str, st
     assert done.returncode == status
     assert done.stderr.startswith("error: ")
     assert not (allot.state / "shares").exists()
+    if status == 127:
+        # It was written after `--`: the hint is not to do so.
+        assert "as in: allot run" not in done.stderr
+        assert ("no such file" if "/" in name else "PATH") in done.stderr.partition("hint: ")[2]
+
+
+@pytest.mark.parametrize(("memory", "is_told"), [("511Mi", True), ("512Mi", False)])
+def test_a_share_that_cuda_fills_is_remarked_upon(
+    allot: Allot, memory: str, *, is_told: bool
+) -> None:
+    done = allot("run", *SPEC, "--memory", memory, "--name", "it", "--", "true")
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: share it: it has 511Mi of a GPU") == is_told
+    assert (done.stderr == "") != is_told
+
+
+def test_a_warning_that_nobody_can_read_stops_nothing(allot: Allot) -> None:
+    command = [*allot.command("run", *SPEC, "--memory", "64Mi", "--", "true")]
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], env=allot.environment(), check=False
+    )
+    assert closed.returncode == 0
 
 
 @both

@@ -204,7 +204,11 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
     everywhere = rights_of(scheduling["ClusterRole", "allotment-scheduler"])
     assert everywhere == {
         *(("pods", verb, "") for verb in ("get", "list", "watch")),
-        *((each, verb, "") for each in ("nodes", "resourcequotas") for verb in ("list", "watch")),
+        *(
+            (each, verb, "")
+            for each in ("nodes", "resourcequotas", "poddisruptionbudgets")
+            for verb in ("list", "watch")
+        ),
         ("pods/binding", "create", ""),
         *(("events", verb, "") for verb in ("create", "patch")),
         *(
@@ -323,9 +327,9 @@ def test_kube_scheduler_is_told_what_print_config_prints(
     text = scheduling["ConfigMap", "allotment-kube-scheduler"]["data"]["config.yaml"]
     found = yaml.safe_load(text)
     port = scheduling["Service", "allotment-scheduler"]["spec"]["ports"][0]["port"]
-    (profile,), (extender,) = found["profiles"], found["extenders"]
+    (profile,), (extender, plain) = found["profiles"], found["extenders"]
     url = f"https://allotment-scheduler.allotment-system.svc:{port}"
-    assert extender == wanted["extenders"][0] | {"urlPrefix": url}
+    assert [extender, plain] == [each | {"urlPrefix": url} for each in wanted["extenders"]]
     assert found["percentageOfNodesToScore"] == wanted["percentageOfNodesToScore"]
     asks = scheduling["Deployment", "allotment-kube-scheduler"]["spec"]["template"]["spec"]
     (mounted,) = (each["secret"] for each in asks["volumes"] if "secret" in each)

@@ -19,13 +19,16 @@ from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.machines import DeviceRow
+from allotment.cli.mig_rows import MigRow
+from allotment.cli.mig_runs import Planned, plan_document
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
-from allotment.scheduler.explaining import (
+from allotment.modes.mig.applying import Change
+from allotment.scheduler.explaining_answers import (
     Asked,
     Explanation,
     Group,
@@ -35,10 +38,12 @@ from allotment.scheduler.explaining import (
     Standing,
 )
 from allotment.scheduler.explaining_evidence import Condition
+from allotment.shares.modes_of_gpus import Allowed
 from allotment.shares.views import (
     ComputeView,
     DeviceView,
     LiveState,
+    LossView,
     OutsideView,
     Overview,
     ProcessView,
@@ -50,6 +55,18 @@ if TYPE_CHECKING:
 
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "json.md"
 UUID = "GPU-0"
+SLICE = MigRow(
+    uuid="MIG-1",
+    profile="1g.10gb",
+    start=6,
+    size=1,
+    memory_bytes=1,
+    gpu_instance=13,
+    compute_instance=0,
+    state="ours",
+    share="train",
+    processes=(4711,),
+)
 OUTSIDE = OutsideView(pid=1, command="python", uuid=UUID, used=2)
 
 
@@ -102,9 +119,17 @@ def devices_example() -> object:
         power_mw=5,
         processes=(DeviceProcess(pid=6, used_bytes=7),),
     )
-    row = DeviceRow(device, 8, ("train",), reading, guaranteed=3000)
+    allowed = Allowed(("soft",))
+    row = DeviceRow(device, 8, ("train",), reading, guaranteed=3000, allowed=allowed)
     problem = Problem(index=1, uuid=None, message="lost")
-    return devices_command._document([row], [problem], [OUTSIDE])  # noqa: SLF001
+    slices = {UUID: [SLICE]}
+    return devices_command._document([row], [problem], [OUTSIDE], slices)  # noqa: SLF001
+
+
+def mig_plan_example() -> object:
+    """What `allot mig plan` prints of a GPU with something to do."""
+    change = Change(gpu=UUID, make=(("1g.10gb", 6),))
+    return plan_document([Planned(index=0, uuid=UUID, names={}, change=change)])
 
 
 def shares_example() -> object:
@@ -155,7 +180,10 @@ def shares_example() -> object:
         peak=(3,),
         refusals=4,
     )
-    view = ShareView("s", "train", LiveState.RUNNING, share, (device,), (process,), None)
+    loss = LossView(UUID, time=0.0, reason="the control daemon ended", recovered_s=0.1)
+    view = ShareView(
+        "s", "train", LiveState.RUNNING, share, (device,), (process,), None, losses=(loss,)
+    )
     return shares_document(Overview((view,), (OUTSIDE,)))
 
 
@@ -201,11 +229,12 @@ def explain_example() -> object:
     ("command", "document"),
     [
         ("allot devices", devices_example()),
+        ("allot mig plan", mig_plan_example()),
         ("allot ps", shares_example()),
         ("allot burn", burn_example()),
         ("allot explain pod", explain_example()),
     ],
-    ids=["devices", "ps", "burn", "explain"],
+    ids=["devices", "mig plan", "ps", "burn", "explain"],
 )
 def test_fields_are_the_documented_ones(command: str, document: object) -> None:
     assert set(fields(document)) == documented(command)

@@ -32,6 +32,7 @@ LIBRARIES = (
     "simulated/libcuda.so.1",
     "simulated/libnvidia-ml.so.1",
 )
+PROGRAMS = ("simulated/nvidia-cuda-mps-control",)
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 # All of them parts of glibc; ld-linux is its loader, needed where thread-local storage is.
 ALLOWED_NEEDED = re.compile(
@@ -78,7 +79,7 @@ def metadata(unpacked: Path) -> email.message.Message:
 
 every_library = pytest.mark.parametrize(
     ("arch", "name"),
-    [(arch, name) for arch in MACHINES for name in LIBRARIES],
+    [(arch, name) for arch in MACHINES for name in (*LIBRARIES, *PROGRAMS)],
     ids=lambda value: value,
 )
 
@@ -122,7 +123,7 @@ def test_wheel_carries_every_library_once(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = sorted(name for name in archive.namelist() if "/_native/" in name)
     assert packed == sorted(
-        f"allotment/_native/{arch}/{name}" for arch in MACHINES for name in LIBRARIES
+        f"allotment/_native/{arch}/{name}" for arch in MACHINES for name in (*LIBRARIES, *PROGRAMS)
     )
 
 
@@ -159,7 +160,8 @@ def test_library_needs_only_glibc(unpacked: Path, arch: str, name: str) -> None:
     assert [n for n in needed if not ALLOWED_NEEDED.fullmatch(n)] == []
 
 
-@every_library
+@pytest.mark.parametrize("arch", MACHINES)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_library_has_its_true_soname(unpacked: Path, arch: str, name: str) -> None:
     assert dynamic(library(unpacked, arch, name), "DT_SONAME", "soname") == [Path(name).name]
 

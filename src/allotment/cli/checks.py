@@ -8,13 +8,17 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 from allotment.ledger import read_contract, read_leases
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError
+from allotment.model.formats import format_count
+from allotment.modes.mps import DaemonState
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
+from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
 
 __all__ = ["Finding", "Outcome", "examine"]
@@ -35,7 +39,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One prerequisite. `fix` is empty where there is nothing to do."""
+    """One prerequisite.
+
+    `fix` is empty where there is nothing to do; of one that is there, it says what more could be
+    had.
+    """
 
     name: str
     outcome: Outcome
@@ -50,8 +58,10 @@ def examine(folder: StateFolder) -> Iterator[Finding]:
         _libraries,
         _state,
         _turns,
+        _mps,
         _injection,
         _driver,
+        _mig,
         _containers,
     )
     for check in checks:
@@ -164,6 +174,31 @@ def _turns(folder: StateFolder) -> Iterator[Finding]:
     yield Finding("compute", Outcome.OK, detail)
 
 
+def _mps(folder: StateFolder) -> Iterator[Finding]:
+    """Look at the control daemons of GPUs that shares have used by MPS."""
+    for uuid, status in statuses(folder).items():
+        name = f"MPS on GPU {uuid}"
+        log = f"see {place_of(folder, uuid).root}/events.log"
+        if status.state is DaemonState.FAILED:
+            yield Finding(name, Outcome.NOTE, status.problem, status.hint or log)
+            continue
+        detail = str(status.state)
+        if status.restarts:
+            detail += f", started again {format_count(status.restarts, 'time')}"
+        for loss in status.losses[-1:]:
+            when = datetime.fromtimestamp(loss.time, UTC).isoformat(timespec="seconds")
+            detail += f"; at {when} {loss.reason}, and programs of these shares lost what they had"
+            detail += f" there: {', '.join(loss.shares) or 'none'}"
+        if status.daemon is not None:
+            detail += "; parts are told to each program (MPS v2"
+            detail += "; the driver has v3, which is not used)" if status.offers_namespaces else ")"
+        is_well = status.state is not DaemonState.FAULTED and not status.losses
+        if status.daemon is not None and not status.is_exclusive:
+            detail += "; the GPU is not kept for MPS clients: a program can go round the daemon"
+            is_well = False
+        yield Finding(name, Outcome.OK if is_well else Outcome.NOTE, detail, "" if is_well else log)
+
+
 def _injection(folder: StateFolder) -> Iterator[Finding]:
     del folder
     if not can_unshare():
@@ -223,7 +258,6 @@ def _driver(folder: StateFolder) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("CUDA driver", Outcome.NOTE, f"{error}; {simulated}", install)
     from allotment.cli.machines import real_inventory
-    from allotment.model.formats import format_count
 
     try:
         inventory = real_inventory()
@@ -236,6 +270,15 @@ def _driver(folder: StateFolder) -> Iterator[Finding]:
         fix = "see the kernel's log (dmesg | grep -i xid); reset or replace the GPU"
         name = problem.uuid or f"number {problem.index}"
         yield Finding(f"GPU {name}", Outcome.NOTE, problem.message, fix)
+
+
+def _mig(folder: StateFolder) -> Iterator[Finding]:
+    """Look at GPUs in MIG mode, or on their way there: real ones, and those of known machines."""
+    from allotment.cli.machines import known_machines
+    from allotment.cli.mig_rows import mig_complaints
+
+    for complaint in mig_complaints(folder, known_machines(folder)):
+        yield Finding(complaint.name, Outcome.NOTE, complaint.detail, complaint.fix)
 
 
 def _containers(folder: StateFolder) -> Iterator[Finding]:

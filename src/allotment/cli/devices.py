@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot devices`: the machine's GPUs, and what is allotted and used of each."""
+"""`allot devices`: the machine's GPUs, what is used of each, and what each may be used for."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from allotment.cli.options import output_option, simulated_option, state_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from allotment.cli.documents import Document
     from allotment.cli.machines import DeviceRow
+    from allotment.cli.mig_rows import MigRow
     from allotment.devices.sources import Problem
     from allotment.model.shares import Share
     from allotment.shares.views import OutsideView
 
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
-@click.command(short_help="Show the GPUs, and what is allotted and used of each.")
+
+@click.group(
+    short_help="Show the GPUs, and what is allotted and used of each.",
+    invoke_without_command=True,
+)
 @simulated_option
 @output_option("table", "json", "yaml")
 @state_option
-def command(*, simulated: str | None, output: str, state: Path | None) -> None:
+@click.pass_context
+def command(
+    context: click.Context, *, simulated: str | None, output: str, state: Path | None
+) -> None:
     """Show every GPU: UUID, model, memory in all, allotted to shares and used, utilisation, shares.
 
     MEMORY is what the GPU has. The driver keeps some of it for itself; the rest is what shares are
-    ALLOTTED of. Under each GPU: the processes that use it outside any share.
+    ALLOTTED of. MODE is that of the shares that are on it, and what `set-mode` has said about it.
+    Under each GPU: the MIG slices that it is cut into and who has each, and the processes that use
+    it outside any share.
 
     Without --simulated: the machine's own GPUs, and the simulated ones that shares are on.
 
@@ -34,11 +45,15 @@ def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     Examples:
       allot devices
       allot devices --simulated a100-80gb:2,t4 -o json
+      allot devices set-mode GPU-4f6e soft,mps
     """  # noqa: D301 - click's mark
+    if context.invoked_subcommand is not None:
+        return
     from functools import cache
 
     from allotment.cli.machines import readings, survey
     from allotment.shares.folders import StateFolder
+    from allotment.shares.mps_daemons import servers
     from allotment.shares.views import current, overview
 
     folder = StateFolder.at(state)
@@ -47,16 +62,27 @@ def command(*, simulated: str | None, output: str, state: Path | None) -> None:
     rows, problems = survey(folder, simulated, shares, once)
     machines = {row.machine for row in rows}
     here = [each for each in shares if each.share and _machine_of(each.share) in machines]
-    outside = overview(here, once, machines=machines).outside
+    outside = overview(here, once, machines=machines, serving=servers(folder)).outside
+    slices: Mapping[str, Sequence[MigRow]] = {}
+    if any(row.device.mig for row in rows):
+        from allotment.cli.mig_rows import mig_rows
+
+        split = {row.machine for row in rows if row.device.mig}
+        slices = mig_rows(
+            folder,
+            split,
+            shares={each.id: each.name for each in shares},
+            of_devices={uuid: each.name for each in shares for uuid in each.limits()},
+        )
     if output == "table":
-        _print(rows, outside)
+        _print(rows, outside, slices)
         for problem in problems:
             name = problem.uuid or f"number {problem.index}"
             click.echo(f"warning: GPU {name} does not answer: {problem.message}", err=True)
         return
     from allotment.cli.documents import print_document
 
-    print_document(_document(rows, problems, outside), output)
+    print_document(_document(rows, problems, outside, slices), output)
 
 
 def _machine_of(share: "Share") -> Path | None:
@@ -64,10 +90,19 @@ def _machine_of(share: "Share") -> Path | None:
 
 
 def _document(
-    rows: "Iterable[DeviceRow]", problems: "Iterable[Problem]", outside: "Sequence[OutsideView]"
+    rows: "Iterable[DeviceRow]",
+    problems: "Iterable[Problem]",
+    outside: "Sequence[OutsideView]",
+    slices: "Mapping[str, Sequence[MigRow]]",
 ) -> "Document":
     return {
-        "devices": [_device_document(row, outside) for row in rows],
+        "devices": [
+            {
+                **_device_document(row, outside),
+                "mig_slices": [each.to_document() for each in slices.get(row.device.uuid, ())],
+            }
+            for row in rows
+        ],
         "problems": [
             {"index": each.index, "uuid": each.uuid, "message": each.message} for each in problems
         ],
@@ -106,11 +141,18 @@ def _device_document(row: "DeviceRow", outside: "Sequence[OutsideView]") -> "Doc
         "numa_node": device.numa_node,
         "pci_bus_id": device.pci_bus_id,
         "mig": device.mig,
+        "mode": row.mode or None,
+        "allowed_modes": None if row.allowed is None else list(row.allowed.modes),
+        "draining": row.is_draining,
         "problem": row.problem,
     }
 
 
-def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> None:
+def _print(
+    rows: "Iterable[DeviceRow]",
+    outside: "Sequence[OutsideView]",
+    slices: "Mapping[str, Sequence[MigRow]]",
+) -> None:
     from allotment.cli.tables import Column, print_table
     from allotment.model.formats import format_bytes, format_percent
 
@@ -124,6 +166,7 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
         Column("GUARANTEED", is_number=True, is_optional=True),
         Column("GPU", is_number=True, is_optional=True),
         Column("SHARES", is_number=True, is_optional=True),
+        Column("MODE"),
         Column("KIND"),
     )
     known = list(rows)
@@ -142,11 +185,22 @@ def _print(rows: "Iterable[DeviceRow]", outside: "Sequence[OutsideView]") -> Non
                 f"{format_percent(row.guaranteed)}%",
                 _percent(row.reading.gpu_percent if row.reading else None),
                 str(len(row.shares)),
+                _mode(row),
                 "simulated" if row.device.simulated else "real",
             )
         )
+        shown += [_slice_row(each) for each in slices.get(row.device.uuid, ())]
         shown += [_outside_row(each, cells) for each in outside if each.uuid == row.device.uuid]
     print_table(columns, shown)
+
+
+def _slice_row(piece: "MigRow") -> tuple[str, ...]:
+    """Return the row of a MIG slice, under its GPU's."""
+    from allotment.model.formats import format_bytes
+
+    memory = "?" if piece.memory_bytes is None else format_bytes(piece.memory_bytes)
+    name = f"{piece.profile}, {piece.place}"
+    return ("", piece.uuid or "(half made)", name, memory, piece.user, "", "", "", "", "", "MIG")
 
 
 def _outside_row(user: "OutsideView", cells: int) -> tuple[str, ...]:
@@ -156,8 +210,107 @@ def _outside_row(user: "OutsideView", cells: int) -> tuple[str, ...]:
 
     used = "?" if user.used is None else format_bytes(user.used)
     who, command = f"{OUTSIDE} {user.pid}", shortened(user.command, cells)
-    return ("", who, command, "", "", used, "", "", "", "")
+    return ("", who, command, "", "", used, "", "", "", "", "")
+
+
+def _mode(row: "DeviceRow") -> str:
+    """Say which mode a GPU is in, and which it is for: `soft`, `soft, drains for mig`."""
+    if row.allowed is None:
+        return row.mode or "-"
+    modes = "/".join(row.allowed.modes) or "nothing"
+    if row.is_draining:
+        return f"{row.mode}, drains for {modes}"
+    return f"{row.mode}, only {modes}" if row.mode and row.mode != modes else f"only {modes}"
 
 
 def _percent(value: int | None) -> str:
     return "-" if value is None else f"{value}%"
+
+
+@command.command("set-mode", short_help="Say what a GPU may be used for from now on.")
+@click.argument("gpu", metavar="GPU")
+@click.argument("modes", metavar="MODE[,MODE...]")
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Where shares of other modes are on it: let none of theirs come, and wait for their end.",
+)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    help="How long to wait, like 5m; it goes on draining after that.  [default: for ever]",
+)
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="A GPU that takes MIG with a reset only (A100, A30) may be reset once nobody uses it, and"
+    " with it those that NVLink joins to it.",
+)
+@simulated_option
+@state_option
+@click.pass_context
+def set_mode(
+    context: click.Context,
+    *,
+    gpu: str,
+    modes: str,
+    drain: bool,
+    timeout: str | None,
+    reset: bool,
+    simulated: str | None,
+    state: Path | None,
+) -> int:
+    """Say that a GPU (its UUID, or the start of it) is for shares of these modes alone.
+
+    The modes are soft, mps, mig, exclusive and timeslice; `default` is all of them again. What is
+    said holds for whoever makes shares, until something else is said or the machine starts anew.
+    The shares of a GPU at one time are of one mode; where several may be, whoever comes first says.
+
+    For mig alone, MIG is switched on, and stays on; without mig among the modes it is switched off,
+    once no slice is used. Slices that are kept warm go, those that others made are refused.
+
+    Where shares of other modes are on the GPU nothing is done (exit code 7), or with --drain they
+    are waited for. Nobody is ended. When the waiting is over or cut off by Ctrl-C, the GPU goes on
+    draining; `allot devices set-mode GPU default` takes that back.
+
+    \b
+    Examples:
+      allot devices set-mode GPU-4f6e soft,mps
+      allot devices set-mode GPU-4f6e mig --drain --timeout 5m
+      allot devices set-mode GPU-4f6e default
+    """  # noqa: D301 - click's mark
+    from allotment.cli.machines import device_named
+    from allotment.model.errors import UsageError
+    from allotment.model.quantities import parse_duration_ns
+    from allotment.shares.changing_modes import ModeChange
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.modes_of_gpus import parse_modes
+    from allotment.shares.sessions import refuse_inside
+
+    above = context.parent.params if context.parent else {}
+    folder = StateFolder.at(state or above.get("state"))
+    wanted = parse_modes(modes)
+    if timeout is not None and not drain:
+        raise UsageError("--timeout is of --drain", hint="add --drain, or leave it out")
+    patience_s = parse_duration_ns(timeout) / 1e9 if timeout else float("inf")
+    refuse_inside(f"allot devices set-mode {gpu} {modes}")
+    machine, device = device_named(folder, simulated or above.get("simulated"), gpu)
+    change = ModeChange(
+        folder=folder,
+        device=device,
+        machine=machine,
+        modes=wanted,
+        may_reset=reset,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    try:
+        click.echo(change.carry_out(patience_s=patience_s if drain else None))
+    except KeyboardInterrupt:
+        if wanted is not None:
+            click.echo(
+                f"\nGPU {device.uuid} goes on draining for {', '.join(wanted)}; to take that back:"
+                f" allot devices set-mode {device.uuid} default",
+                err=True,
+            )
+        return _INTERRUPTED
+    return 0

@@ -49,5 +49,7 @@ def command(*, output: str, state: Path | None) -> int:
             word = click.style(f"{each.outcome:<8}", fg=_COLOURS[each.outcome])
             click.echo(f"{word} {each.name}: {each.detail}", color=colour)
             if each.fix:
-                click.echo(f"{'':8}   fix: {each.fix}")
+                # Where all is well it is no fix, but what more could be had.
+                word = "hint" if each.outcome is Outcome.OK else "fix"
+                click.echo(f"{'':8}   {word}: {each.fix}")
     return PrerequisiteError.exit_code if missing else 0

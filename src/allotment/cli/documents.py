@@ -64,6 +64,7 @@ def share_document(view: "ShareView") -> Document:
     """Describe one share."""
     share = view.share
     uuids = [device.uuid for device in view.devices]
+    cut = {each.uuid: each for each in share.devices if each.gpu} if share else {}
     return {
         "id": view.id,
         "name": view.name,
@@ -79,10 +80,21 @@ def share_document(view: "ShareView") -> Document:
         "command": list(share.command) if share else [],
         "owner": owner_document(share.owner) if share and share.owner else None,
         "problem": str(view.problem) if view.problem else None,
+        "losses": [
+            {
+                "uuid": loss.uuid,
+                "time": utc(loss.time),
+                "reason": loss.reason,
+                "recovered_seconds": loss.recovered_s,
+            }
+            for loss in view.losses
+        ],
         "devices": [
             {
                 "uuid": device.uuid,
                 "name": device.name,
+                "gpu": cut[device.uuid].gpu if device.uuid in cut else None,
+                "mig_profile": cut[device.uuid].profile if device.uuid in cut else None,
                 "memory_limit_bytes": device.limit,
                 "memory_used_bytes": device.used,
                 "memory_peak_bytes": device.peak,
@@ -134,7 +146,7 @@ def owner_document(owner: "Owner") -> Document:
 
 
 def compute_document(compute: "ComputeView") -> Document:
-    """Describe what a share is promised of a device's time, and what it has had."""
+    """Describe what a share is promised of a device's compute, and what it has had."""
     from allotment.ledger.layout import WAIT_FIRST_NS
 
     promised, use, account = compute.promised, compute.use, compute.account

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from allotment.cli.kubeconfigs import usual_kubeconfig
 from allotment.cli.options import installed, output_option
+from allotment.cli.scheduler_options import preferred_modes, systems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from allotment.scheduler.explaining import Asked, Explanation
+    from allotment.scheduler.explaining_answers import Asked, Explanation
     from allotment.scheduler.explaining_evidence import Evidence
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -66,10 +68,23 @@ def command() -> None:
     help="The scheduler's --gpu-policy.",
 )
 @click.option(
+    "--modes",
+    metavar="M[,M...]",
+    default="soft",
+    show_default=True,
+    help="The scheduler's --modes, for pods that name none.",
+)
+@click.option(
     "--dialects",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The scheduler's --dialects, by which pods in other systems' words are read.",
+)
+@click.option(
+    "--take-over",
+    metavar="D[,D...]",
+    default="",
+    help="The scheduler's --take-over: whose systems' running pods are counted.",
 )
 @output_option("text", "json")
 def pod(
@@ -80,7 +95,9 @@ def pod(
     context: str | None,
     policies: str,
     gpu_policies: str,
+    modes: str,
     dialects: Path | None,
+    take_over: str,
     output: str,
 ) -> None:
     """Say which GPUs a pod has and how many nodes have room for it; or why it waits.
@@ -103,16 +120,18 @@ def pod(
     """  # noqa: D301 - click's mark
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     space, name = _names(pod, namespace)
-    way = _Way(kubeconfig or _kubeconfig(), context)
+    way = _Way(kubeconfig or usual_kubeconfig(), context)
     evidence, explanation = _explained(
         way,
         space,
         name,
         policies=_words(policies),
         gpu_policies=_words(gpu_policies),
+        modes=preferred_modes(modes),
         dialects=dialects,
+        take_over=take_over,
     )
-    for line in _left_out(explanation, evidence.problems):
+    for line in _left_out(evidence.problems):
         click.echo(line, err=True)
     if output == "json":
         from allotment.cli.documents import print_document
@@ -130,18 +149,6 @@ class _Way:
 
     kubeconfig: Path | None
     context: str | None
-
-
-def _kubeconfig() -> Path | None:
-    """Find what kubectl would read; None: as the pod that this is, or not at all.
-
-    Of several files in `KUBECONFIG`, which kubectl merges, the first that is there.
-    """
-    named = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
-    if named:
-        return next((each for each in named if each.exists()), named[0])
-    usual = Path.home() / ".kube" / "config"
-    return usual if "KUBERNETES_SERVICE_HOST" not in os.environ and usual.exists() else None
 
 
 def _names(text: str, namespace: str | None) -> tuple[str, str]:
@@ -168,10 +175,13 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _left_out(explanation: Explanation, problems: Sequence[str]) -> Iterator[str]:
-    """Yield what could not be read, of other objects than the pod: of that it is told below."""
-    own = f"pod {explanation.namespace}/{explanation.name}"
-    others = [each for each in problems if re.split(r"[,:]", each, maxsplit=1)[0] != own]
+def _left_out(problems: Sequence[str]) -> Iterator[str]:
+    """Yield what could not be read and may change the answer.
+
+    That is nothing of how a pod is written: of its own it is told below, and what others have on
+    their nodes counts all the same.
+    """
+    others = [each for each in problems if not each.startswith("pod ")]
     for each in others[:_NAMED]:
         yield f"left out: {each}"
     if len(others) > _NAMED:
@@ -185,13 +195,16 @@ def _explained(
     *,
     policies: Sequence[str],
     gpu_policies: Sequence[str],
+    modes: Sequence[str],
     dialects: Path | None,
+    take_over: str,
 ) -> tuple[Evidence, Explanation]:
     import asyncio
 
     with installed("allot explain", extra="kubernetes"):
         from allotment.kube.clients import connect
-        from allotment.kube.errors import DeniedError, UnreachableError
+        from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
+        from allotment.model.errors import NotFoundError
         from allotment.placement.policies import make
         from allotment.scheduler.explaining import explained
         from allotment.scheduler.explaining_evidence import read_evidence
@@ -199,13 +212,18 @@ def _explained(
     for each in (*policies, *gpu_policies):
         make(each)
     settings = read_file_settings(dialects).dialects
+    counted = systems(take_over)
 
     async def read() -> Evidence:
         async with connect(way.kubeconfig, context=way.context) as api:
-            return await read_evidence(api, space or api.namespace, name, settings=settings)
+            return await read_evidence(
+                api, space or api.namespace, name, settings=settings, systems=counted
+            )
 
     try:
         evidence = asyncio.run(read())
+    except ObjectMissingError as error:
+        raise NotFoundError(error.message, hint=error.hint) from error
     except UnreachableError as error:
         # What the hint says is for those who ask again.
         raise UnreachableError(
@@ -218,7 +236,8 @@ def _explained(
             " cluster: `kubectl auth can-i list pods -A`",
             status=error.status,
         ) from error
-    return evidence, explained(evidence, policies=policies, device_policies=gpu_policies)
+    explanation = explained(evidence, policies=policies, device_policies=gpu_policies, modes=modes)
+    return evidence, explanation
 
 
 def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str, Any]:
@@ -261,6 +280,7 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
             }
             for each in explanation.refused
         ],
+        "beyond": explanation.beyond.text if explanation.beyond is not None else None,
         "left_out": list(problems),
     }
 
@@ -279,6 +299,8 @@ def _container(asked: Asked) -> dict[str, Any]:
                 "memory_bytes": each.memory,
                 "memory_total_bytes": each.memory_total,
                 "guarantee_percent": each.guarantee / 100,
+                "mig_profile": None if each.slice is None else each.slice.profile,
+                "mig_start": None if each.slice is None else each.slice.start,
             }
             for each in asked.parts
         ],

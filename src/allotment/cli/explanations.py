@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from allotment.scheduler.explaining import Asked, Explanation, Group
+    from allotment.scheduler.explaining_answers import Asked, Explanation, Group, Part
 
 __all__ = ["print_explanation"]
 
@@ -57,11 +57,8 @@ def _tell(lines: Iterator[str]) -> None:
 def _lines(explanation: Explanation) -> Iterator[str]:
     where = f" on node {explanation.node}" if explanation.node else ""
     words = {"placed": "is placed", "bound": "is bound", "pending": "waits", "ended": "has ended"}
-    why = ""
-    if explanation.standing == "pending" and explanation.containers and not explanation.obstacles:
-        why = "; there is room for it" if explanation.fitting else ": no node has room for it"
     name = f"{explanation.namespace}/{explanation.name}"
-    yield f"Pod {name} {words[explanation.standing]}{where}{why}"
+    yield f"Pod {name} {words[explanation.standing]}{where}{_why(explanation)}"
     for each in explanation.containers:
         yield f"  container {each.name} asks for {each.text}"
     if explanation.title:
@@ -77,12 +74,37 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"It asks for no part of a GPU by Allotment{what}."
 
 
+def _why(explanation: Explanation) -> str:
+    """Say in the first line what it comes to."""
+    if _is_kept_out(explanation):
+        return ", and does not start: it is refused there"
+    if explanation.standing != "pending" or explanation.obstacles or not explanation.containers:
+        return ""
+    if explanation.fitting:
+        return "; there is room for it"
+    if explanation.beyond is None:
+        return ": no node has room for it"
+    if explanation.beyond.reason == "gpu-memory":
+        return ": no GPU here is that large, even when empty"
+    return ": no node here would do, even when empty"
+
+
+def _is_kept_out(explanation: Explanation) -> bool:
+    """Is it on a node that cannot make sense of it, so that its containers wait there for ever?"""
+    is_refused = any(each.kind == "refused" for each in explanation.obstacles)
+    return explanation.standing == "bound" and is_refused and not explanation.has_started
+
+
 def _print_parts(title: str, asked: Sequence[Asked]) -> None:
     if not any(each.parts for each in asked):
         return
     from allotment.cli.tables import Column, print_table, short_uuid
     from allotment.model.formats import format_bytes, format_percent
 
+    # Modes are told where they tell anything, and so are slices.
+    modes = {each.mode for each in asked if each.parts}
+    has_modes = modes != {"soft"}
+    has_slices = any(part.slice is not None for each in asked for part in each.parts)
     columns = (
         Column("CONTAINER"),
         Column("GPU"),
@@ -91,6 +113,8 @@ def _print_parts(title: str, asked: Sequence[Asked]) -> None:
         Column("MEMORY", is_number=True),
         Column("OF", is_number=True),
         Column("COMPUTE", is_number=True),
+        *((Column("MODE"),) if has_modes else ()),
+        *((Column("SLICE"),) if has_slices else ()),
     )
     rows = [
         (
@@ -101,6 +125,8 @@ def _print_parts(title: str, asked: Sequence[Asked]) -> None:
             format_bytes(part.memory),
             "?" if part.memory_total is None else format_bytes(part.memory_total),
             f"{format_percent(part.guarantee)} %" if part.guarantee else "-",
+            *((each.mode,) if has_modes else ()),
+            *((_slice(part),) if has_slices else ()),
         )
         for each in asked
         for part in each.parts
@@ -109,12 +135,18 @@ def _print_parts(title: str, asked: Sequence[Asked]) -> None:
     print_table(columns, rows)
 
 
+def _slice(part: Part) -> str:
+    return "-" if part.slice is None else f"{part.slice.profile} at {part.slice.start}"
+
+
 def _obstacles(explanation: Explanation) -> Iterator[str]:
     if not explanation.obstacles:
         return
-    is_waiting = explanation.standing == "pending"
     yield ""
-    yield "What keeps it, whatever GPUs there are:" if is_waiting else "To be told of it:"
+    if explanation.standing == "pending":
+        yield "What keeps it, whatever GPUs there are:"
+    else:
+        yield "Why:" if _is_kept_out(explanation) else "To be told of it:"
     for each in explanation.obstacles:
         yield f"  {each.text}"
         if each.hint:
@@ -131,6 +163,8 @@ def _nodes(explanation: Explanation) -> Iterator[str]:
         yield f"  {_whose(group)}: {group.text}"
         if group.note:
             yield f"    {group.note}"
+    if explanation.beyond is not None:
+        yield f"  If all of them were empty and well: {explanation.beyond.text}"
 
 
 def _said(explanation: Explanation) -> Iterator[str]:

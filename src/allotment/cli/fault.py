@@ -9,9 +9,12 @@ import click
 from allotment.cli.options import simulated_option, state_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from allotment.devices.faults import MigCall, MigFault
     from allotment.model.devices import Device
+
+_LAST_NVML_ERROR = 999
 
 
 @click.command(short_help="Break a simulated GPU on purpose, or mend it.")
@@ -36,6 +39,24 @@ if TYPE_CHECKING:
     type=click.IntRange(0, 999),
     help="Let cuInit fail with this CUresult; 0 mends (whole machine).",
 )
+@click.option(
+    "--mig-slow",
+    metavar="CALL=TIME",
+    multiple=True,
+    help="Let a call that changes MIG take this long more: set-mode, create-gpu, create-compute,"
+    " destroy-gpu, destroy-compute, reset.",
+)
+@click.option(
+    "--mig-error",
+    metavar="CALL=N",
+    multiple=True,
+    help="Let such a call do nothing and return this nvmlReturn_t; 0 mends.",
+)
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="Reset the GPU, as `nvidia-smi --gpu-reset` does: a pending MIG mode is in force.",
+)
 @click.option("--clear", is_flag=True, help="Mend everything first.")
 @state_option
 def command(
@@ -48,6 +69,9 @@ def command(
     counters: tuple[str, ...],
     nvml: bool | None,
     cuda_init: int | None,
+    mig_slow: tuple[str, ...],
+    mig_error: tuple[str, ...],
+    reset: bool,
     clear: bool,
     state: Path | None,
 ) -> None:
@@ -59,9 +83,12 @@ def command(
     Examples:
       allot fault --simulated a100-80gb:2 --gpu GPU-4f6e21b0 --lost
       allot fault --simulated a100-80gb:2 --xid 43
+      allot fault --simulated a100-80gb:2 --mig-slow create-gpu=2s --mig-error create-compute=23
+      allot fault --simulated a100-80gb:2 --reset
       allot fault --simulated a100-80gb:2 --clear
     """  # noqa: D301 - click's mark
-    from allotment.devices.faults import clear_faults, set_driver_fault, set_fault
+    from allotment.devices.faults import clear_faults, set_driver_fault, set_fault, set_mig_fault
+    from allotment.devices.simulated import reset_gpu
     from allotment.model.errors import UsageError
     from allotment.model.quantities import parse_duration_ns
     from allotment.shares.folders import StateFolder
@@ -77,6 +104,8 @@ def command(
         raise UsageError("only simulated GPUs can be broken on purpose")
     chosen = _indices(devices, gpu)
     values = _counters(counters)
+    slow_us = _mig_values(mig_slow, lambda text: parse_duration_ns(text) // 1000)
+    errors = _mig_values(mig_error, _nvml_error)
     if clear:
         clear_faults(machine)
     for index in chosen:
@@ -88,6 +117,10 @@ def command(
             hang_us=None if hang is None else parse_duration_ns(hang) // 1000,
             counters=values,
         )
+        for call, fault in _mig_faults(machine, index, slow_us=slow_us, errors=errors):
+            set_mig_fault(machine, index, call, fault)
+        if reset:
+            reset_gpu(machine, index)
     set_driver_fault(
         machine, nvml_not_loaded=None if nvml is None else not nvml, cuda_init_error=cuda_init
     )
@@ -125,6 +158,73 @@ def _counters(texts: tuple[str, ...]) -> "Mapping[str, int]":
     return values
 
 
+def _mig_values(texts: tuple[str, ...], parse: "Callable[[str], int]") -> "Mapping[MigCall, int]":
+    """Read `CALL=VALUE` several times over."""
+    from allotment.devices.faults import MigCall
+    from allotment.model.errors import UsageError
+
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        call = next((each for each in MigCall if _mig_name(each) == name), None)
+        if call is None or not value:
+            known = ", ".join(map(_mig_name, MigCall))
+            raise UsageError(
+                f"{text!r} is no call that changes MIG with a value", hint=f"calls: {known}"
+            )
+        values[call] = parse(value)
+    return values
+
+
+def _nvml_error(text: str) -> int:
+    from allotment.model.errors import UsageError
+
+    if not (text.isascii() and text.isdecimal() and int(text) <= _LAST_NVML_ERROR):
+        raise UsageError(f"{text!r} is no nvmlReturn_t, like 19 (in use); 0 mends")
+    return int(text)
+
+
+def _mig_name(call: "MigCall") -> str:
+    return call.name.lower().replace("_", "-")
+
+
+def _mig_faults(
+    machine: Path,
+    gpu: int,
+    *,
+    slow_us: "Mapping[MigCall, int]",
+    errors: "Mapping[MigCall, int]",
+) -> "Iterator[tuple[MigCall, MigFault]]":
+    """Say what the faults are after the changes asked for, of the calls that are named."""
+    from dataclasses import replace
+
+    from allotment.devices.faults import MigFault, read_faults
+
+    now = read_faults(machine)[gpu].mig
+    for call in sorted({*slow_us, *errors}):
+        fault = now.get(call, MigFault())
+        yield (
+            call,
+            replace(
+                fault,
+                slow_us=slow_us.get(call, fault.slow_us),
+                error=errors.get(call, fault.error),
+            ),
+        )
+
+
+def _mig_text(call: "MigCall", fault: "MigFault") -> "Iterator[str]":
+    from allotment.model.formats import format_duration
+
+    name = _mig_name(call)
+    if fault.slow_us:
+        yield f"{name} takes {format_duration(fault.slow_us * 1000)} more"
+    if fault.error:
+        yield f"{name} fails with {fault.error}"
+    if fault.ends_before or fault.ends_after:
+        yield f"{name} ends its process"
+
+
 def _print(machine: Path, devices: "Sequence[Device]") -> None:
     from allotment.cli.tables import Column, print_table
     from allotment.devices.faults import read_driver_faults, read_faults
@@ -144,6 +244,10 @@ def _print(machine: Path, devices: "Sequence[Device]") -> None:
             for device, faults in zip(devices, read_faults(machine), strict=True)
         ],
     )
+    for device, faults in zip(devices, read_faults(machine), strict=True):
+        for call, fault in faults.mig.items():
+            for text in _mig_text(call, fault):
+                click.echo(f"{device.uuid}: {text}")
     driver = read_driver_faults(machine)
     if driver.nvml_not_loaded:
         click.echo("whole machine: NVML is not loaded")

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "ps": "Show the shares and their processes.",
     "top": "Watch the shares, live.",
     "devices": "Show the GPUs, and what is allotted and used of each.",
+    "mig": "Cut GPUs into MIG instances, as a file says.",
     "resize": "Change a share's limits while its programs run.",
     "suspend": "Stop a share's programs, and free its GPU memory.",
     "resume": "Bring a suspended share back.",

@@ -15,13 +15,29 @@ from allotment.devices.simulated import (
 )
 from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
-from allotment.model.errors import AllotError, NoDevicesError, StateError
+from allotment.model.errors import (
+    AllotError,
+    NoDevicesError,
+    NotFoundError,
+    StateError,
+    UsageError,
+)
+from allotment.model.requests import MIG
 from allotment.shares.folders import StateFolder
 from allotment.shares.lives import Booking, Found, booked
+from allotment.shares.modes_of_gpus import Allowed, modes_on, read_allowed, refusal
 from allotment.shares.sessions import inside_share
 from allotment.shares.views import Readings
 
-__all__ = ["DeviceRow", "devices_of", "known_machines", "readings", "real_inventory", "survey"]
+__all__ = [
+    "DeviceRow",
+    "device_named",
+    "devices_of",
+    "known_machines",
+    "readings",
+    "real_inventory",
+    "survey",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,12 @@ class DeviceRow:
     """The simulated machine that it is of."""
     guaranteed: int = 0
     """Of its time, what is guaranteed to shares, in basis points."""
+    mode: str = ""
+    """That of the shares on it, or `mig` where it is cut; empty: none."""
+    allowed: Allowed | None = None
+    """What `allot devices set-mode` or the node has said; None: nothing."""
+    is_draining: bool = False
+    """There are shares of a mode that it is not for any more."""
 
 
 def real_inventory() -> Inventory:
@@ -88,17 +110,18 @@ def survey(
         inventory = real_inventory()
         simulated = bool(os.environ.get(MACHINE_VARIABLE)) or DEFAULT_PATH.exists()
         own = [replace(device, simulated=simulated) for device in inventory.devices]
-        return _rows(own, None, shares, ask), list(inventory.problems)
+        return _rows(own, None, shares, ask, {}), list(inventory.problems)
+    said = read_allowed(folder)
     if spec:
         folder.prepare()
         machine = machine_path(folder.root, spec)
-        return _rows(SimulatedMachine(machine).devices(), machine, shares, ask), []
+        return _rows(SimulatedMachine(machine).devices(), machine, shares, ask, said), []
     rows: list[DeviceRow] = []
     problems: list[Problem] = []
     failure: NoDevicesError | None = None
     try:
         inventory = real_inventory()
-        rows += _rows(inventory.devices, None, shares, ask)
+        rows += _rows(inventory.devices, None, shares, ask, said)
         problems += inventory.problems
     except NoDevicesError as error:
         failure = error
@@ -106,7 +129,7 @@ def survey(
         {each.share.machine for each in shares if each.share and each.share.machine}
     ):
         try:
-            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares, ask)
+            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares, ask, said)
         except StateError as error:
             problems.append(Problem(index=-1, uuid=None, message=error.message))
     if not rows and not problems:
@@ -117,8 +140,49 @@ def survey(
     return rows, problems
 
 
+def device_named(folder: StateFolder, spec: str | None, name: str) -> tuple[Path | None, Device]:
+    """Return the one GPU whose UUID is `name` or begins with it, and its machine.
+
+    Of the machine of `spec`, else of the real one and the folder's simulated ones. Raises
+    `NotFoundError`, or `UsageError` for what may be several.
+    """
+    found: list[tuple[Path | None, Device]] = []
+    there: list[str] = []
+    for machine in _machines(folder, spec):
+        try:
+            devices = (
+                real_inventory().devices if machine is None else SimulatedMachine(machine).devices()
+            )
+        except (NoDevicesError, StateError):
+            continue
+        there += [each.uuid for each in devices]
+        found += [(machine, each) for each in devices if each.uuid.lower().startswith(name.lower())]
+    if not name.lower().startswith("gpu-") or not found:
+        raise NotFoundError(
+            f"there is no GPU {name!r}",
+            hint=f"name it by its UUID or the start of it; there are: {', '.join(there) or 'none'}",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"{name!r} may be any of {', '.join(each.uuid for _, each in found)}",
+            hint="write more of the UUID",
+        )
+    return found[0]
+
+
+def _machines(folder: StateFolder, spec: str | None) -> tuple[Path | None, ...]:
+    if not spec:
+        return (None, *sorted(folder.simulated.glob("*/machine")))
+    folder.prepare()
+    return (machine_path(folder.root, spec),)
+
+
 def _rows(
-    devices: Iterable[Device], machine: Path | None, shares: Iterable[Found], ask: Readings
+    devices: Iterable[Device],
+    machine: Path | None,
+    shares: Iterable[Found],
+    ask: Readings,
+    said: Mapping[str, Allowed],
 ) -> list[DeviceRow]:
     live = ask(machine)
     known = list(shares)
@@ -128,6 +192,8 @@ def _rows(
         here = [each for each in known if device.uuid in each.limits()]
         booking = bookings.get(device.uuid) or Booking()
         answer = live.get(device.uuid)
+        modes = modes_on(known, device.uuid)
+        allowed = said.get(device.uuid)
         rows.append(
             DeviceRow(
                 device=device,
@@ -137,6 +203,9 @@ def _rows(
                 problem=answer.message if isinstance(answer, Problem) else None,
                 machine=machine,
                 guaranteed=booking.guaranteed,
+                mode=min(modes, default=MIG if device.mig else ""),
+                allowed=allowed,
+                is_draining=any(refusal(allowed, each) for each in modes),
             )
         )
     return rows

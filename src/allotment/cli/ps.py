@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from allotment.shares.views import (
         ComputeView,
+        LossView,
         OutsideView,
         Overview,
         ProcessView,
@@ -32,7 +33,8 @@ def command(*, output: str, state: Path | None) -> None:
     A LIMIT like 12Gi+host is that of an oversubscribed share, and HOST is how much of what it uses
     may lie on the host: all of it while `allot suspend` has it off the GPU. COMPUTE is its
     guarantee and its ceiling in percent of the GPU, its class where that is another than normal,
-    and its weight where that is another than 100; it is `-` where nobody takes turns. GPU TIME is
+    and its weight where that is another than 100; it is `-` where none was asked for and nobody
+    takes turns. In mode mps it is the part of the multiprocessors of each process. GPU TIME is
     what its kernels took so far: measured where some share of the GPU asked for compute. `allot
     top` shows how much of the GPU that is at the moment.
 
@@ -49,13 +51,23 @@ def command(*, output: str, state: Path | None) -> None:
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import known_machines, readings
     from allotment.shares.folders import StateFolder
-    from allotment.shares.sessions import inside_share
+    from allotment.shares.mps_daemons import losses, servers
+    from allotment.shares.sessions import inside_share, settle_slices
     from allotment.shares.views import current, overview
 
     folder = StateFolder.at(state)
-    seen = overview(current(folder), readings, machines=known_machines(folder))
+    shares = current(folder)
+    settle_slices(folder, patience_s=10)
+    seen = overview(
+        shares,
+        readings,
+        machines=known_machines(folder),
+        serving=servers(folder),
+        losses=losses(folder),
+    )
     if output == "table":
         _print(seen)
+        _tell_losses(seen)
     else:
         from allotment.cli.documents import print_document, shares_document
 
@@ -102,6 +114,27 @@ def _print(seen: "Overview") -> None:
             click.echo(f"warning: share {each.name}: {each.problem.message}", err=True)
             if each.problem.hint:
                 click.echo(f"hint: {each.problem.hint}", err=True)
+
+
+def _tell_losses(seen: "Overview") -> None:
+    """Name the shares whose programs lost what they had on a GPU by the end of its MPS daemon."""
+    from allotment.cli.documents import utc
+
+    affected: dict[LossView, list[str]] = {}
+    for each in seen.shares:
+        for loss in each.losses[-1:]:
+            affected.setdefault(loss, []).append(each.name)
+    for loss, names in affected.items():
+        back = f"; back after {loss.recovered_s} s" if loss.recovered_s is not None else ""
+        click.echo(
+            f"warning: GPU {loss.uuid}: {loss.reason} ({utc(loss.time)}{back}): programs that ran"
+            f" in {', '.join(names)} lost what they had there",
+            err=True,
+        )
+    if affected:
+        click.echo(
+            "hint: programs that go on with errors of CUDA have to be started again", err=True
+        )
 
 
 def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":

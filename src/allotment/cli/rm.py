@@ -31,10 +31,11 @@ def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None
     """  # noqa: D301 - click's mark
     from allotment.shares.folders import StateFolder
     from allotment.shares.lives import destroy, find
-    from allotment.shares.sessions import refuse_inside
+    from allotment.shares.sessions import refuse_inside, settle_slices
 
     refuse_inside(f"allot rm {' '.join(shares)}")
     folder = StateFolder.at(state)
     for found in [find(folder, name) for name in shares]:
         destroy(folder, found, force=force)
         click.echo(found.name)
+    settle_slices(folder)

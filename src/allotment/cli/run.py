@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     "--memory",
     metavar="SIZE",
     type=MEMORY,
-    required=True,
-    help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%.",
+    help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%; in mode mig, what the slice"
+    " has to have at least.",
 )
 @compute_options
 @oversubscribe_options
@@ -46,7 +46,34 @@ if TYPE_CHECKING:
     "gpus",
     metavar="UUID|MODEL",
     multiple=True,
-    help="Only this GPU or model (GPU-4f6e..., a100, a100-80gb); several times: any of them.",
+    help="Only this GPU or model (GPU-4f6e..., a100, a100-80gb), or this MIG device that others"
+    " have cut (MIG-1c7e...); several times: any of them.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["soft", "mps", "mig"]),
+    help="How compute is shared: soft, by turns; mps, at the same time, each on its part of the"
+    " multiprocessors; mig, not at all: a slice is cut from a GPU, with its own.  [default: soft]",
+)
+@click.option(
+    "--mig",
+    "profile",
+    metavar="PROFILE",
+    help="A MIG slice of this profile, like 1g.10gb; it implies --mode mig.",
+)
+@click.option(
+    "--mig-keep",
+    "keep",
+    metavar="DURATION",
+    help="Keep the slice for so long after the command, for whoever asks for its like; longer than"
+    " that it stays until the next `allot` looks.  [default: 0s]",
+)
+@click.option(
+    "--mig-reuse",
+    "reuses",
+    is_flag=True,
+    help="Take an idle MIG device of the very profile, if others have cut one; it stays as it is"
+    " after the command. Without it only what is cut for the command is had.",
 )
 @click.option("--name", metavar="NAME", help="Name of the share; default: its id.")
 @simulated_option
@@ -62,7 +89,7 @@ if TYPE_CHECKING:
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
     *,
-    memory: "MemoryAmount",
+    memory: "MemoryAmount | None",
     compute: "Compute | None",
     kind: str | None,
     weight: int | None,
@@ -70,6 +97,10 @@ def command(
     host_memory: int | None,
     count: int,
     gpus: tuple[str, ...],
+    mode: str | None,
+    profile: str | None,
+    keep: str | None,
+    reuses: bool,
     name: str | None,
     simulated: str | None,
     inject: str,
@@ -91,10 +122,14 @@ def command(
       allot run --memory 25% --gpu a100 --count 2 --name train -- torchrun train.py
       allot run --memory 8Gi --compute 30:80 -- python train.py
       allot run --memory 8Gi --compute 20 --class latency -- python serve.py
+      allot run --mig 1g.10gb -- python train.py
+      allot run --mode mig --memory 16Gi -- python train.py
+      allot run --gpu MIG-1c7e --mode mps --memory 4Gi -- python train.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
     """  # noqa: D301 - click's mark
     from allotment.model.errors import UsageError
-    from allotment.model.requests import Request
+    from allotment.model.quantities import parse_duration_ns
+    from allotment.model.requests import MIG, SOFT, Request
     from allotment.shares.sessions import Session, run
 
     if not command:
@@ -102,12 +137,28 @@ def command(
             "there is no command to run",
             hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
         )
+    mode = mode or (MIG if profile else SOFT)
+    if mode != MIG and (profile or keep or reuses):
+        raise UsageError(
+            f"--mig, --mig-keep and --mig-reuse are for slices, and mode {mode} cuts none",
+            hint="leave --mode out: --mig implies it",
+        )
+    if mode == MIG and (kind or weight):
+        raise UsageError(
+            "--class and --weight are of turns, and nobody takes turns in a MIG slice",
+            hint="leave them out; --compute 30 asks for a slice with 30 % of a GPU",
+        )
+    if memory is None:
+        is_named = mode == MIG and any(each.lower().startswith("mig-") for each in gpus)
+        memory = _any_memory(mode, profile, is_named=is_named)
     request = Request(
         memory=memory,
         count=count,
         selectors=gpus,
         compute=requested_compute(compute, kind, weight),
         may_oversubscribe=oversubscribe,
+        mode=mode,
+        mig_profile=profile or "",
     )
     run(
         Session(
@@ -118,5 +169,22 @@ def command(
             inject=inject,
             state=state,
             host_budget=host_memory,
+            keep_s=parse_duration_ns(keep) / 1e9 if keep else 0.0,
+            reuses=reuses,
         )
     )
+
+
+def _any_memory(mode: str, profile: str | None, *, is_named: bool) -> "MemoryAmount":
+    """Return the floor of who asks for a slice by its profile or name; refuse everybody else."""
+    from allotment.model.errors import UsageError
+    from allotment.model.quantities import LEAST_BYTES, MemoryAmount
+
+    if profile is None and not is_named:
+        raise UsageError(
+            "how much memory is the share to have?",
+            hint="say so, as in: allot run --memory 4Gi -- python train.py; --memory 100% is all of"
+            " a GPU that is empty"
+            + (" (or name a profile: --mig 1g.10gb)" if mode == "mig" else ""),
+        )
+    return MemoryAmount("any", size_bytes=LEAST_BYTES)

@@ -380,7 +380,7 @@ def _compute(
             _percent(rates.borrowed if rates else None),
             _percent(rates.lent if rates else None),
             f"{rates.held:.2f}x" if rates else "-",
-            Text(compute.state, style="yellow" if compute.state == "waiting" else ""),
+            Text(compute.state or "-", style="yellow" if compute.state == "waiting" else ""),
         )
     return grid
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from allotment.cli.kubeconfigs import usual_kubeconfig
 from allotment.cli.options import installed, output_option
 from allotment.cli.replay_tables import print_results
 
@@ -126,9 +127,8 @@ def _is_seed(text: str) -> bool:
     "--kubeconfig",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    envvar="KUBECONFIG",
-    help="Of --from-cluster: how to reach the API server; default: a pod's service account."
-    "  [env: KUBECONFIG]",
+    help="Of --from-cluster: how to reach the API server.  [default: $KUBECONFIG, or as the pod"
+    " that this is, or ~/.kube/config]",
 )
 @click.option(
     "--replay",
@@ -312,13 +312,21 @@ def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
         from allotment.simulate.live_scenes import LiveScene, Replayed
 
     async def read() -> LiveCluster:
-        async with connect(kubeconfig) as api:
+        async with connect(kubeconfig or usual_kubeconfig()) as api:
             return await read_cluster(api)
 
     cluster = asyncio.run(read())
     for problem in cluster.problems:
         click.echo(f"left out: {problem}", err=True)
-    return LiveScene(cluster=cluster, replayed=Replayed(replay))
+    scene = LiveScene(cluster=cluster, replayed=Replayed(replay))
+    if not scene.movable:
+        which = (
+            "waits for a part of a GPU"
+            if scene.replayed is Replayed.PENDING
+            else "has a part of a GPU from Allotment's scheduler, or waits for one"
+        )
+        click.echo(f"note: there is nothing to place: no pod of the cluster {which}", err=True)
+    return scene
 
 
 def _policies(text: str) -> list[str]:

@@ -31,7 +31,7 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
     resume` brings it back, which has to find room again; its guarantee of compute stays its own.
 
     With an older driver only shares with --oversubscribe can be suspended: then their contexts stay
-    on the GPU, and their memory stays booked.
+    on the GPU, and their memory stays booked. Shares of mode mps cannot be suspended.
 
     \b
     Examples:

@@ -110,6 +110,7 @@ class _Watcher:
 
         from allotment.cli.machines import known_machines, readings, survey
         from allotment.model.errors import NoDevicesError
+        from allotment.shares.mps_daemons import losses, servers
         from allotment.shares.views import current, overview
 
         shares = current(self._folder)
@@ -118,7 +119,13 @@ class _Watcher:
             self._devices, _ = survey(self._folder, self._spec, shares, once)
         except NoDevicesError:
             self._devices = ()  # a machine without a GPU has no shares on one either
-        seen = overview(shares, once, machines=known_machines(self._folder))
+        seen = overview(
+            shares,
+            once,
+            machines=known_machines(self._folder),
+            serving=servers(self._folder),
+            losses=losses(self._folder),
+        )
         self._seen = seen if self._seen is None else seen.since(self._seen)
         return self._seen
 

@@ -68,7 +68,7 @@ def test_a_long_command_outside_takes_no_room_from_the_figures(
     command = "/usr/bin/python3 /srv/programs/of/somebody/first_process.py --and more"
     lines = []
     for outside in ([], [OutsideView(4194303, command, UUID, 19 * GI)]):
-        devices_command._print(rows, outside)  # noqa: SLF001
+        devices_command._print(rows, outside, {})  # noqa: SLF001
         lines.append(capsys.readouterr().out.splitlines())
     assert lines[1][:2] == lines[0]
     assert lines[1][2].split() == [

@@ -29,7 +29,7 @@ from allotment.model.clusters import (
     PodBooking,
 )
 from allotment.model.pods import PodUid
-from allotment.scheduler.explaining import Explanation, Standing
+from allotment.scheduler.explaining_answers import Explanation, Standing
 
 GI = 1 << 30
 LIMITS = {
@@ -168,7 +168,7 @@ def test_a_pod_that_fits_nowhere_in_the_kubeconfigs_namespace(config: Path) -> N
     shown = explain(config, "large")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout == (
-        "Pod ml/large waits: no node has room for it\n"
+        "Pod ml/large waits: no GPU here is that large, even when empty\n"
         "  container main asks for a GPU with 50Gi and 50 % of compute\n"
         "  scheduler: allotment-scheduler\n"
         "  policy: fragmentation\n"
@@ -176,6 +176,8 @@ def test_a_pod_that_fits_nowhere_in_the_kubeconfigs_namespace(config: Path) -> N
         "It has room on none of 3 nodes:\n"
         "  2 nodes (a, b): need a GPU with 50Gi and 50 % of compute, have at most 40Gi on a GPU\n"
         "  plain: need a node with GPUs, have none that its agent has published\n"
+        "  If all of them were empty and well: need a GPU with 50Gi and 50 % of compute, have at"
+        " most 40Gi on a GPU\n"
         "\n"
         "Its scheduler says (Unschedulable since 2026-01-01T00:01:00Z):\n"
         "  0/3 nodes are available: 3 had untolerated taints\n"
@@ -237,19 +239,39 @@ def test_on_which_gpus_a_pod_may_be(config: Path) -> None:
     assert "50 % of compute, on GPU-b-0, not beside 'web'\n" in shown
 
 
-def test_what_is_wrong_with_other_pods_is_a_few_lines_and_with_its_own_said_once(
-    config: Path,
-) -> None:
+def test_what_is_wrong_with_other_pods_is_not_told_and_with_its_own_once(config: Path) -> None:
     broken = [pod(f"broken{number}", "4") for number in range(6)]
     Server.answers["/api/v1/pods"]["items"] += broken  # type: ignore[index]
     Server.answers["/api/v1/namespaces/ml/pods/broken0"] = broken[0]
     shown = explain(config, "small")
-    assert len(shown.stderr.splitlines()) == 4
-    assert shown.stderr.endswith("left out: 3 more; -o json has all\n")
+    assert shown.stderr == ""
     assert len(json.loads(explain(config, "small", "-o", "json").stdout)["left_out"]) == 6
     shown = explain(config, "broken0")
-    assert "broken0" not in shown.stderr
+    assert shown.stderr == ""
     assert shown.stdout.count("allotment.dev/gpu-memory is 4 bytes") == 1
+
+
+def test_nodes_that_cannot_be_read_are_a_few_lines(config: Path) -> None:
+    """Each of them may have the room that is looked for."""
+    for number in range(6):
+        lame = node(f"lame{number}")
+        lame["metadata"]["annotations"][DEVICES] = "{}"
+        Server.answers["/api/v1/nodes"]["items"].append(lame)  # type: ignore[index]
+    shown = explain(config, "small")
+    assert len(shown.stderr.splitlines()) == 4
+    assert shown.stderr.endswith("left out: 3 more; -o json has all\n")
+
+
+def test_a_pod_whose_node_refuses_it_is_said_to_wait_for_nothing(config: Path) -> None:
+    typo = pod("typo")
+    typo["spec"]["nodeName"] = "a"
+    typo["metadata"]["annotations"] = {"allotment.dev/comptue": "30"}
+    Server.answers["/api/v1/namespaces/ml/pods/typo"] = typo
+    first, *_, why, what, hint = explain(config, "typo").stdout.splitlines()
+    assert first == "Pod ml/typo is bound on node a, and does not start: it is refused there"
+    assert why == "Why:"
+    assert "allotment.dev/comptue" in what
+    assert "hint: " in hint
 
 
 def test_a_narrow_terminal_breaks_lines_between_words(config: Path) -> None:
@@ -354,6 +376,8 @@ def test_json_has_all_that_the_text_has(config: Path) -> None:
             "memory_bytes": 20 * GI,
             "memory_total_bytes": 40 * GI,
             "guarantee_percent": 50.0,
+            "mig_profile": None,
+            "mig_start": None,
         }
     ]
     assert found["condition"] is None
@@ -369,7 +393,7 @@ def test_of_a_pod_that_ended_nothing_is_claimed() -> None:
 
 def test_no_such_pod(config: Path) -> None:
     shown = explain(config, "ml/larg")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 4
     assert "there is no pod ml/larg" in shown.stderr
     assert "did you mean ml/large?" in shown.stderr
 
@@ -386,7 +410,7 @@ def test_why_a_sharepod_has_no_pod(config: Path, status: dict[str, str] | None, 
     path = "/apis/kubeshare.nthu/v1/namespaces/ml/sharepods/shared"
     Server.answers[path] = {"status": {"PodStatus": status}} if status else {}
     shown = explain(config, "ml/shared")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 4
     assert "there is no pod ml/shared" in shown.stderr
     assert "SharePod ml/shared ha" in shown.stderr
     assert word in shown.stderr

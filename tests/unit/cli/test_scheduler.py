@@ -18,17 +18,24 @@ def test_the_configuration_is_one_of_kube_scheduler() -> None:
     assert result.exit_code == 0, result.output
     config = yaml.safe_load(result.output)
     assert config["kind"] == "KubeSchedulerConfiguration"
-    [extender] = config["extenders"]
+    extender, plain = config["extenders"]
     assert extender["urlPrefix"] == "http://127.0.0.1:9000"
     assert extender["nodeCacheCapable"] is True
     assert extender["ignorable"] is False
     assert [each["name"] for each in extender["managedResources"]] == ["allotment.dev/gpu"]
+    assert plain["urlPrefix"] == extender["urlPrefix"]
+    assert plain["ignorable"] is True
+    assert "managedResources" not in plain
+    assert [each for each in plain if each.endswith("Verb")] == ["prioritizeVerb"]
+    alone = CliRunner().invoke(command, ["--print-config", "--listen", ":9000", "--no-plain-pods"])
+    assert yaml.safe_load(alone.output) == config | {"extenders": [extender]}
 
 
 def test_the_configuration_names_the_authority_where_it_is_https() -> None:
     options = ["--print-config", "--listen", "[::1]:9000", "--tls-cert-file", "x.crt"]
     config = yaml.safe_load(CliRunner().invoke(command, options).output)
-    [extender] = config["extenders"]
+    extender, plain = config["extenders"]
+    assert plain["tlsConfig"] == extender["tlsConfig"]
     assert extender["urlPrefix"] == "https://[::1]:9000"
     assert extender["enableHTTPS"] is True
     assert extender["tlsConfig"]["caFile"]
@@ -37,12 +44,12 @@ def test_the_configuration_names_the_authority_where_it_is_https() -> None:
 def test_the_configuration_leads_to_the_service_and_shows_who_asks() -> None:
     options = ["--listen", ":9447", "--client-secret", "c", "--service", "gpus/ext"]
     config = yaml.safe_load(CliRunner().invoke(command, [*options, "--print-config"]).output)
-    [extender] = config["extenders"]
+    extender, _ = config["extenders"]
     assert extender["urlPrefix"] == "https://ext.gpus.svc:9447"
     assert extender["tlsConfig"]["serverName"] == "ext.gpus.svc"
     assert extender["tlsConfig"]["certFile"]
     plain = CliRunner().invoke(command, [*options[:2], *options[4:], "--print-config"]).output
-    [extender] = yaml.safe_load(plain)["extenders"]
+    extender, _ = yaml.safe_load(plain)["extenders"]
     assert extender["urlPrefix"] == "http://ext.gpus.svc:9447"
     assert "tlsConfig" not in extender
 
@@ -100,6 +107,8 @@ def test_settings_that_are_none_are_told(option: str, tmp_path: Path) -> None:
         (["--webhook-service", "x"], "Service"),
         (["--scheduler-name", "A b"], "no name of a scheduler"),
         (["--tls-cert-file", "only.crt"], "belong together"),
+        (["--webhook-client-ca", __file__], "there is none"),
+        (["--client-secret", "x"], "webhook's authority"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_next_step(

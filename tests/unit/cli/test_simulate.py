@@ -3,7 +3,9 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allotment.cli import main
+from allotment.kube.inventories import DEVICES, encode
 from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeDevice, NodeInventory, PodNeed, WantedContainer
 from allotment.model.pods import PodUid
@@ -147,6 +150,60 @@ def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
     assert shown.exit_code == 1
     assert f"{tmp_path}/none: not a usable way to the API server" in shown.stderr
     assert "hint: " in shown.stderr
+
+
+@pytest.fixture
+def usual_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """An API server that kubectl would find; its nodes."""
+    answers: dict[str, list[object]] = {"/api/v1/nodes": [], "/api/v1/pods": []}
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            items = answers[self.path.partition("?")[0]]
+            text = json.dumps({"metadata": {}, "items": items}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    (tmp_path / ".kube").mkdir()
+    address = f"http://127.0.0.1:{server.server_port}"
+    (tmp_path / ".kube" / "config").write_text(
+        json.dumps(
+            {
+                "current-context": "it",
+                "contexts": [{"name": "it", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": address}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield answers["/api/v1/nodes"]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_cluster_without_anything_to_place_is_said_to_be_so(usual_cluster: list[object]) -> None:
+    shown = simulate("--from-cluster", "--policy", "binpack")
+    assert shown.exit_code == 2
+    assert "no node of the cluster says that it has GPUs" in shown.stderr
+    written = encode(LIVE.nodes[0])
+    usual_cluster.append({"metadata": {"name": "n", "annotations": {DEVICES: written}}})
+    shown = simulate("--from-cluster", "--policy", "binpack")
+    assert shown.exit_code == 0, shown.stderr
+    assert "there is nothing to place: no pod of the cluster has a part" in shown.stderr
+    shown = simulate("--from-cluster", "--policy", "binpack", "--replay", "pending")
+    assert "there is nothing to place: no pod of the cluster waits for" in shown.stderr
 
 
 def fields(document: object, path: str = "") -> Iterator[str]:

@@ -23,7 +23,10 @@ from lease_states import (
     LATENCY,
     NORMAL,
     PLACES,
+    QUANTUM_NS,
+    ROUND_NS,
     SEATS,
+    SHORTEST_NS,
     SUSPENDED,
     TAKEN,
     WHOLE,
@@ -280,11 +283,13 @@ class Leases(RuleBasedStateMachine):
             assert all(new >= old for new, old in zip(counters, former, strict=True))
 
     def check_next(self) -> None:
-        """Nobody who goes by virtual time is overtaken by another who does."""
+        """Nobody who goes by virtual time is overtaken but among many, by half a turn of either."""
         core, state = self.core, self.core.state
         if state.next == -1:
             return
         seat = state.places[state.next].seat
+        turn = min(QUANTUM_NS, max(ROUND_NS // max(1, len(self.wanting())), SHORTEST_NS))
+        allowed = turn // 2 if turn < QUANTUM_NS else 0
 
         def is_latency(seat: int) -> bool:
             return core.contract.seats[seat].terms >> 42 & 3 == LATENCY
@@ -295,21 +300,27 @@ class Leases(RuleBasedStateMachine):
                 continue
             owed, owed_other = (core.fraction(one, state.now_ns) for one in (seat, other))
             if (owed > 0) == (owed_other > 0):
-                assert state.seats[seat].virtual_ns <= state.seats[other].virtual_ns
+                ahead = state.seats[seat].virtual_ns - state.seats[other].virtual_ns
+                assert ahead <= (allowed * WHOLE // max(owed, owed_other) if owed > 0 else 0)
             else:
                 assert owed > 0
+
+    def wanting(self) -> set[int]:
+        """Seats that have work to run, and may have it run."""
+        core, state = self.core, self.core.state
+        return {
+            state.places[place].seat
+            for place in range(10)
+            if state.places[place].state >= PlaceIs.WAITING
+            and core.is_current(place)
+            and not core.contract.seats[state.places[place].seat].terms & SUSPENDED
+        }
 
     def check_fractions(self) -> None:
         core, state = self.core, self.core.state
         words = {seat: core.contract.seats[seat].terms for seat in range(6)}
         fractions = {seat: core.fraction(seat, state.now_ns) for seat in words}
-        wanting = {
-            state.places[place].seat
-            for place in range(10)
-            if state.places[place].state >= PlaceIs.WAITING
-            and core.is_current(place)
-            and not words[state.places[place].seat] & SUSPENDED
-        }
+        wanting = self.wanting()
         assert sum(fractions.values()) <= WHOLE
         for seat, owed in fractions.items():
             assert owed <= ceiling_of(words[seat])

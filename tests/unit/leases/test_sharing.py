@@ -364,6 +364,48 @@ def test_many_equals_have_their_turns_soon() -> None:
     assert busy(device, S, 2 * S) >= 99
 
 
+@given(
+    count=st.integers(4, 12),
+    longest=st.sampled_from([100 * US, 200 * US, 500 * US]),
+    seed=st.integers(0, 1000),
+)
+def test_equals_have_their_turns_in_order(count: int, longest: int, seed: int) -> None:
+    """Leases never end to the nanosecond: nobody waits for two turns of the others for that."""
+    device = Device()
+    word = terms(WHOLE // count)
+    runners = [
+        device.add(word, kernels(seed + index, longest // 2, longest)) for index in range(count)
+    ]
+    device.run(S // 5)
+    for runner in runners:  # until all were there, leases were longer
+        runner.waits.clear()
+    device.run(2 * S)
+    turn = max(32 * MS // count, 3 * MS) + longest
+    assert max(max(runner.waits) for runner in runners) <= count * turn
+
+
+@pytest.mark.parametrize(("work", "nap"), [(500 * US, 50 * MS), (2 * MS, 30 * MS)])
+def test_a_share_that_wakes_beside_many_is_next(work: int, nap: int) -> None:
+    """Those that are level go by how long they wait: who has just come does not go after them."""
+    device = Device()
+    sleeper = device.add(terms(2000), waits_for_each(work, nap))
+    runners = [device.add(terms(1600), kernels(index, 100 * US, 200 * US)) for index in range(5)]
+    device.run(10 * S)
+    assert sum(sleeper.waits) / len(sleeper.waits) <= 3 * MS
+    assert max(sleeper.waits[1:]) <= 8 * MS  # one lease of another, and a kernel
+    for runner in runners:
+        assert max(runner.waits[1:]) <= 50 * MS
+
+
+def test_two_change_no_more_often_than_their_parts_need() -> None:
+    """Going by how long each waits costs changes of the lease, and brings two of them nothing."""
+    device = Device()
+    for part in (3000, 7000):
+        device.add(terms(part), kernels(part, 150 * US, 300 * US))
+    device.run(10 * S)
+    assert device.core.state.epoch <= 65 * 10
+
+
 def test_leases_grow_with_what_moving_costs() -> None:
     """An oversubscribed share moves its memory in for at most a twentieth of its time."""
     device = Device()

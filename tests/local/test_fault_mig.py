@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot fault` with a GPU's MIG calls, and as the one that resets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Allot = Callable[..., Any]
+SPEC = ("fault", "--simulated", "a100-40gb:2")
+
+
+def test_mig_calls_are_broken_and_mended(allot: Allot) -> None:
+    broken = allot(
+        *SPEC, "--mig-slow", "create-gpu=2s", "--mig-error", "create-compute=23", "--reset"
+    )
+    assert broken.returncode == 0, broken.stderr
+    assert broken.stdout.count(": create-gpu takes 2s more\n") == 2
+    assert broken.stdout.count(": create-compute fails with 23\n") == 2
+    kept = allot(*SPEC, "--mig-slow", "create-compute=1s", "--mig-error", "create-gpu=0")
+    assert kept.stdout.count(": create-compute fails with 23\n") == 2
+    assert "create-" not in allot(*SPEC, "--clear").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(("--mig-slow", "nonsense=2s"), "calls: set-mode, create-gpu", id="call"),
+        pytest.param(("--mig-slow", "reset"), "with a value", id="no value"),
+        pytest.param(("--mig-slow", "reset=soon"), "soon", id="time"),
+        pytest.param(("--mig-error", "reset=-1"), "nvmlReturn_t", id="error"),
+    ],
+)
+def test_nonsense_is_refused(arguments: tuple[str, str], said: str, allot: Allot) -> None:
+    refused = allot(*SPEC, *arguments)
+    assert refused.returncode == 2
+    assert said in refused.stderr
