@@ -12,7 +12,10 @@ set -eu
 on=${ON---simulated a100-80gb}
 seconds=${SECONDS_EACH:-5}
 out=$(mktemp -d)
+started=
 trap 'rm -rf "$out"' EXIT
+# A shell runs EXIT's trap for no signal, and what it started with & does not hear of Ctrl-C.
+trap 'kill $started 2>/dev/null || true; exit 130' INT TERM
 
 serve="allot burn --memory 4Gi --kernel 1ms --rate 20 --seconds $seconds"
 batch="allot burn --memory 32Gi --kernel 500us --streams 4 --seconds $((seconds + 2))"
@@ -21,10 +24,10 @@ allot run $on --memory 8Gi --compute 20:100 --class latency --name service -- $s
 
 allot run $on --memory 40Gi --compute 0:100 --class besteffort --name batch -- $batch \
   >"$out/batch" &
-job=$!
+started=$!
 allot run $on --memory 8Gi --compute 20:100 --class latency --name service -- $serve >"$out/beside"
-wait $job
+wait $started
 
 echo "the service alone:  $(grep '^latency' "$out/alone")"
 echo "beside the batch:   $(grep '^latency' "$out/beside")"
-echo "the batch job:      $(grep '^kernels' "$out/batch")"
+echo "the batch job:      $(sed -n 's/^\(kernels [^,]*\).*/\1/p' "$out/batch")"

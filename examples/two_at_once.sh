@@ -7,6 +7,9 @@
 set -eu
 
 gpu=a100-80gb
+modest=
+# What was started with & does not hear of Ctrl-C.
+trap 'kill $modest 2>/dev/null || true; exit 130' INT TERM
 
 allot run --simulated "$gpu" --memory 4Gi --name modest -- \
   allot burn --memory 2Gi --kernel 2ms --seconds 4 &

@@ -11,13 +11,14 @@ import sys
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Self
 
 from testbed.api import Json
 from testbed.cluster import Cluster
-from testbed.pods import container, pod
+from testbed.pods import Pods, container, pod
 from testbed.sandbox import Process
 from testbed.waiting import tail, wait_until
 
@@ -28,13 +29,16 @@ GIB = 1 << 30
 PORT = 9447
 PLACEMENT = "allotment.dev/placement"
 
+EVERY_NAME = ("default-scheduler", "allotment-scheduler", "kai-scheduler", "volcano")
+"""Profiles for pods that name another system's scheduler: nothing in them has to change."""
+
 SCHEDULER_CONFIG = """\
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 clientConnection: {{kubeconfig: "{{kubeconfig}}", qps: 2000, burst: 4000}}
 leaderElection: {{leaderElect: false}}
 percentageOfNodesToScore: 100
-{more}extenders:
+{profiles}extenders:
   - urlPrefix: http://127.0.0.1:{port}
     filterVerb: filter
     prioritizeVerb: prioritize
@@ -49,9 +53,14 @@ percentageOfNodesToScore: 100
 """
 
 
-def scheduler_config(*, port: int = PORT, by_name: bool = True, more: str = "") -> str:
-    """A KubeSchedulerConfiguration that asks the extender at this port."""
-    return SCHEDULER_CONFIG.format(port=port, by_name=str(by_name).lower(), more=more)
+def scheduler_config(
+    *, port: int = PORT, by_name: bool = True, profiles: Sequence[str] = ()
+) -> str:
+    """A KubeSchedulerConfiguration that asks the extender at this port, for these schedulers."""
+    named = "".join(f"  - schedulerName: {each}\n" for each in profiles)
+    return SCHEDULER_CONFIG.format(
+        port=port, by_name=str(by_name).lower(), profiles=f"profiles:\n{named}" if named else ""
+    )
 
 
 def inventory(
@@ -133,6 +142,15 @@ def gpu_pod(
     return pod(name, container(["sleep"], limits=limits), annotations=annotations, **fields)
 
 
+@contextmanager
+def pods_without_kubelet(cluster: Cluster, namespace: str) -> Iterator[Pods]:
+    """The pods of a namespace that is made, on nodes where no kubelet ends them."""
+    made = Pods(cluster, cluster.make_namespace(namespace))
+    yield made
+    cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods", gracePeriodSeconds="0")
+    wait_until(lambda: not made.names(), "end of the pods", timeout_s=30)
+
+
 class Scheduler:
     """`allot scheduler`, in the cluster's sandbox."""
 
@@ -149,9 +167,19 @@ class Scheduler:
         self.name = name
         self.flags = flags
         self.kubeconfig = kubeconfig or str(cluster.kubeconfig)
-        self.process: Process = self._start()
+        self.process: Process = self.start()
 
-    def _start(self) -> Process:
+    def __enter__(self) -> Self:
+        """Waits until it is ready."""
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Ends it."""
+        self.stop()
+
+    def start(self) -> Process:
+        """Starts it once more, when it has ended."""
         command = [
             *(sys.executable, "-m", "allotment", "scheduler"),
             *("--kubeconfig", self.kubeconfig),
@@ -160,7 +188,8 @@ class Scheduler:
             *self.flags,
         ]
         with self.cluster.log(self.name).open("a", encoding="utf-8") as file:
-            return self.cluster.node.popen(command, stdout=file, stderr=file)
+            self.process = self.cluster.node.popen(command, stdout=file, stderr=file)
+        return self.process
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask it something; status and text, (0, why) where it does not answer."""
@@ -187,7 +216,7 @@ class Scheduler:
     def restart(self, number: int) -> None:
         """Ends it by a signal, and starts it anew."""
         self.process.stop(number=number)
-        self.process = self._start()
+        self.start()
 
     def stop(self, number: int = 15) -> None:
         """Ends it."""

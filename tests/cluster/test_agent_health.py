@@ -52,9 +52,6 @@ def test_xid_takes_a_gpu_out_and_it_comes_back(node: NodeAgent, pods: Pods) -> N
     pods.wait_ready("there")
     memory = str(cluster.api.get(cluster.node_path)["status"]["capacity"][GPU_MEMORY])
     half = f"{int(memory.removesuffix('Mi')) // 2}Mi"
-    # NVML keeps no report for who comes later, and the agent, which has just started, tries again
-    # after two seconds where it could not register at once.
-    time.sleep(3)
     with undisturbed(pods, "here", "there"):
         node.fault("--gpu", sick, "--xid", "79")
         cluster.wait_allocatable(GPU, 16, timeout_s=15)

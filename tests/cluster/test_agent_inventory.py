@@ -169,7 +169,12 @@ def test_sick_and_cordoned_gpus_are_told(node: NodeAgent, cluster: Cluster, pods
 
 
 def test_what_others_write_there_is_put_right(node: NodeAgent, cluster: Cluster) -> None:
-    wait_told(cluster, "two devices", lambda found: len(found) == 2)
+    # What other tests' pods had is told for as long as their shares are there.
+    wait_told(
+        cluster,
+        "two free devices",
+        lambda found: len(found) == 2 and not any(each.taken.shares for each in found),
+    )
     right = text_of(cluster)
     for wrong in ('{"version":1,"devices":[]}', "{", None):
         annotate(cluster, DEVICES, wrong)
@@ -177,7 +182,7 @@ def test_what_others_write_there_is_put_right(node: NodeAgent, cluster: Cluster)
             lambda: text_of(cluster) == right,
             "the right annotation",
             timeout_s=30,
-            explain=node.log_tail,
+            explain=lambda: f"wanted {right}\nis {text_of(cluster)}\n{node.log_tail()}",
         )
 
 

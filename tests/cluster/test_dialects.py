@@ -12,27 +12,20 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import installing
 import pytest
 import yaml
-from scheduling import PLACEMENT, Scheduler, scheduler_config
+from scheduling import EVERY_NAME, PLACEMENT, Scheduler, scheduler_config
 from stories import GIB, MIB, SOFT, NodeAgent, burnt, node_agent
-from testbed.api import Api, ApiError, Json
+from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods
-from testbed.waiting import wait_until
 
 from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples" / "dialects"
-WEBHOOK_PORT = 9448
+EXAMPLES = installing.ROOT / "examples" / "dialects"
 _NAMES = itertools.count(1)
-# Pods that name another system's scheduler are served by profiles of that name: nothing in them
-# has to change.
-PROFILES = ("default-scheduler", "allotment-scheduler", "kai-scheduler", "volcano")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +80,10 @@ EXPECTED = {
 def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one node, with the manifest of the scheduler."""
     del testbed_machine
-    profiles = "".join(f"  - schedulerName: {name}\n" for name in PROFILES)
-    config = scheduler_config(more=f"profiles:\n{profiles}")
+    config = scheduler_config(profiles=EVERY_NAME)
     with Cluster(state=tmp_path_factory.mktemp("dialects"), scheduler_config=config) as made:
         made.allow_agent()
-        installing.install(made, webhook_port=WEBHOOK_PORT)
+        installing.install(made)
         yield made
 
 
@@ -105,22 +97,9 @@ def node(whole: Cluster) -> Iterator[NodeAgent]:
 def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
     del node
     # KubeShare's scheduler does nothing but place GPUs: its pods become this one's.
-    flags = ["--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}"]
-    flags += ["--scheduler-name", "allotment-scheduler"]
-    made = Scheduler(whole, *flags, kubeconfig=str(installing.as_account(whole)))
-    made.wait_ready()
-    wait_until(lambda: translates(whole.api), "the webhook", timeout_s=60)
-    yield made
-    made.stop()
-
-
-def translates(api: Api) -> bool:
-    body = {**example("aliyun"), "metadata": {"name": "probe"}}
-    try:
-        made = api.post("/api/v1/namespaces/default/pods", body, dryRun="All")
-    except ApiError:
-        return False
-    return "allotment.dev/dialect" in made["metadata"].get("annotations", {})
+    with installing.serving(whole) as made:
+        installing.wait_translates(whole)
+        yield made
 
 
 def example(name: str) -> Json:

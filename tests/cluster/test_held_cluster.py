@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +24,7 @@ import pytest
 from testbed.api import Api
 from testbed.build import ROOT
 from testbed.cluster import Cluster
-from testbed.held import HeldAgent
+from testbed.held import Held
 from testbed.sandbox import Process
 from testbed.waiting import TestbedError, wait_until
 
@@ -177,33 +177,28 @@ class TwinProcess:
         return -signal.SIGKILL
 
 
-@dataclass(slots=True)
-class TwinCluster:
+def start_twin(started: list[TwinProcess]) -> Process:
     """Keeps what was started."""
-
-    folder: Path
-    started: list[TwinProcess] = field(default_factory=list)
-
-    def start_agent(self, *flags: str, simulated: str) -> Process:
-        del flags, simulated
-        self.started.append(TwinProcess(pid=len(self.started)))
-        return cast("Process", self.started[-1])
-
-    def log(self, component: str) -> Path:
-        return self.folder / component
+    started.append(TwinProcess(pid=len(started)))
+    return cast("Process", started[-1])
 
 
 def test_what_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:
-    twin, now, said = TwinCluster(tmp_path), 0.0, list[str]()
-    agent = HeldAgent(cast("Cluster", twin), (), simulated="t4", say=said.append, now=lambda: now)
-    agent.start()
+    started, now, said = list[TwinProcess](), 0.0, list[str]()
+    agent = Held(
+        *("agent", start_twin(started)),
+        again=lambda: start_twin(started),
+        log=tmp_path / "agent.log",
+        say=said.append,
+        now=lambda: now,
+    )
     starts = []
     for _ in range(400):
         now += 1
-        twin.started[-1].is_running = False
-        before = len(twin.started)
+        started[-1].is_running = False
+        before = len(started)
         agent.look()
-        if len(twin.started) > before:
+        if len(started) > before:
             starts.append(now)
     pauses = [after - before for before, after in itertools.pairwise(starts)]
     assert pauses[:5] == [3, 5, 9, 17, 33]  # the pause, and a second until the end is seen
@@ -212,15 +207,18 @@ def test_what_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:
 
 
 def test_what_ran_long_is_started_soon(tmp_path: Path) -> None:
-    twin, now = TwinCluster(tmp_path), 0.0
-    agent = HeldAgent(
-        cast("Cluster", twin), (), simulated="t4", say=lambda _: None, now=lambda: now
+    started, now = list[TwinProcess](), 0.0
+    agent = Held(
+        *("agent", start_twin(started)),
+        again=lambda: start_twin(started),
+        log=tmp_path / "agent.log",
+        say=lambda _: None,
+        now=lambda: now,
     )
-    agent.start()
     for _ in range(5):
         now += 100
-        twin.started[-1].is_running = False
+        started[-1].is_running = False
         agent.look()
         now += 1
         agent.look()
-    assert len(twin.started) == 6
+    assert len(started) == 6

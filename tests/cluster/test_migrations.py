@@ -29,7 +29,6 @@ from testbed.waiting import TestbedError, wait_until
 from allotment.agent.settings import PLUGIN_FOLDER
 
 GUIDES = installing.ROOT / "docs" / "guides"
-PORT = 9448
 PROFILES = ("default-scheduler", "allotment-scheduler")
 LABELS = (
     "example.com/gpus",
@@ -179,8 +178,7 @@ class Guide:
 def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one node, on which nobody has been yet."""
     del testbed_machine
-    profiles = "".join(f"  - schedulerName: {name}\n" for name in PROFILES)
-    config = scheduler_config(more=f"profiles:\n{profiles}")
+    config = scheduler_config(profiles=PROFILES)
     with Cluster(state=tmp_path_factory.mktemp("migrations"), scheduler_config=config) as made:
         made.allow_agent()
         yield made
@@ -303,13 +301,10 @@ def walk(whole: Cluster, request: pytest.FixtureRequest) -> Iterator[Walk]:
 
 @contextmanager
 def scheduled(cluster: Cluster, *flags: str) -> Iterator[Scheduler]:
-    """`allot scheduler` as the manifest starts it, but for its replicas."""
-    installing.install(cluster, webhook_port=PORT)
-    its = ["--webhook-listen", f"0.0.0.0:{PORT}", "--scheduler-name", "allotment-scheduler"]
-    made = Scheduler(cluster, *its, *flags, kubeconfig=str(installing.as_account(cluster)))
-    made.wait_ready()
-    yield made
-    made.stop()
+    """The scheduler and what its manifest holds, which are gone afterwards."""
+    installing.install(cluster)
+    with installing.serving(cluster, *flags) as made:
+        yield made
     # Without them pods are what their authors wrote, and are made though nobody answers.
     chosen = "app.kubernetes.io/name=allotment,app.kubernetes.io/component=scheduler"
     for kind in ("mutatingwebhookconfiguration", *installing.POLICIES):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from scheduling import (
@@ -18,6 +18,7 @@ from scheduling import (
     gpu_pod,
     inventory,
     placements,
+    pods_without_kubelet,
     scheduler_config,
 )
 from testbed.api import Json
@@ -46,20 +47,15 @@ def control_plane(
 
 @pytest.fixture
 def scheduler(control_plane: Cluster) -> Iterator[Scheduler]:
-    made = Scheduler(control_plane)
-    made.wait_ready()
-    yield made
-    made.stop()
+    with Scheduler(control_plane) as made:
+        yield made
 
 
 @pytest.fixture
 def pods(control_plane: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
     del scheduler
-    name = control_plane.make_namespace(f"preemption-{next(_NUMBERS)}")
-    made = Pods(control_plane, name)
-    yield made
-    control_plane.api.delete(f"/api/v1/namespaces/{name}/pods", gracePeriodSeconds="0")
-    wait_until(lambda: not made.names(), "end of the pods", timeout_s=30)
+    with pods_without_kubelet(control_plane, f"preemption-{next(_NUMBERS)}") as made:
+        yield made
 
 
 def listed(pods: Pods) -> list[Json]:
@@ -89,11 +85,22 @@ def end(pods: Pods, name: str) -> None:
     )
 
 
-def fill(pods: Pods, number: int, *, start: str = "low") -> None:
-    """Small pods, one by one on this GPU and on the other: kube-scheduler ends the latest first."""
+def fill(
+    pods: Pods,
+    number: int,
+    *,
+    start: str = "low",
+    labels: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """Small pods, one by one on this GPU and on the other: kube-scheduler ends the latest first.
+
+    `labels`: of some of them, by name.
+    """
     for place in range(number):
         annotations = {"allotment.dev/uuids": f"GPU-{NODE}-{place % 2}"}
-        pods.create(gpu_pod(f"{start}-{place:02}", annotations=annotations))
+        body = gpu_pod(f"{start}-{place:02}", annotations=annotations)
+        body["metadata"]["labels"] = dict((labels or {}).get(f"{start}-{place:02}", {}))
+        pods.create(body)
     wait_until(lambda: len(bound(pods, start)) == number, "small pods on both GPUs", timeout_s=60)
 
 
@@ -142,6 +149,34 @@ def test_a_whole_gpu_is_cleared_once_and_nobody_slips_in(
     assert sorted(after) == sorted({*before, "important"} - set(victims))
     end(pods, "important")
     wait_until(lambda: len(bound(pods, "small")) == 10, "small pods in its place", timeout_s=60)
+
+
+@pytest.mark.parametrize("protected", ["low-00", "low-01"])
+def test_the_gpu_on_which_a_budget_protects_a_pod_is_not_the_one_that_is_cleared(
+    pods: Pods, protected: str
+) -> None:
+    """One on each of the two GPUs in turn: by sums kube-scheduler chooses five of each."""
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "protected"},
+        # Nobody writes its status here, which says then that none may go.
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "protected"}}},
+    }
+    pods.cluster.api.post(
+        f"/apis/policy/v1/namespaces/{pods.namespace}/poddisruptionbudgets", budget
+    )
+    fill(pods, 20, labels={protected: {"app": "protected"}})
+    before = devices(pods)
+    pods.create(important())
+    wait_until(lambda: len(ending(pods)) >= 10, "victims", timeout_s=60)
+    victims = ending(pods)
+    assert protected not in victims
+    assert len(victims) == 10
+    assert before[protected] not in {before[name] for name in victims}
+    for name in victims:
+        end(pods, name)
+    wait_until(lambda: bound(pods, "important"), "a GPU for the important pod", timeout_s=60)
 
 
 def test_what_sums_allow_and_no_gpu_does_waits_until_sums_do_not(pods: Pods) -> None:

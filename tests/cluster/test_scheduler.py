@@ -15,6 +15,7 @@ from scheduling import (
     gpu_pod,
     inventory,
     placements,
+    pods_without_kubelet,
     scheduler_config,
     taken,
 )
@@ -37,10 +38,8 @@ def control_plane(
 
 @pytest.fixture(scope="module")
 def scheduler(control_plane: Cluster) -> Iterator[Scheduler]:
-    made = Scheduler(control_plane)
-    made.wait_ready()
-    yield made
-    made.stop()
+    with Scheduler(control_plane) as made:
+        yield made
 
 
 @pytest.fixture
@@ -48,13 +47,9 @@ def pods(
     control_plane: Cluster, scheduler: Scheduler, request: pytest.FixtureRequest
 ) -> Iterator[Pods]:
     del scheduler
-    name = control_plane.make_namespace(request.node.name.replace("_", "-")[:50].strip("-"))
-    made = Pods(control_plane, name)
-    yield made
-    path = f"/api/v1/namespaces/{name}/pods"
-    # No kubelet ends them.
-    control_plane.api.delete(path, gracePeriodSeconds="0")
-    wait_until(lambda: not made.names(), "end of the pods", timeout_s=30)
+    name = request.node.name.replace("_", "-")[:50].strip("-")
+    with pods_without_kubelet(control_plane, name) as made:
+        yield made
 
 
 def wait_bound(pods: Pods, number: int, *, timeout_s: float = 60) -> list[Json]:

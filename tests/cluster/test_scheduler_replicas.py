@@ -31,10 +31,8 @@ from testbed.pods import Pods, container, pod
 from testbed.sandbox import Process
 from testbed.waiting import tail, wait_until
 
-SYSTEM = "/api/v1/namespaces/allotment-system"
 SLICE = "/apis/discovery.k8s.io/v1/namespaces/allotment-system/endpointslices"
-SECRET = f"{SYSTEM}/secrets/allotment-kube-scheduler"
-CONFIGURATION = installing._CONFIGURATION  # noqa: SLF001 - of the same tests
+SECRET = f"{installing.SYSTEM}/secrets/allotment-kube-scheduler"
 Address = tuple[str, int]
 
 
@@ -230,23 +228,9 @@ def ask_by_certificate(made: Installation) -> None:
 
 def review_by_relay(made: Installation) -> None:
     """Tell the API server where the webhook's Service would lead."""
-    cluster = made.cluster
-    found = cluster.api.get(CONFIGURATION)
-    client = found["webhooks"][0]["clientConfig"]
-    client.pop("service")
-    client["url"] = f"https://{cluster.node.link.outer}:{made.webhook.port}/webhook/pods"
-    cluster.api.put(CONFIGURATION, found)
-
-    def is_asked() -> bool:
-        try:
-            made_pod = cluster.api.post(
-                "/api/v1/namespaces/default/pods", hami_pod("probe"), dryRun="All"
-            )
-        except ApiError:
-            return False
-        return "allotment.dev/dialect" in made_pod["metadata"].get("annotations", {})
-
-    wait_until(is_asked, "a review by the webhook", timeout_s=30)
+    url = f"https://{made.cluster.node.link.outer}:{made.webhook.port}/webhook/pods"
+    installing.lead(made.cluster, url)
+    installing.wait_translates(made.cluster)
 
 
 def wait_bound(pods: Pods, names: list[str]) -> None:

@@ -11,19 +11,18 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import installing
 import pytest
 import yaml
-from installing import as_account, install
 from scheduling import PLACEMENT, Scheduler, placements, scheduler_config
 from stories import GIB, SOFT, NodeAgent, burnt, node_agent
-from test_dialects import EXAMPLES, ROOT, WEBHOOK_PORT, translates
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods
 from testbed.waiting import tail, wait_until
 
-MANIFEST = ROOT / "deploy" / "manifests" / "kubeshare-sharepods.yaml"
-EXAMPLE = EXAMPLES / "kubeshare-sharepod.yaml"
+MANIFEST = installing.ROOT / "deploy" / "manifests" / "kubeshare-sharepods.yaml"
+EXAMPLE = installing.ROOT / "examples" / "dialects" / "kubeshare-sharepod.yaml"
 # As KubeShare 1.0 defines them, where the API server has brought that to apiextensions v1.
 KUBESHARES_OWN: Json = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -54,11 +53,10 @@ KUBESHARES_OWN: Json = {
 def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one node, with the manifest of the scheduler; nobody has defined SharePods."""
     del testbed_machine
-    profiles = "profiles:\n  - schedulerName: allotment-scheduler\n"
-    config = scheduler_config(more=profiles)
+    config = scheduler_config(profiles=["allotment-scheduler"])
     with Cluster(state=tmp_path_factory.mktemp("sharepods"), scheduler_config=config) as made:
         made.allow_agent()
-        install(made, webhook_port=WEBHOOK_PORT)
+        installing.install(made)
         yield made
 
 
@@ -71,13 +69,9 @@ def node(whole: Cluster) -> Iterator[NodeAgent]:
 @pytest.fixture(scope="module")
 def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
     del node
-    flags = ["--webhook-listen", f"0.0.0.0:{WEBHOOK_PORT}"]
-    flags += ["--scheduler-name", "allotment-scheduler"]
-    made = Scheduler(whole, *flags, kubeconfig=str(as_account(whole)))
-    made.wait_ready()
-    wait_until(lambda: translates(whole.api), "the webhook", timeout_s=60)
-    yield made
-    made.stop()
+    with installing.serving(whole) as made:
+        installing.wait_translates(whole)
+        yield made
 
 
 @pytest.fixture(scope="module")

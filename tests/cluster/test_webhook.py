@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import installing
 import pytest
 import yaml
 from click.testing import CliRunner
+from installing import CONFIGURATION, SYSTEM
 from testbed import roles
 from testbed.api import Api as Admin
 from testbed.api import ApiError
@@ -44,11 +46,7 @@ from allotment.scheduler.webhook_serving import ListenSettings, WebhookService
 
 Document = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parents[2]
-MANIFEST = ROOT / "deploy" / "manifests" / "scheduler.yaml"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-CONFIGURATION = f"{ADMISSION}/mutatingwebhookconfigurations/allotment-scheduler"
-SYSTEM = "/api/v1/namespaces/allotment-system"
 GPU, MEMORY, COMPUTE = (f"allotment.dev/{each}" for each in ("gpu", "gpu-memory", "gpu-compute"))
 GI = 1 << 30
 
@@ -71,33 +69,27 @@ def control_plane(
         scheduler_config=scheduler_configuration(),
     ) as made:
         made.allow_agent()
-        roles.bind_agent(made.api, MANIFEST)
-        install(made)
+        roles.bind_agent(made.api, installing.MANIFEST)
+        installing.apply(made, without=())
         yield made
 
 
 def scheduler_configuration() -> str:
     """The manifest's, for a kube-scheduler that runs alone and outside of a pod."""
-    documents = yaml.safe_load_all(MANIFEST.read_text("utf-8"))
-    (text,) = (each["data"]["config.yaml"] for each in documents if each["kind"] == "ConfigMap")
+    (text,) = (
+        each["data"]["config.yaml"]
+        for each in installing.documents()
+        if each["kind"] == "ConfigMap"
+    )
     alone: Document = {
         "clientConnection": {"kubeconfig": "{kubeconfig}"},
         "leaderElection": {"leaderElect": False},
     }
     found = yaml.safe_load(text) | alone
     # Its files are mounted into its pod; here nobody is asked.
-    del found["extenders"][0]["tlsConfig"]
+    for each in found["extenders"]:
+        del each["tlsConfig"]
     return json.dumps(found)
-
-
-def install(cluster: Cluster, text: str = "") -> None:
-    """Apply the manifest, as a user would; again, it puts right what was changed since."""
-    path = cluster.state / "scheduler.yaml"
-    path.write_text(text or MANIFEST.read_text("utf-8"), "utf-8")
-    said = cluster.kubectl_run(
-        *("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", str(path))
-    )
-    assert "Warning" not in said
 
 
 @dataclass
@@ -190,12 +182,7 @@ def webhook(
 def point_at(cluster: Cluster, running: Running, probe: Document) -> None:
     """Tell the API server the address: there is no kube-proxy that would lead to the Service."""
     url = f"https://{cluster.node.link.outer}:{running.service.port}/webhook/pods"
-    there = cluster.api.get(CONFIGURATION)
-    client = there["webhooks"][0]["clientConfig"]
-    client.pop("service", None)
-    client["url"] = url
-    cluster.api.put(CONFIGURATION, there)
-
+    installing.lead(cluster, url)
     said: list[str] = []
 
     def is_asked() -> bool:
@@ -358,7 +345,7 @@ def test_the_examples_of_all_systems_are_taken_as_they_are(
     """As each system's own documentation writes them; NVIDIA's whole GPU stays the kubelet's."""
     del answering
     dialects: dict[str, str] = {}
-    for path in sorted((ROOT / "examples" / "dialects").glob("*.yaml")):
+    for path in sorted((installing.ROOT / "examples" / "dialects").glob("*.yaml")):
         for body in yaml.safe_load_all(path.read_text("utf-8")):
             if body["kind"] != "Pod":
                 continue
@@ -523,12 +510,7 @@ def was_created(api: Admin, place: str) -> bool:
 def closed(cluster: Cluster) -> Iterator[None]:
     """Lead the API server to where nobody listens."""
     before = cluster.api.get(CONFIGURATION)
-    url = f"https://{cluster.node.link.outer}:9/webhook/pods"
-    changed = json.loads(json.dumps(before))
-    client = changed["webhooks"][0]["clientConfig"]
-    client.pop("service", None)
-    client["url"] = url
-    cluster.api.put(CONFIGURATION, changed)
+    installing.lead(cluster, f"https://{cluster.node.link.outer}:9/webhook/pods")
 
     def fails() -> bool:
         try:
@@ -595,7 +577,7 @@ def test_what_the_command_prints_holds_the_dialects_as_they_are_configured(
     assert 'calling webhook "pods.allotment.dev"' in refused(api, place, foreign("spoken"))
     api.delete(CONFIGURATION)  # it led to where other tests serve
     try:
-        install(control_plane, printed.output)
+        installing.apply_text(control_plane, printed.output)
         # Nobody serves it: who is asked about is refused.
         wait_until(
             lambda: "calling webhook" in tried(api, place, renamed), "the condition", timeout_s=30
@@ -626,7 +608,7 @@ def test_what_the_command_prints_holds_the_dialects_as_they_are_configured(
     finally:
         with suppress(ApiError):
             api.delete(CONFIGURATION)
-        install(control_plane)
+        installing.apply(control_plane, without=())
 
 
 def tried(api: Admin, path: str, body: Document) -> str:
@@ -641,7 +623,7 @@ def tried(api: Admin, path: str, body: Document) -> str:
 
 
 def test_the_policies_are_understood(control_plane: Cluster) -> None:
-    for document in yaml.safe_load_all(MANIFEST.read_text("utf-8")):
+    for document in installing.documents():
         if document["kind"] != "ValidatingAdmissionPolicy":
             continue
         name = document["metadata"]["name"]
@@ -657,21 +639,10 @@ def type_check(api: Admin, path: str) -> Document | None:
     return status if status.get("observedGeneration") else None
 
 
-def scheduler_kubeconfig(cluster: Cluster) -> Path:
-    """Credentials with the service account's own token, as its pod has them."""
-    account = f"{SYSTEM}/serviceaccounts/allotment-scheduler"
-    made = cluster.api.post(f"{account}/token", {"spec": {}})
-    config = json.loads(cluster.kubeconfig.read_text("utf-8"))
-    config["users"][0]["user"] = {"token": made["status"]["token"]}
-    path = cluster.state / "as-scheduler.kubeconfig"
-    path.write_text(json.dumps(config), "utf-8")
-    return path
-
-
 @contextmanager
 def as_scheduler(cluster: Cluster) -> Iterator[Admin]:
     """The API as the scheduler's service account."""
-    api = Admin(scheduler_kubeconfig(cluster))
+    api = Admin(installing.as_account(cluster))
     try:
         yield api
     finally:
@@ -750,7 +721,7 @@ def test_the_manifest_and_the_command_fit_together(control_plane: Cluster, place
     its port is another one than 443, at which the API server listens there.
     """
     control_plane.api.delete(CONFIGURATION)  # it led to where other tests serve
-    install(control_plane)
+    installing.apply(control_plane, without=())
     service = f"{SYSTEM}/services/allotment-webhook"
     address = control_plane.api.get(service)["spec"]["clusterIP"]
     move = [{"op": "replace", "path": "/spec/ports/0/port", "value": 9443}]
@@ -763,7 +734,7 @@ def test_the_manifest_and_the_command_fit_together(control_plane: Cluster, place
         process = control_plane.node.popen(
             [
                 *(sys.executable, "-m", "allotment", "scheduler"),
-                *("--kubeconfig", str(scheduler_kubeconfig(control_plane))),
+                *("--kubeconfig", str(installing.as_account(control_plane))),
                 *("--listen", "127.0.0.1:9447", "--webhook-listen", f"{address}:9443"),
                 *("--scheduler-name", "allotment-scheduler"),
             ],

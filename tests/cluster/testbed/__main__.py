@@ -11,45 +11,28 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+import installing
+from scheduling import EVERY_NAME, scheduler_config
+
 from allotment.devices.simulated import parse_spec
 from allotment.model.errors import UsageError
 from testbed.build import BuildError, build
 from testbed.cluster import DESCRIPTION, POD, Cluster, default_state
-from testbed.held import HeldAgent
-from testbed.images import TOOLS
+from testbed.held import Held
+from testbed.instructions import DEFAULT_CONFIG, instructions, quarter_pod
 from testbed.node import NodeSettings
 from testbed.requirements import why_not
+from testbed.sandbox import Process
 from testbed.terminal import foreground
 from testbed.waiting import TestbedError, wait_until
 
-# Of the ConfigMap in the agent's manifest: parts of GPUs can be had at once.
-_DEFAULT_CONFIG = "soft"
-
-_POD = """\
-apiVersion: v1
-kind: Pod
-metadata:
-  name: quarter
-spec:
-  restartPolicy: Never
-  containers:
-    - name: main
-      image: {image}
-      imagePullPolicy: Never
-      command: [allot, burn, --memory, {used}Mi, --seconds, "600"]
-      resources:
-        limits:
-          allotment.dev/gpu: 1
-          allotment.dev/gpu-memory: {memory}Mi
-          allotment.dev/gpu-compute: 25
-"""
+_LOOK_EVERY_S = 1.0
 
 
 def main() -> None:
@@ -88,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--no-agent", action="store_true", help="start no `allot agent` on the node")
     up.add_argument(
+        "--scheduler",
+        action="store_true",
+        help="`allot scheduler` with its webhook as well, and a kube-scheduler that asks it",
+    )
+    up.add_argument(
         "--config",
         metavar="FILE",
         help="the agent's; default: the ConfigMap of deploy/manifests/agent.yaml, there `soft`",
@@ -99,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="FLAG",
         help="one more for the agent, as in --agent-flag=--verbose; any number of times",
+    )
+    up.add_argument(
+        "--scheduler-flag",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="one more for `allot scheduler`, as in --scheduler-flag=--dialects=/DIR/FILE",
     )
     down = verbs.add_parser(
         "down", help="end one that another process holds; remove what a killed one left"
@@ -137,20 +132,28 @@ def _hold(state: Path, chosen: argparse.Namespace) -> None:
         shutil.rmtree(state / name, ignore_errors=True)
     _wait_for_last_end(state)
     settings = None if chosen.fake_nodes else NodeSettings(has_cdi=not chosen.no_cdi)
+    config = scheduler_config(profiles=EVERY_NAME) if chosen.scheduler else None
     started = time.monotonic()
     _say("The cluster is starting; that takes some seconds.")
     with foreground():
         try:
-            with Cluster(state=state, settings=settings) as cluster:
+            with Cluster(state=state, settings=settings, scheduler_config=config) as cluster:
                 description = json.dumps(cluster.describe(), indent=1)
                 (state / DESCRIPTION).write_text(description, encoding="utf-8")
-                agent = _populate(cluster, chosen)
+                held = _populate(cluster, chosen)
                 _say(f"The cluster is up, in {time.monotonic() - started:.1f} s.")
-                _say(_instructions(cluster, chosen))
+                _say(
+                    instructions(
+                        cluster,
+                        simulated=chosen.simulated,
+                        has_own_config=bool(chosen.config),
+                        has_scheduler=chosen.scheduler,
+                    )
+                )
                 while True:
-                    time.sleep(1)
-                    if agent is not None:
-                        agent.look()
+                    time.sleep(_LOOK_EVERY_S)
+                    for each in held:
+                        each.look()
         except KeyboardInterrupt:
             _say(f"\nThe cluster is gone; its logs are in {state / 'logs'}")
 
@@ -162,6 +165,15 @@ def _check(chosen: argparse.Namespace) -> None:
     except UsageError as error:
         hint = f"\n\nhint: {error.hint}" if error.hint else ""
         raise TestbedError(f"--simulated: {error.message}{hint}") from None
+    if chosen.scheduler and chosen.fake_nodes:
+        raise TestbedError(
+            "--scheduler: the nodes of --fake-nodes have no GPUs to place pods on\n\n"
+            "hint: leave out --fake-nodes"
+        )
+    if chosen.scheduler_flag and not chosen.scheduler:
+        raise TestbedError(
+            "--scheduler-flag: there is no scheduler that it could be for\n\nhint: add --scheduler"
+        )
     if Path(chosen.simulated).exists():
         chosen.simulated = str(Path(chosen.simulated).absolute())
     if chosen.config:
@@ -170,76 +182,50 @@ def _check(chosen: argparse.Namespace) -> None:
             raise TestbedError(f"--config: there is no file {chosen.config}")
 
 
-def _populate(cluster: Cluster, chosen: argparse.Namespace) -> HeldAgent | None:
+def _populate(cluster: Cluster, chosen: argparse.Namespace) -> list[Held]:
+    """What is started besides Kubernetes, and is to be started again when it ends."""
     if chosen.fake_nodes:
         cluster.add_fake_nodes(chosen.fake_nodes)
-        return None
-    if chosen.no_agent:
-        return None
-    (cluster.state / POD).write_text(_pod(chosen.simulated), encoding="utf-8")
+        return []
     cluster.allow_agent()
+    agent = [] if chosen.no_agent else [_start_agent(cluster, chosen)]
+    return agent + ([_start_scheduler(cluster, chosen)] if chosen.scheduler else [])
+
+
+def _start_agent(cluster: Cluster, chosen: argparse.Namespace) -> Held:
+    (cluster.state / POD).write_text(quarter_pod(chosen.simulated), encoding="utf-8")
     name = cluster.apply_config()
     if chosen.config:
         flags = ["--config-file", chosen.config]
     else:
-        flags = ["--config-map", name, "--default-config", _DEFAULT_CONFIG]
+        flags = ["--config-map", name, "--default-config", DEFAULT_CONFIG]
     if chosen.no_cdi:
         # No version tells that a runtime has it switched off.
         flags.append("--cdi=off")
-    agent = HeldAgent(cluster, [*flags, *chosen.agent_flag], simulated=chosen.simulated, say=_say)
-    cluster.wait_agent(agent.start())
-    return agent
+    flags += chosen.agent_flag
+
+    def start() -> Process:
+        return cluster.start_agent(*flags, simulated=chosen.simulated)
+
+    agent = start()
+    cluster.wait_agent(agent)
+    return Held("agent", agent, again=start, log=cluster.log("agent"), say=_say)
 
 
-def _pod(simulated: str) -> str:
-    """A quarter of the first GPU, in whole GiB where it has some; what CUDA takes is left over."""
-    quarter = parse_spec(simulated).gpus[0].memory_bytes >> 22
-    memory = quarter // 1024 * 1024 or quarter
-    return _POD.format(image=TOOLS, memory=memory, used=memory * 3 // 4)
+def _start_scheduler(cluster: Cluster, chosen: argparse.Namespace) -> Held:
+    """Outside of pods, which would need images, NAT in the kernel, and a minute."""
+    installing.install(cluster)
+    installing.apply_text(cluster, installing.SHAREPODS.read_text(encoding="utf-8"))
+    made = installing.serve(cluster, *chosen.scheduler_flag)
+    made.wait_ready()
+    installing.wait_translates(cluster)
+    log = cluster.log(made.name)
+    return Held("scheduler", made.process, again=made.start, log=log, say=_say)
 
 
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _instructions(cluster: Cluster, chosen: argparse.Namespace) -> str:
-    has_agent = (cluster.state / POD).exists()
-    lines = [
-        f"export KUBECONFIG={cluster.kubeconfig}",
-        f"alias kubectl={cluster.kubectl}",
-        "kubectl describe nodes",
-    ]
-    if has_agent:
-        where = " where the configuration offers parts" if chosen.config else ""
-        lines.append(f"kubectl apply -f {cluster.state / POD}    # a quarter of a GPU{where}")
-    if has_agent and not chosen.config:
-        label = f"kubectl label node {cluster.node_name} nvidia.com/device-plugin.config=default"
-        lines += [
-            "",
-            f"The node has the configuration {_DEFAULT_CONFIG}: parts of GPUs. As NVIDIA's plugin:",
-            f"  {label}",
-            "The configurations, in force at once:",
-            "  kubectl -n allotment-system edit configmap allotment-config",
-        ]
-    lines += ["", "On the node:", f"  {_on_the_node(cluster, chosen.simulated)}"]
-    if has_agent:
-        lines += [
-            "  then: allot ps, allot top, allot devices",
-            "  The agent runs there without a pod (no `kubectl exec`). Ended, it is started again:",
-            f"  nsenter --target {cluster.node.pid} --mount --pid -- pkill -f 'allotment agent'",
-        ]
-    lines += ["", f"its logs:   {cluster.state / 'logs'}", "to end it:  Ctrl-C"]
-    return "\n".join(["", *lines, ""])
-
-
-def _on_the_node(cluster: Cluster, simulated: str) -> str:
-    programs = Path(sys.executable).parent
-    return (
-        f"nsenter --target {cluster.node.pid} --mount --net --pid --uts -- "
-        f"env PATH={shlex.quote(str(programs))}:$PATH"
-        f" ALLOTMENT_SIMULATED={shlex.quote(simulated)} bash"
-    )
 
 
 # ---- down ----------------------------------------------------------------------------------------

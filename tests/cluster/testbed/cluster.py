@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testbed import control_plane, fakes, images, node
+from testbed import control_plane, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
 from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
@@ -61,6 +61,7 @@ class Cluster:
             `add_fake_nodes` makes nodes for a scheduler to choose from.
         scheduler_config: A KubeSchedulerConfiguration in YAML; `{kubeconfig}` in it is replaced.
         feature_gates: `Name=true,...` for every component.
+        api_server_flags: More flags of kube-apiserver.
         keep_state: Whether a folder that was not given outlives the cluster, for its logs.
     """
 
@@ -71,6 +72,7 @@ class Cluster:
         settings: NodeSettings | None = NodeSettings(),  # noqa: B008 - frozen
         scheduler_config: str | None = None,
         feature_gates: str = "",
+        api_server_flags: tuple[str, ...] = (),
         keep_state: bool = False,
     ) -> None:
         self._is_temporary = state is None and not keep_state
@@ -79,6 +81,7 @@ class Cluster:
         self.binaries = build()
         self._scheduler_config = scheduler_config
         self._feature_gates = feature_gates
+        self._api_server_flags = api_server_flags
         self._sandbox = Sandbox(self.state, hostname=settings.name if settings else "control-plane")
         self._components: dict[str, Component] = {}
         self._credentials: Credentials | None = None
@@ -132,14 +135,7 @@ class Cluster:
         self._credentials = make_credentials(
             self.state / "credentials", address=link.inner, node=name
         )
-        plan = control_plane.Plan(
-            binaries=self.binaries,
-            sandbox=self._sandbox,
-            credentials=self._credentials,
-            has_fake_nodes=self.settings is None,
-            scheduler_config=self._scheduler_config,
-            feature_gates=self._feature_gates,
-        )
+        plan = self._plan()
         node.prepare_network(self._sandbox, SERVICE_ADDRESS)
         self._add(control_plane.etcd(plan)).launch()
         if self.settings is not None:
@@ -157,6 +153,17 @@ class Cluster:
             self._add(node.kubelet(plan, self.settings)).launch()
         for component in self._components.values():
             component.wait_ready()
+
+    def _plan(self) -> control_plane.Plan:
+        return control_plane.Plan(
+            binaries=self.binaries,
+            sandbox=self._sandbox,
+            credentials=self.credentials,
+            has_fake_nodes=self.settings is None,
+            scheduler_config=self._scheduler_config,
+            feature_gates=self._feature_gates,
+            api_server_flags=self._api_server_flags,
+        )
 
     def _add(self, component: Component) -> Component:
         self._components[component.name] = component
@@ -293,6 +300,11 @@ class Cluster:
     def log(self, component: str) -> Path:
         """What a component wrote."""
         return self.state / "logs" / f"{component}.log"
+
+    def start_proxy(self) -> None:
+        """Starts kube-proxy, which most tests do without: Services lead to their pods then."""
+        proxy.tell_of_api_server(self.api, self.address)
+        self._add(proxy.kube_proxy(self._plan(), node=self.node_name)).start()
 
     # ---- what runs on it -------------------------------------------------------------------------
 

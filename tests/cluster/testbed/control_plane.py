@@ -31,6 +31,8 @@ class Plan:
     scheduler_config: str | None = None
     """A KubeSchedulerConfiguration; `{kubeconfig}` in it becomes the scheduler's path."""
     feature_gates: str = ""
+    api_server_flags: tuple[str, ...] = ()
+    """More of them."""
 
 
 def etcd(plan: Plan) -> Component:
@@ -85,7 +87,12 @@ def api_server(plan: Plan) -> Component:
     return Component(
         name="kube-apiserver",
         sandbox=plan.sandbox,
-        command=(str(plan.binaries / "kube-apiserver"), *flags, *_gates(plan)),
+        command=(
+            str(plan.binaries / "kube-apiserver"),
+            *flags,
+            *plan.api_server_flags,
+            *_gates(plan),
+        ),
         # Open to everyone by the role system:public-info-viewer, which comes with the first start.
         is_ready=answers(f"https://{address}:{API_SERVER_PORT}/readyz"),
     )

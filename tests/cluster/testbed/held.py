@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of a cluster to try things in: started again when it ends, as a DaemonSet would."""
+"""What runs on a cluster to try things in: started again when it ends, as Kubernetes would."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 
-from testbed.cluster import Cluster
 from testbed.sandbox import Process
 from testbed.waiting import tail
 
@@ -17,37 +17,32 @@ _LONGEST_PAUSE_S = 60.0
 _HEALTHY_S = 60.0
 
 
-class HeldAgent:
-    """`allot agent` with these flags, for as long as the cluster is there.
+class Held:
+    """A process that is started again when it ends, for as long as the cluster is there.
 
     Call `look` about once a second. What ends at once is started after 1 s, 2 s, and so on to 60.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
-        flags: Sequence[str],
+        name: str,
+        process: Process,
         *,
-        simulated: str,
+        again: Callable[[], Process],
+        log: Path,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts nothing yet; `say` gets a text for people."""
-        self._cluster = cluster
-        self._flags = tuple(flags)
-        self._simulated = simulated
+        """Takes one that was started just now; `say` gets texts for people, with its name."""
+        self._name = name
+        self._process: Process | None = process
+        self._again = again
+        self._log = log
         self._say = say
         self._now = now
-        self._process: Process | None = None
-        self._started_at = 0.0
+        self._started_at = now()
         self._start_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
-
-    def start(self) -> Process:
-        """Starts it."""
-        self._process = self._cluster.start_agent(*self._flags, simulated=self._simulated)
-        self._started_at = self._now()
-        return self._process
 
     def look(self) -> None:
         """Says that it ended, and starts it again when the pause is over."""
@@ -56,7 +51,9 @@ class HeldAgent:
                 self._tell_end(self._process)
                 self._process = None
         elif self._now() >= self._start_at:
-            self._say(f"the agent is started again: process {self.start().pid}")
+            self._process = self._again()
+            self._started_at = self._now()
+            self._say(f"the {self._name} is started again: process {self._process.pid}")
 
     def _tell_end(self, process: Process) -> None:
         lived_s = self._now() - self._started_at
@@ -64,8 +61,9 @@ class HeldAgent:
             _FIRST_PAUSE_S if lived_s >= _HEALTHY_S else min(self._pause_s, _LONGEST_PAUSE_S)
         )
         self._start_at = self._now() + self._pause_s
-        how, log = _how(process.wait(1)), tail(self._cluster.log("agent"), lines=8)
-        self._say(f"the agent ended {how}; it is started again in {self._pause_s:g} s\n{log}")
+        how, log = _how(process.wait(1)), tail(self._log, lines=8)
+        again = f"it is started again in {self._pause_s:g} s"
+        self._say(f"the {self._name} ended {how}; {again}\n{log}")
         self._pause_s *= 2
 
 

@@ -192,9 +192,14 @@ def _source_layer() -> Layer:
             destination = target / path.relative_to(package)
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, destination)
-        # Images with glibc have all of glibc: the shim is loaded into every program of a container.
+        # Images with glibc have all of glibc: the shim is loaded into every program of a container,
+        # and the next one may be built for an older glibc, whose parts were several libraries.
         for path in _libraries_of(native.parent.rglob("*.so*")):
             _copy(path, root)
+            if path.name.startswith("libc."):
+                for name in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+                    if (path.parent / name).exists():
+                        _copy(path.parent / name, root)
         _precompile(root)
 
     return make_layer(_FOLDER, _key("source", content.digest()), fill)

@@ -67,6 +67,7 @@ _KUBERNETES_PROGRAMS = (
     "kube-controller-manager",
     "kubelet",
     "kubectl",
+    "kube-proxy",
 )
 _CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 _CONTAINERD_PATH = "github.com/containerd/containerd/v2"

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node whose GPUs are in all modes at the same time, and pods that ask in everybody's words.
+
+API server, webhook, kube-scheduler with the extender, kubelet, agent, container: nothing but the
+GPUs is simulated. What counts is what the program in the container finds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import installing
+import pytest
+import yaml
+from scheduling import EVERY_NAME, PLACEMENT, Scheduler, scheduler_config
+from stories import GIB, GPU, GPU_COMPUTE, GPU_MEMORY, MIB, NodeAgent, burn, burnt, node_agent
+from testbed.api import Json
+from testbed.cluster import Cluster
+from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
+
+MACHINE = "h100-80gb:5"
+MODES = """\
+version: v1
+allotment:
+  devices:
+    - {match: {index: [0]}, mode: soft}
+    - {match: {index: [1]}, mode: mps}
+    - {match: {index: [2]}, mode: exclusive}
+    - {match: {index: [3]}, mode: mig, mig: {keep: 2s}}
+    - {match: {index: [4]}, modes: [soft, mps, mig], mig: {keep: 2s}}
+"""
+DIALECTS = """\
+nvidia: {mig: slices}
+hami: {modes: [soft, mig, mps]}
+volcano: {modes: [soft, mig, mps]}
+"""
+EXAMPLES = installing.ROOT / "examples" / "mig"
+SMALL = 9984 * MIB
+"""Of a 1g.10gb on an H100 with 80 GB."""
+_NAMES = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def whole(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one node, with the manifest of the scheduler."""
+    del testbed_machine
+    config = scheduler_config(profiles=EVERY_NAME)
+    with Cluster(state=tmp_path_factory.mktemp("modes"), scheduler_config=config) as made:
+        made.allow_agent()
+        installing.install(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def node(whole: Cluster) -> Iterator[NodeAgent]:
+    with node_agent(whole, MODES, simulated=MACHINE) as agent:
+        whole.wait_allocatable(GPU, 64)
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def scheduler(whole: Cluster, node: NodeAgent) -> Iterator[Scheduler]:
+    del node
+    path = whole.state / "dialects.yaml"
+    path.write_text(DIALECTS, "utf-8")
+    with installing.serving(whole, "--dialects", str(path)) as made:
+        installing.wait_translates(whole)
+        yield made
+
+
+@pytest.fixture
+def pods(whole: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
+    del scheduler
+    made = Pods(whole, whole.make_namespace(f"modes-{next(_NAMES)}"))
+    yield made
+    made.delete(timeout_s=60)
+
+
+def stays(
+    name: str, memory: str, limits: dict[str, str], annotations: dict[str, str] | None = None
+) -> Json:
+    """A pod that takes memory, says what it got, and goes on holding it."""
+    program = ["sh", "-c", f"{' '.join(burn(memory))}; exec sleep 1000"]
+    body = pod(name, container(program, limits=dict(limits)), annotations=annotations)
+    body["spec"]["schedulerName"] = "allotment-scheduler"
+    body["spec"]["terminationGracePeriodSeconds"] = 0
+    return body
+
+
+def placed(pods: Pods, name: str) -> Json:
+    """What was decided for a pod's only container."""
+    found = pods.get(name)["metadata"]["annotations"]
+    (part,) = json.loads(found[PLACEMENT])["containers"].values()
+    return dict(part)
+
+
+MIG = {"allotment.dev/mode": "mig"}
+BODIES = {
+    "soft": stays("soft", "1Gi", {GPU: "1", GPU_MEMORY: "4Gi", GPU_COMPUTE: "30"}),
+    "mps": stays(
+        "mps",
+        "1Gi",
+        {GPU: "1", GPU_MEMORY: "8Gi", GPU_COMPUTE: "50"},
+        {"allotment.dev/mode": "mps"},
+    ),
+    "exclusive": stays("exclusive", "70Gi", {"nvidia.com/gpu": "1"}),
+    "by-profile": stays("by-profile", "9Gi", {GPU: "1"}, {"allotment.dev/mig-profile": "1g.10gb"}),
+    "by-memory": stays("by-memory", "15Gi", {GPU: "1", GPU_MEMORY: "15Gi"}, MIG),
+    "nvidia": stays("nvidia", "9Gi", {"nvidia.com/mig-1g.10gb": "1"}),
+    "hami": stays(
+        "hami",
+        "7Gi",
+        {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8000"},
+        {"nvidia.com/vgpu-mode": "mig"},
+    ),
+    "volcano": stays(
+        "volcano",
+        "7Gi",
+        {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "8000"},
+        {"volcano.sh/vgpu-mode": "mig"},
+    ),
+}
+SLICES = {
+    "by-profile": ("1g.10gb", SMALL),
+    "by-memory": ("1g.20gb", 20096 * MIB),
+    "nvidia": ("1g.10gb", SMALL),
+    "hami": ("1g.10gb", SMALL),
+    "volcano": ("1g.10gb", SMALL),
+}
+
+
+def test_pods_of_every_mode_and_syntax_run_at_once(node: NodeAgent, pods: Pods) -> None:
+    for body in BODIES.values():
+        pods.create(json.loads(json.dumps(body)))
+    for name in BODIES:
+        pods.wait_ready(name, timeout_s=180)
+    said = {name: burnt(pods, name) for name in BODIES}
+    assert {name: each.errors for name, each in said.items()} == dict.fromkeys(BODIES, ())
+    assert said["soft"].total_bytes == 4 * GIB
+    assert said["mps"].total_bytes == 8 * GIB
+    assert said["exclusive"].total_bytes > 79 * GIB
+    found = {name: placed(pods, name) for name in BODIES if name != "exclusive"}
+    assert {name: each.get("mode", "soft") for name, each in found.items()} == {
+        "soft": "soft",
+        "mps": "mps",
+        **dict.fromkeys(SLICES, "mig"),
+    }
+    assert {
+        name: (found[name]["slices"][0][0], said[name].total_bytes) for name in SLICES
+    } == SLICES
+    slices = {name: node.share(pods, name).devices[0].uuid for name in SLICES}
+    assert all(each.startswith("MIG-") for each in slices.values())
+    assert len(set(slices.values())) == len(SLICES)
+    on_gpus: dict[str, set[str]] = {}
+    for each in found.values():
+        on_gpus.setdefault(each["devices"][0], set()).add(each.get("mode", "soft"))
+    assert all(len(modes) == 1 for modes in on_gpus.values())
+    pods.delete(timeout_s=60)
+    node.wait_exact()
+
+
+def test_eight_pods_on_a_gpu_of_seven_slices(node: NodeAgent, pods: Pods) -> None:
+    """Seven run, and the eighth says what it waits for; as soon as one goes, it runs, too."""
+    uuids = node.gpus()
+    only = {
+        "allotment.dev/mig-profile": "1g.10gb",
+        "allotment.dev/uuids": uuids[3],
+    }
+    names = [f"slice-{number}" for number in range(8)]
+    for name in names:
+        pods.create(stays(name, "1Gi", {GPU: "1"}, only))
+
+    def ready() -> list[str]:
+        return [name for name in names if is_ready(pods.get(name))]
+
+    wait_until(lambda: len(ready()) == 7, "seven pods with a slice", timeout_s=120)
+    (waits,) = set(names) - set(ready())
+    told = wait_until(
+        lambda: [
+            each["message"]
+            for each in pods.events(waits)
+            if each["reason"] == "FailedScheduling" and "1g.10gb" in each["message"]
+        ],
+        "why the eighth waits",
+        timeout_s=60,
+        explain=lambda: pods.explain(waits),
+    )
+    assert told
+    starts = {placed(pods, name)["slices"][0][1] for name in ready()}
+    assert starts == set(range(7))
+    pods.delete(next(iter(ready())))
+    pods.wait_ready(waits, timeout_s=90)
+    pods.delete(timeout_s=60)
+    node.wait_exact()
+
+
+def test_every_example_has_its_slices(node: NodeAgent, pods: Pods) -> None:
+    names = []
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        body = yaml.safe_load(path.read_text("utf-8"))
+        body["spec"].setdefault("automountServiceAccountToken", False)
+        names.append(pods.create(body)["metadata"]["name"])
+    assert len(names) >= 5
+    for name in names:
+        pods.wait_phase(name, "Succeeded", timeout_s=120)
+        assert placed(pods, name)["mode"] == "mig"
+    pods.delete(timeout_s=60)
+    node.wait_exact()
+
+
+def is_ready(found: Json) -> bool:
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def test_a_gpu_of_several_modes_has_the_one_that_is_asked_for(node: NodeAgent, pods: Pods) -> None:
+    """Soft while a soft share is there, MIG after the last one has gone."""
+    last = {"allotment.dev/uuids": node.gpus()[4]}
+    pods.create(stays("first", "1Gi", {GPU: "1", GPU_MEMORY: "4Gi"}, last))
+    pods.wait_ready("first", timeout_s=90)
+    pods.create(
+        stays("second", "1Gi", {GPU: "1"}, {**last, "allotment.dev/mig-profile": "2g.20gb"})
+    )
+    wait_until(
+        lambda: any(each["reason"] == "FailedScheduling" for each in pods.events("second")),
+        "the second one to wait",
+        timeout_s=60,
+    )
+    pods.delete("first")
+    pods.wait_ready("second", timeout_s=90)
+    assert burnt(pods, "second").total_bytes == 20096 * MIB
+    assert node.share(pods, "second").devices[0].uuid.startswith("MIG-")
+    pods.delete(timeout_s=60)
+    node.wait_exact()
