@@ -22,7 +22,7 @@ _PERIOD_MS = 10
 
 def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure the longest stall of eight shares while many others start and stop."""
-    calm = _play(ground, starts=0, seconds=1.0 if asked.quick else 4.0)
+    calm = _play(ground, starts=0, seconds=2.0 if asked.quick else 5.0)
     started: list[int] = []
     busy = _play(ground, starts=asked.starts, seconds=_LONGEST_SECONDS, started=started)
     yield Finding(
@@ -54,7 +54,8 @@ def churning(ground: Ground, asked: Asked) -> Iterator[Finding]:
         unit="ms",
         target=50.0,
         samples=sum(started),
-        method="the longest time between two ends of about 1 ms of a program's work",
+        method="the longest time between two ends of about 1 ms of a program's work, of what "
+        "began after its first second",
     )
     yield Finding(
         question="leases lost",

@@ -46,8 +46,9 @@ def launching(ground: Ground, asked: Asked) -> Iterator[Finding]:
     """Measure launches through the shim and past it, in pairs, alone on a device."""
     for bursts in (_SHORT, *_LONG):
         for terms, name in _TERMS:
-            launch, whole, calls = _time(ground, asked, terms, bursts)
+            launch, whole, by_hand, calls = _time(ground, asked, terms, bursts)
             yield _added(launch, bursts, name)
+            yield _added_by_hand(by_hand, bursts, name)
             if bursts.length == 1:
                 yield _added_to_whole(whole, bursts, name)
             if calls["with_system_calls"] >= 0:
@@ -85,6 +86,22 @@ def _added(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Finding:
         "stream, where the row names no others, through the shim and past it in alternating order "
         "in one process; p50 / p99; the median of the differences within pairs, per launch, with "
         "the shim's event records",
+    )
+
+
+def _added_by_hand(pairs: dict[str, Any], bursts: _Bursts, name: str) -> Finding:
+    return Finding(
+        question="by hand",
+        name=f"the same, of event records by hand: {name}{bursts.name}",
+        without=f"{pairs['bare']['p50']:.0f} / {pairs['bare']['p99']:.0f} ns",
+        seen=f"{pairs['wrapped']['p50']:.0f} / {pairs['wrapped']['p99']:.0f} ns",
+        reached=pairs["added"]["p50"],
+        unit="ns",
+        target=None,
+        samples=pairs["samples"],
+        method="the same launches in turn with those, past the shim, with an event recorded before "
+        "the burst and one behind each millisecond of its kernels: what the driver takes for "
+        "measuring alone, of what the shim adds",
     )
 
 

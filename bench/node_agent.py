@@ -29,6 +29,7 @@ from findings import Finding, Findings, render_markdown, render_text
 from node_grounds import NodeGround, node_ground
 from node_listing import changing, hanging, preferred
 from node_resting import resting
+from node_slicing import slicing
 from node_starting import calls, fifty
 from places import ROOT, facts
 from tables import put_between_markers
@@ -48,6 +49,7 @@ QUESTIONS: Final[dict[str, Callable[[NodeGround], Iterator[Finding]]]] = {
     "hang": hanging,
     "rest": resting,
     "change": changing,
+    "slices": slicing,
 }
 
 _FAILURES: Final = (

@@ -12,13 +12,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from scheduler_figures import Figure, Scale, Spec, nodes, specs
-from scheduler_ground import Ground, gpu_body, ground, plain_body, scheduling
+from scheduler_figures import Figure, Scale, nodes, specs
+from scheduler_ground import (
+    Ground,
+    gpu_body,
+    gpu_body_in_percent,
+    ground,
+    plain_body,
+    scheduling,
+)
 from scheduling import Scheduler
 from testbed.api import Json
-
-from allotment.dialects.allotment import GPU_MEMORY
-from allotment.dialects.annotations import MEMORY
 
 _PODS = 1000
 _OURS: Final = "allot scheduler"
@@ -37,7 +41,7 @@ def costs(scale: Scale) -> Iterator[Figure]:
             "only CPU": [plain_body(f"p-{each}") for each in range(number)],
             "GPUs": [gpu_body(f"g-{each}", spec) for each, spec in enumerate(wanted)],
             "GPUs, memory in percent": [
-                _in_percent(f"h-{each}", spec) for each, spec in enumerate(wanted)
+                gpu_body_in_percent(f"h-{each}", spec) for each, spec in enumerate(wanted)
             ],
         }
         sums = {}
@@ -51,15 +55,6 @@ def costs(scale: Scale) -> Iterator[Figure]:
         for kind in list(kinds)[1:]:
             ratio = sums["only CPU"] / sums[kind]
             yield Figure(name=f"processor time, only CPU over {kind}", value=ratio, unit="")
-
-
-def _in_percent(name: str, spec: Spec) -> Json:
-    """Ask for the same by one extended resource less: each costs kube-scheduler time by node."""
-    body = gpu_body(name, spec)
-    limits = body["spec"]["containers"][0]["resources"]["limits"]
-    del limits[GPU_MEMORY]
-    body["metadata"]["annotations"][MEMORY] = f"{100 * spec.memory // 80}%"
-    return body
 
 
 def _spent(made: Ground, ours: Scheduler, bodies: Sequence[Json]) -> dict[str, float]:

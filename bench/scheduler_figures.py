@@ -7,7 +7,7 @@ a real cluster that placement is measured by. The pods are made up: parts, whole
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -59,12 +59,35 @@ class Figure:
             "wrong": self.is_wrong,
         }
 
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Figure:
+        """The other way round."""
+        name, value, unit, target = (document[key] for key in ("name", "value", "unit", "target"))
+        return cls(name=name, value=value, unit=unit, target=target, is_wrong=document["wrong"])
+
+
+def in_markdown(figures: Sequence[Figure], *, facts: Mapping[str, str], command: str) -> str:
+    """Write a table for a page of the documentation, with the command that makes it."""
+    lines = [f"Made by `{command}` on:", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    lines += ["", "| what | seen | target |", "| --- | --- | --- |"]
+    for each in figures:
+        wrong = " **WRONG**" * each.is_wrong
+        lines.append(f"| {each.name} | {_amount(each)} {each.unit}{wrong} | {each.target} |")
+    return "\n".join(lines)
+
+
+def _amount(figure: Figure) -> str:
+    if figure.value == round(figure.value) or figure.value >= 100:
+        return f"{figure.value:,.0f}"
+    return f"{figure.value:,.2f}"
+
 
 def shown(figure: Figure) -> str:
     """A line for people."""
-    value = f"{figure.value:,.2f}" if figure.value < 100 else f"{figure.value:,.0f}"
     target = f"   ({figure.target})" if figure.target else ""
-    return f"{figure.name:<66} {value:>9} {figure.unit}{target}{'   WRONG' * figure.is_wrong}"
+    wrong = "   WRONG" * figure.is_wrong
+    return f"{figure.name:<66} {_amount(figure):>9} {figure.unit}{target}{wrong}"
 
 
 @dataclass(frozen=True, slots=True)

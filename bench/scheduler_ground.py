@@ -22,6 +22,8 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import wait_until
 
+from allotment.dialects.allotment import GPU_MEMORY
+from allotment.dialects.annotations import MEMORY
 from allotment.model.clusters import NodeInventory
 
 _NAMES = itertools.count(1)
@@ -169,12 +171,20 @@ class Ground:
             explain=lambda: f"{len(self.watcher.of(namespace))} are",
         )
 
-    def pods_per_second(self, bodies: Sequence[Json], *, timeout_s: float = 300) -> float:
-        """Make pods while nobody schedules; then how many are bound in a second."""
+    def pods_per_second(
+        self, bodies: Sequence[Json], *, timeout_s: float = 300, keep: bool = True
+    ) -> float:
+        """Make pods while nobody schedules; then how many are bound in a second.
+
+        Without `keep` they are gone afterwards.
+        """
         namespace = self.namespace()
         with self.cluster.without("kube-scheduler"):
             self.create(namespace, bodies)
         times = self.bound_at(namespace, len(bodies), timeout_s=timeout_s)
+        if not keep:
+            self.delete(namespace)
+            wait_until(lambda: not self.items(namespace), "empty namespace", timeout_s=60)
         return (len(times) - 1) / (times[-1] - times[0])
 
     def items(self, namespace: str | None = None) -> list[Json]:
@@ -197,6 +207,14 @@ def gpu_body(name: str, spec: Spec) -> Json:
         compute=spec.compute * spec.gpus,
         cpu=f"{spec.cpu}m",
     )
+
+
+def gpu_body_in_percent(name: str, spec: Spec) -> Json:
+    """Ask for the same by one extended resource less: each costs kube-scheduler time by node."""
+    body = gpu_body(name, spec)
+    del body["spec"]["containers"][0]["resources"]["limits"][GPU_MEMORY]
+    body["metadata"]["annotations"][MEMORY] = f"{100 * spec.memory // 80}%"
+    return body
 
 
 def plain_body(name: str) -> Json:

@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 
 from scheduler_figures import Figure, Scale, gpus_of, nodes, specs
-from scheduler_ground import Ground, gpu_body, ground, plain_body, scheduling
+from scheduler_ground import (
+    Ground,
+    gpu_body,
+    gpu_body_in_percent,
+    ground,
+    plain_body,
+    scheduling,
+)
 from testbed.api import Json
 
 _PODS = 1000
+_ROUNDS = 3
 
 
 def rates(scale: Scale) -> Iterator[Figure]:
@@ -32,9 +41,21 @@ def rates(scale: Scale) -> Iterator[Figure]:
 
 def _both(made: Ground, scale: Scale, what: str) -> Iterator[Figure]:
     number = scale.of(_PODS)
-    plain = made.pods_per_second([plain_body(f"p-{each}") for each in range(number)])
-    yield Figure(name=f"pods that ask only CPU, {what}", value=plain, unit="pods/s")
-    wanted = specs(2)
-    rate = made.pods_per_second([gpu_body(f"g-{each}", next(wanted)) for each in range(number)])
-    yield Figure(name=f"pods that ask for GPUs, {what}", value=rate, unit="pods/s")
-    yield Figure(name=f"ratio, {what}", value=rate / plain, unit="", target="0.5")
+    wanted = [spec for spec, _ in zip(specs(2), range(number), strict=False)]
+    kinds: dict[str, Sequence[Json]] = {
+        "only CPU": [plain_body(f"p-{each}") for each in range(number)],
+        "GPUs": [gpu_body(f"g-{each}", spec) for each, spec in enumerate(wanted)],
+        "GPUs, memory in percent": [
+            gpu_body_in_percent(f"h-{each}", spec) for each, spec in enumerate(wanted)
+        ],
+    }
+    rounds = [
+        {kind: made.pods_per_second(bodies, keep=False) for kind, bodies in kinds.items()}
+        for _ in range(1 if scale.is_quick else _ROUNDS)
+    ]
+    for kind in kinds:
+        rate = statistics.median(each[kind] for each in rounds)
+        yield Figure(name=f"pods that ask {kind}, {what}", value=rate, unit="pods/s")
+        if kind != "only CPU":
+            ratio = statistics.median(each[kind] / each["only CPU"] for each in rounds)
+            yield Figure(name=f"ratio, {kind}, {what}", value=ratio, unit="", target="0.5")

@@ -5,8 +5,10 @@
 //   launches KERNEL_NS BURST PAIRS
 //
 // Each sample is a burst of so many launches on an idle stream, timed until the last of them has
-// returned and until the last kernel's end is seen, through the same of the two ways. The count of
-// system calls is the kernel's own (PR_SET_SYSCALL_USER_DISPATCH, Linux 5.11, x86-64); -1 where
+// returned and until the last kernel's end is seen, through the same of the two ways. A third way
+// is what a program of its own accord would have to do to measure its kernels: the bare driver's
+// launches between the bare driver's event records, as many as the shim's batches have. The count
+// of system calls is the kernel's own (PR_SET_SYSCALL_USER_DISPATCH, Linux 5.11, x86-64); -1 where
 // there is no such thing. Starts when stdin ends.
 #include <signal.h>
 #include <stdio.h>
@@ -68,11 +70,23 @@ typedef struct {
   __typeof__(cuLaunchKernel) *launch;
   __typeof__(cuEventRecord) *record;
   __typeof__(cuEventSynchronize) *wait;
+  bool is_marked;  // between event records, one behind each MARKED_NS of kernels
 } way;
 
 typedef struct {
   int64_t *launched, *ended;
 } times;
+
+// As long as the shim's batches are.
+#define MARKED_NS 1000000u
+#define MOST_MARKS 64
+static CUevent marks[MOST_MARKS];
+static int next_mark;
+
+static void set_mark(const way *through) {
+  need(through->record(marks[next_mark], stream), "cuEventRecord");
+  next_mark = (next_mark + 1) % MOST_MARKS;
+}
 
 static void launch_one(const way *through) {
   void *parameters[] = {&kernel_ns};
@@ -87,7 +101,15 @@ static void wait_for_burst(const way *through) {
 
 static void time_burst(const way *through, times into, size_t index) {
   uint64_t start = now_ns();
-  for (int each = 0; each < burst; each++) launch_one(through);
+  uint64_t unmarked_ns = 0;
+  if (through->is_marked) set_mark(through);
+  for (int each = 0; each < burst; each++) {
+    launch_one(through);
+    unmarked_ns += kernel_ns;
+    if (!through->is_marked || (unmarked_ns < MARKED_NS && each + 1 < burst)) continue;
+    set_mark(through);
+    unmarked_ns = 0;
+  }
   into.launched[index] = (int64_t)(now_ns() - start);
   wait_for_burst(through);
   into.ended[index] = (int64_t)(now_ns() - start);
@@ -109,7 +131,7 @@ int main(int count, char **arguments) {
   burst = atoi(arguments[2]);
   size_t pairs = strtoul(arguments[3], NULL, 10);
   if (burst < 1) return 2;
-  times bare = room_for(pairs), wrapped = room_for(pairs);
+  times bare = room_for(pairs), wrapped = room_for(pairs), by_hand = room_for(pairs);
   open_device();
   WRAPPED(cuStreamCreate);
   WRAPPED(cuEventRecord);
@@ -118,17 +140,25 @@ int main(int count, char **arguments) {
   BARE(cuLaunchKernel);
   BARE(cuEventRecord);
   BARE(cuEventSynchronize);
-  const way driver = {bare_cuLaunchKernel, bare_cuEventRecord, bare_cuEventSynchronize};
-  const way shim = {wrapped_cuLaunchKernel, wrapped_cuEventRecord, wrapped_cuEventSynchronize};
+  const way driver = {bare_cuLaunchKernel, bare_cuEventRecord, bare_cuEventSynchronize, false};
+  const way marked = {bare_cuLaunchKernel, bare_cuEventRecord, bare_cuEventSynchronize, true};
+  const way shim = {wrapped_cuLaunchKernel, wrapped_cuEventRecord, wrapped_cuEventSynchronize,
+                    false};
+  enum { WAYS = 3 };
+  const way *ways[WAYS] = {&driver, &shim, &marked};
+  const times *of_ways[WAYS] = {&bare, &wrapped, &by_hand};
   function = spin_function();
   grid = whole_grid();
   need(wrapped_cuStreamCreate(&stream, 1), "cuStreamCreate");
   over = blocking_event();
+  WRAPPED(cuEventCreate);
+  for (int each = 0; each < MOST_MARKS; each++)
+    need(wrapped_cuEventCreate(&marks[each], CU_EVENT_DEFAULT), "cuEventCreate");
   wait_for_start();
   for (size_t index = 0; index < pairs; index++)
-    for (size_t turn = 0; turn < 2; turn++) {
-      bool is_bare = (index ^ turn) & 1;
-      time_burst(is_bare ? &driver : &shim, is_bare ? bare : wrapped, index);
+    for (size_t turn = 0; turn < WAYS; turn++) {
+      size_t each = (index + (index & 1 ? turn : WAYS - turn)) % WAYS;
+      time_burst(ways[each], *of_ways[each], index);
     }
   long with_calls = 0, launches = 0;
   bool is_long = kernel_ns * (uint64_t)burst > 1000000u;
@@ -150,6 +180,7 @@ int main(int count, char **arguments) {
   if (counting) prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0);
   print_pairs("launch", bare.launched, wrapped.launched, pairs, burst);
   print_pairs("launch and wait", bare.ended, wrapped.ended, pairs, 1);
+  print_pairs("launch between event records", bare.launched, by_hand.launched, pairs, burst);
   printf("{\"launches\": %ld, \"with_system_calls\": %ld}\n", launches, counting ? with_calls : -1);
   return 0;
 }

@@ -30,6 +30,7 @@ enum { MOST_LANES = 16, MOST_PHASES = 32, MOST_GAPS = 1 << 16, MOST_STEPS = 1 <<
 #define STEP_NS 50000000ull
 #define QUEUE_NS 5000000ull
 #define BATCH_NS 1000000ull
+#define WARM_NS 1000000000ull  // after which the longest gap is looked for
 
 typedef struct {
   uint64_t from_ns, to_ns;
@@ -70,7 +71,7 @@ static void note_gap(uint64_t *last_ns) {
     steps[step_count].at_ns = now;
     steps[step_count++].finished_ns = __atomic_load_n(&finished_ns, __ATOMIC_RELAXED);
   }
-  if (gap <= longest_ns) return;
+  if (gap <= longest_ns || now - gap < begun_ns + WARM_NS) return;
   longest_ns = gap;
   longest_at_ns = now;
 }
