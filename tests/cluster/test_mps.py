@@ -102,6 +102,7 @@ def gpus(node: NodeAgent) -> Iterator[Gpus]:
     )
 
 
+@pytest.mark.measured
 def test_two_pods_of_half_a_gpu_compute_at_the_same_time(
     node: NodeAgent, gpus: Gpus, pods: Pods
 ) -> None:

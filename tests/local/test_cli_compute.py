@@ -69,6 +69,7 @@ def begin(allot: Allot) -> Iterator[Begin]:
         process.communicate()
 
 
+@pytest.mark.measured
 @both
 def test_a_ceiling_holds_whatever_gets_the_shim_in(allot: Allot, inject: str) -> None:
     done = allot(
@@ -92,6 +93,7 @@ def test_without_compute_nobody_takes_turns(allot: Allot, begin: Begin) -> None:
     assert "GPU TIME" not in allot("top", "--once").stdout
 
 
+@pytest.mark.measured
 def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, begin: Begin) -> None:
     burn = (*BURN, "--kernel", "1ms", "--seconds", "99")
     begin("--compute", "60:90", "--name", "much", "--", *burn)

@@ -129,6 +129,7 @@ def first_line(program: subprocess.Popen[str]) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.measured
 def test_shares_compute_at_the_same_time_each_on_its_part(machine: Machine) -> None:
     quarter = machine.start("spin", "1000", "10", "20", compute="25")
     assert lines(quarter)[0] == {"multiprocessors": 26, "is_client": True}
@@ -145,6 +146,7 @@ def test_shares_compute_at_the_same_time_each_on_its_part(machine: Machine) -> N
     assert all(end[1]["seconds"] < 2.6 + 0.5 * (2.0 - min(overlap, 2.0)) for end in ends)
 
 
+@pytest.mark.measured
 def test_a_part_is_no_more_than_a_part(machine: Machine) -> None:
     whole = lines(machine.start("spin", "10000", "40", "65535", compute="100"))
     half = lines(machine.start("spin", "10000", "40", "65535", compute="50"))

@@ -50,6 +50,7 @@ def test_every_model_has_facts(machine: Callable[[str], Path], key: str) -> None
     assert device.fabric is None, "one machine is no cluster"
 
 
+@pytest.mark.measured
 def test_a_sick_gpu_costs_neither_the_others_nor_a_second_thread(
     machine: Callable[[str], Path],
 ) -> None:

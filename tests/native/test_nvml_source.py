@@ -42,6 +42,7 @@ def test_every_device_has_figures(machine: Callable[[str], Path]) -> None:
     assert (first.power_mw, second.power_mw) == (58_000, 9_000)
 
 
+@pytest.mark.measured
 def test_one_bad_gpu_hides_no_other(machine: Callable[[str], Path]) -> None:
     path = machine("t4:4")
     uuids = [device.uuid for device in SimulatedMachine(path).devices()]

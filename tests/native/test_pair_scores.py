@@ -37,6 +37,7 @@ def test_points_are_for_where_a_pair_meets(tmp_path: Path) -> None:
     assert len(scores) == 15
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize(("lost", "hang_us"), [(True, 0), (None, 4_000_000)], ids=["lost", "hangs"])
 def test_a_sick_gpu_hides_only_itself(tmp_path: Path, lost: bool | None, hang_us: int) -> None:  # noqa: FBT001 - a parameter
     machine = machine_path(tmp_path, "t4:16")
