@@ -15,6 +15,7 @@ import click
 from allotment.cli.kubeconfigs import usual_kubeconfig
 from allotment.cli.options import installed, output_option
 from allotment.cli.replay_tables import print_results
+from allotment.cli.scheduler_options import preferred_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ _TUNE: Final = 1.3
 _MOST_SEEDS: Final = 1000
 _INTERRUPTED: Final = 130
 _OF_GENERATE: Final = ("scale", "constrained")
-_OF_CLUSTER: Final = ("kubeconfig", "replay")
+_OF_CLUSTER: Final = ("kubeconfig", "replay", "modes")
 _OF_TRACE: Final = ("tune", "departures", "gpu_memory", "mix")
 _MOST_SEED: Final = 2**32
 
@@ -138,6 +139,13 @@ def _is_seed(text: str) -> bool:
     help="Of --from-cluster: place all its pods with GPUs anew, or those alone that wait.",
 )
 @click.option(
+    "--modes",
+    metavar="M[,M...]",
+    default="soft",
+    show_default=True,
+    help="Of --from-cluster: the scheduler's --modes, for pods that name none.",
+)
+@click.option(
     "--policy",
     "policies",
     metavar="P[,P...]",
@@ -201,6 +209,7 @@ def command(
     from_cluster: bool,
     kubeconfig: Path | None,
     replay: str,
+    modes: str,
     policies: str,
     seeds: list[int],
     tune: float | None,
@@ -249,8 +258,9 @@ def command(
     scene: Scene
     if from_cluster:
         check_policies(names)
-        scene = _live_scene(kubeconfig, replay)
-        settings |= {"from_cluster": True, "replay": replay}
+        preferred = preferred_modes(modes)
+        scene = _live_scene(kubeconfig, replay, preferred)
+        settings |= {"from_cluster": True, "replay": replay, "modes": list(preferred)}
     else:
         trace = _trace(nodes, pods, generate=generate, seed=seeds[0], scale=scale, part=constrained)
         if generate and nodes is not None and pods is not None:
@@ -302,7 +312,7 @@ def _check_options(
                 raise click.UsageError(f"--{option} is of {owner}, which is not given", ctx)
 
 
-def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
+def _live_scene(kubeconfig: Path | None, replay: str, modes: Sequence[str]) -> Scene:
     """Read the cluster, and say what of it could not be read."""
     import asyncio
 
@@ -313,7 +323,7 @@ def _live_scene(kubeconfig: Path | None, replay: str) -> Scene:
 
     async def read() -> LiveCluster:
         async with connect(kubeconfig or usual_kubeconfig()) as api:
-            return await read_cluster(api)
+            return await read_cluster(api, modes=modes)
 
     cluster = asyncio.run(read())
     for problem in cluster.problems:

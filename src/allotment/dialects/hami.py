@@ -105,6 +105,7 @@ class _Rules:
     """Empty: left open."""
     constraints: Constraints
     preferences: Preferences
+    told: tuple[str, ...] = ()
 
 
 class HamiDialect:
@@ -171,6 +172,7 @@ class HamiDialect:
                     names_mode=bool(rules.modes),
                 )
             )
+        told = [*(rules.told if found else ()), *told]
         return Translation(
             dialect=self.name, containers=tuple(found), passed_over=tuple(dict.fromkeys(told))
         )
@@ -266,8 +268,10 @@ class HamiDialect:
         policies = (
             (_NODE_POLICIES[word_of(pod, NODE_POLICY, node, _NODE_POLICIES)],) if node else ()
         )
+        modes, told = sharing_modes(pod, VGPU_MODE, self._settings.modes)
         return _Rules(
-            modes=sharing_modes(pod, VGPU_MODE, self._settings.modes),
+            modes=modes,
+            told=told,
             constraints=replace(
                 wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID),
                 is_alone=_MUTEX in chain,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from allotment.dialects.foreign_amounts import Name
-from allotment.dialects.mig_geometries import KnownGeometries
+from allotment.dialects.mig_geometries import AllowedProfiles, KnownGeometries
 from allotment.dialects.protocol import meant, shown
 from allotment.model.errors import UsageError
 from allotment.model.requests import MIG, MPS, SOFT
@@ -32,7 +32,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "enableNumaTopology": "NUMA nodes are known always",
     "libCudaLogLevel": "the shim has its own log",
     "runtimeClassName": "pods need no runtime class",
-    "migProfileAllowlist": "a slice is of the smallest profile that serves",
 }
 
 
@@ -69,6 +68,9 @@ class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`nvidia.com/gpu` alone is HAMi's, too: it is translated, and not left to the kubelet."""
     known_mig_geometries: tuple[KnownGeometries, ...] = ()
     """Which slices GPUs are cut into for pods of mode `mig`; none: whatever their driver has."""
+    mig_profile_allowlist: tuple[AllowedProfiles, ...] = ()
+    """The only profiles that these are of, by model, and none of models that are not in it; empty:
+    whatever their driver has."""
     modes: frozenset[str] = frozenset({SOFT, MIG, MPS})
     """Those in which nodes have GPUs for shares: what `nvidia.com/vgpu-mode` may ask for."""
 

@@ -7,8 +7,13 @@
       - group: group1
         geometries: [{name: 1g.5gb, memory: 5120, count: 7}]
 
+    migProfileAllowlist:
+    - models: [A100-SXM4-40GB]
+      profiles: [1g.5gb, 2g.10gb, 3g.20gb]
+
 HAMi up to v2.9 writes no groups, but lists of geometries, which go by their numbers from 0.
-(Volcano v1.13, `volcano-vgpu-device-config`; HAMi v2.5, `hami-scheduler-device`.)
+From v2.10 on it has the second, which names profiles and nothing more. (Volcano v1.13,
+`volcano-vgpu-device-config`; HAMi v2.5 and v2.10, `hami-scheduler-device`.)
 """
 
 from collections.abc import Iterable
@@ -19,14 +24,17 @@ from msgspec import Meta
 
 from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
 
-__all__ = ["KnownGeometries", "groups_from"]
+__all__ = ["AllowedProfiles", "KnownGeometries", "groups_from"]
 
 _Word = Annotated[str, Meta(min_length=1, max_length=64)]
 _MOST: Final = 64
 
 
+_Profile = Annotated[str, Meta(max_length=32, pattern=r"^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb")]
+
+
 class _Geometry(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(max_length=32, pattern=r"^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb")]
+    name: _Profile
     memory: Annotated[int, Meta(ge=1, le=1 << 30)]
     """MiB."""
     count: Annotated[int, Meta(ge=1, le=64)]
@@ -49,14 +57,28 @@ class KnownGeometries(
     ]
 
 
-def groups_from(known: Iterable[KnownGeometries]) -> tuple[MigModelGroups, ...]:
+class AllowedProfiles(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """Which profiles GPUs of some models may be cut into."""
+
+    models: Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=_MOST)]
+    profiles: Annotated[tuple[_Profile, ...], Meta(min_length=1, max_length=_MOST)]
+
+
+def groups_from(
+    known: Iterable[KnownGeometries], allowed: Iterable[AllowedProfiles] = ()
+) -> tuple[MigModelGroups, ...]:
     """Return them in the planner's words."""
-    return tuple(
-        MigModelGroups(
-            each.models,
-            tuple(_group(number, one) for number, one in enumerate(each.allowed_geometries)),
-        )
-        for each in known
+    return (
+        *(
+            MigModelGroups(
+                each.models,
+                tuple(_group(number, one) for number, one in enumerate(each.allowed_geometries)),
+            )
+            for each in known
+        ),
+        *(MigModelGroups(each.models, profiles=each.profiles) for each in allowed),
     )
 
 

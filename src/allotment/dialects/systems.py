@@ -107,11 +107,13 @@ def foreign_dialects(settings: DialectSettings | None = None) -> tuple[ForeignDi
 
 def mig_groups_of(settings: DialectSettings) -> Mapping[str, tuple[MigModelGroups, ...]]:
     """Return which MIG slices an administrator allows, by the name of the dialect that says so."""
-    return {
-        name: groups_from(section.known_mig_geometries)
-        for name, section in settings.sections.items()
-        if isinstance(section, HamiSettings | VolcanoSettings) and section.known_mig_geometries
-    }
+    found = {}
+    for name, section in settings.sections.items():
+        if isinstance(section, HamiSettings):
+            found[name] = groups_from(section.known_mig_geometries, section.mig_profile_allowlist)
+        elif isinstance(section, VolcanoSettings):
+            found[name] = groups_from(section.known_mig_geometries)
+    return {name: groups for name, groups in found.items() if groups}
 
 
 def load_settings(text: str) -> DialectSettings:

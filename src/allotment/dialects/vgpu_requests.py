@@ -6,7 +6,7 @@ all of it. Cores are percent of its time, reserved and not exceeded; 100 is a GP
 is on yet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 from allotment.dialects.foreign import ForeignContainer, ForeignPod
 from allotment.dialects.foreign_amounts import MAX_DEVICES, MIB, PERCENT, amount_of, bytes_of
 from allotment.dialects.modes import in_modes, suiting, unsuited, without_effect
-from allotment.dialects.protocol import refusal
+from allotment.dialects.protocol import refusal, shown
 from allotment.dialects.quantities import items_of, keys_of, model_rules
 from allotment.dialects.values import part_amount
 from allotment.model.compute import WHOLE, Compute, ComputeClass, revised
@@ -37,6 +37,7 @@ USE_TYPE: Final = "nvidia.com/use-gputype"
 NOT_TYPE: Final = "nvidia.com/nouse-gputype"
 
 _ALL_PERCENT: Final = 100
+_MOST_TOLD: Final = 4
 _MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": MIG, "mps": MPS}
 WITHOUT_TURNS: Final = "in a MIG slice nobody takes turns"
 
@@ -117,26 +118,38 @@ def wanted_devices(pod: ForeignPod, *, uuids: str, not_uuids: str) -> Constraint
     )
 
 
-def sharing_modes(pod: ForeignPod, key: str, modes: frozenset[str]) -> tuple[str, ...]:
+def sharing_modes(
+    pod: ForeignPod, key: str, modes: frozenset[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the modes that an annotation wants, of those that `modes` has, as they stand there.
 
-    Empty: it is not there, so that it is left open. Raises `UsageError` if it wants none of them.
+    Empty: it is not there, so that it is left open. Also returned is which of its words are none,
+    as whoever wrote them is told. Raises `UsageError` if it wants none of the modes.
     """
     text = pod.annotations.get(key)
     if text is None:
-        return ()
-    # The annotation is looked through for the name of a GPU's mode: it may have several.
+        return (), ()
+    # The annotation is looked through for the name of a GPU's mode: it may have several, and
+    # `migg` is one of these (HAMi v2.10 `pkg/device/nvidia/device.go`, `checkType`).
     there = sorted((text.index(word), mode) for word, mode in _MODES.items() if word in text)
     wanted = [mode for _, mode in there]
     found = tuple(each for each in wanted if each in modes)
     if found:
-        return found
+        strange = [each for each in items_of(text) if each not in _MODES]
+        words = " and ".join(shown(each) for each in strange[:_MOST_TOLD])
+        told = f"{key}: its words are {', '.join(_MODES)}, and {words} is not; taken for"
+        return found, (f"{told} {_words(found)}",) if strange else ()
     if not wanted:
-        problem = f"the annotation {key} is {text[:60]!r}, which has none of its words"
+        problem = f"the annotation {key} is {shown(text)}, which has none of its words"
         raise refusal(pod, None, problem, hint=f"write one of: {', '.join(_MODES)}")
-    problem = f"the annotation {key} wants GPUs in mode {' or '.join(wanted)}, which no node has"
+    problem = f"the annotation {key} wants GPUs in mode {_words(wanted)}, which no node has"
     hint = "remove it, or write hami-core: parts of GPUs that are enforced by software"
     raise refusal(pod, None, problem, hint=hint)
+
+
+def _words(modes: Sequence[str]) -> str:
+    """Name modes in these systems' words."""
+    return " or ".join(word for mode in modes for word, each in _MODES.items() if each == mode)
 
 
 def in_sharing_modes(

@@ -144,8 +144,8 @@ class VolcanoDialect:
     def translate(self, pod: ForeignPod) -> Translation:
         """Say what the pod means. Raises `UsageError`."""
         constraints = wanted_devices(pod, uuids=USE_UUID, not_uuids=NOT_UUID)
-        modes = sharing_modes(pod, VGPU_MODE, self._settings.modes)
-        told: list[str] = []
+        modes, words = sharing_modes(pod, VGPU_MODE, self._settings.modes)
+        told: list[str] = [*words]
         if GROUP_POLICY in pod.annotations:
             told.append(
                 f"{GROUP_POLICY}: pods of a group may share a GPU; give them the same"

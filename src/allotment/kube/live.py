@@ -34,6 +34,7 @@ from allotment.kube.objects import (
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed, WantedContainer
 from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
+from allotment.model.requests import SOFT
 
 __all__ = ["LiveCluster", "LivePod", "read_cluster"]
 
@@ -103,11 +104,13 @@ async def read_cluster(
     *,
     dialects: Sequence[ForeignDialect] | None = None,
     systems: Collection[str] = SYSTEMS,
+    modes: Sequence[str] = (SOFT,),
 ) -> LiveCluster:
     """Read nodes and pods. Raises `KubeError`; what is wrong with one of them is a problem.
 
     Without `dialects`, all are read as they are by default. What pods have by the records of other
-    systems than these is a problem, too.
+    systems than these is a problem, too. `modes` are for containers that leave it open, the best
+    first.
     """
     problems: list[str] = []
     nodes = []
@@ -128,7 +131,7 @@ async def read_cluster(
         if item.status.phase in ENDED or is_leaving:
             continue
         try:
-            asked = wanted(replace(to_pod(item), uid=PodUid(item.metadata.uid)))
+            asked = wanted(replace(to_pod(item), uid=PodUid(item.metadata.uid)), modes=modes)
         except UsageError as error:
             problems.append(error.message)
             if not item.spec.node_name:

@@ -48,7 +48,8 @@ class NodeMig:
     slices: tuple[MigSlice, ...] = ()
     """Those for which no placement of ours stands: idle ones, and those that others made."""
     is_enabled: bool = True
-    """Its MIG mode is on. Off: its agent switches it for the first slice, on an idle device."""
+    """Its MIG mode is on, and not for warm slices alone that make way for another mode. Off: its
+    agent switches it for the first slice, on an idle device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ Their ConfigMap lists for some models which sets of slices a GPU may be cut into
 `knownMigGeometries: [{models, allowedGeometries: [{group, geometries: [{name, memory, count}]}]}]`.
 A slice is named `GPU-UUID[GROUP-POSITION]` in a pod's annotations: its place among all slices of
 the group, in the order in which they are listed. (Volcano v1.13, mig.go of its vgpu devices; HAMi
-up to v2.9 has no names of groups, but their numbers, from 0.)
+up to v2.9 has no names of groups, but their numbers, from 0.) HAMi from v2.10 on lists profiles in
+their place, of which the driver says the rest: `migProfileAllowlist: [{models, profiles}]`.
 """
 
 import re
@@ -21,6 +22,7 @@ __all__ = [
     "MigTemplate",
     "allowed_profiles",
     "groups_of",
+    "listed_profiles",
 ]
 
 _ID = re.compile(r"(?P<gpu>[^\[\]]+)\[(?P<group>[^\[\]]+)-(?P<position>[0-9]{1,4})\]")
@@ -79,15 +81,32 @@ class MigModelGroups:
 
     models: tuple[str, ...]
     """Parts of models' names."""
-    groups: tuple[MigGroup, ...]
+    groups: tuple[MigGroup, ...] = ()
+    profiles: tuple[str, ...] | None = None
+    """These and no others, by name, of whatever memory; None: they are not listed."""
+
+    def is_of(self, model: str) -> bool:
+        """Tell whether a model is one of them."""
+        return any(name in model for name in self.models)
 
 
 def groups_of(known: Iterable[MigModelGroups], model: str) -> tuple[MigGroup, ...]:
     """Return the groups of a model: of the first entry of which any name is a part of its name."""
     for each in known:
-        if any(name in model for name in each.models):
+        if each.groups and each.is_of(model):
             return each.groups
     return ()
+
+
+def listed_profiles(known: Iterable[MigModelGroups], model: str) -> tuple[str, ...] | None:
+    """Return the only profiles that a model may be cut into, by name; None: nothing is said.
+
+    Where they are listed for other models alone, there are none, as HAMi has it.
+    """
+    lists = [each for each in known if each.profiles is not None]
+    if not lists:
+        return None
+    return next((each.profiles for each in lists if each.is_of(model)), ())
 
 
 def allowed_profiles(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
-from allotment.model.mig import MigLayout
+from allotment.model.mig import MigLayout, MigPlace
 from allotment.model.requests import Request
 
 __all__ = ["MAX_SHARES", "DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
@@ -54,6 +54,8 @@ class DeviceState:
     """Exclusion tags of its shares, as far as they are known; empty text: a share without one."""
     own_modes: frozenset[str] = frozenset()
     """Modes of containers of the asker's own pod that are not in use with it."""
+    own_slices: tuple[MigPlace, ...] = ()
+    """Slices of these: it may have each of them as it is, in their place."""
     layout: MigLayout | None = None
     """What MIG makes of it. None: nothing is cut from it, or shares of another mode are on it."""
 

@@ -102,7 +102,8 @@ class Request:
     mig_groups: tuple[MigModelGroups, ...] = ()
     """Which slices an administrator allows on GPUs of some models, in another system's words. Of
     these models one is cut that they allow (`mig_groups.allowed_profiles`), by the memory that is
-    written there. Without effect where `mig_profile` names one."""
+    written there; of listed profiles no others. One that `mig_profile` names has to be listed
+    where there are lists, and nothing else of this has an effect on it."""
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
 

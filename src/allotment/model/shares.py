@@ -52,6 +52,8 @@ class ShareDevice:
     """Of a MIG device, the UUID of the GPU that it is cut from; empty: it is a whole GPU."""
     profile: str = ""
     """Of a MIG device, by name: `1g.10gb`."""
+    begun_bytes: int | None = None
+    """The limit that its programs began with, where `allot resize` has made it another since."""
 
     @property
     def driver_uuid(self) -> str:

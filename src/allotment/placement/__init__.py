@@ -10,10 +10,19 @@ is in `allotment.placement.cluster`.
 
 from allotment.placement.choose import choose, follow
 from allotment.placement.explain import explain
-from allotment.placement.fit import TOO_LITTLE_COMPUTE, judge, memory_room, overflow
+from allotment.placement.fit import (
+    NOT_SELECTED,
+    OTHER_MODE,
+    TOO_LITTLE_COMPUTE,
+    judge,
+    memory_room,
+    overflow,
+)
 from allotment.placement.select import is_selected, unknown_selectors
 
 __all__ = [
+    "NOT_SELECTED",
+    "OTHER_MODE",
     "TOO_LITTLE_COMPUTE",
     "choose",
     "explain",

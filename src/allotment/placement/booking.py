@@ -3,11 +3,13 @@
 
 A pod counts on each device as Kubernetes counts it: the most of what is in use at once, for each
 amount by itself. The node's agent counts its shares the same way (`allotment.shares.bookings`), so
-that what is decided here fits there. Slices are the exception: each container has its own, and one
-of an init container stays for as long as its pod does. All of it are sums of whole numbers: taking
-a pod away leaves exactly what was there before it came, in whatever order pods come and go.
+that what is decided here fits there. Slices are the exception: one of an init container stays for
+as long as its pod does, and is the next container's as well only where that was given the very
+same. All of it are sums of whole numbers: taking a pod away leaves exactly what was there before it
+came, in whatever order pods come and go.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -153,17 +155,18 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     if len(containers) == 1:
         only = containers[0]
         return {
-            uuid: Footprint(part, (only,), _slices(uuid, (only,)) if only.mode == MIG else ())
+            uuid: Footprint(part, (only,), _places(uuid, only) if only.mode == MIG else ())
             for uuid, part in _parts(only).items()
         }
-    return {
-        uuid: Footprint(
-            _whole(here),
+    found: dict[str, Footprint] = {}
+    for uuid, here in _by_device(containers).items():
+        slices = _slices(uuid, (one for _, one in here))
+        found[uuid] = Footprint(
+            _whole(here, slices),
             tuple(one for _, one in here),
-            _slices(uuid, (one for _, one in here)),
+            tuple(place for place, _ in slices.elements()),
         )
-        for uuid, here in _by_device(containers).items()
-    }
+    return found
 
 
 class Seen(NamedTuple):
@@ -178,6 +181,8 @@ class Seen(NamedTuple):
     """How many others there are: they have their seats."""
     slices: tuple[MigPlace, ...]
     """Of all of them."""
+    handed_on: tuple[MigPlace, ...]
+    """Of these, those that it may have as well: of containers that are never in use with it."""
     other_modes: frozenset[str]
     """Of those others."""
 
@@ -192,27 +197,43 @@ def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, Seen]:
     found: dict[str, Seen] = {}
     for uuid, here in _by_device(containers).items():
         together = tuple(one for _, one in here if overlap(by, one))
-        whole = _whole(here)
-        is_cut = any(one.mode == MIG for _, one in here)
+        slices = _slices(uuid, (one for _, one in here))
+        whole = _whole(here, slices)
+        used = {place for one in together if one.mode == MIG for place in _places(uuid, one)}
         found[uuid] = Seen(
-            whole if is_cut else _most(beside(by, here)),
+            whole if slices else _most(beside(by, here)),
             whole,
             together,
             kept=len(here) - len(together),
-            slices=_slices(uuid, (one for _, one in here)),
+            slices=tuple(place for place, _ in slices.elements()),
+            handed_on=tuple(place for place, _ in slices if place not in used | {UNKNOWN}),
             other_modes=frozenset(one.mode for _, one in here if one not in together),
         )
     return found
 
 
-def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> tuple[MigPlace, ...]:
-    return tuple(
-        device.slice or UNKNOWN
+def _places(uuid: str, container: PlacedContainer) -> tuple[MigPlace, ...]:
+    return tuple(each.slice or UNKNOWN for each in container.devices if each.uuid == uuid)
+
+
+def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> "Counter[tuple[MigPlace, Part]]":
+    """Return how often a pod has each slice of a device, with what that has: the most at once."""
+    cut = [
+        (
+            Counter(
+                (each.slice or UNKNOWN, Part(fixed=each.memory, guarantee=each.guarantee))
+                for each in one.devices
+                if each.uuid == uuid
+            ),
+            one,
+        )
         for one in containers
         if one.mode == MIG
-        for device in one.devices
-        if device.uuid == uuid
-    )
+    ]
+    most: Counter[tuple[MigPlace, Part]] = Counter()
+    for together in phases(cut):
+        most |= sum(together, Counter())
+    return most
 
 
 def _by_device(
@@ -225,11 +246,14 @@ def _by_device(
     return devices
 
 
-def _whole(here: Sequence[tuple[Part, PlacedContainer]]) -> Part:
+def _whole(
+    here: Sequence[tuple[Part, PlacedContainer]], slices: "Counter[tuple[MigPlace, Part]]"
+) -> Part:
     """Return what a pod has of one device, as all others see it."""
-    if any(one.mode == MIG for _, one in here):
-        return _most([[part for part, _ in here]])
-    return _most(phases(here))
+    if not slices:
+        return _most(phases(here))
+    uncut = [part for part, one in here if one.mode != MIG]
+    return _most([[*uncut, *(part for _, part in slices.elements())]])
 
 
 def _most(together: Iterable[Sequence[Part]]) -> Part:

@@ -8,7 +8,7 @@ from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Request
 from allotment.placement.constraints import keeps_company, unsuited
 from allotment.placement.host_memory import host_part, room, room_fixed
-from allotment.placement.layouts import one_slice_of
+from allotment.placement.layouts import handed_on, one_slice_of
 from allotment.placement.mig import is_served, room_of
 from allotment.placement.select import is_selected
 
@@ -99,13 +99,19 @@ def _not_of_mode(state: DeviceState, mode: str) -> str:
     """Say why a device cannot be in a mode, be there shares or not."""
     if state.modes is not None and mode not in state.modes:
         return NOT_SERVED
-    # A container's share stays for a while when it has ended, and MIG cannot be switched till then.
-    if state.own_modes and any((each == MIG) != (mode == MIG) for each in state.own_modes):
+    # A container's share stays when it has ended: MIG cannot be switched till then, MPS lets nobody
+    # else on, and whoever comes to one of two modes keeps an init container from its next start.
+    if any(_are_apart(each, mode) for each in state.own_modes):
         return OTHER_MODE
     layout = state.layout
     if mode != MIG and layout is not None and layout.is_enabled:
         return OTHER_MODE if state.mode == MIG else MIG_IS_ON
     return ""
+
+
+def _are_apart(one: str, other: str) -> bool:
+    """Tell whether shares of these modes can never be on a device in turn."""
+    return one != other and (MIG in {one, other} or EXCLUSIVE not in {one, other})
 
 
 def _judge_slices(state: DeviceState, request: Request) -> Verdict:
@@ -116,7 +122,7 @@ def _judge_slices(state: DeviceState, request: Request) -> Verdict:
     if reason or layout is None:
         return Verdict(state, need_bytes=0, have_bytes=0, reason=reason)
     wanted = one_slice_of(request)
-    number = room_of(layout, wanted)
+    number = room_of(layout, wanted) + len(handed_on(layout, state.own_slices, wanted))
     if not number:
         reason = NO_SLOTS if is_served(layout, wanted) else NO_PROFILE
     return Verdict(state, need_bytes=0, have_bytes=0, slices=number, reason=reason)

@@ -5,17 +5,25 @@ Of the same place, what was decided counts, and not what the agent has seen: it 
 some time after they have been made.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from allotment.model.clusters import NodeDevice, NodeMig
-from allotment.model.mig import MigHold, MigLayout, MigPlace, MigRequest, MigSlice
+from allotment.model.mig import (
+    MigHold,
+    MigLayout,
+    MigPlace,
+    MigProfile,
+    MigRequest,
+    MigSlice,
+)
 from allotment.model.requests import MIG, Request
 from allotment.placement.booking import Load
+from allotment.placement.mig import serving
 from allotment.placement.mig.slots import cover
 
-__all__ = ["layout_of", "one_slice_of", "slices_of"]
+__all__ = ["handed_on", "layout_of", "one_slice_of", "slices_of"]
 
 _OF_A_POD = "a pod"
 _STRANGE = -1
@@ -36,6 +44,23 @@ def layout_of(device: NodeDevice, load: Load) -> MigLayout | None:
         is_enabled=mig.is_enabled or bool(booked),
         model=device.model,
     )
+
+
+def handed_on(
+    layout: MigLayout, places: Collection[MigPlace], request: MigRequest
+) -> list[tuple[MigProfile, int]]:
+    """Return which of a pod's own slices serve one more container, smallest first, with start.
+
+    `places`: those that no container of the pod has at the same time.
+    """
+    if not places:
+        return []
+    return [
+        (profile, place.start)
+        for profile in serving(layout.profiles, request, model=layout.model)
+        for place in sorted(places)
+        if place.profile == profile.name
+    ]
 
 
 @lru_cache(maxsize=1024)

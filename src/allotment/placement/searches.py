@@ -28,13 +28,14 @@ from allotment.model.clusters import (
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace, MigProfile
+from allotment.model.phases import overlap
 from allotment.model.placements import Verdict
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import MIG, Request
 from allotment.placement.booking import seen
 from allotment.placement.constraints import are_linked, unsuited
 from allotment.placement.fit import judge, overflow
-from allotment.placement.layouts import slices_of
+from allotment.placement.layouts import handed_on, slices_of
 from allotment.placement.open_modes import in_each_mode
 from allotment.placement.ordering import DeviceChain, device_key, set_key
 from allotment.placement.refusals import Attempt, Refusal
@@ -193,15 +194,21 @@ class Search:
         placed: Sequence[PlacedContainer],
     ) -> Iterator[tuple[Cut, ...]]:
         sites = [
-            Site(column, verdict.state.layout, self._alike(column, placed))
+            Site(
+                column,
+                layout,
+                self._alike(column, placed),
+                tuple(handed_on(layout, verdict.state.own_slices, slices_of(request))),
+            )
             for column, verdict in enumerate(verdicts)
-            if verdict.fits and verdict.state.layout is not None
+            if verdict.fits and (layout := verdict.state.layout) is not None
         ]
-        # What containers that follow ask for as well has to be there too: no search is needed.
-        alike = [wanted.request for wanted, _ in self._steps[number:]].count(
-            self._steps[number][0].request
+        wanted, later = self._steps[number][0], [each for each, _ in self._steps[number + 1 :]]
+        # What containers beside it ask for as well has to be there too: no search is needed.
+        alike = [each.request for each in later if each.kind is not ContainerKind.INIT].count(
+            wanted.request
         )
-        together = request.count * (alike if len(self._requests[number]) == 1 else 1)
+        together = request.count * (1 + alike if len(self._requests[number]) == 1 else 1)
         if sum(each.slices for each in verdicts if each.fits) < together:
             return
         yield from slice_sets(
@@ -209,6 +216,11 @@ class Search:
             slices_of(request),
             effort=self._effort,
             may_join=self._may_join(request),
+            # Who comes later can have it as well, if it is large enough.
+            tries_larger=any(
+                not overlap(wanted, each) and MIG in {each.request.mode, *each.request.other_modes}
+                for each in later
+            ),
         )
 
     def _groups(

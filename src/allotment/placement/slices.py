@@ -3,7 +3,8 @@
 
 The first is what `mig.choose` takes. Where that leaves none for another container of the pod, the
 others follow: all sets there are but for those that differ by GPUs that are alike, and those with a
-larger slice where a smaller one that serves as well would be in it.
+larger slice where a smaller one that serves as well would be in it. Those that the pod has already,
+for a container that is never in use at once with this one, come first: they are there anyway.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -26,6 +27,8 @@ class Site(NamedTuple):
     layout: MigLayout
     alike: Hashable
     """GPUs with the same are as good as each other. None: it is alone."""
+    handed_on: tuple[tuple[MigProfile, int], ...] = ()
+    """Slices of the pod itself that serve and that may be had as well, the smallest first."""
 
 
 class Cut(NamedTuple):
@@ -42,14 +45,18 @@ def slice_sets(
     *,
     effort: Effort,
     may_join: Callable[[int, int], bool],
+    tries_larger: bool = False,
 ) -> Iterator[tuple[Cut, ...]]:
     """Yield the sets that may be taken together.
 
     `groups`: GPUs that may be chosen from together, those that are liked best first; the last has
-    all of them. `may_join`: may one container have slices of both of these? Ends early when the
-    effort is spent.
+    all of them. `may_join`: may one container have slices of both of these? `tries_larger`: also
+    larger ones than are asked for, which other containers of the pod may have in turn. Ends early
+    when the effort is spent.
     """
-    for sites in groups:
+    # What the pod has anyway is not what one machine would choose.
+    has_own = any(site.handed_on for site in groups[-1])
+    for sites in () if has_own else groups:
         chosen = choose([each.layout for each in sites], request)
         if isinstance(chosen, MigRefusal):
             continue
@@ -58,7 +65,7 @@ def slice_sets(
         if all(may_join(one.column, other.column) for one in cuts for other in cuts):
             effort.left -= 1
             yield cuts
-    yield from _All(groups[-1], request, effort, may_join).sets()
+    yield from _All(groups[-1], request, effort, may_join, tries_larger=tries_larger).sets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,11 @@ class _All:
         request: MigRequest,
         effort: Effort,
         may_join: Callable[[int, int], bool],
+        *,
+        tries_larger: bool,
     ) -> None:
         self._request = request
+        self._tries_larger = tries_larger
         self._effort = effort
         self._may_join = may_join
         known: dict[int, Slots] = {}
@@ -106,17 +116,21 @@ class _All:
         idle = {
             (each.profile, each.start) for each in site.layout.slices if each.hold is MigHold.IDLE
         }
+        for order, (profile, start) in enumerate(site.handed_on):
+            yield (False, order, site.column), Cut(site.column, profile, start)
         profiles = serving(slots.profiles, self._request, model=site.layout.model)
         for rank, profile in enumerate(profiles):
             for start in slots.starts(profile, taken):
                 own = cover(start, profile.size)
-                if any(_covers(own, slots, smaller, taken) for smaller in profiles[:rank]):
+                is_within = any(_covers(own, slots, each, taken) for each in profiles[:rank])
+                if is_within and not self._tries_larger:
                     continue
                 after = taken.plus(Place(profile, start))
                 lost = loss(slots, totals, before=taken.mask, after=after.mask)
                 is_cut = (profile.number, start) not in idle
+                # Behind those that the pod has.
                 key = (not site.layout.is_enabled, rank, is_cut, lost, site.column, start)
-                yield key, Cut(site.column, profile, start)
+                yield (True, *key), Cut(site.column, profile, start)
 
     def _extend(
         self, chosen: tuple[Cut, ...], first: int, more: dict[int, Taken]
@@ -131,7 +145,8 @@ class _All:
             cut = self._options[number]
             there = self._sites[cut.column]
             taken = more.get(cut.column, there.taken)
-            if cut.start not in there.slots.starts(cut.profile, taken):
+            is_there = (cut.profile, cut.start) in there.site.handed_on
+            if not is_there and cut.start not in there.slots.starts(cut.profile, taken):
                 continue
             if not all(self._may_join(cut.column, each.column) for each in chosen):
                 continue
@@ -140,8 +155,8 @@ class _All:
             if is_fresh and likeness in tried:
                 continue
             self._effort.left -= 1
-            after = {**more, cut.column: taken.plus(Place(cut.profile, cut.start))}
-            yield from self._extend((*chosen, cut), number + 1, after)
+            then = taken if is_there else taken.plus(Place(cut.profile, cut.start))
+            yield from self._extend((*chosen, cut), number + 1, {**more, cut.column: then})
             if is_fresh:
                 tried.add(likeness)
 

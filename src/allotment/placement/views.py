@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from allotment.model.clusters import NodeInventory, PlacedContainer
 from allotment.model.devices import Device
+from allotment.model.mig import MigPlace
 from allotment.model.placements import DeviceState
 from allotment.placement.booking import Footprint, Load, Seen, footprint
 from allotment.placement.constraints import link_score
@@ -114,12 +115,14 @@ class View:
         there = self.hardware.inventory.devices[column]
         kept = reusable = 0
         other_modes: frozenset[str] = frozenset()
+        own_slices: tuple[MigPlace, ...] = ()
         if own is not None:
             capacity = there.memory_bytes
             others = load
             load = load.copy()
             load.add(Footprint(own.part, own.shares, own.slices))
             kept, reusable, other_modes = own.kept, own.reusable, own.other_modes
+            own_slices = own.handed_on
             # Promised for containers that are not in use with this one, on the same device.
             whole = host_part(
                 capacity,
@@ -145,6 +148,7 @@ class View:
             anti_affinities=frozenset(load.anti_affinities),
             exclusions=frozenset(load.exclusions),
             own_modes=other_modes,
+            own_slices=own_slices,
             layout=None if there.mig is None else layout_of(there, load),
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.placement.cluster import Ranking
+from allotment.placement.open_modes import in_later_modes
 from allotment.placement.searches import MOST_EFFORT
 from allotment.placement.selections import Effort
 from allotment.scheduler.holdings import (
@@ -136,11 +137,14 @@ class Book(Holdings):
         placed = self._placed_anew(entry, node) if expected is None else expected
         if isinstance(placed, NodeRejection):
             return Turned(placed)
-        over = self._quotas.check(need, booking=placed) if self._quotas is not None else None
-        if over is not None:
+        over = self._over(need, placed)
+        if over:
             self._drop_expectation(entry)
             self.cluster.release(need.uid)
-            return Turned(NodeRejection(node, QUOTA, str(over)))
+            within = self._within_quota(need, placed)
+            if within is None:
+                return Turned(NodeRejection(node, QUOTA, over))
+            placed = within
         self._hold(entry, placed, State.RESERVED, now=now)
         return Order(placed, need, version)
 
@@ -150,6 +154,26 @@ class Book(Holdings):
             self.cluster.arrived(need)
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    def _over(self, need: PodNeed, booking: PodBooking) -> str:
+        """Say why a pod may not have this in its namespace; empty: it may."""
+        over = self._quotas.check(need, booking=booking) if self._quotas is not None else None
+        return "" if over is None else str(over)
+
+    def _within_quota(self, need: PodNeed, placed: PodBooking) -> PodBooking | None:
+        """Place a pod where it was placed, in modes that it likes less and its quota allows.
+
+        A slice has more than was asked for. What was placed is not booked any more.
+        """
+        later = in_later_modes(need, placed)
+        while later is not None:
+            found = self._place(later, placed.node)
+            if isinstance(found, NodeRejection):
+                return None
+            if not self._over(need, found):
+                return found
+            later = in_later_modes(later, found)
+        return None
 
     def _known(self, need: PodNeed) -> Entry | None:
         """Return what is known of a pod, also of one that was bound without any device."""

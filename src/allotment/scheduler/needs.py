@@ -59,6 +59,9 @@ def containers_of(asks: Pod, dialect: str, settings: NeedSettings) -> tuple[Want
 
 def _among(container: WantedContainer, groups: tuple[MigModelGroups, ...]) -> WantedContainer:
     request = container.request
-    if MIG not in {request.mode, *request.other_modes} or request.mig_profile:
+    if MIG not in {request.mode, *request.other_modes}:
         return container
+    if request.mig_profile:
+        # Which group it would be of says nothing more; whether it is allowed does.
+        groups = tuple(each for each in groups if each.profiles is not None)
     return replace(container, request=replace(request, mig_groups=groups))

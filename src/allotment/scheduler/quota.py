@@ -324,7 +324,7 @@ def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> QuotaRejec
     needs = [_shown(measure, need)] if need or not unknown else []
     if unknown:
         needs.append(f"{format_percent(unknown)} % of a GPU whose size is not known yet")
-    what = f"need {' and '.join(needs)} of {_NOUNS[measure]}, have {_shown(measure, have)}"
+    what = f"need {' and '.join(needs)} {_NOUNS[measure]}, have {_shown(measure, have)}"
     where = f"{limit.key} of {limit.quota}"
     if limit.hard:
         shown, taken = (_shown(measure, each) for each in (limit.hard, used))
@@ -345,10 +345,10 @@ def _refused(limit: _Limit, *, need: int, unknown: int, used: int) -> QuotaRejec
 
 
 _NOUNS: Final = {
-    MEMORY: "GPU memory",
-    PART: "a GPU's memory",
-    COMPUTE: "a GPU's time",
-    DEVICES: "GPUs",
+    MEMORY: "of GPU memory",
+    PART: "of a GPU's memory",
+    COMPUTE: "of a GPU's time",
+    DEVICES: "GPUs or slices of one",
 }
 
 

@@ -114,6 +114,8 @@ def test_what_is_generated_is_written_and_read(tmp_path: Path) -> None:
         (["--from-cluster", "--generate"], "--from-cluster is given with a trace"),
         (["--from-cluster", "--departures"], "--departures is of a trace"),
         (["--generate", "--replay", "pending"], "--replay is of --from-cluster"),
+        (["--generate", "--modes", "mig"], "--modes is of --from-cluster"),
+        (["--from-cluster", "--modes", "migg"], "--modes has 'migg'"),
         (["--generate", "--kubeconfig", "x"], "--kubeconfig is of --from-cluster"),
         (["--nodes", "x"], "--nodes is given without --pods"),
         (["--generate", "--pods", "x"], "--pods is given without --nodes"),
@@ -231,7 +233,7 @@ def test_fields_are_the_documented_ones(files: list[str], root: Path) -> None:
         documented("--generate", "--scale", "0.01", "--policy", "binpack"),
         documented(*files, "--policy", "binpack", "--departures"),
         {
-            "settings": {"from_cluster": True, "replay": "all"},
+            "settings": {"from_cluster": True, "replay": "all", "modes": ["soft"]},
             "runs": [document_of(live)],
             "summary": summaries_of([live]),
         },

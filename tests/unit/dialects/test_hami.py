@@ -298,6 +298,23 @@ def test_modes_that_a_cluster_has_not_are_refused_or_left_out() -> None:
         translate(pod(container(gpu=1), vgpu_mode="mps"), modes=modes)
 
 
+@pytest.mark.parametrize(
+    ("written_there", "mode", "told"),
+    [
+        ("migg", "mig", "'migg' is not; taken for mig"),
+        ("mig, hami_core", "mig", "'hami_core' is not; taken for mig"),
+        ("mps|mig", "mps", "'mps|mig' is not; taken for mps or mig"),
+    ],
+)
+def test_a_word_that_is_none_is_taken_as_hami_takes_it_and_told(
+    written_there: str, mode: str, told: str
+) -> None:
+    found = translate(pod(container(gpu=1, mem=4000), vgpu_mode=written_there))
+    assert found.containers[0].request.mode == mode
+    words = "nvidia.com/vgpu-mode: its words are hami-core, mig, mps, and"
+    assert found.passed_over == (f"{words} {told}",)
+
+
 def test_what_a_slice_does_not_know_is_told() -> None:
     subject = pod(container(gpu=2, mem=4000, cores=20, priority=1), vgpu_mode="mig")
     found = translate(subject, device_memory_scaling=2.0)
@@ -475,6 +492,19 @@ def test_settings_are_read_from_its_own_file() -> None:
     assert (settings.memory_factor, settings.default_gpu_num) == (2, 3)
     assert settings.device_memory_scaling == 1.8
     assert told == ("overwriteEnv: a pod without a GPU is not changed",)
+
+
+def test_its_list_of_profiles_is_read() -> None:
+    settings, told = load_hami(
+        "nvidia:\n  migProfileAllowlist:\n  - models: [A100-SXM4-40GB, A100-PCIE-40GB]\n"
+        "    profiles: [1g.5gb, 1g.5gb+me, 3g.20gb]\n"
+    )
+    (found,) = settings.mig_profile_allowlist
+    assert found.models == ("A100-SXM4-40GB", "A100-PCIE-40GB")
+    assert found.profiles == ("1g.5gb", "1g.5gb+me", "3g.20gb")
+    assert told == ()
+    with pytest.raises(UsageError, match="migProfileAllowlist"):
+        load_hami("nvidia: {migProfileAllowlist: [{models: [A100], profiles: [small]}]}")
 
 
 @pytest.mark.parametrize(

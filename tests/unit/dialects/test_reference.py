@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from allotment.agent import slices
+from allotment.agent import device_modes, mig_fights, slices
 from allotment.agent.tenancy import told
 from allotment.dialects.allotment import RESOURCES
 from allotment.dialects.annotations import KEYS
@@ -33,5 +33,7 @@ def test_every_resource_is_there(root: Path) -> None:
 
 def test_every_event_is_there(root: Path) -> None:
     reasons = {told.READY, told.SMALL, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
-    reasons |= {slices.LOST, slices.STAYS}
+    reasons |= {slices.LOST, slices.STAYS, slices.UNKNOWN, slices.DAMAGED}
+    reasons |= {mig_fights.SWITCHED_OFF, mig_fights.PAUSED}
+    reasons |= {device_modes.DRAINING, device_modes.DRAINED, device_modes.INVALID}
     assert first_cells(section(root, "Events")) == reasons

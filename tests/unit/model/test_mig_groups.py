@@ -3,7 +3,14 @@
 
 import pytest
 
-from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate, allowed_profiles
+from allotment.model.mig_groups import (
+    MigGroup,
+    MigModelGroups,
+    MigTemplate,
+    allowed_profiles,
+    groups_of,
+    listed_profiles,
+)
 
 MI = 1 << 20
 KNOWN = (
@@ -35,3 +42,16 @@ def test_of_each_group_the_smallest_that_serves(memory_mib: int, names: tuple[st
 def test_of_other_models_nothing_is_said() -> None:
     assert allowed_profiles(KNOWN, "NVIDIA H100 80GB HBM3", MI) is None
     assert allowed_profiles((), "NVIDIA A100-SXM4-40GB", MI) is None
+
+
+def test_lists_of_profiles_are_no_groups_and_leave_out_all_other_models() -> None:
+    group = MigGroup("g", (MigTemplate("1g.5gb", 5120, 7),))
+    known = (
+        MigModelGroups(("A100",), (group,)),
+        MigModelGroups(("A100", "A30"), profiles=("1g.5gb", "1g.6gb")),
+    )
+    assert groups_of(known, "NVIDIA A30") == ()
+    assert groups_of(known, "NVIDIA A100-SXM4-40GB") == (group,)
+    assert listed_profiles(known, "NVIDIA A100-SXM4-40GB") == ("1g.5gb", "1g.6gb")
+    assert listed_profiles(known, "NVIDIA H100") == ()
+    assert listed_profiles(known[:1], "NVIDIA H100") is None

@@ -10,6 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from needs import request
+from placing import booked, cluster_of
 
 from allotment.model.clusters import (
     NodeDevice,
@@ -104,17 +105,7 @@ def need(
 
 
 def binpack(*nodes: NodeInventory, devices: Sequence[str] = ("binpack",)) -> Cluster:
-    cluster = Cluster(node_policies=["binpack"], device_policies=devices)
-    for node in nodes:
-        cluster.put(node)
-    return cluster
-
-
-def booked(cluster: Cluster, pod: PodNeed, node: str | None = None) -> PodBooking:
-    decision = cluster.place(pod, node or cluster.rank(pod).best[0])
-    assert isinstance(decision, PodBooking), decision
-    cluster.book(decision)
-    return decision
+    return cluster_of(*nodes, policy="binpack", devices=devices)
 
 
 def uuids(booking: PodBooking | NodeRejection) -> list[str]:

@@ -8,6 +8,7 @@ from cut_nodes import GIB, Piece, cut_device, node_of, pod_of, shared_profiles, 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from placing import booked, cluster_of
 
 from allotment.model.clusters import (
     NodeDevice,
@@ -29,22 +30,8 @@ IDLE, FOREIGN = MigHold.IDLE, MigHold.FOREIGN
 A100 = "A100-40GB"
 
 
-def cluster_of(*nodes: NodeInventory, policy: str = "fragmentation") -> Cluster:
-    cluster = Cluster(node_policies=[policy], device_policies=[policy])
-    for node in nodes:
-        cluster.put(node)
-    return cluster
-
-
 def one_gpu(name: str, *pieces: Piece, is_on: bool = True, model: str = "A30") -> NodeInventory:
     return node_of(cut_device(f"{name}-0", *pieces, is_on=is_on, model=model), name=name)
-
-
-def booked(cluster: Cluster, pod: PodNeed, node: str | None = None) -> PodBooking:
-    decision = cluster.place(pod, node or cluster.rank(pod).best[0])
-    assert isinstance(decision, PodBooking), decision
-    cluster.book(decision)
-    return decision
 
 
 # ---- by examples ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from gpus import gpu
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from needs import request
+from placing import CHAIN, place, placed
 
 from allotment.model.clusters import (
     NodeDevice,
@@ -37,7 +38,6 @@ from allotment.shares.found import Found
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 MODES = (SOFT, EXCLUSIVE, TIMESLICE)
-CHAIN = DeviceChain()
 
 
 def device(
@@ -83,16 +83,6 @@ def pod(
             for place, (kind, asked) in enumerate(ordered)
         ),
     )
-
-
-def place(there: Node, need: PodNeed) -> PodBooking | NodeRejection:
-    return there.place(need, [CHAIN] * len(need.containers))
-
-
-def placed(there: Node, need: PodNeed) -> PodBooking:
-    decision = place(there, need)
-    assert isinstance(decision, PodBooking), decision
-    return decision
 
 
 def uuids(booking: PodBooking) -> list[list[str]]:
@@ -470,6 +460,9 @@ def fits_alone(each: NodeDevice, one: WantedContainer, here: Sequence[WantedCont
         shares > 0 and rules.exclusion not in {None, ""},
         mode == SOFT and shares + len(here) > each.max_shares,
         any(other.mode != mode for other in others),
+        # An init container's share stays, so its GPU is of one mode: but who has it alone has it.
+        any({mode, other.request.mode} not in ({mode}, {mode, EXCLUSIVE}) for other in here)
+        and mode != EXCLUSIVE,
         any((other.constraints.exclusion or "") != (rules.exclusion or "") for other in others),
         rules.anti_affinity != ""
         and any(other.constraints.anti_affinity == rules.anti_affinity for other in others),

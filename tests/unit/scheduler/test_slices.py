@@ -3,124 +3,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from mig_profiles import piece, profiles
-from scheduler_twin import GIB, Bindery, Told, cluster_pod_of, node, pod_json
+from mig_profiles import piece
+from scheduler_twin import cluster_pod_of, node, pod_json
+from sliced_office import MODEL, PROFILES, Office, asking, cut
 
-from allotment.dialects.decisions import read_booking
 from allotment.dialects.placements import PLACEMENT
-from allotment.kube.cluster_feed import ClusterPod
-from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig
+from allotment.dialects.systems import load_settings
+from allotment.kube.quotas import NamespaceQuota
+from allotment.model.clusters import NodeRejection
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
-from allotment.placement.cluster import Cluster
-from allotment.scheduler.binding import Binder
-from allotment.scheduler.book import Book, BookSettings
-from allotment.scheduler.extender import Extender
-from allotment.scheduler.needs import NeedSettings, need_of
-
-MODEL = "H100-80GB"
-PROFILES = profiles(MODEL)
-GPU, MEMORY = "allotment.dev/gpu", "allotment.dev/gpu-memory"
-
-
-def cut(name: str, devices: int = 1, *modes: str, **mig: Any) -> NodeInventory:  # noqa: ANN401
-    """A node whose GPUs are cut into slices, among other modes."""
-    return NodeInventory(
-        name=name,
-        devices=tuple(
-            NodeDevice(
-                uuid=f"GPU-{name}{place}",
-                model="NVIDIA H100 80GB HBM3",
-                memory_bytes=79 * GIB,
-                index=place,
-                modes=modes or ("mig",),
-                mig=NodeMig(profiles=PROFILES, **mig),
-            )
-            for place in range(devices)
-        ),
-        cpu_milli=64_000,
-        memory_bytes=512 * GIB,
-    )
-
-
-def asking(gpu: int = 1, memory: str = "") -> dict[str, str]:
-    return {GPU: str(gpu), **({MEMORY: memory} if memory else {})}
-
-
-class Office:
-    """A scheduler with an API server."""
-
-    def __init__(self, *nodes: NodeInventory, needs: NeedSettings | None = None) -> None:
-        self.now = 10.0
-        self.nodes = nodes
-        self.needs = needs or NeedSettings()
-        self.book = Book(
-            Cluster(node_policies=("binpack",), device_policies=("binpack",)),
-            settings=BookSettings(candidates=3, needs=self.needs),
-        )
-        for each in nodes:
-            self.book.node_put(each)
-        self.bindery = Bindery()
-        self.told = Told()
-        self.pods: dict[str, ClusterPod] = {}
-        self.extender = Extender(
-            self.book,
-            Binder(self.book, self.bindery, clock=lambda: self.now),
-            told=self.told,
-            pods=self.pods.get,
-            clock=lambda: self.now,
-        )
-
-    def schedule(self, name: str, limits: dict[str, str], **annotations: str) -> str:
-        """Let a pod come, and be placed; return what keeps it, if anything does."""
-        pod = pod_json(
-            name,
-            limits=limits,
-            annotations={
-                f"allotment.dev/{key.replace('_', '-')}": text for key, text in annotations.items()
-            },
-        )
-        heard = cluster_pod_of(pod)
-        self.pods[heard.uid] = heard
-        self.bindery.add(heard)
-        body = {"Pod": pod, "Nodes": None, "NodeNames": [each.name for each in self.nodes]}
-        answer = json.loads(self.extender.filter(json.dumps(body).encode()))
-        best = answer.get("NodeNames") or []
-        if not best:
-            return self.told.refusals[-1]
-        args = {"PodName": name, "PodNamespace": "ml", "PodUID": heard.uid, "Node": best[0]}
-        answered = json.loads(asyncio.run(self.extender.bind(json.dumps(args).encode())))
-        assert answered["Error"] == ""
-        bound = self.bindery.pods[heard.uid]
-        self.pods[heard.uid] = bound
-        self.book.pod_put(bound, now=self.now)
-        return ""
-
-    def placement(self, name: str) -> dict[str, Any]:
-        binding = next(each for each in self.bindery.asked if each.name == name)
-        found = json.loads(binding.annotations[PLACEMENT])
-        return dict(found["containers"]["main"])
-
-    def end(self, name: str) -> None:
-        uid = self.pods.pop(f"uid-{name}").uid
-        self.book.pod_gone(uid)
-
-    def next_one(self) -> Office:
-        """Return the scheduler that starts after this one, which knows what is on pods alone."""
-        after = Office(*self.nodes, needs=self.needs)
-        for uid, pod in self.pods.items():
-            for binding in self.bindery.asked:
-                if binding.uid == uid:
-                    text = binding.annotations[PLACEMENT]
-                    booking = read_booking(text, uid=binding.uid, node=binding.node)
-                    after.book.pod_put(replace(pod, booking=booking), now=self.now)
-        return after
+from allotment.scheduler.keeping import DialectQuotas
+from allotment.scheduler.needs import NeedSettings, need_of, need_settings
+from allotment.scheduler.quota import QuotaBook
 
 
 def test_a_profile_is_placed_as_a_slice_and_written_so() -> None:
@@ -174,8 +73,7 @@ def test_the_next_scheduler_knows_whose_slices_are_whose() -> None:
     assert left[5]
     taken = [
         (device, start)
-        for each in (office, after)
-        for binding in each.bindery.asked
+        for binding in after.bindery.asked
         for found in [json.loads(binding.annotations[PLACEMENT])["containers"]["main"]]
         for device, (_, start) in zip(found["devices"], found["slices"], strict=True)
     ]
@@ -255,6 +153,73 @@ def test_groups_go_with_pods_of_their_dialect_that_may_have_slices() -> None:
         pod = cluster_pod_of(pod_json(annotations=written))
         (found,) = need_of(pod, needs).containers
         assert found.request.mig_groups == expected, words
+
+
+@pytest.mark.parametrize(
+    ("hard", "mode"),
+    [("20Gi", "mig"), ("5Gi", "soft"), ("3Gi", "refused: more than its namespace")],
+)
+def test_a_mode_that_is_more_than_the_quota_is_passed_over(hard: str, mode: str) -> None:
+    quotas = QuotaBook()
+    hards = {"requests.allotment.dev/gpu-memory": hard}
+    quotas.set_quotas([NamespaceQuota(namespace="ml", name="q", hard=hards)])
+    office = Office(cut("a", 1, "soft", "mig", is_enabled=False), quotas=DialectQuotas(quotas))
+    said = office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
+    assert (f"refused: {said}" if said else office.placement("one").get("mode", "soft")).startswith(
+        mode
+    )
+    office.book.cluster.check_invariants()
+    booked = office.book.booking(office.pods["uid-one"].uid)
+    assert (booked is None) == bool(said)
+
+
+ALLOWED = """
+hami:
+  migProfileAllowlist:
+  - {models: [H100], profiles: [1g.10gb, 3g.40gb]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "memory", "had"),
+    [
+        ({"dialect": "hami"}, "15Gi", "3g.40gb"),
+        ({"dialect": "hami"}, "5Gi", "1g.10gb"),
+        ({"dialect": "hami", "mig-profile": "1g.10gb"}, "5Gi", "1g.10gb"),
+        ({"dialect": "volcano"}, "15Gi", "1g.20gb"),
+        ({}, "15Gi", "1g.20gb"),
+    ],
+)
+def test_profiles_that_hamis_administrator_has_not_listed_are_not_cut(
+    words: dict[str, str], memory: str, had: str
+) -> None:
+    office = Office(cut("a"), needs=need_settings(("soft",), load_settings(ALLOWED)))
+    written = {key.replace("-", "_"): text for key, text in words.items()}
+    assert not office.schedule("one", asking(memory=memory), mode="mig", **written)
+    booked = office.book.booking(office.pods["uid-one"].uid)
+    assert booked is not None
+    place = booked.containers[0].devices[0].slice
+    assert place is not None
+    assert place.profile == had
+
+
+@pytest.mark.parametrize(
+    ("models", "profile", "said"),
+    [
+        ("[H100]", "2g.20gb", "may be cut into 1g.10gb, 3g.40gb and nothing else"),
+        ("[A100]", "1g.10gb", "may be cut into no profile and nothing else"),
+    ],
+)
+def test_who_names_a_profile_that_is_not_listed_is_told(
+    models: str, profile: str, said: str
+) -> None:
+    settings = load_settings(ALLOWED.replace("[H100]", models))
+    office = Office(cut("a"), needs=need_settings(("soft",), settings))
+    assert office.schedule("one", asking(), mode="mig", mig_profile=profile, dialect="hami")
+    need = need_of(office.pods["uid-one"], need_settings(("soft",), settings))
+    (refusal,) = office.book.cluster.explain(need)
+    assert isinstance(refusal, NodeRejection)
+    assert said in refusal.details
 
 
 def test_a_slice_is_read_back_as_it_was_booked() -> None:

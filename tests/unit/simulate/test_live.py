@@ -103,13 +103,13 @@ class Twin:
         self.refusals: list[int] = []
         self.asked: list[str] = []
 
-    def read(self) -> LiveCluster:
+    def read(self, **options: Any) -> LiveCluster:  # noqa: ANN401 - as it takes them
         async def read() -> LiveCluster:
             http = httpx2.AsyncClient(
                 transport=httpx2.MockTransport(self._answer), base_url="https://server"
             )
             async with Api(http, server="https://server") as api:
-                return await read_cluster(api)
+                return await read_cluster(api, **options)
 
         return asyncio.run(read())
 
@@ -154,6 +154,15 @@ def test_what_is_there_is_read() -> None:
     assert by_name["soon"].need.containers[0].request.memory.size_bytes == 20 * GI
     assert [each.can_move for each in cluster.pods] == [True, False, True, True, True]
     assert cluster.problems == ()
+
+
+def test_pods_that_leave_their_mode_open_have_the_schedulers() -> None:
+    asked = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "4Gi"}
+    twin = Twin([], [pod("p", limits=asked)])
+    (usual,) = twin.read().pods[0].need.containers
+    assert (usual.request.mode, usual.request.other_modes) == ("soft", ())
+    (preferred,) = twin.read(modes=("mps", "soft")).pods[0].need.containers
+    assert (preferred.request.mode, preferred.request.other_modes) == ("mps", ("soft",))
 
 
 def test_what_is_cordoned_takes_nothing() -> None:

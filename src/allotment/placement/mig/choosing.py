@@ -15,14 +15,14 @@ Nothing that fits is refused for the sake of what may come: only places are chos
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigRequest, MigSlice
-from allotment.model.mig_groups import allowed_profiles
+from allotment.model.mig_groups import allowed_profiles, listed_profiles
 from allotment.placement.mig.scarcity import loss
 from allotment.placement.mig.slots import Place, Slots, Taken, cover, slots_of
 
@@ -199,13 +199,15 @@ def serving(
     """Return the profiles that have what a request asks for at least, the smallest first.
 
     Where it comes with groups of slices for GPUs of this model, those that they allow, in their
-    order, and by what is written there of memory.
+    order, and by what is written there of memory. With lists of profiles, no others.
 
     Memory is what the driver says that an instance has, which is less than its name: 9.6 GiB of a
     `1g.10gb`. Compute is a part of the largest profile's multiprocessors.
     """
-    there = tuple(profiles)
-    most = max((each.multiprocessors for each in there), default=0)
+    every = tuple(profiles)
+    most = max((each.multiprocessors for each in every), default=0)
+    listed = listed_profiles(request.groups, model)
+    there = tuple(each for each in every if listed is None or each.name in listed)
     allowed = allowed_profiles(request.groups, model, request.memory_bytes)
     if allowed is not None and not request.profile:
         named = {each.name: each for each in there}
@@ -216,7 +218,7 @@ def serving(
         )
     least = request.memory_bytes
     if request.memory_part is not None:
-        largest = max((each.memory_bytes for each in there), default=0)
+        largest = max((each.memory_bytes for each in every), default=0)
         least = max(least, int(request.memory_part * largest))
     fitting = (
         each
@@ -347,6 +349,11 @@ def _reason(site: _Site, request: MigRequest) -> str:
     if not site.profiles:
         if request.profile and request.profile not in site.slots.by_name:
             return f"has no profile {request.profile}, but {names}"
+        if serving(site.slots.profiles, replace(request, groups=())):
+            listed = listed_profiles(request.groups, site.layout.model)
+            if listed is not None:
+                allowed = ", ".join(listed) or "no profile"
+                return f"may be cut into {allowed} and nothing else, by its administrator's list"
         return _too_small(site.slots, request)
     room = site.room(site.taken)
     if room:
@@ -369,7 +376,13 @@ def _too_small(slots: Slots, request: MigRequest) -> str:
     largest = max(among, key=lambda each: (each.memory_bytes, each.multiprocessors))
     most = max(each.multiprocessors for each in slots.profiles)
     compute = format_percent(10_000 * largest.multiprocessors // most)
-    return f"{largest.name} has {format_bytes(largest.memory_bytes)} and {compute} % and no more"
+    has = f"{largest.name} has {format_bytes(largest.memory_bytes)} and {compute} %"
+    if not request.profile:
+        return f"{has} and no more"
+    lacks = [format_bytes(request.memory_bytes)] * (request.memory_bytes > largest.memory_bytes)
+    if largest.multiprocessors * 10_000 < request.compute * most:
+        lacks.append(f"{format_percent(request.compute)} %")
+    return f"{has}, and is to have {' and '.join(lacks)}"
 
 
 def _taken_by(slices: Iterable[MigSlice], profile: MigProfile) -> str:
