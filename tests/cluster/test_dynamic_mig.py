@@ -7,7 +7,7 @@ import json
 import signal
 import time
 
-from stories import GPU, MIB, NodeAgent, burn_and_stay, burnt, node_agent, undisturbed
+from stories import GPU, GPU_MEMORY, MIB, NodeAgent, burn_and_stay, burnt, node_agent, undisturbed
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
@@ -124,6 +124,37 @@ def test_a_pod_has_the_slice_that_was_chosen_for_it(cluster: Cluster, pods: Pods
             timeout_s=30,
             explain=lambda: str(told(cluster)),
         )
+        node.wait_exact()
+
+
+def test_a_warm_slice_makes_way_for_a_share_that_was_sent_there(
+    cluster: Cluster, pods: Pods
+) -> None:
+    with node_agent(cluster, DYNAMIC % "1h", simulated="h100-80gb") as node:
+        cluster.wait_allocatable(GPU, 16)
+        (uuid,) = node.gpus()
+        pods.create(asking("cut"))
+        assert burnt(pods, "cut").total_bytes == SMALL_BYTES
+        pods.delete()
+        wait_until(
+            lambda: told(cluster)[0].get("slices") and not told(cluster)[0].get("on", True),
+            "the warm slice told, on a GPU that others may have",
+            timeout_s=30,
+            explain=lambda: str(told(cluster)),
+        )
+        assert len(slices(node)) == 1
+        body = pod("soft", container(burn_and_stay("1Gi"), limits={GPU: "1", GPU_MEMORY: "4Gi"}))
+        chosen = {"mode": "soft", "devices": [uuid], "memory": 4 << 30}
+        body["metadata"]["annotations"] = {
+            "allotment.dev/mode": "soft",
+            "allotment.dev/placement": json.dumps({"version": 1, "containers": {"main": chosen}}),
+        }
+        pods.create(body)
+        assert burnt(pods, "soft").total_bytes == 4 << 30
+        assert slices(node) == []
+        assert [each["mig"] for each in gpus(node)] == [False]
+        assert pods.restarts("soft") == 0
+        pods.delete()
         node.wait_exact()
 
 

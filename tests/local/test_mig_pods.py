@@ -14,25 +14,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kubelet_twin import PodTwin
-from mig_node import SMALL, Node, asking, at
+from mig_node import SMALL, SOFT, Node, asking, at, by_hand, tell
 
 from allotment.agent.resources import plan
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_fault, set_mig_fault
-from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
+from allotment.devices.mig_machine import LOOK_S, MigMachine
 from allotment.devices.watching import Look, Session
 from allotment.model.pods import ContainerKind
 from allotment.model.shares import ShareId
 from allotment.modes.mig.own_slices import without_own
-from allotment.shares import cutting
+from allotment.shares import cutting, surveying
 
 WORKER = Path(__file__).with_name("mig_pod_worker.py")
-SOFT = {"allotment.dev/mode": "soft"}
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,30 +39,6 @@ pytestmark = pytest.mark.timeout(180)
 def node(tmp_path: Path, native_dir: Path) -> Node:
     assert native_dir.is_dir()
     return Node(tmp_path)
-
-
-Story = Callable[[], Coroutine[object, object, None]]
-
-
-def tell(node: Node, story: Story, *, keeps: bool = True) -> None:
-    """Tells a story while the agent's loops run; `keeps`: that of its slices as well."""
-
-    async def told() -> None:
-        session = Session(node.machine)
-        session.open()  # the agent holds NVML for as long as it lives
-        await node.tenants.adopt()
-        loops = [asyncio.create_task(node.tenants.run())]
-        loops += [asyncio.create_task(node.slices.run())] if keeps else []
-        try:
-            await story()
-        finally:
-            for each in loops:
-                each.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-            await node.tenants.close()
-            session.close()
-
-    asyncio.run(told())
 
 
 # ---- a pod has a slice ---------------------------------------------------------------------------
@@ -179,7 +153,7 @@ def test_a_share_that_came_meanwhile_keeps_its_gpu_from_being_switched(
 ) -> None:
     assert native_dir.is_dir()
     # As if it had come after the look.
-    monkeypatch.setattr(cutting.Cutter, "_why_off", lambda *_: "")
+    monkeypatch.setattr(surveying.Survey, "_why_off", lambda *_: "")
     monkeypatch.setattr(cutting, "_TRIES", 3)
     node = Node(tmp_path, "[{modes: [soft, mig]}]", "h100-80gb")
 
@@ -394,113 +368,6 @@ def test_a_slice_in_the_way_is_left_to_the_pods_other_container(
         (there,) = node.look().instances
         assert "of share team/pod-1/main" in await node.start(pod, 0)
         assert node.look().instances == (there,)
-
-    tell(node, story)
-
-
-# ---- what others do ------------------------------------------------------------------------------
-
-
-def by_hand(device: MigDevice) -> str:
-    """Cuts one as nvidia-smi does, and returns its UUID."""
-    device.driver.set_mode(is_on=True)
-    profile = next(each for each in device.driver.look().profiles if each.name == SMALL)
-    made = device.driver.create_gpu_instance(profile, 6)
-    return device.driver.create_compute_instance(made, profile).uuid
-
-
-def test_what_others_cut_is_theirs(node: Node) -> None:
-    theirs = node.on(0, by_hand)
-
-    async def story() -> None:
-        pods = [node.admit(str(n), asking()) for n in range(7)]
-        assert await asyncio.gather(*map(node.start, pods)) == [""] * 7
-        mine = {each.devices[0].uuid for each in node.tenants.shares}
-        assert theirs not in mine
-        await node.until(
-            lambda: (
-                [each.hold.name for each in node.slices.current[node.uuids[0]].slices].count(
-                    "FOREIGN"
-                )
-                == 1
-            ),
-            "it is counted",
-        )
-        for each in pods:
-            node.remove(each)
-        await node.until(lambda: not node.tenants.shares, "all shares are gone")
-
-    tell(node, story)
-    assert theirs in {each.uuid for each in node.look().instances}
-
-
-def removing(start: int, *, is_off: bool = False) -> Callable[[MigDevice], None]:
-    """Removes the slice at a slot as nvidia-smi does; `is_off`: and the mode with it."""
-
-    def remove(device: MigDevice) -> None:
-        here = next(each for each in device.driver.look().instances if each.start == start)
-        device.driver.destroy_compute_instances(here.gpu_instance)
-        device.driver.destroy_gpu_instance(here.gpu_instance)
-        if is_off:
-            device.driver.set_mode(is_on=False)
-
-    return remove
-
-
-def test_a_slice_that_others_remove_is_told_and_not_made_again(node: Node) -> None:
-    async def story() -> None:
-        pod = node.admit("1", asking(), annotations=at((node.uuids[0], SMALL, 3)))
-        assert await node.start(pod) == ""
-        await node.until(lambda: node.slices.current[node.uuids[0]].slices, "it is seen")
-        node.on(0, removing(3, is_off=True))
-        await node.until(lambda: "SliceGone" in node.reports.reasons("pod-1"), "it is told", 30)
-        assert node.there() == []
-        node.kubelet.finish(pod, pod.containers[0], for_good=False)
-        assert "was removed by others" in await node.start(pod)
-        assert node.there() == []
-        # Who has lost its slice keeps nobody from the GPU.
-        other = node.admit("2", asking(), annotations=at((node.uuids[0], SMALL, 3)))
-        assert await node.start(other) == ""
-        assert node.there() == [(SMALL, 3)]
-        assert "was removed by others" in await node.start(pod)
-        assert node.reports.reasons("pod-1").count("SliceGone") == 1
-        node.remove(pod)
-        await node.until(lambda: len(node.journal().read().records) == 1, "nothing is left of it")
-        node.remove(other)
-        await node.until(lambda: not node.look().is_enabled, "nothing is left")
-
-    tell(node, story)
-
-
-def test_a_pod_whose_slice_is_gone_never_has_anothers(tmp_path: Path, native_dir: Path) -> None:
-    assert native_dir.is_dir()
-    node = Node(tmp_path, "[{mode: mig, mig: {keep: 0s}}]", "h100-80gb")
-
-    async def story() -> None:
-        robbed, brief = (
-            node.admit(str(slot), asking(), annotations=at((node.uuids[0], SMALL, slot)))
-            for slot in (3, 5)
-        )
-        for each in (robbed, brief):
-            assert await node.start(each) == ""
-        node.on(0, removing(3))
-        node.remove(brief)
-        await node.until(lambda: node.there() == [], "the other one's slice is removed")
-        # Its GPU is not switched off under it, and its record stays.
-        assert node.look().is_enabled
-        after = node.admit("6", asking(), annotations=at((node.uuids[0], SMALL, 3)))
-        assert await node.start(after) == ""
-        node.kubelet.finish(robbed, robbed.containers[0], for_good=False)
-        assert "was removed by others" in await node.start(robbed)
-        # Nobody has looked yet when the next agent is asked.
-        node.start_agent()
-        node.hear()
-        node.kubelet.tell(robbed)
-        node.kubelet.tell(after)
-        node.hear()
-        await node.tenants.adopt()
-        assert "was removed by others" in await node.start(robbed)
-        assert await node.start(after) == ""
 
     tell(node, story)
 

@@ -412,6 +412,8 @@ class ReportsTwin:
     def __init__(self) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.counts: list[tuple[str, dict[str, str]]] = []
+        self.gauges: dict[tuple[str, ...], float] = {}
+        """As they were set last, by name and the labels' values."""
 
     def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
         del is_warning
@@ -429,7 +431,7 @@ class ReportsTwin:
         del name, value, labels
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        del name, value, labels
+        self.gauges[(name, *labels.values())] = value
 
     def reasons(self, pod: str) -> list[str]:
         return [reason for name, reason, _ in self.events if name == pod]

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from allotment.agent.tenancy import Patience, Tenants
 from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine, machine_path
+from allotment.devices.watching import Session
 from allotment.model.mig import MigGpu
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import Injection, ShareId
@@ -32,6 +33,7 @@ from allotment.shares.pods import NodeFolders, PodShares
 TENANT = Path(__file__).parents[1] / "local" / "mig_tenant.py"
 SPEC = "h100-80gb:2"
 SMALL = "1g.10gb"
+SOFT = {"allotment.dev/mode": "soft"}
 PROFILE = {"allotment.dev/mig-profile": SMALL}
 PATIENCE = Patience(deadline=60, pod=5, room=(0.0, 0.05), look=0.2, retry=0.05, pause=0.01)
 T = TypeVar("T")
@@ -81,6 +83,7 @@ class Node:
             links=lambda: self.links,
             shares=lambda: self.tenants.shares,
             reports=self.reports,
+            look_s=1.0,
         )
         self.tenants = Tenants(
             checkpoint=self.kubelet,
@@ -96,6 +99,7 @@ class Node:
                 mig=self.slices.terms,
             ),
             respond=respond,
+            clear=self.slices.clear,
             patience=PATIENCE,
         )
 
@@ -197,3 +201,48 @@ def at(*places: tuple[str, str, int]) -> dict[str, str]:
         **PROFILE,
         "allotment.dev/placement": json.dumps({"version": 1, "containers": {"main": main}}),
     }
+
+
+Story = Callable[[], Coroutine[object, object, None]]
+
+
+def tell(node: Node, story: Story, *, keeps: bool = True) -> None:
+    """Tells a story while the agent's loops run; `keeps`: that of its slices as well."""
+
+    async def told() -> None:
+        session = Session(node.machine)
+        session.open()  # the agent holds NVML for as long as it lives
+        await node.tenants.adopt()
+        loops = [asyncio.create_task(node.tenants.run())]
+        loops += [asyncio.create_task(node.slices.run())] if keeps else []
+        try:
+            await story()
+        finally:
+            for each in loops:
+                each.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await node.tenants.close()
+            session.close()
+
+    asyncio.run(told())
+
+
+def by_hand(device: MigDevice, *, start: int = 6) -> str:
+    """Cuts one as nvidia-smi does, and returns its UUID."""
+    device.driver.set_mode(is_on=True)
+    profile = next(each for each in device.driver.look().profiles if each.name == SMALL)
+    made = device.driver.create_gpu_instance(profile, start)
+    return device.driver.create_compute_instance(made, profile).uuid
+
+
+def removing(start: int, *, is_off: bool = False) -> Callable[[MigDevice], None]:
+    """Removes the slice at a slot as nvidia-smi does; `is_off`: and the mode with it."""
+
+    def remove(device: MigDevice) -> None:
+        here = next(each for each in device.driver.look().instances if each.start == start)
+        device.driver.destroy_compute_instances(here.gpu_instance)
+        device.driver.destroy_gpu_instance(here.gpu_instance)
+        if is_off:
+            device.driver.set_mode(is_on=False)
+
+    return remove

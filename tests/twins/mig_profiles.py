@@ -5,7 +5,7 @@ The planner itself takes whatever a driver reports and knows no model.
 """
 
 from allotment.devices import geometries
-from allotment.devices.geometries import Geometry, profile_name
+from allotment.devices.geometries import Geometry
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigSlice
 
 MODELS: dict[str, tuple[Geometry, int]] = {
@@ -27,7 +27,7 @@ def profiles(model: str, *without: str) -> tuple[MigProfile, ...]:
     geometry, memory_mib = MODELS[model]
     every = (
         MigProfile(
-            name=profile_name(shape, memory_mib),
+            name=shape.name_on(memory_mib),
             number=shape.number,
             slices=shape.slices,
             memory_bytes=shape.memory_mib << 20,

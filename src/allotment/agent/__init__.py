@@ -10,6 +10,9 @@ resources      devices, health and configuration in, resources and quantities ou
 offering       joins these, and tells everyone
 kubelet/       the kubelet's protocols and its checkpoint
 announcing     what schedulers are told of the devices
+device_modes   which modes GPUs are for, as the node's object says
+slices         what GPUs are cut into for pods (cut_gpus), and who else cuts them (mig_fights)
+mps_keeping    the control daemons of MPS
 answering      how this node answers: CDI devices, or mounts
 upkeep         time slices, NVIDIA's CDI specs, order
 device_plugin/ the kubelet's side: registration, lists, preferred ids, answers

@@ -16,11 +16,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, NoReturn, Protocol
 
+from allotment.agent.compute_modes import ComputeModes
+from allotment.agent.cut_gpus import CutGpu
 from allotment.agent.device_modes import DeviceModes
 from allotment.agent.device_plugin.preferred import Links
 from allotment.agent.protocols import Pods, Reports
 from allotment.agent.resources import Offer, as_whole
-from allotment.agent.slices import CutGpu, NodeSlices
+from allotment.agent.slices import NodeSlices
 from allotment.agent.tenancy.node_shares import CORDONED
 from allotment.agent.tenancy.unplaced import placed_slices, unplaced
 from allotment.kube.inventories import DEVICES, cordoned, encode
@@ -90,16 +92,25 @@ def announced(
     cut: Mapping[str, CutGpu] | None = None,
     placed: Collection[tuple[str, MigPlace]] = (),
     allowed: Mapping[str, Allowed] | None = None,
+    paused: Mapping[str, str] | None = None,
 ) -> NodeInventory | None:
     """Return what is to be told; None: no device of the node is given in parts.
 
-    `problems`, `taken`, `cut` and `allowed` are by UUID. `placed` are the slices for which
-    placements stand: a scheduler knows of them, and counts them. The node's name, CPU and memory
-    are not in the annotation.
+    `problems`, `taken`, `cut`, `allowed` and `paused` are by UUID; the last one says why MIG is not
+    switched on for now. `placed` are the slices for which placements stand: a scheduler knows of
+    them, and counts them. The node's name, CPU and memory are not in the annotation.
     """
     told = [as_whole(devices[uuid]) for uuid in offer.parted if uuid in devices]
-    migs = {uuid: _mig(uuid, each, placed) for uuid, each in (cut or {}).items()}
+    off = {
+        uuid: why
+        for uuid, why in (paused or {}).items()
+        if uuid in (cut or {}) and not (cut or {})[uuid].is_enabled
+    }
+    migs = {uuid: _mig(uuid, each, placed) for uuid, each in (cut or {}).items() if uuid not in off}
     modes = {each.uuid: _open(offer, each.uuid, allowed or {}) for each in told}
+    whys = {
+        uuid: f"MIG is off, and {why}" for uuid, why in off.items() if modes.get(uuid) == (MIG,)
+    }
     if not told:
         return None
     there = {each.uuid for each in told}
@@ -120,7 +131,9 @@ def announced(
                 ),
                 mig=migs.get(each.uuid),
                 max_shares=MAX_SHARES,
-                problem=problems.get(each.uuid) or ("" if modes[each.uuid] else _KEPT),
+                problem=problems.get(each.uuid)
+                or whys.get(each.uuid)
+                or ("" if modes[each.uuid] else _KEPT),
                 taken=taken.get(each.uuid) or Taken(),
             )
             for each in told
@@ -140,7 +153,8 @@ def _mig(uuid: str, gpu: CutGpu, placed: Collection[tuple[str, MigPlace]]) -> No
     names = gpu.names
     return NodeMig(
         profiles=gpu.profiles,
-        is_enabled=gpu.is_enabled,
+        # A share of another mode has it at once: to a scheduler it is as good as off.
+        is_enabled=gpu.is_enabled and not gpu.gives_way,
         slices=tuple(
             replace(each, holder="")
             for each in gpu.slices
@@ -164,10 +178,12 @@ class Announcing:
         reports: Reports,
         slices: NodeSlices | None = None,
         modes: DeviceModes | None = None,
+        compute_modes: ComputeModes | None = None,
     ) -> None:
         """Take what it tells of, and where.
 
-        `slices`: what GPUs are cut into for who asks; `modes`: what they are for.
+        `slices`: what GPUs are cut into for who asks; `modes`: what they are for; `compute_modes`:
+        which of them somebody else keeps.
         """
         self._shares = folder.shares
         self._bookings = Bookings(folder)
@@ -178,6 +194,9 @@ class Announcing:
         self._reports = reports
         self._slices = slices
         self._modes = modes
+        self._compute_modes = compute_modes
+        if compute_modes is not None:
+            compute_modes.followers.append(self.wake)
         if modes is not None:
             modes.followers.append(self.wake)
         if slices is not None:
@@ -246,6 +265,14 @@ class Announcing:
             await self._tell()
             await asyncio.sleep(LEAST_S - GATHER_S)
 
+    def _kept(self) -> Mapping[str, str]:
+        """Return the GPUs that somebody else keeps, and why; in MIG mode each slice is asked."""
+        kept = self._compute_modes.kept if self._compute_modes is not None else {}
+        cut = self._slices.current if self._slices is not None else {}
+        return {
+            uuid: why for uuid, why in kept.items() if uuid not in cut or not cut[uuid].is_enabled
+        }
+
     async def _tell(self) -> None:
         if not self._is_offered or not self._pods.is_synced:
             return  # what cannot be known yet would be told wrong; what was told before stays
@@ -255,12 +282,17 @@ class Announcing:
             inventory = announced(
                 offer,
                 self._offering.devices,
-                {**dict.fromkeys(self._cordoned, CORDONED), **self._offering.unusable},
+                {
+                    **self._kept(),
+                    **dict.fromkeys(self._cordoned, CORDONED),
+                    **self._offering.unusable,
+                },
                 taken=unplaced(shares, self._pods.get),
                 links=self._links(),
                 cut=self._slices.current if self._slices is not None else None,
                 placed=placed_slices(self._pods.all()),
                 allowed=self._modes.current if self._modes is not None else None,
+                paused=self._slices.paused if self._slices is not None else None,
             )
             text = None if inventory is None else encode(inventory)
         except (AllotError, ValueError) as error:

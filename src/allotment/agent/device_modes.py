@@ -10,14 +10,16 @@ stays. A pod that was placed on it before that was heard of still starts. That a
 that it is over, is told by events.
 
 Whoever may annotate a node is not its root: only GPUs that this node has become files, and nothing
-of an annotation does in which something cannot be meant.
+of an annotation does in which something cannot be meant. What of it has no effect, or another than
+was meant, is told with what there is instead.
 """
 
 import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NoReturn, Protocol
 
 from allotment.agent.protocols import Reports
@@ -36,7 +38,7 @@ from allotment.shares.modes_of_gpus import (
     write_allowed,
 )
 
-__all__ = ["DEVICE_MODES", "DeviceModes", "device_modes", "draining"]
+__all__ = ["DEVICE_MODES", "DeviceModes", "device_modes", "draining", "unsuited"]
 
 DEVICE_MODES: Final = "allotment.dev/device-modes"
 """On the node, by whoever looks after it: GPU-UUID=MODE[,MODE...], several by semicolons."""
@@ -51,6 +53,9 @@ _WATCH_S: Final = 0.5
 _SEPARATORS: Final = re.compile(r"[;,\s]+")
 _MOST_CHARACTERS: Final = 16 << 10
 _NAMED: Final = 4
+_MOST_SHOWN: Final = 8
+_UNKNOWN_S: Final = 30.0
+"""How long GPUs may take to be known, before it is told that there are none."""
 
 
 class _Says(Protocol):
@@ -91,9 +96,40 @@ def device_modes(text: str) -> Mapping[str, tuple[str, ...]]:
             )
         last.append(mode)
     for uuid in words:
+        if uuid.startswith("MIG-"):
+            raise UsageError(
+                f"{DEVICE_MODES} names {uuid[:64]!r}, a MIG device, and modes are said of GPUs",
+                hint="name its GPU, with mig: on a node a MIG device is given as a whole",
+            )
         check_uuid(uuid)
     parsed = {uuid: parse_modes(",".join(modes)) for uuid, modes in words.items()}
     return {uuid: modes for uuid, modes in parsed.items() if modes is not None}
+
+
+def unsuited(
+    wanted: Mapping[str, Sequence[str]],
+    known: Collection[str],
+    offered: Mapping[str, Sequence[str]],
+) -> str:
+    """Say what of an annotation has another effect than meant, rule by rule; empty: nothing.
+
+    `known` are the devices of the node, `offered` the modes that its configuration has for each.
+    """
+    gpus = sorted(each for each in known if each.startswith("GPU-"))
+    here = ", ".join(gpus[:_MOST_SHOWN]) + (", ..." if len(gpus) > _MOST_SHOWN else "")
+    parts = []
+    for uuid, modes in wanted.items():
+        rule = f"{uuid}={','.join(modes)}"
+        if uuid not in known:
+            there = f"the GPUs here are {here}" if here else "no GPU of this node has answered"
+            parts.append(f"{rule} suits no GPU of this node: {there}")
+        elif uuid in offered and not set(modes) & set(offered[uuid]):
+            has = " or ".join(offered[uuid]) or "none"
+            parts.append(
+                f"{rule} leaves this GPU for nothing: the node's configuration has it in mode"
+                f" {has} (allotment.devices there adds others)"
+            )
+    return "; ".join(parts)
 
 
 def draining(allowed: Mapping[str, Allowed], shares: Iterable[Found]) -> Mapping[str, str]:
@@ -118,18 +154,29 @@ class DeviceModes:
         node: _Node,
         devices: Callable[[], Iterable[str]],
         reports: Reports,
+        offered: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take where it is said, and the UUIDs of the node's devices as far as they are known."""
+        """Take where it is said, and the UUIDs of the node's devices as far as they are known.
+
+        `offered`: the modes that the node's configuration has for each, by UUID.
+        """
         self._folder = folder
         self._bookings = Bookings(folder)
         self._node = node
         self._devices = devices
         self._reports = reports
+        self._offered = offered
+        self._clock = clock
         self._current: Mapping[str, Allowed] = {}
         self._draining: Mapping[str, str] = {}
         self._told = ""
         self._text: str | None = None
         """What the node says, once it is known."""
+        self._heard = 0.0
+        """When that was first heard."""
+        self._wanted: Mapping[str, Sequence[str]] = {}
+        """What of it can be meant."""
         self._obeyed: frozenset[str] = frozenset()
         """The devices that were known when that was last followed."""
         self._obeying = asyncio.Lock()
@@ -156,6 +203,7 @@ class DeviceModes:
             text = node.annotations.get(DEVICE_MODES, "")
             if text != self._text:
                 self._text = text
+                self._heard = self._clock()
                 await self._obey()
 
     async def _obey(self) -> None:
@@ -166,14 +214,23 @@ class DeviceModes:
                 wanted = device_modes(self._text or "")
                 await asyncio.to_thread(self._write, wanted, known)
             except AllotError as error:
-                self._tell_invalid(f"{error}: it stays as it was")
+                self._wanted = {}
+                hint = f" ({error.hint})" if error.hint else ""
+                self._tell_invalid(f"{error.message}{hint}: all stays as it was")
                 return
-        strange = ", ".join(sorted(wanted.keys() - known))
-        if not strange:
+        self._wanted = wanted
+        if not wanted:
             self._told = ""
-        elif known:
-            self._tell_invalid(f"{DEVICE_MODES} names GPUs that are not here: {strange}")
+        self._tell_unsuited()
         await self._look()
+
+    def _tell_unsuited(self) -> None:
+        """Tell what suits no GPU; once devices are known, or should be."""
+        known = frozenset(self._devices())
+        if not self._wanted or not (known or self._clock() - self._heard > _UNKNOWN_S):
+            return
+        found = unsuited(self._wanted, known, self._offered())
+        self._tell_invalid(f"{DEVICE_MODES}: {found}" if found else "")
 
     def _write(self, wanted: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
         with self._folder.locked():
@@ -191,7 +248,8 @@ class DeviceModes:
     def _tell_invalid(self, message: str) -> None:
         if message != self._told:
             self._told = message
-            self._reports.node(INVALID, message, is_warning=True)
+            if message:
+                self._reports.node(INVALID, message, is_warning=True)
 
     async def _follow_folder(self) -> None:
         before: tuple[int, int] | None = None
@@ -199,6 +257,7 @@ class DeviceModes:
             if self._text and self._obeyed != frozenset(self._devices()):
                 with contextlib.suppress(AllotError):  # as below
                     await self._obey()
+            self._tell_unsuited()
             now = _time_of(self._folder.root / "modes"), _time_of(self._folder.shares)
             if now != before:
                 before = now

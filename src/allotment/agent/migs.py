@@ -18,11 +18,12 @@ from allotment.agent.config.effective import Config
 from allotment.agent.config.names import GPU, matches_pattern
 from allotment.model.devices import Device
 
-__all__ = ["Served", "inherited", "resource_of", "serve"]
+__all__ = ["PER_PROFILE", "Served", "inherited", "resource_of", "serve"]
 
 NONE: Final = "none"
 SINGLE: Final = "single"
-_PER_PROFILE: Final = f"{GPU.rpartition('/')[0]}/mig-"
+PER_PROFILE: Final = f"{GPU.rpartition('/')[0]}/mig-"
+"""How the names of strategy `mixed` begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def resource_of(device: Device, config: Config) -> str | None:
         return GPU
     if "c." in profile:
         return None
-    return _PER_PROFILE + profile.replace("+", ".")
+    return PER_PROFILE + profile.replace("+", ".")
 
 
 def inherited(reasons: Mapping[str, str], devices: Sequence[Device]) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ GPUs are offered as the rules of the configuration say, MIG devices as its `migS
 (`migs`): exclusive, or in replicas where `sharing.timeSlicing` names their resource.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,7 +14,7 @@ from allotment.agent.config.effective import Config
 from allotment.agent.config.names import GPU, matches_pattern
 from allotment.agent.config.rules import MigUse, matches, mig_use, rule_of, selected
 from allotment.agent.config.schema import DeviceRule, ReplicatedResource
-from allotment.agent.migs import inherited, serve
+from allotment.agent.migs import PER_PROFILE, inherited, serve
 from allotment.dialects import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
@@ -145,7 +145,7 @@ def plan(
     unhealthy = inherited(unhealthy, usable)
     rules = _rules(_in_order(devices), usable, config, problems)
     named = {each.uuid: served.names.get(each.uuid) or _name(each, config) for each in usable}
-    shared = _shared(usable, named, config, problems)
+    shared = _shared(usable, named, config, problems, dynamic=dynamic)
     parts = [
         _Part(
             device=each,
@@ -265,6 +265,8 @@ def _rules(
             why = "earlier rules have all GPUs that it matches"
         elif any(each.mig and matches(each, rule.match) for each in devices):
             why = "the GPUs that it matches are in MIG mode, and rules are for whole ones"
+        elif any(each.slice_of is not None and matches(each, rule.match) for each in devices):
+            why = "what it matches are MIG devices, each of which is given as a whole"
         else:
             why = "it matches no GPU here"
         problems.append(f"allotment.devices[{number}] has no effect: {why}")
@@ -295,9 +297,14 @@ def _name(device: Device, config: Config) -> str:
 
 
 def _shared(
-    devices: Sequence[Device], named: Mapping[str, str], config: Config, problems: list[str]
+    devices: Sequence[Device],
+    named: Mapping[str, str],
+    config: Config,
+    problems: list[str],
+    *,
+    dynamic: Collection[str],
 ) -> Mapping[str, ReplicatedResource]:
-    """Return by what each device is replicated, by UUID."""
+    """Return by what each device is replicated, by UUID. `dynamic` are cut for who asks."""
     shared: dict[str, ReplicatedResource] = {}
     absent = []
     entries = config.sharing.resources if config.sharing and devices else ()
@@ -321,7 +328,9 @@ def _shared(
         ]
     if absent:
         names = " or ".join(dict.fromkeys(absent))
-        problems.append(f"{config.sharing_key}: no GPU of this node is {names}")
+        cut = any(each.startswith(PER_PROFILE) for each in absent) and dynamic
+        more = "; slices that are cut for a container are its alone" if cut else ""
+        problems.append(f"{config.sharing_key}: no GPU of this node is {names}{more}")
     return shared
 
 

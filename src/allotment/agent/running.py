@@ -24,6 +24,7 @@ from prometheus_client import disable_created_metrics
 from allotment import __version__
 from allotment.agent.announcing import Announcing
 from allotment.agent.answering import Answering
+from allotment.agent.compute_modes import ComputeModes
 from allotment.agent.config.effective import Config
 from allotment.agent.config.overlay import overlay
 from allotment.agent.configuring import Configuring
@@ -214,6 +215,7 @@ class _Agent:
             folder,
             node=self._node,
             devices=lambda: self._offering.devices,
+            offered=lambda: self._slices.served(self._offering.current),
             reports=self._reports,
         )
         self._offering = Offering(
@@ -257,10 +259,14 @@ class _Agent:
             shares=lambda: self._tenants.shares,
             reports=self._reports,
         )
+        self._compute_modes = ComputeModes(
+            folder, machine=self._machine, gpus=lambda: self._offering.current.parted
+        )
         self._announcing = Announcing(
             folder,
             slices=self._slices,
             modes=self._modes,
+            compute_modes=self._compute_modes,
             offering=self._offering,
             node=self._node,
             pods=self._pods,
@@ -276,7 +282,7 @@ class _Agent:
             reports=self._reports,
             store=NodeShares(
                 self._shares,
-                devices=lambda: tuple(self._offering.devices.values()),
+                devices=lambda: tuple(map(self._slices.as_it_is, self._offering.devices.values())),
                 unhealthy=lambda: self._offering.unusable,
                 problems=lambda: tuple(
                     each for each in self._gpus.current.problems if each.device is None
@@ -288,6 +294,7 @@ class _Agent:
             ),
             respond=self._answering.respond,
             ready=self._mps.ready,
+            clear=self._slices.clear,
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,
@@ -342,6 +349,7 @@ class _Agent:
                     self._insist_on_gpus,
                     self._upkeep.run,
                     self._announcing.run,
+                    self._compute_modes.run,
                     self._modes.run,
                     self._slices.run,
                     self._mps.run,

@@ -40,6 +40,21 @@ FIGURES: tuple[Figure, ...] = (
     Figure("mps_daemon_up", "gauge", "1: a GPU's MPS daemon takes clients.", ("device",)),
     Figure("mps_restarts", "counter", "Times an MPS daemon was started again.", ("device",)),
     Figure("mps_losses", "counter", "Times MPS clients of a GPU lost all they had.", ("device",)),
+    Figure(
+        "mig_slices",
+        "gauge",
+        "MIG slices of GPUs that are cut for who asks; lost: of containers, removed by others.",
+        ("device", "hold"),
+    ),
+    Figure("mig_losses", "counter", "Slices of shares that others removed.", ("device",)),
+    Figure("mig_switched_off", "counter", "Times others switched MIG off under us.", ("device",)),
+    Figure("mig_paused", "gauge", "1: MIG is not switched on again for now.", ("device",)),
+    Figure(
+        "mig_failures",
+        "counter",
+        "Times a driver did not tell of slices, or did not remove one.",
+        ("device", "reason"),
+    ),
     Figure("label_failures", "counter", "Rounds in which the node's labels were not written."),
     Figure("api_synced", "gauge", "1: the API server is heard from; 0: it is not.", ("what",)),
 )

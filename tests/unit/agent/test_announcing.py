@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from gpus import gpu
 from kubelet_twin import PodsTwin, ReportsTwin
+from own_node_twin import OwnNodeTwin, beside, until
 
 from allotment.agent.announcing import Announcing, announced
+from allotment.agent.compute_modes import ComputeModes
 from allotment.agent.config.overlay import load
 from allotment.agent.resources import Offer, plan
+from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.simulated import machine_path, read_machine
 from allotment.kube.inventories import CORDONS, DEVICES, decode
-from allotment.kube.nodes import Node
 from allotment.model.clusters import NodeDevice, NodeInventory, Taken
 from allotment.model.devices import Device
 from allotment.model.quantities import parse_memory
@@ -82,34 +85,6 @@ def test_only_what_is_given_in_parts_is_told(config: str, told: list[str]) -> No
 # ---- as things happen ----------------------------------------------------------------------------
 
 
-class NodeTwin:
-    """This node's object."""
-
-    def __init__(self) -> None:
-        self.current: Node | None = Node(name="n1", uid="u")
-        self.written: list[str | None] = []
-        self._changed = asyncio.Event()
-
-    def say(self, annotations: Mapping[str, str]) -> None:
-        self.current = Node(name="n1", uid="u", annotations=annotations)
-        self._changed.set()
-
-    async def changes(self) -> AsyncIterator[None]:
-        while True:
-            yield
-            await self._changed.wait()
-            self._changed.clear()
-
-    def set_annotation(self, key: str, text: str | None) -> None:
-        assert key == DEVICES
-        self.written.append(text)
-
-    @property
-    def told(self) -> NodeInventory | None:
-        text = self.written[-1] if self.written else None
-        return None if text is None else decode("n1", text)
-
-
 @dataclass
 class OfferingTwin:
     """What the node offers."""
@@ -133,12 +108,16 @@ class World:
         self.devices = read_machine(self.machine).devices
         self.folder = StateFolder(root / "state")
         self.folder.prepare()
-        self.node = NodeTwin()
+        self.node = OwnNodeTwin()
         self.offering = OfferingTwin(devices={each.uuid: each for each in self.devices})
         self.pods = PodsTwin()
         self.reports = ReportsTwin()
+        self.compute_modes = ComputeModes(
+            self.folder, machine=self.machine, gpus=lambda: self.offering.current.parted
+        )
         self.announcing = Announcing(
             self.folder,
+            compute_modes=self.compute_modes,
             offering=self.offering,
             node=self.node,
             pods=self.pods,
@@ -150,35 +129,27 @@ class World:
         self.offering.renew(plan(self.devices, self.offering.unusable, load(text, source="f")))
 
     def problems(self) -> list[str]:
-        told = self.node.told
+        told = self.told
         return [each.problem for each in told.devices] if told else []
 
     def taken(self) -> list[int]:
-        told = self.node.told
+        told = self.told
         return [each.taken.memory for each in told.devices] if told else []
 
-    def run(self, test: Awaitable[None]) -> None:
-        async def main() -> None:
-            beside = asyncio.ensure_future(self.announcing.run())
-            try:
-                async with asyncio.timeout(30):
-                    await test
-            finally:
-                beside.cancel()
-                await asyncio.gather(beside, return_exceptions=True)
+    @property
+    def told(self) -> NodeInventory | None:
+        key, text = self.node.written[-1] if self.node.written else (DEVICES, None)
+        assert key == DEVICES
+        return None if text is None else decode("n1", text)
 
-        asyncio.run(main())
+    def run(self, test: Awaitable[None]) -> None:
+        beside(self.announcing.run, test)
 
 
 @pytest.fixture
 def world(tmp_path: Path, native_dir: Path) -> World:
     assert native_dir.is_dir()
     return World(tmp_path)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
 
 
 def test_nothing_is_told_before_it_is_known_what_is_offered(world: World) -> None:
@@ -201,6 +172,25 @@ def test_nothing_is_told_before_the_pods_are_known(world: World) -> None:
         world.pods.is_synced = True
         world.announcing.wake()
         await until(lambda: world.taken() == [0, 0])
+
+    world.run(test())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a GPU's compute mode is root's to set")
+def test_a_gpu_that_somebody_else_keeps_takes_nothing(world: World) -> None:
+    settings = GpuSettings(world.devices[1].uuid, machine=world.machine)
+
+    async def test() -> None:
+        world.pods.is_synced = True
+        world.offer(SOFT)
+        await until(lambda: world.problems() == ["", ""])
+        settings.set_compute_mode(ComputeMode.PROHIBITED)
+        await world.compute_modes.look()
+        why = "it is in compute mode PROHIBITED, which somebody else set"
+        await until(lambda: world.problems() == ["", why])
+        settings.set_compute_mode(ComputeMode.DEFAULT)
+        await world.compute_modes.look()
+        await until(lambda: world.problems() == ["", ""])
 
     world.run(test())
 
@@ -249,9 +239,9 @@ def test_it_is_removed_where_nothing_is_shared_any_more(world: World) -> None:
     async def test() -> None:
         world.pods.is_synced = True
         world.offer(SOFT)
-        await until(lambda: world.node.told)
+        await until(lambda: world.told)
         world.offer("")
-        await until(lambda: world.node.written[-1] is None)
+        await until(lambda: world.node.written[-1] == (DEVICES, None))
 
     world.run(test())
 
@@ -260,7 +250,7 @@ def test_a_burst_is_one_write(world: World) -> None:
     async def test() -> None:
         world.pods.is_synced = True
         world.offer(SOFT)
-        await until(lambda: world.node.told)
+        await until(lambda: world.told)
         before = len(world.node.written)
         for _ in range(100):
             world.announcing.wake()

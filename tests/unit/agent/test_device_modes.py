@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from gpus import gpu
 from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_twin import ReportsTwin
+from own_node_twin import OwnNodeTwin, beside, until
 
 from allotment.agent.announcing import announced
 from allotment.agent.config.overlay import load
@@ -23,9 +24,9 @@ from allotment.agent.device_modes import (
     INVALID,
     DeviceModes,
     device_modes,
+    unsuited,
 )
 from allotment.agent.resources import GPU_MEMORY, GPU_SHARE, plan
-from allotment.kube.nodes import Node
 from allotment.model.errors import UsageError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
@@ -69,6 +70,7 @@ def test_it_is_read_as_people_write_it(text: str, found: Mapping[str, tuple[str,
         *("mig", "=mig", "GPU-0=", "GPU-0=sofd", "GPU-0=soft;GPU-0=mig", "GPU-0=x" * 9000),
         *("GPU-0=mig;/../../nvidia=mig", "GPU-0/../1=mig", "gpu-0=mig", ".GPU-0=mig"),
         *("GPU-0=mig;GPU-" + "0" * 300 + "=mig", "GPU-0\0=mig", "GPU-0=mig;..=default"),
+        "MIG-1c7e=mps",
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str) -> None:
@@ -118,36 +120,24 @@ def test_a_whole_gpu_that_is_kept_is_not_to_be_had_and_comes_back() -> None:
 # ---- as things happen ----------------------------------------------------------------------------
 
 
-class NodeTwin:
-    """This node's object."""
-
-    def __init__(self) -> None:
-        self.current: Node | None = None
-        self._changed = asyncio.Event()
-
-    def say(self, text: str | None) -> None:
-        annotations = {} if text is None else {DEVICE_MODES: text}
-        self.current = Node(name="n1", uid="u", annotations=annotations)
-        self._changed.set()
-
-    async def changes(self) -> AsyncIterator[None]:
-        while True:
-            yield
-            await self._changed.wait()
-            self._changed.clear()
-
-
 class World:
     """A node of two GPUs, and what is said of them."""
 
     def __init__(self, root: Path) -> None:
         self.folder = StateFolder(root)
         self.folder.prepare()
-        self.node = NodeTwin()
+        self.node = OwnNodeTwin(is_known=False)
         self.reports = ReportsTwin()
         self.known = set(GPUS)
+        self.offered: dict[str, Sequence[str]] = {}
+        self.now = 0.0
         self.modes = DeviceModes(
-            self.folder, node=self.node, devices=lambda: self.known, reports=self.reports
+            self.folder,
+            node=self.node,
+            devices=lambda: self.known,
+            reports=self.reports,
+            offered=lambda: self.offered,
+            clock=lambda: self.now,
         )
 
     def said(self) -> dict[str, tuple[str, ...]]:
@@ -157,17 +147,14 @@ class World:
         with self.folder.locked():
             write_allowed(self.folder, uuid, allowed)
 
-    def run(self, test: Awaitable[None]) -> None:
-        async def main() -> None:
-            beside = asyncio.ensure_future(self.modes.run())
-            try:
-                async with asyncio.timeout(30):
-                    await test
-            finally:
-                beside.cancel()
-                await asyncio.gather(beside, return_exceptions=True)
+    def say(self, text: str | None) -> None:
+        self.node.say({} if text is None else {DEVICE_MODES: text})
 
-        asyncio.run(main())
+    def run(self, test: Awaitable[None]) -> None:
+        beside(self.modes.run, test)
+
+    def invalid(self) -> list[str]:
+        return [text for _, reason, text in self.reports.events if reason == INVALID]
 
 
 @pytest.fixture
@@ -176,23 +163,20 @@ def world(tmp_path: Path, native_dir: Path) -> World:
     return World(tmp_path / "state")
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
-
-
 def test_the_annotation_holds_as_long_as_it_is_there(world: World) -> None:
     async def test() -> None:
         world.write("GPU-1", Allowed(("exclusive",)))
-        world.node.say("GPU-0=mig")
+        world.say("GPU-0=mig")
         await until(lambda: world.said() == {"GPU-0": ("mig",), "GPU-1": ("exclusive",)})
         assert read_allowed(world.folder)["GPU-0"].by == BY_NODE
-        world.node.say("GPU-0=soft,mps")
+        world.say("GPU-0=soft,mps")
         await until(lambda: world.said()["GPU-0"] == ("soft", "mps"))
-        world.node.say("GPU-0=sofd")
+        world.say("GPU-0=sofd")
         await until(lambda: INVALID in world.reports.reasons("node"))
         assert world.said()["GPU-0"] == ("soft", "mps"), "it stays as it was"
-        world.node.say(None)
+        (text,) = world.invalid()
+        assert "no mode 'sofd' to set (the modes are: soft, mps, mig, " in text
+        world.say(None)
         await until(lambda: world.said() == {"GPU-1": ("exclusive",)})
 
     world.run(test())
@@ -224,21 +208,92 @@ def test_what_a_command_says_is_heard(world: World) -> None:
 
 def test_a_gpu_that_is_not_here_is_told(world: World) -> None:
     async def test() -> None:
-        world.node.say("GPU-7=mig; GPU-1=mig")
+        world.say("GPU-7=mig; GPU-1=mig")
         await until(lambda: INVALID in world.reports.reasons("node"))
         await until(lambda: world.said() == {"GPU-1": ("mig",)})
         assert set(read_allowed(world.folder)) == {"GPU-1"}, "it has no file"
+        (text,) = world.invalid()
+        assert "GPU-7=mig suits no GPU of this node: the GPUs here are GPU-0, GPU-1" in text
         world.known.add("GPU-7")
         await until(lambda: world.said() == {"GPU-1": ("mig",), "GPU-7": ("mig",)})
 
     world.run(test())
 
 
+def test_what_was_taken_back_and_is_said_again_is_told_again(world: World) -> None:
+    async def test() -> None:
+        for number in (1, 2):
+            world.say("GPU-7=mig; GPU-1=mig")
+            await until(lambda: world.said() == {"GPU-1": ("mig",)})
+            assert len(world.invalid()) == number
+            world.say(None)
+            await until(lambda: world.said() == {})
+
+    world.run(test())
+
+
+def test_a_node_without_gpus_says_so_in_the_end(world: World) -> None:
+    async def test() -> None:
+        world.known.clear()
+        world.say("GPU-7=soft,mig")
+        await asyncio.sleep(0.7)
+        assert world.invalid() == [], "they may be slow to answer"
+        world.now += 31
+        await until(world.invalid)
+        assert "GPU-7=soft,mig suits no GPU of this node: no GPU of" in world.invalid()[0]
+        world.known |= set(GPUS)
+        await until(lambda: len(world.invalid()) == 2)
+        world.say(None)
+        world.say("GPU-1=soft")
+        await until(lambda: world.said() == {"GPU-1": ("soft",)})
+        assert len(world.invalid()) == 2
+
+    world.run(test())
+
+
+def test_a_rule_that_leaves_a_gpu_for_nothing_is_told_as_configurations_change(
+    world: World,
+) -> None:
+    async def test() -> None:
+        world.offered = {"GPU-0": ("soft",), "GPU-1": ("soft", "mig")}
+        world.say("GPU-0=mig; GPU-1=mig,mps")
+        await until(world.invalid)
+        (text,) = world.invalid()
+        assert "GPU-0=mig leaves this GPU for nothing: the node's configuration has it in" in text
+        assert "mode soft " in text
+        assert "GPU-1" not in text
+        world.offered = {"GPU-0": ("mig",), "GPU-1": ("exclusive",)}
+        await until(lambda: len(world.invalid()) == 2)
+        assert "GPU-1=mps,mig leaves this GPU for nothing" in world.invalid()[1]
+        assert world.said()["GPU-0"] == ("mig",), "it holds all the same"
+
+    world.run(test())
+
+
+@given(
+    wanted=st.dictionaries(
+        st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
+        st.lists(st.sampled_from(SETTABLE), min_size=1, unique=True),
+    ),
+    offered=st.dictionaries(
+        st.sampled_from(["GPU-0", "GPU-1"]), st.lists(st.sampled_from(SETTABLE), unique=True)
+    ),
+)
+def test_each_rule_without_its_effect_is_named_and_no_other(
+    wanted: dict[str, list[str]], offered: dict[str, list[str]]
+) -> None:
+    text = unsuited(wanted, ["GPU-0", "GPU-1", "MIG-3"], offered)
+    assert "MIG-3" not in text
+    for uuid, modes in wanted.items():
+        is_without = uuid == "GPU-2" or (uuid in offered and not set(modes) & set(offered[uuid]))
+        assert (f"{uuid}={','.join(modes)} " in text) == is_without
+
+
 def test_one_that_is_away_for_a_time_stays_what_it_is(world: World) -> None:
     async def test() -> None:
         world.write("GPU-1", Allowed(("mig",), by=BY_NODE))
         world.known.clear()
-        world.node.say("GPU-0=mig; GPU-1=mig")
+        world.say("GPU-0=mig; GPU-1=mig")
         await asyncio.sleep(0.7)
         assert world.said() == {"GPU-1": ("mig",)}
         assert INVALID not in world.reports.reasons("node"), "none is known yet"
@@ -256,7 +311,7 @@ def test_an_annotation_writes_nothing_elsewhere_and_nothing_by_half(world: World
 
     async def test() -> None:
         world.known.add(bad)  # the form alone refuses it
-        world.node.say(f"GPU-0=mig; {bad}=mig")
+        world.say(f"GPU-0=mig; {bad}=mig")
         await until(lambda: INVALID in world.reports.reasons("node"))
         assert victim.read_text() == "as it was"
         assert read_allowed(world.folder) == {}
@@ -271,7 +326,7 @@ def test_draining_is_told_when_it_begins_and_when_it_is_over(world: World) -> No
     async def test() -> None:
         world.known = {each.uuid for each in devices}
         share, _ = await asyncio.to_thread(lives.create, world.folder, order, devices)
-        world.node.say("GPU-00000000-1=mig")
+        world.say("GPU-00000000-1=mig")
         await until(lambda: DRAINING in world.reports.reasons("node"))
         assert share.name in world.reports.events[-1][2]
         found = lives.find(world.folder, share.id)

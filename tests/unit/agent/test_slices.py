@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cut_nodes import pod_of
 from gpus import gpu
 from hypothesis import given
 from hypothesis import strategies as st
 from mig_twin import A100
+from placing import place
 
 from allotment.agent.announcing import announced
 from allotment.agent.config.overlay import load
+from allotment.agent.cut_gpus import CutGpu, cut_gpu
 from allotment.agent.resources import plan
-from allotment.agent.slices import CutGpu, cut_gpu
 from allotment.kube.inventories import decode, encode
-from allotment.model.clusters import NodeInventory
-from allotment.model.mig import MigGpu, MigHold, MigInstance, MigPlace
+from allotment.model.clusters import NodeInventory, PodBooking
+from allotment.model.mig import MigGpu, MigHold, MigInstance, MigPlace, MigSlice
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
 from allotment.modes.mig.records import SliceRecord, Stage
+from allotment.placement.nodes import Node
 
 SMALL = next(each for each in A100 if each.name == "1g.5gb")
 NAMES = {each.number: each.name for each in A100}
@@ -145,3 +150,41 @@ def test_a_gpu_in_mig_mode_has_its_memory_still() -> None:
     assert inventory is not None
     assert inventory.devices[0].memory_bytes == gpu(0).memory_bytes
     assert offer.quantities["allotment.dev/gpu-memory"] == gpu(0).memory_bytes
+
+
+def test_to_schedulers_a_gpu_of_warm_slices_serves_its_other_modes_or_those_slices() -> None:
+    records = (record(0), record(3))
+    warm = cut_gpu(gpu_of(instance(0), instance(3)), records, records)
+    for gives_way, modes in ((False, ["mig"]), (True, ["soft", "mig"])):
+        inventory = told({UUID: replace(warm, gives_way=gives_way)})
+        assert inventory is not None
+        node = Node(replace(decode("n", encode(inventory)), name="n"))
+        found = []
+        for mode in ("soft", "mig"):
+            request = Request(parse_memory("4Gi"), mode=mode)
+            decision = place(node, pod_of(request))
+            if isinstance(decision, PodBooking):
+                found.append(mode)
+                (device,) = decision.containers[0].devices
+                assert mode == "soft" or (device.slice and device.slice.start in {0, 3})
+        assert found == modes, gives_way
+
+
+@given(
+    st.lists(st.sampled_from(MigHold), max_size=7),
+)
+def test_a_gpu_is_free_iff_nobody_has_a_slice(holds: list[MigHold]) -> None:
+    pieces = tuple(
+        MigSlice(profile=SMALL.number, start=start, size=1, hold=hold)
+        for start, hold in enumerate(holds)
+    )
+    found = CutGpu(profiles=A100, is_enabled=True, slices=pieces)
+    assert found.is_free == (set(holds) <= {MigHold.IDLE})
+
+
+def test_what_was_whole_proves_that_the_mode_was_on() -> None:
+    records = (record(0, holder="share"), record(1, Stage.INTENDED, holder="coming"))
+    assert cut_gpu(gpu_of(instance(0)), records, records).proofs == frozenset()
+    off = replace(gpu_of(), is_enabled=False, is_pending=False)
+    assert cut_gpu(off, records, records).proofs == {"r0"}
+    assert cut_gpu(off, (), records).proofs == frozenset(), "it came meanwhile"

@@ -10,7 +10,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ from allotment.model.requests import MIG
 from allotment.model.shares import Share, ShareId
 from allotment.shares.steps import step
 
-__all__ = ["Patience", "Ready", "Respond", "Tenants"]
+__all__ = ["Clear", "Patience", "Ready", "Respond", "Tenants"]
 
 _T = TypeVar("_T")
 
@@ -50,6 +50,10 @@ Respond = Callable[[Resource, Sequence[str], ShareId], Answer]
 Ready = Callable[[Share], Awaitable[None]]
 """Returns when what a share's programs need besides is there (`mps_keeping`). Raises `AllotError`:
 the container waits, and the share stays."""
+
+Clear = Callable[[Collection[str]], Awaitable[None]]
+"""Has the warm slices of GPUs go, by UUID, that somebody chose for a share of another mode than
+mig. Where they do not, the share is refused as it would be without."""
 
 _THREADS = 4
 _CUTTERS = 64
@@ -91,13 +95,15 @@ class Tenants:
         store: ShareStore,
         respond: Respond,
         ready: Ready | None = None,
+        clear: Clear | None = None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = step,
     ) -> None:
         """Take what it works with.
 
-        `ready` is waited for before a share's container starts. `clock` gives seconds after the
+        `ready` is waited for before a share's container starts, `clear` before one is made on GPUs
+        that somebody chose. `clock` gives seconds after the
         epoch; `step` is told of every fault point.
         """
         self._checkpoint = checkpoint
@@ -107,6 +113,7 @@ class Tenants:
         self._store = store
         self._respond = respond
         self._ready = ready
+        self._clear = clear
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -304,6 +311,8 @@ class Tenants:
         """Have the store make it; what waits for a GPU's driver keeps no thread from others."""
         there = self._shares.get(order.id)
         is_cut = (order.request.mode if there is None else there.mode) == MIG
+        if there is None and not is_cut and order.devices and self._clear is not None:
+            await self._clear(order.devices)
         return await self._in_thread(
             self._store.prepare, order, threads=self._cutters if is_cut else None
         )

@@ -147,6 +147,40 @@ def test_mig_devices_are_time_sliced_where_their_resource_is_named() -> None:
     assert ids(some)["nvidia.com/mig-1g.10gb"] == ["MIG-00", "MIG-01::0", "MIG-01::1", "MIG-02"]
 
 
+BY_MPS = "sharing: {mps: {resources: [{name: %s, replicas: 2}]}}\n"
+
+
+def test_mig_devices_are_not_shared_by_mps() -> None:
+    with pytest.raises(UsageError, match="mixed is not supported with MPS"):
+        offered("mixed", MANY, BY_MPS % "nvidia.com/mig-1g.10gb")
+    offer = offered("single", ALIKE, BY_MPS % GPU)
+    assert set(offer.modes.values()) == {"exclusive"}
+    assert "MIG-00" in ids(offer)[GPU], "they are given whole"
+    told = [each for each in offer.problems if "MIG-00" in each]
+    assert len(told) == 1
+    assert "sharing using MPS is not supported for MIG devices" in told[0]
+
+
+@pytest.mark.parametrize("mode", ["soft", "mps", "timeslice", "mig"])
+def test_a_rule_that_names_a_mig_device_is_told_of(mode: str) -> None:
+    rules = f"allotment: {{devices: [{{match: {{uuid: [MIG-00]}}, mode: {mode}}}]}}"
+    offer = offered("mixed", MANY, rules)
+    assert offer.modes["MIG-00"] == "exclusive"
+    assert any(
+        "devices[0] has no effect: what it matches are MIG devices, each of which" in each
+        for each in offer.problems
+    )
+
+
+@pytest.mark.parametrize(("strategy", "kind"), [("mixed", "timeSlicing"), ("none", "mps")])
+def test_slices_that_are_cut_for_who_asks_are_not_shared(strategy: str, kind: str) -> None:
+    sharing = BY_MPS.replace("mps", kind) % "nvidia.com/mig-1g.10gb"
+    offer = offered(strategy, node(None, None), sharing + DYNAMIC)
+    (problem,) = offer.problems
+    assert "no GPU of this node is nvidia.com/mig-1g.10gb; slices that are cut for a co" in problem
+    assert offer.shared == {"GPU-1": ("mig",)}
+
+
 @pytest.mark.parametrize("reference", ["0:1", "0:01", "MIG-01", "mig-01", "MIG-GPU-0/8/0"])
 def test_mig_devices_are_named_in_all_of_nvidias_ways(reference: str) -> None:
     slices = [each for each in MANY if each.slice_of]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One slice for containers of a pod that are never in use at once, as a scheduler placed them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kubelet_twin import PodTwin
+from mig_node import PROFILE, SMALL, Node, asking
+
+from allotment.devices.watching import Session
+from allotment.model.pods import ContainerKind
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def node(tmp_path: Path, native_dir: Path) -> Node:
+    assert native_dir.is_dir()
+    return Node(tmp_path, "[{mode: mig, mig: {keep: 1s}}]")
+
+
+def tell(node: Node, story: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def told() -> None:
+        session = Session(node.machine)
+        session.open()  # the agent holds NVML for as long as it lives
+        await node.tenants.adopt()
+        loops = [asyncio.create_task(each.run()) for each in (node.tenants, node.slices)]
+        try:
+            await story()
+        finally:
+            for each in loops:
+                each.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await node.tenants.close()
+            session.close()
+
+    asyncio.run(told())
+
+
+def placed_together(node: Node, *names: str) -> dict[str, str]:
+    """What the scheduler writes: the same slice for each of these containers."""
+    place = {
+        "mode": "mig",
+        "devices": [node.uuids[1]],
+        "slices": [[SMALL, 5]],
+        "memory": 1,
+    }
+    return {
+        **PROFILE,
+        "allotment.dev/placement": json.dumps(
+            {"version": 1, "containers": dict.fromkeys(names, place)}
+        ),
+    }
+
+
+@pytest.mark.parametrize("inits", [1, 2])
+def test_containers_have_the_slice_that_both_were_given(node: Node, inits: int) -> None:
+    async def story() -> None:
+        names = [f"init{number}" for number in range(inits)]
+        before = [replace(asking(name), kind=ContainerKind.INIT) for name in names]
+        pod = node.admit("1", *before, asking(), annotations=placed_together(node, *names, "main"))
+        await run_through(node, pod)
+        (there,) = node.look(1).instances
+        assert node.look(0).instances == ()
+        # The pod has another sandbox: all of its containers start again, in the same slice.
+        node.kubelet.finish(pod, pod.containers[-1], for_good=False)
+        await run_through(node, pod)
+        assert node.look(1).instances == (there,)
+        seen = await asyncio.to_thread(node.seen_inside, node.share_of(pod, inits))
+        assert seen["visible"] == there.uuid
+        node.remove(pod)
+        await node.until(lambda: not node.tenants.shares, "the shares are gone")
+        await node.until(lambda: not node.journal(1).read().records, "the slice is gone")
+        assert node.look(1).instances == ()
+
+    tell(node, story)
+
+
+async def run_through(node: Node, pod: PodTwin) -> None:
+    """Start a pod's containers, each when the one before it has ended."""
+    for number, container in enumerate(pod.containers):
+        assert await node.start(pod, number) == ""
+        if container.kind is ContainerKind.INIT:
+            seen = await asyncio.to_thread(node.seen_inside, node.share_of(pod, number))
+            assert seen["visible"] == node.look(1).instances[0].uuid
+            node.kubelet.finish(pod, container, for_good=True)
+            node.hear()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that somebody else keeps are told of, those that MPS daemons of ours keep are not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from allotment.agent.compute_modes import ComputeModes
+from allotment.devices.compute_modes import ComputeMode, GpuSettings
+from allotment.devices.simulated import machine_path, read_machine
+from allotment.modes.mps.places import MpsStatus
+from allotment.shares.folders import StateFolder
+from allotment.shares.mps_daemons import place_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a GPU's compute mode is root's to set")
+
+
+class World:
+    """Two simulated GPUs."""
+
+    def __init__(self, root: Path) -> None:
+        self.machine = machine_path(root, "a100-80gb:2")
+        self.uuids = [each.uuid for each in read_machine(self.machine).devices]
+        self.folder = StateFolder(root / "state")
+        self.folder.prepare()
+        self.changes = 0
+        self.asked = list(self.uuids)
+        self.modes = ComputeModes(self.folder, machine=self.machine, gpus=lambda: self.asked)
+        self.modes.followers.append(self.changed)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def put(self, mode: ComputeMode) -> None:
+        GpuSettings(self.uuids[1], machine=self.machine).set_compute_mode(mode)
+
+    def kept(self) -> dict[str, str]:
+        asyncio.run(self.modes.look())
+        return dict(self.modes.kept)
+
+
+@pytest.fixture
+def world(tmp_path: Path, native_dir: Path) -> World:
+    assert native_dir.is_dir()
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED])
+def test_what_somebody_else_set_is_told_until_it_is_put_back(
+    world: World, mode: ComputeMode
+) -> None:
+    assert world.kept() == {}
+    world.put(mode)
+    why = f"it is in compute mode {mode.name}, which somebody else set"
+    assert world.kept() == world.kept() == {world.uuids[1]: why}
+    assert world.changes == 1
+    world.put(ComputeMode.DEFAULT)
+    assert world.kept() == {}
+    assert world.changes == 2
+
+
+def test_what_an_mps_daemon_of_ours_keeps_is_not(world: World) -> None:
+    world.put(ComputeMode.EXCLUSIVE_PROCESS)
+    place = place_of(world.folder, world.uuids[1])
+    place.prepare(simulated=True)
+    place.write(MpsStatus(mode_before=int(ComputeMode.DEFAULT)))
+    assert world.kept() == {}
+    place.write(MpsStatus())
+    assert set(world.kept()) == {world.uuids[1]}
+
+
+def test_a_gpu_that_is_not_given_in_parts_is_forgotten(world: World) -> None:
+    world.put(ComputeMode.PROHIBITED)
+    assert world.kept()
+    del world.asked[1]
+    assert world.kept() == {}
+
+
+def test_one_that_does_not_answer_is_not_told_of_here(world: World) -> None:
+    world.asked.append("GPU-that-is-gone")
+    assert world.kept() == {}
