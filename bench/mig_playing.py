@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from allotment.devices import geometries
-from allotment.devices.geometries import Geometry, profile_name
+from allotment.devices.geometries import Geometry
 from allotment.model.mig import MigLayout, MigProfile, MigRequest, MigSlice
 from allotment.placement.mig import MigRefusal, choose
 
@@ -66,7 +66,7 @@ def profiles_of(model: str) -> tuple[MigProfile, ...]:
     geometry, memory_mib = GPUS[model]
     return tuple(
         MigProfile(
-            name=profile_name(each, memory_mib),
+            name=each.name_on(memory_mib),
             number=each.number,
             slices=each.slices,
             memory_bytes=each.memory_mib << 20,

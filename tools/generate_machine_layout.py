@@ -30,6 +30,7 @@ CONSTANTS = (
     "ALLOT_MACHINE_PROCESSES",
     "ALLOT_MIG_SLOTS",
     "ALLOT_MIG_PROFILES",
+    "ALLOT_PROCESS_LOCK_BASE",
 )
 STRUCTS = {
     "allot_machine_description": "MACHINE",

@@ -19,6 +19,7 @@ from allotment import ledger
 from allotment.devices import simulated
 from allotment.devices.faults import set_fault
 
+Allot = Any  # tests/conftest.py: CommandLine
 MIB = 1 << 20
 GIB = 1 << 30
 APIS = ["plain", "async", "pool", "vmm", "managed", "array"]
@@ -115,6 +116,28 @@ def test_a_share_gives_all_of_its_limit_and_no_more(gpu: Gpu, api: str) -> None:
     assert error["at_bytes"] == report["got_bytes"]
     assert report["kernels"] == 0
     assert gpu.used() == 0
+
+
+def test_a_slice_is_named_as_everywhere_else(
+    allot: Allot, tmp_path: Path, native_dir: Path
+) -> None:
+    spec = ("--simulated", "h100-80gb")
+    halves = tmp_path / "halves.yaml"
+    halves.write_text(
+        "version: v1\nmig-configs:\n"
+        "  halves: [{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}]\n"
+    )
+    assert allot("mig", "apply", "-f", halves, *spec).returncode == 0
+    (device,) = json.loads(allot("devices", *spec, "-o", "json").stdout)["devices"]
+    for each in device["mig_slices"]:
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+            "ALLOTMENT_SIMULATED_MACHINE": str(simulated.machine_path(allot.state, spec[1])),
+            "CUDA_VISIBLE_DEVICES": each["uuid"],
+        }
+        report, _ = burn("--memory", "64Mi", "--seconds", "0.05", environment=environment)
+        assert report["processes"][0]["device"]["uuid"] == each["uuid"]
 
 
 def test_a_part_is_of_what_the_driver_calls_the_device(gpu: Gpu) -> None:

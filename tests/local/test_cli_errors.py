@@ -76,6 +76,7 @@ def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
         (["run", "--memory", "1Gi", "--weight", "0", "--", "true"], "not a weight"),
         (["run", "--memory", "1Gi", "--class", "fast", "--", "true"], "latency"),
         (["resize", "train"], "what to change is not said"),
+        (["resize", "train", "--weight", "2", "--host-memory", "1Gi"], "a new --memory"),
         (["rn"], "did you mean `allot run`?"),
         (["env"], "which GPUs"),
         (["run", "--simulated", "a100-80", "--memory", "1Gi", "--", "true"], "a100-80gb"),
@@ -181,6 +182,26 @@ def test_output_into_a_closed_pipe_is_no_crash(allot: Allot) -> None:
 def test_colour_only_where_it_is_wanted(allot: Allot) -> None:
     assert "\x1b" not in allot("rm", "x").stderr
     assert "\x1b" not in allot("devices", "--simulated", "t4").stdout
+
+
+def test_a_break_in_the_first_moment_is_no_crash(allot: Allot) -> None:
+    code = """
+import sys
+class Break:
+    def find_spec(self, name, *rest):
+        if name == "allotment.cli.groups":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Break())
+import allotment.__main__
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=allot.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_module_is_the_command(allot: Allot) -> None:

@@ -26,6 +26,8 @@ from allotment.modes.mig.applying import counts_of
 from allotment.modes.mig.journal import Journal
 from allotment.modes.mig.records import SliceRecord
 from allotment.modes.mig.slices import Settled, Slices
+from allotment.shares import mps_daemons
+from allotment.shares.folders import StateFolder
 
 Allot = Any  # tests/conftest.py: CommandLine
 T = TypeVar("T")
@@ -234,6 +236,33 @@ def test_advice_names_what_has_to_go_for_a_slice_to_fit(allot: Allot) -> None:
     assert allot("mig", "plan", "--simulated", spec).returncode == 2
 
 
+def test_advice_uses_what_is_idle_and_what_could_be_switched(allot: Allot, tmp_path: Path) -> None:
+    spec = "h100-80gb:2"
+    whole = {"devices": [0], "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}
+    file = tmp_path / "first.yaml"
+    file.write_text(yaml.safe_dump({"version": "v1", "mig-configs": {"a": [whole]}}), "utf-8")
+    assert allot("mig", "apply", "-f", file, "--simulated", spec).returncode == 0
+    [made] = look(machine_path(allot.state, spec)).instances
+    words = ("mig", "plan", "--simulated", spec, "--fit")
+    idle = allot(*words, "7g.80gb")
+    assert f"{made.uuid}, cut by others: `allot run --mig 7g.80gb --mig-reuse`" in idle.stdout
+    switched = json.loads(allot(*words, "3g.40gb", "-o", "json").stdout)["gpus"]
+    assert [each["steps"] == [] for each in switched] == [True, False]
+    steps = [(each["step"], each["remark"]) for each in switched[1]["steps"]]
+    assert steps == [
+        ("switch MIG on", "nobody uses it: `allot run --mig` does this by itself"),
+        ("make", None),
+    ]
+    kept_for_soft = ("devices", "set-mode", switched[1]["uuid"], "soft")
+    assert allot(*kept_for_soft, "--simulated", spec).returncode == 0
+    kept = allot(*words, "3g.40gb").stdout
+    assert "kept for mode soft by `allot devices set-mode`: `allot devices set-mode GPU-" in kept
+    none = allot("mig", "plan", "--simulated", "t4", "--fit", "1g.10gb")
+    assert (none.returncode, "no GPU here has MIG" in none.stderr) == (3, True)
+    reset = allot("mig", "plan", "--simulated", "a100-80gb", "--fit", "1g.10gb")
+    assert "by a reset: `allot devices set-mode GPU-" in reset.stdout
+
+
 @pytest.mark.parametrize("verb", ["assert", "plan", "apply"])
 def test_a_gpu_that_is_not_there_is_refused(allot: Allot, file: Path, verb: str) -> None:
     words = ("-f", file, "-c", "custom", "--simulated", "h100-80gb:2")
@@ -344,6 +373,66 @@ def test_mode_is_not_switched_under_a_share(allot: Allot, file: Path) -> None:
     finally:
         held.communicate()
     assert allot("mig", "apply", *words).returncode == 0
+
+
+def test_whose_a_process_is_in_the_way_is_told(allot: Allot, file: Path) -> None:
+    """The share of a slice that others cut, and of the GPU: by name, with their processes."""
+    spec = "h100-80gb:2"
+    machine = machine_path(allot.state, spec)
+    uuid = made_by_hand(machine, "1g.10gb", 0)
+    options = ("run", "--simulated", spec, "--gpu", uuid, "--memory", "1Gi", "--name", "inner")
+    burn = (sys.executable, "-m", "allotment", "burn", "--memory", "64Mi", "--seconds", "45")
+    inner = subprocess.Popen(
+        allot.command(*options, "--", *burn), env=allot.environment(), stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while not (pids := on_first(machine, lambda device: device.driver.processes())):
+            assert (inner.poll(), time.monotonic() < deadline) == (None, True)
+            time.sleep(0.1)
+        words = ("-f", file, "-c", "all-7g.80gb", "--simulated", spec)
+        refused = allot("mig", "apply", *words)
+        assert refused.returncode == BusyError.exit_code
+        assert f"1g.10gb at slot 0 by share inner (process {pids[0]})" in refused.stderr
+    finally:
+        inner.terminate()
+        inner.communicate()
+
+
+def test_an_mps_daemon_that_no_share_needs_makes_way(allot: Allot, file: Path) -> None:
+    spec = "h100-80gb"
+    options = ("--mode", "mps", "--memory", "1Gi", "--compute", "0:50")
+    served = allot(
+        *("run", "--simulated", spec, *options, "--", sys.executable, "-m", "allotment"),
+        *("burn", "--memory", "64Mi", "--seconds", "0.2"),
+    )
+    assert served.returncode == 0, served.stderr
+    machine = machine_path(allot.state, spec)
+    uuid = look(machine).uuid
+    folder = StateFolder(allot.state)
+    assert mps_daemons.place_of(folder, uuid).status().holds_gpu, "it waits for the next share"
+    words = ("-f", file, "-c", "all-1g", "--simulated", spec)
+    planned = allot("mig", "plan", *words)
+    assert planned.returncode == 0, planned.stdout
+    assert mps_daemons.place_of(folder, uuid).status().holds_gpu, "a plan changes nothing"
+    done = allot("mig", "apply", *words)
+    assert done.returncode == 0, done.stderr
+    assert not mps_daemons.place_of(folder, uuid).status().holds_gpu
+    assert counts_of(look(machine)) == {"1g.10gb": 7}
+
+
+def test_a_configuration_beside_one_with_parts_of_instances(allot: Allot, tmp_path: Path) -> None:
+    file = tmp_path / "parts.yaml"
+    wants = {"whole": {"1g.10gb": 7}, "parts": {"1c.3g.40gb": 1}}
+    configurations = {
+        name: [{"devices": "all", "mig-enabled": True, "mig-devices": counts}]
+        for name, counts in wants.items()
+    }
+    file.write_text(yaml.safe_dump({"version": "v1", "mig-configs": configurations}), "utf-8")
+    words = ("--simulated", "h100-80gb", "-f", file, "-c")
+    refused = allot("mig", "apply", *words, "parts")
+    assert (refused.returncode, "'1c.3g.40gb' is a part" in refused.stderr) == (2, True)
+    assert allot("mig", "apply", *words, "whole").returncode == 0
 
 
 def test_devices_and_doctor_tell_of_slices(allot: Allot, file: Path) -> None:

@@ -410,7 +410,27 @@ def test_a_driver_that_refuses_leaves_no_share(machine: Machine, call: MigCall) 
     [
         pytest.param(("--mig", "9g.90gb"), 3, "has no profile 9g.90gb", id="no such profile"),
         pytest.param(
-            ("--mig", "1g.10gb", "--memory", "20Gi"), 3, "1g.10gb has 9.8Gi", id="too small for it"
+            ("--mig", "1g.10gb", "--memory", "20Gi"),
+            3,
+            "1g.10gb has 9.8Gi and 12.12 %, and is to have 20Gi\n",
+            id="more memory than it has",
+        ),
+        pytest.param(
+            ("--mig", "1g.10gb", "--compute", "30"), 3, "and is to have 30 %\n", id="more compute"
+        ),
+        pytest.param(
+            ("--mig", "1g.10gb", "--memory", "20Gi", "--compute", "30"),
+            3,
+            "(the smallest slice that has them is taken), or name 3g.40gb",
+            id="what would do",
+        ),
+        pytest.param(
+            ("--mig", "1g.10gb", "--compute", "10:80"), 2, "--compute has a ceiling", id="ceiling"
+        ),
+        pytest.param(("--mode", "mig,sof", "--memory", "1Gi"), 2, "'sof' is not one", id="modes"),
+        pytest.param(("--mode", "mig,mig", "--memory", "1Gi"), 2, "a mode twice", id="twice"),
+        pytest.param(
+            ("--mig", "1g.10gb", "--mode", "mig,soft"), 2, "how much memory", id="soft has no slice"
         ),
         pytest.param(("--mode", "mig", "--memory", "200Gi"), 3, "and no more", id="too much"),
         pytest.param(("--mode", "mig", "--memory", "25%"), 2, "name a size or --mig", id="a part"),
@@ -436,15 +456,46 @@ def test_what_is_refused_and_what_to_do(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        pytest.param("t4", "has no MIG", id="no MIG"),
-        pytest.param("a100-80gb", "takes it with a reset only", id="a reset is needed"),
+        pytest.param("t4", ("has no MIG", "hint: MIG is in A100, A30, H100"), id="no MIG"),
+        pytest.param(
+            "a100-80gb",
+            ("takes it with a reset only", "`allot devices set-mode GPU-", " mig --reset`"),
+            id="a reset is needed",
+        ),
     ],
 )
-def test_gpus_that_cannot_be_cut(allot: Allot, spec: str, message: str) -> None:
+def test_gpus_that_cannot_be_cut(allot: Allot, spec: str, message: tuple[str, ...]) -> None:
     done = allot("run", "--simulated", spec, "--mode", "mig", "--memory", "4Gi", "--", "true")
     assert done.returncode == DoesNotFitError.exit_code
-    assert message in done.stderr
-    assert "hint:" in done.stderr
+    for each in message:
+        assert each in done.stderr
+
+
+# ---- several modes that would do -----------------------------------------------------------------
+
+
+def test_the_first_mode_that_can_be_had_is_taken(machine: Machine) -> None:
+    program = machine.start("--mode", "mig,soft", "--memory", "4Gi", "--name", "one")
+    first_line(program)
+    assert machine.profiles() == ["1g.10gb"]
+    second = machine.start("--mig", "7g.80gb", "--mode", "mig,soft", "--memory", "1Gi", gpu=1)
+    first_line(second)
+    shares = json.loads(machine.allot("ps", "-o", "json").stdout)["shares"]
+    assert [each["mode"] for each in shares] == ["mig", "mig"]
+    refused = machine.run("--mig", "7g.80gb", "--mode", "mig,soft", "--memory", "1Gi", gpu=1)
+    assert refused.returncode == DoesNotFitError.exit_code
+    assert "mode mig: no GPU here has room for a slice of 7g.80gb" in refused.stderr
+    assert "\nmode soft: no room for a GPU with 1Gi" in refused.stderr
+
+
+def test_where_there_is_no_slice_the_next_mode_is_taken_and_told(allot: Allot) -> None:
+    words = ("--mode", "mig,soft", "--memory", "1Gi", "--name", "train")
+    done = allot("run", "--simulated", "t4", *words, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        "warning: share train is of mode soft, and not mig: no GPU here has room for a slice of"
+        " 1Gi\n"
+    )
 
 
 def test_an_ampere_that_is_on_is_cut(allot: Allot, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
+from allotment.modes.mig.slices import Slices
 from allotment.shares import changing_modes, lives, slicing
 from allotment.shares.changing_modes import ModeChange
 from allotment.shares.folders import StateFolder
@@ -371,13 +372,50 @@ def test_a_gpu_that_needs_a_reset_gets_one_if_it_may(allot: Allot, spec: str) ->
     assert machine.mig() == (True, 0)
     assert machine.run("--mig", "1g.10gb").returncode == 0
     stays = machine.set("default")
-    assert stays.stdout.endswith("is for every mode; MIG stays on\n")
+    assert "is for every mode; MIG stays on: it is switched off by a reset only" in stays.stdout
     assert machine.run("--mig", "1g.10gb").returncode == 0
     assert machine.mig() == (True, 0)
     assert machine.set("soft").returncode == PrerequisiteError.exit_code
     assert machine.set("soft", "--reset").returncode == 0
     assert machine.mig() == (False, 0)
     machine.close()
+
+
+def test_default_with_a_reset_switches_off_whoever_had_switched_on(allot: Allot) -> None:
+    machine = Machine(allot, "a100-80gb")
+    assert machine.set("mig", "--reset").returncode == 0
+    assert machine.set("default").returncode == 0  # from here on the mode is the administrator's
+    assert machine.run("--mig", "1g.10gb", "--mig-keep", "1h").returncode == 0
+    has_one = machine.set("default", "--reset")
+    assert has_one.stdout.endswith("is for every mode; MIG stays on: it has 1 instance\n")
+    assert machine.mig() == (True, 1)
+    [kept] = Journal(machine.folder.mig / machine.uuids[0]).read().records
+    machine.on(
+        lambda device: Slices(device.driver, Journal(machine.folder.mig / device.uuid)).remove(
+            kept.id
+        )
+    )
+    done = machine.set("default", "--reset")
+    assert done.stdout.endswith("is for every mode; MIG is switched off\n"), done.stderr
+    assert machine.mig() == (False, 0)
+    again = machine.set("default", "--reset")
+    assert again.stdout.endswith("is for every mode\n")
+    machine.close()
+
+
+@pytest.mark.parametrize("modes", ["exclusive", "exclusive,timeslice"])
+def test_a_gpu_that_no_share_of_this_machine_comes_to_is_told(machine: Machine, modes: str) -> None:
+    told = machine.set(modes)
+    assert (told.returncode, "`allot run` and `allot cdi` make no shares" in told.stderr) == (
+        0,
+        True,
+    )
+    refused = machine.run("--memory", "1Gi")
+    assert refused.returncode == DoesNotFitError.exit_code
+    assert "kept for mode exclusive" in refused.stderr
+    quiet = machine.set("soft,exclusive")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert machine.run("--memory", "1Gi").returncode == 0
 
 
 # ---- a pod that was placed before ----------------------------------------------------------------

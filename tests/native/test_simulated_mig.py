@@ -23,7 +23,6 @@ import pytest
 from allotment import ledger
 from allotment.devices import faults, loading
 from allotment.devices.faults import MigCall, MigFault
-from allotment.devices.geometries import profile_name
 from allotment.devices.models import MODELS
 from allotment.devices.simulated import MACHINE_VARIABLE, capabilities_path, reset_gpu
 from allotment.model.errors import BusyError, StateError
@@ -251,7 +250,7 @@ def test_the_profiles_of_a_model(key: str, nvml_on: Callable[[str], tuple[Any, P
             shape.most,
             shape.memory_mib,
         )
-        assert info.name == f"MIG {profile_name(shape, model.memory_mib)}"
+        assert info.name == f"MIG {shape.name_on(model.memory_mib)}"
         assert info.multiprocessorCount == shape.multiprocessors
         old = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, place, version=1)
         assert (old.id, old.memorySizeMB) == (info.id, info.memorySizeMB)

@@ -20,7 +20,7 @@ from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.machines import DeviceRow
 from allotment.cli.mig_rows import MigRow
-from allotment.cli.mig_runs import Planned, plan_document
+from allotment.cli.mig_plans import Planned, plan_document
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import Compute

@@ -101,6 +101,8 @@ class _Function:
 
     symbol: str
     arguments: tuple[Any, ...]
+    by_symbol: bool = False
+    """Not to be asked of cuGetProcAddress."""
 
 
 _P = c_void_p
@@ -114,7 +116,9 @@ _FUNCTIONS: Final[dict[str, _Function]] = {
     "cuDeviceGet": _Function("cuDeviceGet", (POINTER(c_int), c_int)),
     "cuDeviceGetCount": _Function("cuDeviceGetCount", (POINTER(c_int),)),
     "cuDeviceGetName": _Function("cuDeviceGetName", (c_char_p, c_int, c_int)),
-    "cuDeviceGetUuid": _Function("cuDeviceGetUuid", (POINTER(_Uuid), c_int)),
+    # cuGetProcAddress gives the second of these for the first one's name.
+    "cuDeviceGetUuid": _Function("cuDeviceGetUuid", (POINTER(_Uuid), c_int), by_symbol=True),
+    "cuDeviceGetUuid_v2": _Function("cuDeviceGetUuid_v2", (POINTER(_Uuid), c_int), by_symbol=True),
     "cuDeviceGetAttribute": _Function("cuDeviceGetAttribute", (POINTER(c_int), c_int, c_int)),
     "cuDeviceTotalMem": _Function("cuDeviceTotalMem_v2", (_SIZE_OUT, c_int)),
     "cuDevicePrimaryCtxRetain": _Function("cuDevicePrimaryCtxRetain", (_OUT, c_int)),
@@ -212,6 +216,14 @@ class Driver:
         if code:
             raise CudaError(code=code, name=self.error_name(code), call=name)
 
+    def offers(self, name: str) -> bool:
+        """Tell whether this driver has an entry point."""
+        try:
+            self._find(name)
+        except PrerequisiteError:
+            return False
+        return True
+
     def device_count(self) -> int:
         """Tell how many devices there are; 0 where the driver cannot say."""
         count = c_int()
@@ -243,7 +255,8 @@ class Driver:
         # A driver older than 11.3 has no cuGetProcAddress; a name that it does not know is looked
         # for by symbol, so that the error is the loader's.
         if (
-            self._get_proc_address is not None
+            not described.by_symbol
+            and self._get_proc_address is not None
             and not self._get_proc_address(
                 name.encode(), ctypes.byref(address), _INTERFACE_VERSION, 0
             )
@@ -291,8 +304,6 @@ class Context:
         driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         text = ctypes.create_string_buffer(128)
         driver.call("cuDeviceGetName", text, len(text), device)
-        uuid = _Uuid()
-        driver.call("cuDeviceGetUuid", ctypes.byref(uuid), device)
         total = c_size_t()
         driver.call("cuDeviceTotalMem", ctypes.byref(total), device)
         context = c_void_p()
@@ -302,7 +313,7 @@ class Context:
             driver=driver,
             ordinal=ordinal,
             device=device.value,
-            uuid=_uuid_text(bytes(uuid.bytes)),
+            uuid=_uuid_of(driver, device),
             name=text.value.decode("utf-8", "replace"),
             total_bytes=total.value,
         )
@@ -346,7 +357,22 @@ class Context:
         return AccessDescription(MemoryLocation(_LOCATION_DEVICE, self.device), _ACCESS_READ_WRITE)
 
 
-def _uuid_text(raw: bytes) -> str:
+def _uuid_of(driver: Driver, device: c_int) -> str:
+    """Name a device as NVML and `allot ps` do: `GPU-...`, or `MIG-...` for a slice.
+
+    Of a slice the first form of the call tells its GPU's name, and the second, from driver 470 on,
+    its own (cuda.h 11.4).
+    """
+    own, of_gpu = _Uuid(), _Uuid()
+    driver.call("cuDeviceGetUuid", ctypes.byref(of_gpu), device)
+    if not driver.offers("cuDeviceGetUuid_v2"):
+        return _uuid_text("GPU", bytes(of_gpu.bytes))
+    driver.call("cuDeviceGetUuid_v2", ctypes.byref(own), device)
+    is_slice = bytes(own.bytes) != bytes(of_gpu.bytes)
+    return _uuid_text("MIG" if is_slice else "GPU", bytes(own.bytes))
+
+
+def _uuid_text(kind: str, raw: bytes) -> str:
     digits = raw.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return "GPU-" + "-".join(parts)
+    return f"{kind}-" + "-".join(parts)

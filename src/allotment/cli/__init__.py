@@ -5,7 +5,12 @@ A command's module exposes `command`. Data goes to standard output; errors go to
 `error: ...`, mostly followed by `hint: ...`, and end with the exit code of their class.
 """
 
-from allotment.cli.groups import AllotGroup, main_group
+import sys
+
+try:
+    from allotment.cli.groups import AllotGroup, main_group
+except KeyboardInterrupt:  # Ctrl-C in the first moment is one like any other
+    sys.exit(130)
 
 __all__ = ["main"]
 

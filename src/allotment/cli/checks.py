@@ -16,7 +16,7 @@ from allotment.ledger import read_contract, read_leases
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError
 from allotment.model.formats import format_count
-from allotment.modes.mps import DaemonState
+from allotment.modes.mps import DaemonState, MpsStatus
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
@@ -190,13 +190,19 @@ def _mps(folder: StateFolder) -> Iterator[Finding]:
             detail += f"; at {when} {loss.reason}, and programs of these shares lost what they had"
             detail += f" there: {', '.join(loss.shares) or 'none'}"
         if status.daemon is not None:
-            detail += "; parts are told to each program (MPS v2"
-            detail += "; the driver has v3, which is not used)" if status.offers_namespaces else ")"
+            detail += f"; {_protocol(status)}"
         is_well = status.state is not DaemonState.FAULTED and not status.losses
         if status.daemon is not None and not status.is_exclusive:
             detail += "; the GPU is not kept for MPS clients: a program can go round the daemon"
             is_well = False
         yield Finding(name, Outcome.OK if is_well else Outcome.NOTE, detail, "" if is_well else log)
+
+
+def _protocol(status: MpsStatus) -> str:
+    if status.has_namespaces:
+        return "the daemon holds each share to its part (MPS v3)"
+    why = f"; no v3: {status.older_because}" if status.older_because else ""
+    return f"parts are told to each program (MPS v2{why})"
 
 
 def _injection(folder: StateFolder) -> Iterator[Finding]:

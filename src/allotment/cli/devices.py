@@ -266,6 +266,9 @@ def set_mode(
     said holds for whoever makes shares, until something else is said or the machine starts anew.
     The shares of a GPU at one time are of one mode; where several may be, whoever comes first says.
 
+    `allot run` makes soft, mps and mig shares. A GPU for exclusive or timeslice alone takes none of
+    them: it is left to programs outside of shares, and on a node to containers that get it whole.
+
     For mig alone, MIG is switched on, and stays on; without mig among the modes it is switched off,
     once no slice is used. Slices that are kept warm go, those that others made are refused.
 
@@ -282,6 +285,7 @@ def set_mode(
     from allotment.cli.machines import device_named
     from allotment.model.errors import UsageError
     from allotment.model.quantities import parse_duration_ns
+    from allotment.modes import mode_named
     from allotment.shares.changing_modes import ModeChange
     from allotment.shares.folders import StateFolder
     from allotment.shares.modes_of_gpus import parse_modes
@@ -313,4 +317,11 @@ def set_mode(
                 err=True,
             )
         return _INTERRUPTED
+    if wanted is not None and all(mode_named(each).remark for each in wanted):
+        click.echo(
+            f"note: `allot run` and `allot cdi` make no shares of mode {' or '.join(wanted)}. On"
+            f" one machine GPU {device.uuid} is left to programs that run without a share, on a"
+            " node to containers that get it by NVIDIA's resources",
+            err=True,
+        )
     return 0

@@ -11,7 +11,7 @@ import click
 from allotment.cli.options import output_option, simulated_option, state_option
 
 if TYPE_CHECKING:
-    from allotment.cli.mig_runs import Planned
+    from allotment.cli.mig_plans import Planned
     from allotment.modes.mig.files import Entry
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -161,8 +161,9 @@ def plan(
 ) -> int:
     """Show what `apply` would do to each GPU, or why it would not; nothing is changed.
 
-    With --fit: which slices have to go, and whose programs start again where, for slices to fit
-    that do not fit as it is. An instance in use cannot be moved.
+    With --fit: how slices come to fit that do not fit as it is, in the way that costs others least:
+    an idle MIG device that is there, a GPU whose MIG is off, or which slices have to go, and whose
+    programs start again where. An instance in use cannot be moved.
 
     Ends with 0 where all of it could be done (or is so already), and with 1 where not.
 
@@ -171,7 +172,8 @@ def plan(
       allot mig plan -f config.yaml -c all-balanced
       allot mig plan --fit 3g.40gb --fit 1g.10gb:2
     """  # noqa: D301 - click's mark
-    from allotment.cli.mig_runs import MigRun, plan_document, plan_rows
+    from allotment.cli.mig_plans import plan_document, plan_rows
+    from allotment.cli.mig_runs import MigRun
     from allotment.shares.folders import StateFolder
 
     if (file is None) == (not wanted):

@@ -5,13 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from allotment.cli.documents import Document
+from allotment.cli.mig_fits import FitGpu, ways_to_fit
+from allotment.cli.mig_plans import Planned
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
 from allotment.devices.simulated import machine_path
-from allotment.model.errors import AllotError, DoesNotFitError
+from allotment.model.devices import Device
+from allotment.model.errors import AllotError
 from allotment.model.mig import MigGpu
+from allotment.model.requests import MIG
 from allotment.model.shares import ShareId
 from allotment.modes.mig.applying import (
     Change,
@@ -20,45 +24,27 @@ from allotment.modes.mig.applying import (
     counts_of,
     entry_for,
     has_what_is_wanted,
-    layout_of,
-    occupied_by,
     plan,
 )
 from allotment.modes.mig.files import Entry, GpuIdentity, check_numbers, document_of
 from allotment.modes.mig.journal import Journal
+from allotment.modes.mig.judging import foreign
+from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.modes.mig.slices import Slices
-from allotment.placement.mig import MigAction, MigImpossible, MigStep, advise
 from allotment.shares.folders import StateFolder
+from allotment.shares.modes_of_gpus import allowed_on, refusal
+from allotment.shares.mps_daemons import await_way
+from allotment.shares.occupying import Occupants
+from allotment.shares.sessions import local_inventory
 from allotment.shares.views import current
 
-__all__ = ["MigRun", "Outcome", "Planned", "plan_document", "plan_rows"]
+__all__ = ["MigRun", "Outcome"]
 
 _T = TypeVar("_T")
-_WORDS: Final[Mapping[MigAction, str]] = {
-    MigAction.DRAIN: "drain",
-    MigAction.REMOVE: "remove",
-    MigAction.CREATE: "make",
-}
 _WORK_S: Final = 300.0
 """How long one GPU may take for all that is to be done to it."""
 _KEEP_S: Final = float("inf")
 """Whoever applies a configuration removes what is in its way, and nothing because it is warm."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """What is to be done to one GPU, or why it cannot be."""
-
-    index: int
-    uuid: str
-    names: Mapping[int, str]
-    """The profiles' names, by number."""
-    entry: Entry | None = None
-    """None: the configuration does not name this GPU."""
-    change: Change | None = None
-    error: AllotError | None = None
-    advice: tuple[MigStep, ...] = ()
-    """Steps for slices to fit, where that was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +55,6 @@ class Outcome:
     is_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """The shares that there are."""
-
-    names: Mapping[str, str]
-    """By id."""
-    of_devices: Mapping[str, tuple[str, ...]]
-    """Names, by the UUID of a device that they have."""
-
-
-class _Seen(NamedTuple):
-    """A GPU with MIG, and who has what of it."""
-
-    number: int
-    gpu: MigGpu
-    occupied: Occupied
-
-
 class MigRun:
     """One machine's GPUs, for one command."""
 
@@ -94,6 +62,7 @@ class MigRun:
         """Take the state folder, and which machine is meant; the simulated one is made."""
         folder.prepare()
         self._folder = folder
+        self._spec = spec
         self._machine: Path | None = machine_path(folder.root, spec) if spec else None
 
     def document(self, name: str) -> Document:
@@ -123,9 +92,14 @@ class MigRun:
 
     def plans(self, entries: Sequence[Entry]) -> list[Planned]:
         """Plan for every GPU; nothing is changed."""
-        shares = self._shares()
+        return self._planned(entries, passes_idle_daemons=True)
+
+    def _planned(self, entries: Sequence[Entry], *, passes_idle_daemons: bool) -> list[Planned]:
+        occupants = Occupants(
+            self._folder, current(self._folder), passes_idle_daemons=passes_idle_daemons
+        )
         planned = []
-        answers = self._ask(partial(self._plan, entries, shares), LOOK_S)
+        answers = self._ask(partial(self._plan, entries, occupants), LOOK_S)
         check_numbers(entries, len(answers))
         for index, answer in answers:
             if isinstance(answer, AllotError):
@@ -139,20 +113,20 @@ class MigRun:
 
         Raises `DoesNotFitError` where no GPU can have them, whoever leaves it.
         """
-        shares = self._shares()
-        seen: list[_Seen] = []
-        for _, answer in self._ask(partial(self._see, shares), LOOK_S):
-            if isinstance(answer, _Seen):
+        _, inventory = local_inventory(self._folder, self._spec)
+        known = {each.uuid: each for each in inventory.devices}
+        occupants = Occupants(self._folder, current(self._folder))
+        seen: list[FitGpu] = []
+        for _, answer in self._ask(partial(self._see, occupants, known), LOOK_S):
+            if isinstance(answer, FitGpu):
                 seen.append(answer)
-        found = advise([layout_of(each.gpu, each.occupied) for each in seen], wanted)
-        if isinstance(found, MigImpossible):
-            raise DoesNotFitError(found.reason, hint=found.hint or None)
+        ways = ways_to_fit(seen, wanted)
         return [
             Planned(
                 index=each.number,
                 uuid=each.gpu.uuid,
                 names={},
-                advice=tuple(step for step in found.steps if step.gpu == each.gpu.uuid),
+                advice=ways.get(each.gpu.uuid, ()),
             )
             for each in seen
         ]
@@ -164,8 +138,8 @@ class MigRun:
         """
         # A GPU that fails in it says so again when it is planned.
         current(self._folder)
-        self._ask(self._settle, _WORK_S)
-        planned = self.plans(entries)
+        self._ask(partial(self._make_way, entries), _WORK_S)
+        planned = self._planned(entries, passes_idle_daemons=False)
         refusals = [each.error for each in planned if each.error]
         if refusals:
             first = refusals[0]
@@ -187,7 +161,7 @@ class MigRun:
     def _plan(
         self,
         entries: Sequence[Entry],
-        shares: _Shares,
+        occupants: Occupants,
         device: MigDevice,
     ) -> Planned:
         identity, gpu = _look(device)
@@ -196,7 +170,7 @@ class MigRun:
         change, error = None, None
         try:
             if entry is not None:
-                occupied = self._occupied(device, gpu, shares)
+                occupied = Occupied() if gpu is None else occupants.of(device.driver, gpu)
                 change = plan(gpu, entry, occupied, uuid=device.uuid)
         except AllotError as refused:
             error = refused
@@ -209,19 +183,8 @@ class MigRun:
             error=error,
         )
 
-    def _occupied(self, device: MigDevice, gpu: MigGpu | None, shares: _Shares) -> Occupied:
-        if gpu is None:
-            return Occupied()
-        return occupied_by(
-            device.driver,
-            gpu,
-            self._journal(device),
-            shares=shares.names,
-            of_devices=shares.of_devices,
-        )
-
-    def _settle(self, device: MigDevice) -> None:
-        """Put right what dead processes left."""
+    def _make_way(self, entries: Sequence[Entry], device: MigDevice) -> None:
+        """Put right what dead processes left, and have MPS daemons stop that no share needs."""
         journal = self._journal(device)
         if journal.read().records:
             # Asked of each slice once its lock is had: its share may be new.
@@ -229,10 +192,28 @@ class MigRun:
                 lambda share: self._folder.share(ShareId(share)).is_dir(), keep_s=_KEEP_S
             )
 
-    def _see(self, shares: _Shares, device: MigDevice) -> _Seen | None:
+        identity, gpu = _look(device)
+        entry = entry_for(entries, identity)
+        if gpu is None or entry is None or has_what_is_wanted(gpu, entry):
+            return
+        for uuid in (device.uuid, *(each.uuid for each in gpu.instances if each.uuid)):
+            await_way(self._folder, uuid)
+
+    def _see(
+        self, occupants: Occupants, known: Mapping[str, Device], device: MigDevice
+    ) -> FitGpu | None:
         gpu = device.driver.look_if_any()
-        return (
-            None if gpu is None else _Seen(device.index, gpu, self._occupied(device, gpu, shares))
+        if gpu is None:
+            return None
+        here = known.get(device.uuid)
+        others = foreign(self._journal(device).read().records, gpu.instances)
+        return FitGpu(
+            number=device.index,
+            gpu=gpu,
+            occupied=occupants.of(device.driver, gpu),
+            of_others=frozenset(each.gpu_instance for each in others),
+            takes_at_once=here is not None and takes_mode_at_once(here),
+            kept=refusal(allowed_on(self._folder, device.uuid), MIG),
         )
 
     def _carry_out(self, planned: Mapping[int, Planned], device: MigDevice) -> str:
@@ -261,79 +242,6 @@ class MigRun:
 
     def _journal(self, device: MigDevice) -> Journal:
         return Journal(self._folder.mig / device.uuid)
-
-    def _shares(self) -> _Shares:
-        names: dict[str, str] = {}
-        of_devices: dict[str, list[str]] = {}
-        for each in current(self._folder):
-            names[each.id] = each.name
-            for uuid in each.limits():
-                of_devices.setdefault(uuid, []).append(each.name)
-        return _Shares(names, {uuid: tuple(found) for uuid, found in of_devices.items()})
-
-
-def plan_rows(planned: Sequence[Planned]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of `allot mig plan`: a step each, in their order."""
-    rows: list[tuple[str, ...]] = []
-    for each in planned:
-        head = (str(each.index), each.uuid)
-        if each.error is not None:
-            rows.append((*head, "refused", "", "", each.error.message))
-        else:
-            rows += [(*head, *step) for step in _steps(each)]
-    return rows
-
-
-def _steps(planned: Planned) -> list[tuple[str, str, str, str]]:
-    """Return what is done to one GPU: step, profile, slot and remark."""
-    change = planned.change
-    if change is None:
-        steps = [
-            (_WORDS[each.action], each.profile, str(each.start), each.holder)
-            for each in planned.advice
-        ]
-        return steps or [("-", "", "", "left as it is")]
-    steps = [
-        ("keep", planned.names.get(each.profile, "?"), str(each.start), each.uuid)
-        for each in change.keep
-    ]
-    if change.switch is True:
-        steps.append(("switch MIG on", "", "", ""))
-    steps += [
-        ("remove", planned.names.get(each.profile, "?"), str(each.start), each.uuid)
-        for each in change.remove
-    ]
-    steps += [("make", name, str(start), "") for name, start in change.make]
-    if change.switch is False:
-        steps.append(("switch MIG off", "", "", ""))
-    if change.is_provisional:
-        steps.append(("make", "", "", "the driver tells the slots once MIG is on"))
-    return steps or [("-", "", "", "as it is wanted")]
-
-
-def plan_document(planned: Sequence[Planned]) -> Document:
-    """Describe what would be done: what `allot mig plan -o json` prints."""
-    return {
-        "gpus": [
-            {
-                "index": each.index,
-                "uuid": each.uuid or None,
-                "named": each.entry is not None,
-                "problem": each.error.message if each.error else None,
-                "steps": [
-                    {
-                        "step": step,
-                        "profile": profile or None,
-                        "slot": int(slot) if slot else None,
-                        "remark": remark or None,
-                    }
-                    for step, profile, slot, remark in _steps(each)
-                    if step != "-"
-                ],
-            }
-            for each in planned
-        ]
-    }
 
 
 def _look(device: MigDevice) -> tuple[GpuIdentity, MigGpu | None]:

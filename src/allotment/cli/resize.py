@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     help="Go below the memory that is used: then new allocations fail until the use fits.",
 )
 @state_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     *,
     share: str,
     memory: "MemoryAmount | None",
@@ -62,6 +64,9 @@ def command(
     is in force when this ends. What is not named stays as it is. What does not fit beside the
     other shares is refused, and so is a memory limit below what is used, unless forced; then
     nothing is changed.
+
+    In mode mps --memory goes down, and up again to what the share began with; compute stays. In
+    mode mig nothing can be changed: a slice is the hardware's.
 
     \b
     Examples:
@@ -83,6 +88,12 @@ def command(
         raise UsageError(
             "what to change is not said",
             hint="say it by --memory, --compute, --class or --weight",
+        )
+    is_typed = ctx.get_parameter_source("host_memory") is click.core.ParameterSource.COMMANDLINE
+    if is_typed and change.memory is None:
+        raise UsageError(
+            "--host-memory says how far a new --memory may go, and there is none",
+            hint="add --memory, or leave it out",
         )
     folder = StateFolder.at(state)
     found = find(folder, share)

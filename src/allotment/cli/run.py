@@ -2,7 +2,7 @@
 """`allot run`: a share for one command, from its start to its end."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,8 +16,50 @@ from allotment.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
+
+_MODES: Final = ("soft", "mps", "mig")
+
+
+class _ModesType(click.ParamType[Any]):
+    """Modes on the command line, the one liked best first."""
+
+    name = "modes"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[str, ...]:
+        """Split a text; what is split already passes through."""
+        if isinstance(value, tuple):
+            return value
+        modes = tuple(each.strip() for each in str(value).split(","))
+        if unknown := [each for each in modes if each not in _MODES]:
+            self.fail(f"{unknown[0]!r} is not one of {', '.join(_MODES)}", param, ctx)
+        if len(set(modes)) < len(modes):
+            self.fail(f"{value!r} names a mode twice", param, ctx)
+        return modes
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> "list[CompletionItem]":
+        """Complete the last mode of the list."""
+        from click.shell_completion import CompletionItem
+
+        before, comma, last = incomplete.rpartition(",")
+        return [
+            CompletionItem(f"{before}{comma}{mode}")
+            for mode in _MODES
+            if mode.startswith(last) and mode not in before.split(",")
+        ]
 
 
 @click.command(
@@ -51,9 +93,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--mode",
-    type=click.Choice(["soft", "mps", "mig"]),
+    "modes",
+    metavar="MODE[,MODE...]",
+    type=_ModesType(),
     help="How compute is shared: soft, by turns; mps, at the same time, each on its part of the"
-    " multiprocessors; mig, not at all: a slice is cut from a GPU, with its own.  [default: soft]",
+    " multiprocessors; mig, not at all: a slice is cut from a GPU, with its own. Several, the one"
+    " liked best first: mig,soft is a slice, or turns where none is to be had.  [default: soft]",
 )
 @click.option(
     "--mig",
@@ -97,7 +142,7 @@ def command(
     host_memory: int | None,
     count: int,
     gpus: tuple[str, ...],
-    mode: str | None,
+    modes: tuple[str, ...] | None,
     profile: str | None,
     keep: str | None,
     reuses: bool,
@@ -124,12 +169,14 @@ def command(
       allot run --memory 8Gi --compute 20 --class latency -- python serve.py
       allot run --mig 1g.10gb -- python train.py
       allot run --mode mig --memory 16Gi -- python train.py
+      allot run --mode mig,soft --memory 16Gi -- python train.py
       allot run --gpu MIG-1c7e --mode mps --memory 4Gi -- python train.py
       allot run --simulated a100-80gb:2 --memory 4Gi -- bash
     """  # noqa: D301 - click's mark
+    from allotment.model.compute import WHOLE
     from allotment.model.errors import UsageError
     from allotment.model.quantities import parse_duration_ns
-    from allotment.model.requests import MIG, SOFT, Request
+    from allotment.model.requests import MIG, MPS, SOFT, Request
     from allotment.shares.sessions import Session, run
 
     if not command:
@@ -137,27 +184,40 @@ def command(
             "there is no command to run",
             hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
         )
-    mode = mode or (MIG if profile else SOFT)
-    if mode != MIG and (profile or keep or reuses):
+    modes = modes or (MIG if profile else SOFT,)
+    if MIG not in modes and (profile or keep or reuses):
         raise UsageError(
-            f"--mig, --mig-keep and --mig-reuse are for slices, and mode {mode} cuts none",
+            "--mig, --mig-keep and --mig-reuse are for slices, and mode"
+            f" {' and '.join(modes)} cuts none",
             hint="leave --mode out: --mig implies it",
         )
-    if mode == MIG and (kind or weight):
+    if modes == (MIG,) and compute and compute.ceiling not in {WHOLE, compute.guarantee}:
+        raise UsageError(
+            "--compute has a ceiling, and nobody takes turns in a MIG slice: all of it is had",
+            hint="leave what follows the `:` out; --compute 30 asks for a slice with 30 % of a GPU",
+        )
+    if modes == (MIG,) and (kind or weight):
         raise UsageError(
             "--class and --weight are of turns, and nobody takes turns in a MIG slice",
             hint="leave them out; --compute 30 asks for a slice with 30 % of a GPU",
         )
+    if MPS in modes and SOFT not in modes and (weight is not None or kind == "latency"):
+        raise UsageError(
+            "--weight and --class latency are of turns, and nobody takes turns in mode mps",
+            hint="leave them out: --compute 50 is a part of the multiprocessors, and with --class"
+            " besteffort a share's kernels go after the others'",
+        )
     if memory is None:
-        is_named = mode == MIG and any(each.lower().startswith("mig-") for each in gpus)
-        memory = _any_memory(mode, profile, is_named=is_named)
+        is_named = any(each.lower().startswith("mig-") for each in gpus)
+        memory = _any_memory(modes, profile, is_named=is_named)
     request = Request(
         memory=memory,
         count=count,
         selectors=gpus,
         compute=requested_compute(compute, kind, weight),
         may_oversubscribe=oversubscribe,
-        mode=mode,
+        mode=modes[0],
+        other_modes=modes[1:],
         mig_profile=profile or "",
     )
     run(
@@ -175,16 +235,16 @@ def command(
     )
 
 
-def _any_memory(mode: str, profile: str | None, *, is_named: bool) -> "MemoryAmount":
+def _any_memory(modes: tuple[str, ...], profile: str | None, *, is_named: bool) -> "MemoryAmount":
     """Return the floor of who asks for a slice by its profile or name; refuse everybody else."""
     from allotment.model.errors import UsageError
     from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 
-    if profile is None and not is_named:
+    is_slice = modes == ("mig",)
+    if not (is_slice and (profile or is_named)):
         raise UsageError(
             "how much memory is the share to have?",
             hint="say so, as in: allot run --memory 4Gi -- python train.py; --memory 100% is all of"
-            " a GPU that is empty"
-            + (" (or name a profile: --mig 1g.10gb)" if mode == "mig" else ""),
+            " a GPU that is empty" + (" (or name a profile: --mig 1g.10gb)" if is_slice else ""),
         )
     return MemoryAmount("any", size_bytes=LEAST_BYTES)

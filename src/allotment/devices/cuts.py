@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allotment.devices import layout
-from allotment.devices.geometries import Geometry, Shape, profile_name
+from allotment.devices.geometries import Geometry, Shape
 from allotment.model.errors import UsageError
 
 __all__ = ["Cut", "pack_cuts", "parse_cuts"]
@@ -41,7 +41,7 @@ def parse_cuts(text: str, geometry: Geometry, memory_mib: int, place: str) -> tu
 
     Those without a start come to starts that leave room for all. Raises `UsageError`.
     """
-    names = {profile_name(shape, memory_mib): shape for shape in geometry.shapes}
+    names = {shape.name_on(memory_mib): shape for shape in geometry.shapes}
     fixed: list[Cut] = []
     free: list[Shape] = []
     for part in re.split(r"\+(?=[0-9])", text):

@@ -9,8 +9,9 @@ of the large profiles of H200 and B200, and engines of Blackwells are in proport
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Final
+
+from allotment.devices.mig_names import profile_name
 
 __all__ = [
     "A30",
@@ -24,7 +25,6 @@ __all__ = [
     "RTX_PRO_6000",
     "Geometry",
     "Shape",
-    "profile_name",
 ]
 
 
@@ -53,6 +53,10 @@ class Shape:
         """It has the media engines of which a GPU has one set: one instance at a time can."""
         return self.attributes.startswith("+me")
 
+    def name_on(self, memory_mib: int) -> str:
+        """Return NVIDIA's name of it on a GPU with so much memory."""
+        return profile_name(self.slices, self.memory_mib, memory_mib << 20, self.attributes)
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -61,17 +65,6 @@ class Geometry:
     slots: int
     """Memory slots: eight, or four."""
     shapes: tuple[Shape, ...]
-
-
-def profile_name(shape: Shape, memory_mib: int) -> str:
-    """Return NVIDIA's name, `1g.10gb+me`, of a shape of a GPU with so much memory.
-
-    The size is that of whole eighths of the GPU's memory in GiB, rounded half up (go-nvlib,
-    `pkg/nvlib/device/mig_profile.go`).
-    """
-    eighths = ceil(shape.memory_mib * 8 / memory_mib)
-    gib = int(eighths * ceil(memory_mib / 1024) / 8 + 0.5)
-    return f"{shape.slices}g.{gib}gb{shape.attributes}"
 
 
 _EVERY: Final = tuple(range(7))

@@ -11,7 +11,7 @@ for ever. So they belong into a thread of the GPU's own (`watching.Asker`), and 
 for another. Nothing is remembered here: what holds after a crash is the journal of `modes.mig`.
 
 Facts of NVML's MIG interface that decide how it is called: nvml.h, section "Multi Instance GPU
-Management"; names of profiles: go-nvlib pkg/nvlib/device/mig_profile.go, v0.7.
+Management".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+from allotment.devices.mig_names import profile_name
 from allotment.model.errors import (
     AllotError,
     BusyError,
@@ -39,15 +40,12 @@ __all__ = [
     "MigView",
     "mig_devices",
     "mig_view",
-    "profile_name",
     "read_mig",
 ]
 
 Handle = Any  # nvidia-ml-py's pointer to a device, a GPU instance or a compute instance
 
 _MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-_EIGHTHS: Final = 8
 _MOST_INSTANCES: Final = 32
 """Room for every list that NVML fills: it writes as many as there are, whatever fits."""
 _KINDS: Final = 32
@@ -318,15 +316,6 @@ def mig_view(nvml: ModuleType, handle: Handle) -> MigView | None:
         with suppress(nvml.NVMLError_NotFound):
             users[each.gpu_instance] = _users(nvml, handle, each.gpu_instance)
     return MigView(gpu, users)
-
-
-def profile_name(slices: int, memory_mib: int, total_bytes: int, attributes: str = "") -> str:
-    """Name a profile as NVIDIA's tools do: memory in eighths of the GPU's whole gigabytes."""
-    eighths = -(-memory_mib * _MIB * _EIGHTHS // total_bytes)
-    whole_gb = -(-total_bytes // _GIB)
-    # Halves are rounded up: an eighth of a B200's 180 is 22.5, and its profile 1g.23gb.
-    size_gb = (2 * eighths * whole_gb + _EIGHTHS) // (2 * _EIGHTHS)
-    return f"{slices}g.{size_gb}gb{attributes}"
 
 
 def mig_devices(nvml: ModuleType, handle: Handle) -> Iterator[tuple[MigProfile, Handle]]:

@@ -8,8 +8,6 @@ What one GPU answers does not wait for another, and one that hangs costs its own
 process has to keep to one library meanwhile, as with every `watching.Session`.
 """
 
-import errno
-import os
 import subprocess
 import time
 from collections.abc import Callable, Collection
@@ -18,11 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from allotment.devices.loading import simulated_library
 from allotment.devices.mig import GpuMig
-from allotment.devices.simulated import read_machine
+from allotment.devices.simulated import read_machine, reset_gpu
 from allotment.devices.watching import Asker, Session
-from allotment.model.errors import AllotError, BusyError, NoDevicesError, PrerequisiteError
+from allotment.model.errors import AllotError, NoDevicesError, PrerequisiteError
 
 __all__ = ["LOOK_S", "MigDevice", "MigMachine", "reset"]
 
@@ -154,10 +151,12 @@ def reset(machine: Path | None, uuid: str) -> None:
     """Reset a GPU that nobody uses, so that its pending MIG mode is in force.
 
     NVML cannot do that: nvidia-smi asks the kernel's module. Raises `BusyError` where the GPU or
-    one that NVLink joins to it is in use, or `PrerequisiteError` with what nvidia-smi says.
+    one that NVLink joins to it is in use, `PrerequisiteError` with what nvidia-smi says, or what
+    `reset_gpu` raises for a simulated one.
     """
     if machine is not None:
-        _reset_simulated(machine, uuid)
+        here = read_machine(machine).devices
+        reset_gpu(machine, next(each.index for each in here if each.uuid == uuid))
         return
     try:
         done = subprocess.run(
@@ -172,15 +171,3 @@ def reset(machine: Path | None, uuid: str) -> None:
     if done.returncode != 0:
         said = " ".join((done.stdout + done.stderr).split()) or f"status {done.returncode}"
         raise PrerequisiteError(f"nvidia-smi does not reset GPU {uuid}: {said}")
-
-
-def _reset_simulated(machine: Path, uuid: str) -> None:
-    index = next(each.index for each in read_machine(machine).devices if each.uuid == uuid)
-    error = simulated_library().allotSimulatedReset(os.fsencode(machine), index)
-    if error == -errno.EBUSY:
-        raise BusyError(
-            f"GPU {uuid} cannot be reset: it is in use, or one that NVLink joins to it",
-            hint="end the programs on these GPUs first",
-        )
-    if error:
-        raise PrerequisiteError(f"GPU {uuid} cannot be reset: {os.strerror(-error)}")

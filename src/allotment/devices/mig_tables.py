@@ -9,7 +9,6 @@ what is cut is cut by its profiles.
 
 from functools import lru_cache
 
-from allotment.devices.geometries import profile_name
 from allotment.devices.models import MODELS
 from allotment.model.devices import Device
 from allotment.model.mig import MigProfile
@@ -36,7 +35,7 @@ def _of(name: str, memory_bytes: int) -> tuple[MigProfile, ...]:
         shapes = sorted(model.mig.shapes, key=lambda each: each.place)
         return tuple(
             MigProfile(
-                name=profile_name(each, model.memory_mib),
+                name=each.name_on(model.memory_mib),
                 number=each.number,
                 slices=each.slices,
                 memory_bytes=each.memory_mib * _MIB,

@@ -15,7 +15,7 @@ from typing import Final
 from allotment.devices import layout
 from allotment.devices.cuts import pack_cuts
 from allotment.devices.descriptions import GpuDescription, MachineDescription
-from allotment.devices.geometries import Geometry, profile_name
+from allotment.devices.geometries import Geometry
 from allotment.devices.models import Architecture, Fabric
 from allotment.model.devices import Device
 
@@ -54,9 +54,12 @@ def identity(description: MachineDescription) -> str:
 
     Two releases of allotment that disagree about the file never meet in one.
     """
-    return hashlib.sha256(
-        pack(description) + pack_mig(description) + layout.STATE_LAYOUT.encode()
-    ).hexdigest()[:16]
+    return identity_of(pack(description), pack_mig(description))
+
+
+def identity_of(packed: bytes, mig: bytes) -> str:
+    """Return the name of a machine whose file has this description and these cuts."""
+    return hashlib.sha256(packed + mig + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
 
 
 def unpack(data: bytes) -> MachineFacts:
@@ -200,7 +203,7 @@ def _write_profiles(data: bytearray, gpu_at: int, geometry: Geometry, memory_mib
     for shape in geometry.shapes:
         copies, decoders, encoders, jpegs, ofas = shape.engines
         values: dict[str, Value] = {
-            "name": profile_name(shape, memory_mib),
+            "name": shape.name_on(memory_mib),
             "slices": shape.slices,
             "id": shape.number,
             "size": shape.size,

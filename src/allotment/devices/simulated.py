@@ -15,6 +15,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import ClassVar, Final
 
 from allotment.devices import layout
 from allotment.devices.descriptions import MachineDescription, parse_short, parse_yaml
-from allotment.devices.packing import MachineFacts, identity, pack, pack_mig, unpack
+from allotment.devices.packing import MachineFacts, identity, identity_of, pack, pack_mig, unpack
 from allotment.devices.sources import Inventory, Problem
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, StateError, UsageError
@@ -36,6 +37,7 @@ __all__ = [
     "SimulatedMachine",
     "capabilities_path",
     "gpu_times",
+    "is_as_made",
     "machine_path",
     "parse_spec",
     "read_machine",
@@ -55,6 +57,8 @@ _FULL_HINT: Final = (
     f"it needs {-(-layout.MACHINE_RINGS_AT >> 20)} MiB: make room, or choose another state folder"
     " with --state or ALLOTMENT_STATE"
 )
+_TOUCHED_EVERY_S: Final = 3600.0
+"""How often it is noted that a machine is used: the older ones are removed in time."""
 _LOST: Final = "the GPU is lost (it has fallen off the bus)"
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
 
@@ -84,9 +88,29 @@ def machine_path(state_dir: Path, spec: str) -> Path:
     """
     description = parse_spec(spec)
     path = state_dir / "simulated" / identity(description) / "machine"
-    if not path.exists():
+    try:
+        unused_s = time.time() - path.stat().st_mtime
+    except OSError:  # it is not there, or making it says why that cannot be told
         _make(path, pack(description), pack_mig(description))
+    else:
+        if unused_s > _TOUCHED_EVERY_S:
+            with contextlib.suppress(OSError):  # another user's: whoever removes old ones is, too
+                os.utime(path)
     return path
+
+
+def is_as_made(path: Path) -> bool:
+    """Tell whether a machine has the cuts that it was made with, and no faults.
+
+    One of another release, which nobody can tell of, is not. Raises `OSError`.
+    """
+    with path.open("rb") as file:
+        described = file.read(layout.MACHINE_SIZE)
+        file.seek(layout.FAULTS_AT)
+        faults = file.read(layout.FAULTS_SIZE)
+        file.seek(layout.MIG_AT)
+        mig = file.read(layout.MACHINE_GPUS * layout.GPU_MIG_SIZE)
+    return identity_of(described, mig) == path.parent.name and not any(faults)
 
 
 def read_machine(path: Path) -> MachineFacts:

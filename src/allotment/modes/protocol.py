@@ -12,7 +12,7 @@ from typing import Protocol
 from allotment.ledger import Ledger, SeatAccount, Terms
 from allotment.model.devices import Device
 from allotment.model.placements import Placement
-from allotment.model.shares import ShareId
+from allotment.model.shares import ShareDevice, ShareId
 
 __all__ = ["LedgerMode", "Mode", "Turns"]
 
@@ -93,6 +93,14 @@ class LedgerMode(Mode, Protocol):
 
     def turns(self, directory: Path, snapshot: Ledger) -> Mapping[str, Turns]:
         """Return what the share has had of each device, by UUID. Raises `LedgerError`."""
+        ...
+
+    def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
+        """Raise `LedgerError` for what programs that run already cannot be given of a device.
+
+        `device` is how it was before, `memory_bytes` the limit that is wanted, `of_compute` whether
+        the compute is to be another, too.
+        """
         ...
 
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:

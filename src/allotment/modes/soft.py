@@ -22,7 +22,7 @@ from allotment.model.errors import LedgerError
 from allotment.model.formats import format_bytes
 from allotment.model.placements import Placement
 from allotment.model.requests import SOFT
-from allotment.model.shares import ShareId
+from allotment.model.shares import ShareDevice, ShareId
 from allotment.modes import turns
 from allotment.modes.damages import put_down
 from allotment.modes.protocol import Turns
@@ -107,6 +107,9 @@ class SoftMode:
                 account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
                 found[device.uuid] = Turns(account, is_governed(contract))
         return found
+
+    def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
+        """Programs follow whatever is changed."""
 
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
         """Set the limit; from the return on, no allocation succeeds under the old one."""

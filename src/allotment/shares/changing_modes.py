@@ -29,10 +29,10 @@ from allotment.model.formats import format_count
 from allotment.model.mig import MigGpu
 from allotment.model.requests import MIG, MPS
 from allotment.modes import mode_named
-from allotment.modes.mig.applying import Change, Changer, occupied_by
+from allotment.modes.mig.applying import Change, Changer
 from allotment.modes.mig.files import Entry
 from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.judging import stands_for
+from allotment.modes.mig.judging import foreign, stands_for
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.modes.mig.records import Stage
 from allotment.modes.mig.slices import Slices
@@ -45,6 +45,7 @@ from allotment.shares.modes_of_gpus import (
     users_of_gpu,
     write_allowed,
 )
+from allotment.shares.occupying import Occupants
 from allotment.shares.steps import step
 
 __all__ = ["ModeChange"]
@@ -183,10 +184,10 @@ class ModeChange:
                 hint="add --reset: it resets the GPU once nobody uses it, and with it those that"
                 " NVLink joins to it",
             )
-        if not wanted and (foreign := self._foreign(gpu)):
+        if not wanted and (others := self._foreign()):
             raise BusyError(
                 f"{self._name} has MIG instances that Allotment did not make for shares:"
-                f" {', '.join(foreign)}",
+                f" {', '.join(others)}",
                 hint="whoever made them removes them (nvidia-smi mig -dci, -dgi); or `allot mig"
                 " apply` with mig-enabled: false",
             )
@@ -195,13 +196,17 @@ class ModeChange:
     def _takes_it_at_once(self) -> bool:
         return takes_mode_at_once(self.device)
 
-    def _foreign(self, gpu: MigGpu) -> list[str]:
-        records = self._journal.read().records
+    def _foreign(self) -> list[str]:
+        """Name the instances that others made: neither journal knows them, before and after."""
+        before = self._journal.read().records
+        gpu = self._look()
+        if gpu is None:
+            return []
         names = {each.number: each.name for each in gpu.profiles}
+        after = self._journal.read().records
         return [
             f"{names.get(each.profile, '?')} at slot {each.start}"
-            for each in gpu.instances
-            if not any((one.profile, one.start) == (each.profile, each.start) for one in records)
+            for each in foreign(after, foreign(before, gpu.instances))
         ]
 
     # ---- who is there ----------------------------------------------------------------------------
@@ -288,18 +293,7 @@ class ModeChange:
         )
         if gpu.is_enabled == is_on:
             return making or (("a slice that is to be made",) if self._journal.is_switched else ())
-        shares = lives.look(self.folder)
-        of_devices: dict[str, list[str]] = {}
-        for each in shares:
-            for uuid in each.limits():
-                of_devices.setdefault(uuid, []).append(each.name)
-        occupied = occupied_by(
-            device.driver,
-            gpu,
-            self._journal,
-            shares={each.id: each.name for each in shares},
-            of_devices=of_devices,
-        )
+        occupied = Occupants(self.folder, lives.look(self.folder)).of(device.driver, gpu)
         inside = (who for each in gpu.instances for who in occupied.of(each.gpu_instance))
         return tuple(dict.fromkeys((*inside, *making, *occupied.whole)))
 
@@ -391,14 +385,25 @@ class ModeChange:
         return f"; {gone}MIG is switched off"
 
     def _let_go(self, device: MigDevice) -> str:
-        """Take MIG off again where it is on for our slices alone, and there is none."""
-        if self._journal.is_switched and not self._takes_it_at_once and not self.may_reset:
-            self._journal.forget_switched()  # nobody would reset it: it is the administrator's
-        gone = self._slices(device).switch_off()
+        """Take MIG off again where it is on for our slices alone, and there is none.
+
+        Where that takes a reset, whoever allows one wants it off, whoever had switched it on.
+        """
+        by_reset = not self._takes_it_at_once
+        journal = self._journal
+        if by_reset and journal.is_switched and not self.may_reset:
+            journal.forget_switched()  # nobody would reset it: it is the administrator's
+        gone = self._slices(device).switch_off(of_anybody=by_reset and self.may_reset)
         gpu = device.driver.look_if_any()
         if gone or gpu is None or not gpu.is_enabled:
             return "; MIG is switched off" if gone else ""
-        return "; MIG stays on"
+        if by_reset and journal.is_switched:
+            journal.forget_switched()  # who has its last slice may not reset it
+        if gpu.instances:
+            return f"; MIG stays on: it has {format_count(len(gpu.instances), 'instance')}"
+        if by_reset:
+            return "; MIG stays on: it is switched off by a reset only, which --reset allows"
+        return "; MIG stays on, as `allot mig apply` or nvidia-smi switched it"
 
     def _slices(self, device: MigDevice) -> Slices:
         may_reset = self.may_reset and not self._takes_it_at_once

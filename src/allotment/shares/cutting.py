@@ -14,48 +14,36 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
+from allotment.devices.mig_machine import MigDevice, MigMachine, reset
 from allotment.model.devices import Device, DeviceSlice
 from allotment.model.errors import (
     AllotError,
     BusyError,
     DoesNotFitError,
     NotFoundError,
-    StateError,
 )
 from allotment.model.mig import (
-    MigGpu,
     MigHold,
-    MigInstance,
     MigLayout,
     MigPlace,
     MigProfile,
     MigRequest,
-    MigSlice,
 )
 from allotment.model.placements import Placed
-from allotment.model.requests import MIG
-from allotment.model.shares import ShareId
 from allotment.modes.mig.journal import Journal, Work
-from allotment.modes.mig.judging import stands_for
-from allotment.modes.mig.mode import takes_mode_at_once
-from allotment.modes.mig.records import SliceRecord, Stage
+from allotment.modes.mig.records import SliceRecord
 from allotment.modes.mig.slices import Slices
 from allotment.placement.mig import MigChoice, MigRefusal, choose, serving
-from allotment.shares import lives, mps_daemons
+from allotment.shares import lives
 from allotment.shares.folders import StateFolder
-from allotment.shares.found import Found
-from allotment.shares.modes_of_gpus import allowed_on, refusal
-from allotment.shares.placing import MigTerms
-from allotment.shares.records import read_record
 from allotment.shares.steps import step
+from allotment.shares.surveying import Grounds, Seen, SliceOrder, Survey
 
-__all__ = ["WORK_S", "Cut", "Cutter", "Grounds", "SliceOrder"]
+__all__ = ["WORK_S", "Cut", "Cutter"]
 
 WORK_S: Final = 120.0
 """How long a driver may take to make a slice, or to remove one."""
@@ -68,65 +56,11 @@ _LONGEST_PAUSE_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceOrder:
-    """What somebody wants of slices."""
-
-    holder: str
-    """The id of the share that they are for."""
-    request: MigRequest
-    places: tuple[tuple[str, MigPlace], ...] = ()
-    """Whoever chose them already: on which GPU, by UUID, and where there. Empty: chosen here."""
-    after: frozenset[str] = frozenset()
-    """Shares that are never in use beside this one: it may have their slices, as they are."""
-    machine: Path | None = None
-    spec: str | None = None
-    """What a simulated machine was described by, for hints."""
-
-
-def _no_objection(_: Device) -> str:
-    return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grounds:
-    """What there is to be cut, and what may be done to it."""
-
-    devices: Mapping[str, Device]
-    """GPUs by UUID."""
-    objection: Callable[[Device], str] = _no_objection
-    """Why a GPU is not to serve; empty: it may."""
-    terms: MigTerms = field(default_factory=MigTerms)
-    asks_all: bool = False
-    """A GPU that is not among `devices` is asked as well, so that a refusal names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A slice that is there, and its record, which is the caller's work."""
 
     work: Work
     placed: Placed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """One GPU, as far as a choice depends on it."""
-
-    index: int
-    uuid: str
-    gpu: MigGpu | None
-    layout: MigLayout | None = None
-    """None: it is not to be chosen, and `why` says why not."""
-    why: str = ""
-    warm: Mapping[tuple[int, int], SliceRecord]
-    """Slices that can be had as they are, by profile's number and start."""
-    siblings: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """Those of them that a container of the same pod has, never at once with this one, by place as
-    well, and who. They may be had, and not be removed: that container may start again."""
-    is_changing: bool = False
-    """Wait: a slice is being removed, or may be, or an MPS daemon that no share needs stops."""
-    is_unclear: bool = False
-    """Somebody makes a slice his own, or sees that it is nobody's: a matter of moments."""
 
 
 class Cutter:
@@ -140,6 +74,7 @@ class Cutter:
         self._order = order
         self._gpus = gpus
         self._grounds = grounds
+        self._survey = Survey(folder, order, grounds)
 
     def cut(self, works: ExitStack) -> list[Cut]:
         """Have all slices of the order, in its order; each one's record is entered into `works`.
@@ -161,7 +96,7 @@ class Cutter:
     def _one(
         self,
         works: ExitStack,
-        chosen: "Callable[[Sequence[_Seen]], MigChoice | DoesNotFitError]",
+        chosen: "Callable[[Sequence[Seen]], MigChoice | DoesNotFitError]",
         uuids: Collection[str] | None,
     ) -> Cut:
         """Choose and take until nobody else was first."""
@@ -173,7 +108,7 @@ class Cutter:
                 break
             if number:
                 time.sleep(min(_LONGEST_PAUSE_S, _PAUSE_S * number))
-            seen = self._look(uuids)
+            seen = self._survey.look(self._gpus, uuids)
             choice = chosen(seen)
             if isinstance(choice, DoesNotFitError):
                 last = choice
@@ -193,7 +128,7 @@ class Cutter:
             return cut
         raise last or AllotError("no slice could be had")
 
-    def _choice(self, wanted: MigRequest, seen: Sequence[_Seen]) -> MigChoice | DoesNotFitError:
+    def _choice(self, wanted: MigRequest, seen: Sequence[Seen]) -> MigChoice | DoesNotFitError:
         layouts = [each.layout for each in seen if each.layout is not None]
         chosen = choose(layouts, wanted)
         if not isinstance(chosen, MigRefusal):
@@ -203,162 +138,9 @@ class Cutter:
                 chosen = choose(apart, wanted)
         return self._refusal(chosen, seen) if isinstance(chosen, MigRefusal) else chosen[0]
 
-    # ---- looking ---------------------------------------------------------------------------------
-
-    def _look(self, uuids: Collection[str] | None) -> list[_Seen]:
-        known = self._grounds.devices
-        among = None
-        if not self._grounds.asks_all:
-            wanted = known if uuids is None else uuids
-            among = {known[each].index for each in wanted if each in known}
-        taken = self._taken()
-        answers = self._gpus.ask(partial(self._see, taken), patience_s=LOOK_S, among=among)
-        return [
-            _Seen(index=index, uuid=f"GPU {index}", gpu=None, warm={}, why=answer.message)
-            if isinstance(answer, AllotError)
-            else answer
-            for index, answer in answers
-        ]
-
-    def _taken(self) -> dict[str, list[Found]]:
-        """Return the shares that are on each GPU, in slices or not, by UUID."""
-        taken: dict[str, list[Found]] = {}
-        for found in lives.look(self._folder):
-            gpus = {each.driver_uuid for each in found.devices()} | found.limits().keys()
-            for uuid in gpus:
-                taken.setdefault(uuid, []).append(found)
-        return taken
-
-    def _see(self, taken: Mapping[str, Collection[Found]], device: MigDevice) -> _Seen:
-        seen = _Seen(index=device.index, uuid=device.uuid, gpu=None, warm={})
-        here = self._grounds.devices.get(device.uuid)
-        if here is None:
-            return replace(seen, why="it does not answer")
-        if why := self._grounds.objection(here) or self._kept(here.uuid):
-            return replace(seen, why=why)
-        gpu = device.driver.look_if_any()
-        if gpu is None:
-            return replace(seen, why="has no MIG")
-        if not gpu.is_enabled and (why := self._why_off(device, here, taken)):
-            return replace(seen, gpu=gpu, why=why, is_changing=why == mps_daemons.STOPS)
-        if not gpu.profiles:
-            gpu = replace(gpu, profiles=self._grounds.terms.profiles(here))
-        if not gpu.profiles:
-            why = "MIG is off, and its driver tells what it can be cut into only when it is on"
-            return replace(seen, gpu=gpu, why=why)
-        journal = self._journal(device)
-        records = journal.read().records
-        if any(each.stage is not Stage.READY and journal.is_free(each.id) for each in records):
-            # Of somebody who died at it: it may be all that is in the way.
-            Slices(device.driver, journal).settle(self._is_there, keep_s=0)
-            gpu, records = device.driver.look(), journal.read().records
-        held = {each.id: self._hold(each, journal) for each in records}
-        holds = {
-            each.gpu_instance: held[record.id]
-            for each in gpu.instances
-            if (record := _record_at(records, each)) is not None
-        }
-        there = {(each.profile, each.start) for each in gpu.instances}
-        decided = [
-            MigSlice(
-                profile=each.profile,
-                start=each.start,
-                size=each.size,
-                holder=held[each.id][1],
-            )
-            for each in records
-            if each.stage in {Stage.INTENDED, Stage.CUT} and (each.profile, each.start) not in there
-        ]
-        warm = [
-            each
-            for each in records
-            if each.stage is Stage.READY
-            and held[each.id][0] is MigHold.IDLE
-            and stands_for(each, gpu.instances) is not None
-        ]
-        return replace(
-            seen,
-            gpu=gpu,
-            layout=MigLayout.of(gpu, holds=holds, decided=decided),
-            warm={(each.profile, each.start): each for each in warm},
-            siblings={
-                (each.profile, each.start): f"share {self._name_of(each.holder)}"
-                for each in warm
-                if each.holder in self._order.after
-            },
-            is_changing=any(
-                # Nobody else makes one for this order: it is an earlier attempt's, being settled.
-                each.stage is not Stage.READY
-                and (each.stage is Stage.LEAVING or each.holder == self._order.holder)
-                and not journal.is_free(each.id)
-                for each in records
-            ),
-            is_unclear=any(
-                each.stage is Stage.READY and each.holder and not self._is_there(each.holder)
-                for each in records
-            ),
-        )
-
-    def _kept(self, uuid: str) -> str:
-        """Say why a GPU is not for slices; whoever chose elsewhere did so before that was said."""
-        return "" if self._order.places else refusal(allowed_on(self._folder, uuid), MIG)
-
-    def _hold(self, record: SliceRecord, journal: Journal) -> tuple[MigHold, str]:
-        if record.stage is Stage.LEAVING:
-            return MigHold.USED, "a slice that is being removed"
-        is_ready = record.stage is Stage.READY
-        if record.holder and not (is_ready and self._is_left(record, journal)):
-            return MigHold.USED, f"share {self._name_of(record.holder)}"
-        return MigHold.IDLE, ""
-
-    def _is_left(self, record: SliceRecord, journal: Journal) -> bool:
-        """Tell whether who had a slice has it no more, or never beside the share of the order.
-
-        Whoever is to settle it may not have come yet. Its maker keeps the lock on it until its
-        share is there.
-        """
-        if record.holder in self._order.after:
-            return True
-        return journal.is_free(record.id) and not self._is_there(record.holder)
-
-    def _is_there(self, share: str) -> bool:
-        return self._folder.share(ShareId(share)).is_dir()
-
-    def _name_of(self, share: str) -> str:
-        try:
-            return read_record(self._folder.share(ShareId(share))).name
-        except (StateError, FileNotFoundError):
-            return f"{share}, which is being made"
-
-    def _why_off(
-        self, device: MigDevice, here: Device, taken: Mapping[str, Collection[Found]]
-    ) -> str:
-        """Tell why the MIG mode of a GPU cannot be switched on for a slice, if it cannot."""
-        off = "MIG is off, and"
-        if not takes_mode_at_once(here):
-            if here.uuid not in self._grounds.terms.resets:
-                return f"{off} this GPU takes it with a reset only, which is not allowed here"
-            for peer in self._grounds.terms.peers.get(here.uuid, ()):
-                if shares := taken.get(peer):
-                    return (
-                        f"{off} a reset would stop GPU {peer} as well, which NVLink joins to it"
-                        f" and share {_names(shares)} has"
-                    )
-        # Who had a slice of a GPU whose MIG is off has lost it, and nothing to lose.
-        if shares := [each for each in taken.get(here.uuid, ()) if here.uuid in each.limits()]:
-            return f"{off} cannot be switched on beside share {_names(shares)}"
-        place = mps_daemons.place_of(self._folder, here.uuid)
-        if place.status().holds_gpu and place.is_owned():
-            place.ask_for_way()
-            return mps_daemons.STOPS
-        if using := device.driver.processes():
-            users = ", ".join(map(str, using[:4]))
-            return f"{off} cannot be switched on while processes use it: {users}"
-        return ""
-
     # ---- taking ----------------------------------------------------------------------------------
 
-    def _take(self, here: _Seen, choice: MigChoice) -> Cut:
+    def _take(self, here: Seen, choice: MigChoice) -> Cut:
         if here.gpu is None:  # a choice is made of GPUs that were seen
             raise NotFoundError(f"{here.uuid} is not there")
         if not here.gpu.is_enabled:
@@ -373,7 +155,7 @@ class Cutter:
         whole = self._grounds.devices[here.uuid]
         return Cut(work=work, placed=_placed(profile, work.record, whole))
 
-    def _claim(self, here: _Seen) -> None:
+    def _claim(self, here: Seen) -> None:
         """Take a GPU whose MIG mode is off for slices, where no share has it.
 
         Under the folder's lock for as long as that takes to see and to write down, and not for as
@@ -385,12 +167,12 @@ class Cutter:
                 return
             if any(here.uuid in each.limits() for each in lives.recover(self._folder)):
                 raise BusyError(f"GPU {here.uuid} has a share by now")
-            if why := self._kept(here.uuid):
+            if why := self._survey.kept(here.uuid):
                 raise BusyError(f"GPU {here.uuid}: {why}")
             journal.note_switched()
         step("mig.claimed")
 
-    def _cut_at(self, here: _Seen, choice: MigChoice, device: MigDevice) -> tuple[Work, MigProfile]:
+    def _cut_at(self, here: Seen, choice: MigChoice, device: MigDevice) -> tuple[Work, MigProfile]:
         can_reset = here.uuid in self._grounds.terms.resets
         slices = Slices(
             device.driver,
@@ -426,14 +208,20 @@ class Cutter:
 
     # ---- refusing --------------------------------------------------------------------------------
 
-    def _refusal(self, refusal: MigRefusal, seen: Iterable[_Seen]) -> DoesNotFitError:
+    def _refusal(self, refusal: MigRefusal, seen: Iterable[Seen]) -> DoesNotFitError:
         """Say of each GPU what is asked and why it does not have it, and the next step."""
         known = list(seen)
         reasons = dict(refusal.reasons)
         lines = [f"  {each.uuid}: {each.why or reasons.get(each.uuid, '')}" for each in known]
+        asked = refusal.request
+        is_served = any(serving(each.layout.profiles, asked) for each in known if each.layout)
+        is_named = any(_has(each, asked.profile) for each in known)
+        if is_named and not is_served:
+            head = f"{asked.profile} is less than what is asked for with it"
+        else:
+            head = f"no GPU here has room for a slice of {asked}"
         return DoesNotFitError(
-            "\n".join([f"no GPU here has room for a slice of {refusal.request}:", *lines]),
-            hint=_next_step(refusal.request, known, self._order.spec),
+            "\n".join([f"{head}:", *lines]), hint=_next_step(asked, known, self._order.spec)
         )
 
 
@@ -462,7 +250,7 @@ class _Making:
                 self._work.close()
 
 
-def _as_placed(uuid: str, place: MigPlace, seen: Sequence[_Seen]) -> MigChoice | DoesNotFitError:
+def _as_placed(uuid: str, place: MigPlace, seen: Sequence[Seen]) -> MigChoice | DoesNotFitError:
     """Follow whoever has chosen a slice: exactly that one, warm or to be cut."""
     wanted = f"{place.profile} at slot {place.start} of GPU {uuid}"
     here = next((each for each in seen if each.uuid == uuid), None)
@@ -526,9 +314,10 @@ def _kept_apart(
     )
 
 
-def _next_step(wanted: MigRequest, seen: Iterable[_Seen], spec: str | None) -> str:
+def _next_step(wanted: MigRequest, seen: Iterable[Seen], spec: str | None) -> str:
     """Return what to do about a refusal, by what there is."""
-    layouts = [each.layout for each in seen if each.layout is not None]
+    there = list(seen)
+    layouts = [each.layout for each in there if each.layout is not None]
     profiles = [each for layout in layouts for each in serving(layout.profiles, wanted)]
     if profiles:
         simulated = f" --simulated {spec}" if spec else ""
@@ -536,18 +325,39 @@ def _next_step(wanted: MigRequest, seen: Iterable[_Seen], spec: str | None) -> s
             f"`allot mig plan --fit {profiles[0].name}{simulated}` names who would have to end, and"
             " start again, for it to fit"
         )
+    if any(_has(each, wanted.profile) for each in there):
+        return _without_contradiction(wanted, layouts)
     if layouts:
         names = dict.fromkeys(each.name for layout in layouts for each in layout.profiles)
         return f"the profiles here are: {', '.join(names)}"
-    return "`allot devices` shows the GPUs; `allot mig apply` switches MIG on where it is off"
+    if by_reset := [each.uuid for each in there if each.needs_reset]:
+        return (
+            f"switch MIG on: `allot devices set-mode {by_reset[0]} mig --reset`, or `allot mig"
+            " apply`; on a node `mig: {reset: true}` in the GPU's rule lets the agent"
+        )
+    if there and all(each.gpu is None for each in there):
+        return (
+            "MIG is in A100, A30, H100 and later data-centre GPUs; `allot devices` shows those that"
+            " are here. In mode soft every GPU is shared"
+        )
+    return "`allot devices` shows the GPUs, and `allot ps` who has them"
 
 
-def _names(shares: Iterable[Found]) -> str:
-    return ", ".join(each.name for each in shares)
+def _has(seen: Seen, profile: str) -> bool:
+    """Tell whether a GPU that could be cut has a profile of that name."""
+    return seen.layout is not None and any(each.name == profile for each in seen.layout.profiles)
 
 
-def _record_at(records: Iterable[SliceRecord], instance: MigInstance) -> SliceRecord | None:
-    return next((each for each in records if stands_for(each, (instance,))), None)
+def _without_contradiction(wanted: MigRequest, layouts: Sequence[MigLayout]) -> str:
+    """Say how to ask who named a profile, and more beside it than that has."""
+    anyhow = replace(wanted, profile="")
+    able = (each for layout in layouts for each in serving(layout.profiles, anyhow))
+    larger = next(able, None)
+    instead = f"name {larger.name}" if larger is not None else "ask for less"
+    return (
+        "a profile says all of a slice, its memory and compute too: leave these out, or the profile"
+        f" (the smallest slice that has them is taken), or {instead}"
+    )
 
 
 def _placed(profile: MigProfile, record: SliceRecord, whole: Device) -> Placed:

@@ -14,10 +14,17 @@ from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
-from allotment.model.requests import Request
+from allotment.model.requests import MPS, SOFT, Request
 from allotment.model.shares import Injection, Runner, ShareId
 from allotment.modes import mode_named
-from allotment.placement import TOO_LITTLE_COMPUTE, choose, explain, follow
+from allotment.placement import (
+    NOT_SELECTED,
+    OTHER_MODE,
+    TOO_LITTLE_COMPUTE,
+    choose,
+    explain,
+    follow,
+)
 from allotment.shares.bookings import Booking, states_of
 from allotment.shares.modes_of_gpus import KEPT, Allowed, refusal_on
 
@@ -41,6 +48,8 @@ class MigTerms:
     """Those that may be reset to switch their mode."""
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Those that NVLink joins to one: its reset is theirs as well."""
+    paused: Mapping[str, str] = field(default_factory=dict)
+    """Why, of those whose MIG mode is not to be switched on for now."""
     profiles: Callable[[Device], tuple[MigProfile, ...]] = _nothing_known
     """What a GPU can be cut into whose driver does not tell while MIG is off."""
 
@@ -189,12 +198,39 @@ def _hint(order: Order, states: Sequence[DeviceState], decision: Rejection) -> s
     elif request.count > working:
         hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
         hint += " that is simulated"
-    elif all(one.reason == TOO_LITTLE_COMPUTE for one in decision.verdicts if not one.fits):
-        hint = "guarantee less (`--compute 0:100` takes what others leave), or make room: `allot"
-        hint += " ps` shows the shares, `allot resize` changes one"
-    elif request.may_oversubscribe:
-        hint = "ask for less, make room (`allot ps` shows the shares), or let more host memory"
-        hint += " stand for the GPUs' by --host-memory"
     else:
-        hint = "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one"
+        hint = _hint_to_make_room(order, decision)
     return hint
+
+
+def _hint_to_make_room(order: Order, decision: Rejection) -> str:
+    in_the_way = {
+        one.reason
+        for one in decision.verdicts
+        if not one.fits and not one.state.problem and one.reason != NOT_SELECTED
+    }
+    if in_the_way == {OTHER_MODE}:
+        return _hint_of_mode(order, decision)
+    if in_the_way == {TOO_LITTLE_COMPUTE}:
+        return (
+            "guarantee less (`--compute 0:100` takes what others leave), or make room: `allot ps`"
+            " shows the shares, `allot resize` changes one"
+        )
+    if order.request.may_oversubscribe:
+        return (
+            "ask for less, make room (`allot ps` shows the shares), or let more host memory stand"
+            " for the GPUs' by --host-memory"
+        )
+    return "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one"
+
+
+def _hint_of_mode(order: Order, decision: Rejection) -> str:
+    verdicts = decision.verdicts
+    modes = {one.state.mode for one in verdicts if one.reason == OTHER_MODE}
+    ways = []
+    if len(modes) == 1 and modes <= {SOFT, MPS} and not order.cdi_folder:
+        ways.append(f"ask for --mode {modes.pop()}, which the shares there have")
+    if any(one.reason == NOT_SELECTED for one in verdicts):
+        ways.append("name another --gpu")
+    ways.append("wait until they have ended: `allot ps` shows them")
+    return ", or ".join(ways)

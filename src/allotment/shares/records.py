@@ -108,6 +108,7 @@ def _to_document(share: Share) -> dict[str, object]:
                 "oversubscribed": device.is_oversubscribed,
                 "gpu": device.gpu or None,
                 "profile": device.profile or None,
+                "begun_bytes": device.begun_bytes,
                 "compute": {
                     "guarantee": device.compute.guarantee,
                     "ceiling": device.compute.ceiling,
@@ -161,6 +162,7 @@ def _from_document(document: dict[str, object]) -> Share:
                 is_oversubscribed=_flag(device, "oversubscribed"),
                 gpu=_text(device, "gpu"),
                 profile=_text(device, "profile"),
+                begun_bytes=_number(device, "begun_bytes"),
             )
             for device in _typed(document, "devices", list)
         ),
@@ -233,6 +235,12 @@ def _text(document: object, key: str) -> str:
     if value is None:
         return ""
     return _typed(document, key, str)
+
+
+def _number(document: object, key: str) -> int | None:
+    """Return a number that records of earlier releases do not have; None where it is not."""
+    value = document.get(key) if isinstance(document, dict) else None
+    return None if value is None else _typed(document, key, int)
 
 
 def _typed(document: object, key: str, kind: type[_T]) -> _T:

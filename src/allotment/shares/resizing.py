@@ -66,8 +66,9 @@ def resize(
     """Change what a share has of each of its devices, live; return the share as it is then.
 
     Every device is checked before any is changed. Raises `DoesNotFitError` (with need and have),
-    `LimitBelowUseError` (more is in use and `force` is false), `NotFoundError` or `UsageError`
-    (inside of a share); then nothing is changed.
+    `LimitBelowUseError` (more is in use and `force` is false), `LedgerError` (the mode cannot give
+    it to programs that run), `NotFoundError` or `UsageError` (inside of a share, or nothing of it
+    can be changed); then nothing is changed.
     """
     refuse_inside(f"allot resize {name}")
     by_uuid = {device.uuid: device for device in devices}
@@ -80,12 +81,12 @@ def resize(
         share, snapshot = found.share, found.ledger
         if share is None:
             raise StateError(f"{found.directory}: cannot be read")
-        mode = check_has_ledger(found)
         if share.owner is not None:
             raise UsageError(
                 f"share {share.name} is a pod's, and has what its pod asks for",
                 hint="make the pod anew with other limits, where whoever schedules sees them",
             )
+        mode = check_has_ledger(found)
         if snapshot is None:
             raise StateError(f"{found.directory}: cannot be read")
         for device in share.devices:
@@ -101,13 +102,17 @@ def resize(
             for device in share.devices
         }
         states = states_of(by_uuid.values(), others, change.host_budget)
-        new = _new_parts(share, old, {state.device.uuid: state for state in states}, change)
+        new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
         _apply(mode, folder, found, share, old, new, force=force)
         return find(folder, found.id)
 
 
 def _new_parts(
-    share: Share, old: Mapping[str, _Part], states: Mapping[str, DeviceState], change: Change
+    mode: LedgerMode,
+    share: Share,
+    old: Mapping[str, _Part],
+    states: Mapping[str, DeviceState],
+    change: Change,
 ) -> dict[str, _Part]:
     """Return what the share is to have of each device; raise where that does not fit."""
     new = {}
@@ -117,6 +122,7 @@ def _new_parts(
         if change.memory is not None:
             state = replace(state, host_budget_bytes=max(0, state.host_budget_bytes - promised))
             part = replace(part, memory=_new_limit(device, state, change.memory))
+        mode.check_change(device, memory_bytes=part.memory, of_compute=change.is_of_compute)
         promised += overflow(state, part.memory)
         if change.is_of_compute:
             part = replace(part, terms=_new_terms(device, state, part.terms, change))
@@ -219,4 +225,7 @@ def _with_parts(share: Share, parts: Mapping[str, _Part]) -> Share:
 def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:
     part = parts[device.uuid]
     compute = device.compute if part.terms is None else part.terms.compute
-    return replace(device, memory_bytes=part.memory, compute=compute)
+    begun = device.begun_bytes
+    if begun is None and part.memory != device.memory_bytes:
+        begun = device.memory_bytes
+    return replace(device, memory_bytes=part.memory, compute=compute, begun_bytes=begun)

@@ -13,6 +13,8 @@ from allotment.devices.sources import Inventory
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
+    BusyError,
+    DoesNotFitError,
     NoDevicesError,
     PrerequisiteError,
     StateError,
@@ -21,6 +23,7 @@ from allotment.model.errors import (
 from allotment.model.requests import MIG, MPS, Request
 from allotment.model.shares import Injection, Share
 from allotment.modes.mps.settings import PIPE_DIRECTORY, VARIABLES
+from allotment.placement.open_modes import in_each_mode
 from allotment.shares import lives, mps_daemons
 from allotment.shares.copies import is_trusted, shim_copy, simulated_copy
 from allotment.shares.folders import RUN_FOLDER, StateFolder
@@ -135,7 +138,12 @@ def local_inventory(folder: StateFolder, spec: str | None) -> tuple[Path | None,
         from allotment.devices.simulated import SimulatedMachine, machine_path
 
         folder.prepare()
+        before = {each.name for each in folder.simulated.glob("*")}
         machine = machine_path(folder.root, spec)
+        if machine.parent.name not in before:
+            from allotment.shares.old_machines import remove_old_machines
+
+            remove_old_machines(folder)
         return machine, SimulatedMachine(machine).inventory()
     from allotment.devices.nvml import Nvml
 
@@ -175,11 +183,11 @@ def run(session: Session) -> NoReturn:
         host_budget=session.host_budget,
     )
     # From here on the share is in the books: it is ended by us, or else by the next `allot`.
-    share, directory = _create(folder, order, inventory, session)
+    share, directory, served = _create(folder, order, inventory, session)
     small = too_small(share)
     if small:
         _warn(f"share {share.name}: {small}")
-    variables = {**_visible(share), **_mps(folder, share)}
+    variables = {**_visible(share), **served}
     strangers = children()  # of whoever became this `allot` by exec
     adopt_orphans()
     with signals_held() as signals:
@@ -219,10 +227,41 @@ def run(session: Session) -> NoReturn:
 
 def _create(
     folder: StateFolder, order: lives.Order, inventory: Inventory, session: Session
+) -> tuple[Share, Path, Mapping[str, str]]:
+    """Make the share in the first mode that can be had, and see that its programs can start.
+
+    Returns what its programs need of MPS, too. Raises as the only mode does, or `DoesNotFitError`
+    with what each of several says.
+    """
+    refusals: list[tuple[str, AllotError]] = []
+    for request in in_each_mode(order.request):
+        alone = replace(order, request=request)
+        try:
+            share, directory = _create_in(folder, alone, inventory, session)
+            served = _mps(folder, share)
+        except (BusyError, DoesNotFitError, PrerequisiteError) as error:
+            if not order.request.other_modes:
+                raise
+            refusals.append((request.mode, error))
+            continue
+        for mode, why in refusals:
+            _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {_head(why)}")
+        return share, directory, served
+    told = "\n".join(f"mode {mode}: {why.message}" for mode, why in refusals)
+    raise DoesNotFitError(told, hint=refusals[-1][1].hint)
+
+
+def _head(error: AllotError) -> str:
+    return error.message.partition("\n")[0].rstrip(":")
+
+
+def _create_in(
+    folder: StateFolder, order: lives.Order, inventory: Inventory, session: Session
 ) -> tuple[Share, Path]:
     is_mig = order.request.mode == MIG
     # Late: it asks NVML, which most shares need not.
-    if session.reuses or any(each.lower().startswith("mig-") for each in order.request.selectors):
+    reuses = is_mig and session.reuses
+    if reuses or any(each.lower().startswith("mig-") for each in order.request.selectors):
         from allotment.shares import static_slices as static
 
         if is_mig and static.names_slices(order.request):
@@ -260,10 +299,6 @@ def _visible(share: Share) -> Mapping[str, str]:
     What the variable says here is of whole GPUs, none of which is the share's.
     """
     return {_VISIBLE: share.devices[0].uuid} if share.devices[0].gpu else {}
-
-
-def _pipes(folder: StateFolder, share: Share) -> Path:
-    return mps_daemons.place_of(folder, share.devices[0].uuid).pipes
 
 
 class _Stopped:
@@ -373,7 +408,7 @@ def _namespace(
         devices=0 if share.mode in {MPS, MIG} else len(share.devices),
         machine=machine,
         libraries=libraries.simulated,
-        mps=_pipes(folder, share) if share.mode == MPS else None,
+        mps=mps_daemons.pipes_of(folder, share) if share.mode == MPS else None,
         cache=cache,
     )
 

@@ -22,10 +22,11 @@ from allotment.modes.mig.journal import Journal
 from allotment.placement import is_selected
 from allotment.placement.layouts import slices_of
 from allotment.shares import lives
-from allotment.shares.cutting import Cutter, Grounds, SliceOrder
+from allotment.shares.cutting import Cutter
 from allotment.shares.folders import StateFolder
 from allotment.shares.modes_of_gpus import read_allowed, refusal_on
 from allotment.shares.placing import Order
+from allotment.shares.surveying import Grounds, SliceOrder
 
 __all__ = ["cut", "gone"]
 
@@ -113,8 +114,8 @@ def _is_entitled(journal: Journal, uuid: str, holders: Collection[str]) -> bool:
 def _ended_before(folder: StateFolder, order: Order) -> frozenset[str]:
     """Return the shares of the pod that are never in use beside this one: init containers'.
 
-    The scheduler books each container a slice of its own. Where the node chooses, one that is
-    there and will do saves cutting another.
+    The scheduler gives such containers one slice where it is large enough for both, and counts it
+    once. Where the node chooses, one that is there and will do saves cutting another.
     """
     mine = order.owner
     if mine is None:

@@ -41,11 +41,12 @@ from allotment.modes.mig.slices import Slices
 from allotment.placement import is_selected, unknown_selectors
 from allotment.placement.layouts import slices_of
 from allotment.shares import lives
-from allotment.shares.cutting import WORK_S, Cutter, Grounds, SliceOrder
+from allotment.shares.cutting import WORK_S, Cutter
 from allotment.shares.folders import StateFolder
 from allotment.shares.modes_of_gpus import is_for, is_for_mig_alone
 from allotment.shares.placing import MigTerms, Order
 from allotment.shares.steps import step
+from allotment.shares.surveying import Grounds, SliceOrder
 
 __all__ = ["check_request", "create", "in_need", "settle", "settle_one"]
 
@@ -134,14 +135,16 @@ def settle_one(
     *,
     may_reset: bool,
     patience_s: float,
+    keeps_warm: bool = True,
 ) -> list[AllotError]:
     """Do as `settle` for one GPU, by its number; no other one is asked anything.
 
-    Raises `AllotError` where it does not answer.
+    `keeps_warm`: warm slices stay until their time is over, and are not removed now. Raises
+    `AllotError` where it does not answer.
     """
     with MigMachine(machine) as gpus:
         resets = {uuid} if may_reset else ()
-        settling = partial(_settle, folder, {uuid}, machine, resets)
+        settling = partial(_settle, folder, {uuid}, machine, resets, keeps_warm=keeps_warm)
         return gpus.ask_one(index, settling, patience_s=patience_s)
 
 
@@ -156,6 +159,8 @@ def _settle(
     machine: Path | None,
     resets: Collection[str],
     device: MigDevice,
+    *,
+    keeps_warm: bool = True,
 ) -> list[AllotError]:
     if device.uuid not in uuids:
         return []
@@ -170,7 +175,7 @@ def _settle(
     settled = slices.settle(lambda share: folder.share(ShareId(share)).is_dir(), keep_s=0)
     step("mig.settled")
     problems = [*(error for _, error in settled.stuck), *settled.problems]
-    if not is_for(folder, device.uuid, MIG):
+    if not keeps_warm or not is_for(folder, device.uuid, MIG):
         problems += _without_warm(slices, journal)
     slices.switch_off(stays=partial(is_for_mig_alone, folder, device.uuid))
     return problems

@@ -75,7 +75,10 @@ def check_has_ledger(found: Found) -> LedgerMode:
         raise UsageError(
             f"share {found.name} is of mode {found.mode}: {why}, and nothing can be changed for"
             " its programs",
-            hint="only shares of mode soft can be resized, suspended and resumed",
+            hint="make its pod anew, with what it is to have"
+            if found.owner
+            else "run them in a new share that asks for something else, or in mode soft, whose"
+            " shares can be resized, suspended and resumed",
         )
     return mode
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from allotment.devices.cuts import parse_cuts
 from allotment.devices.descriptions import parse_short, parse_yaml
-from allotment.devices.geometries import profile_name
 from allotment.devices.models import MODELS
 from allotment.model.errors import UsageError
 
@@ -24,7 +23,7 @@ def cuts(text: str, key: str = "a100-40gb") -> list[tuple[str, int]]:
     model = MODELS[key]
     assert model.mig is not None
     found = parse_cuts(text, model.mig, model.memory_mib, "here")
-    named = [(profile_name(cut.shape, model.memory_mib), cut.start) for cut in found]
+    named = [(cut.shape.name_on(model.memory_mib), cut.start) for cut in found]
     return sorted(named, key=lambda each: each[1])
 
 
@@ -77,7 +76,7 @@ def test_all_that_is_asked_for_is_there_and_nothing_overlaps(names: list[str]) -
         return
     assert Counter(name for name, _ in found) == Counter(names)
     assert A100.mig is not None
-    sizes = {profile_name(s, A100.memory_mib): s.size for s in A100.mig.shapes}
+    sizes = {s.name_on(A100.memory_mib): s.size for s in A100.mig.shapes}
     for (before, start), (_, following) in pairwise(found):
         assert start + sizes[before] <= following
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import pytest
 from gpus import gpu
 
+from allotment.model.compute import parse_compute
 from allotment.model.devices import Device
 from allotment.model.errors import DoesNotFitError
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import MPS, SOFT, Request
+from allotment.model.requests import MPS, SOFT, TIMESLICE, Request
 from allotment.model.shares import Injection
+from allotment.shares.bookings import Booking
 from allotment.shares.placing import Order, place
 
 CUT = gpu(mig=True, memory_bytes=0)
@@ -35,3 +37,53 @@ def test_a_gpu_that_cannot_serve_says_why(
     assert why in caught.value.message
     assert next_step in (caught.value.hint or "")
     assert place(order, [device, gpu(1)], {}).devices[0].device.uuid == "GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("mode", "there", "selectors", "ways"),
+    [
+        (SOFT, MPS, (), ["ask for --mode mps", "wait until"]),
+        (MPS, SOFT, (), ["ask for --mode soft", "wait until"]),
+        (SOFT, MPS, ("GPU-0",), ["ask for --mode mps", "another --gpu", "wait until"]),
+        (SOFT, TIMESLICE, (), ["wait until"]),
+    ],
+    ids=["soft beside mps", "mps beside soft", "on a GPU by name", "beside what nobody asks for"],
+)
+def test_who_is_kept_out_by_another_mode_is_told_each_way_out(
+    mode: str, there: str, selectors: tuple[str, ...], ways: list[str]
+) -> None:
+    request = Request(parse_memory("4Gi"), mode=mode, selectors=selectors)
+    devices = [gpu(0), gpu(1)] if selectors else [gpu(0)]
+    bookings = {"GPU-0": Booking(memory=1 << 30, shares=1, mode=there, sharers=["m1"])}
+    with pytest.raises(DoesNotFitError) as caught:
+        place(Order(request, Injection.ENVIRONMENT), devices, bookings)
+    hint = caught.value.hint or ""
+    assert len(hint.split(", or ")) == len(ways)
+    assert all(way in hint for way in ways)
+
+
+def test_a_gpu_that_is_full_is_not_explained_by_the_mode_of_another() -> None:
+    request = Request(parse_memory("75Gi"))
+    bookings = {
+        "GPU-0": Booking(memory=1 << 30, shares=1, mode=MPS, sharers=["m1"]),
+        "GPU-1": Booking(memory=10 << 30, shares=1, mode=SOFT, sharers=["s1"]),
+    }
+    with pytest.raises(DoesNotFitError) as caught:
+        place(Order(request, Injection.ENVIRONMENT), [gpu(0), gpu(1)], bookings)
+    assert "make room" in (caught.value.hint or "")
+
+
+def test_a_gpu_with_a_problem_does_not_hide_the_way_out_at_another() -> None:
+    bookings = {"GPU-0": Booking(memory=1 << 30, shares=1, mode=MPS, sharers=["m1"])}
+    order = Order(Request(parse_memory("1Gi")), Injection.ENVIRONMENT)
+    with pytest.raises(DoesNotFitError) as caught:
+        place(order, [gpu(0), gpu(1, mig=True)], bookings)
+    assert "ask for --mode mps" in (caught.value.hint or "")
+
+
+def test_who_guarantees_too_much_on_a_gpu_by_name_is_told_to_guarantee_less() -> None:
+    bookings = {"GPU-0": Booking(memory=1 << 30, guaranteed=5000, shares=1, mode=SOFT)}
+    request = Request(parse_memory("1Gi"), compute=parse_compute("60"), selectors=("GPU-0",))
+    with pytest.raises(DoesNotFitError) as caught:
+        place(Order(request, Injection.ENVIRONMENT), [gpu(0), gpu(1)], bookings)
+    assert "guarantee less" in (caught.value.hint or "")

@@ -379,7 +379,7 @@ def test_a_share_without_a_shim_gets_its_device_and_nothing_else(node: Node) -> 
     assert not any(target.startswith("/run/allotment/shim") for target in targets)
     assert Path(targets["/run/allotment/simulated/devices"]).read_text() == f"{first}\n"
     assert "/run/allotment/share/id" in targets
-    with pytest.raises(UsageError, match="mode exclusive"):
+    with pytest.raises(UsageError, match="is a pod's"):
         resize(node.folder, share.id, Change(memory=parse_memory("1Gi")), node.devices, force=False)
 
 

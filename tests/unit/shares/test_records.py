@@ -37,6 +37,7 @@ SHARE = Share(
             2 << 30,
             compute=Compute(1250, 8000, 7, ComputeClass.LATENCY, is_governed=True),
             is_oversubscribed=True,
+            begun_bytes=3 << 30,
         ),
     ),
     injection=Injection.NAMESPACE,

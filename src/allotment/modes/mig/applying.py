@@ -9,7 +9,7 @@ what all of the GPU is to be.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from allotment.devices.mig import MigDriver
@@ -73,39 +73,41 @@ class Change:
         return self.switch is None and not self.remove and not self.make
 
 
+def _unknown(_: Collection[int]) -> Mapping[int, str | None]:
+    return {}
+
+
 def occupied_by(
     driver: MigDriver,
     gpu: MigGpu,
     journal: Journal,
     *,
     shares: Mapping[str, str],
-    of_devices: Mapping[str, Sequence[str]] | None = None,
+    of_devices: Mapping[str, Collection[str]] | None = None,
+    whose: Callable[[Collection[int]], Mapping[int, str | None]] = _unknown,
 ) -> Occupied:
     """Ask who has a GPU and its instances: shares by our records, processes by the driver.
 
     `shares`: the names of the shares that there are, by id; `of_devices`: those of them that have
-    the GPU itself or a MIG device that others made, by its UUID. An instance that is being made or
-    removed has somebody, too.
+    the GPU itself or a MIG device that others made, by its UUID; `whose` says who is behind some
+    processes, and of which nobody is who would be in the way (None). An instance that is being made
+    or removed has somebody, too.
     """
     having = of_devices or {}
     records = journal.read().records
     instances: dict[int, tuple[str, ...]] = {}
     for each in gpu.instances:
         here = next((one for one in records if _is_at(one, each)), None)
-        who = _processes(driver.users(each.gpu_instance))
         if here is not None and not journal.is_free(here.id):
-            who.append("another process of Allotment, which makes or removes it")
+            holders = ["another process of Allotment, which makes or removes it"]
         elif here is not None and here.holder in shares and stands_for(here, (each,)):
-            who.append(f"share {shares[here.holder]}")
+            holders = [f"share {shares[here.holder]}"]
         else:
-            who += (f"share {name}" for name in having.get(each.uuid, ()))
-        if who:
-            instances[each.gpu_instance] = tuple(who)
-    of_whole = (f"share {name}" for name in having.get(gpu.uuid, ()))
-    return Occupied(
-        whole=(*of_whole, *_processes(driver.processes())),
-        instances=instances,
-    )
+            holders = [f"share {name}" for name in having.get(each.uuid, ())]
+        if who := _users(driver.users(each.gpu_instance), holders, whose):
+            instances[each.gpu_instance] = who
+    of_whole = [f"share {name}" for name in having.get(gpu.uuid, ())]
+    return Occupied(whole=_users(driver.processes(), of_whole, whose), instances=instances)
 
 
 def entry_for(entries: Sequence[Entry], gpu: GpuIdentity) -> Entry | None:
@@ -284,8 +286,22 @@ def _is_at(record: SliceRecord, instance: MigInstance) -> bool:
     return (record.profile, record.start) == (instance.profile, instance.start)
 
 
-def _processes(pids: Sequence[int]) -> list[str]:
-    return [f"process {pid}" for pid in pids]
+def _users(
+    pids: Sequence[int],
+    holders: Iterable[str],
+    whose: Callable[[Collection[int]], Mapping[int, str | None]],
+) -> tuple[str, ...]:
+    """Name who uses something: each with its processes, and then those that are nobody's."""
+    known = whose(pids)
+    owned: dict[str, list[int]] = {who: [] for who in holders}
+    for pid in pids:
+        if who := known.get(pid):
+            owned.setdefault(who, []).append(pid)
+    named = (
+        f"{who} ({', '.join(f'process {pid}' for pid in its)})" if its else who
+        for who, its in owned.items()
+    )
+    return (*named, *(f"process {pid}" for pid in pids if pid not in known))
 
 
 def _listed(words: Sequence[str]) -> str:

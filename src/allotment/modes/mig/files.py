@@ -11,7 +11,9 @@
 
 What mig-parted refuses is refused, with its words and with the place in the file; what it lets pass
 and cannot mean (a profile that is none, a PCI id that is none, a GPU twice in one list) is refused
-as well. Source: NVIDIA/mig-parted api/spec/v1/spec.go and pkg/types/device.go, v0.15.
+as well. Parts of GPU instances (`1c.3g.40gb`) are refused in the configuration that is chosen
+(`select`), and let pass in others. Source: NVIDIA/mig-parted api/spec/v1/spec.go and
+pkg/types/device.go, v0.15.
 """
 
 import re
@@ -135,7 +137,9 @@ def select(
 ) -> tuple[Entry, ...]:
     """Return the configuration of that name, or the only one.
 
-    Raises `UsageError` where there are several and none is named, `NotFoundError` for no such name.
+    Raises `UsageError` where there are several and none is named, or where the one that is chosen
+    wants parts of GPU instances: a file may have such configurations beside it, as NVIDIA's own
+    have. Raises `NotFoundError` for no such name.
     """
     names = ", ".join(configurations)
     if name is None and len(configurations) > 1:
@@ -147,6 +151,16 @@ def select(
         raise NotFoundError(
             f"{source}: selected mig-config not present: {chosen}", hint=f"there are: {names}"
         )
+    for number, entry in enumerate(configurations[chosen]):
+        for profile in entry.wanted:
+            match = _PROFILE.fullmatch(profile)
+            if match is not None and match["compute"]:
+                raise UsageError(
+                    f"{source}: mig-configs.{chosen}[{number}]: mig-devices: '{profile}' is a part"
+                    " of a GPU instance",
+                    hint="Allotment gives whole GPU instances: leave the part before `c.` out, or"
+                    " choose another configuration",
+                )
     return configurations[chosen]
 
 
@@ -222,11 +236,6 @@ def _profile_problem(counts: Mapping[str, int]) -> tuple[str, str | None] | None
         match = _PROFILE.fullmatch(name)
         if match is None:
             return f"mig-devices: invalid format for '{name}'", "a profile is like 1g.10gb"
-        if match["compute"]:
-            return (
-                f"mig-devices: '{name}' is a part of a GPU instance",
-                "Allotment gives whole GPU instances: leave the part before `c.` out",
-            )
         if count < 0:
             return f"mig-devices: invalid count for '{name}': {count}", None
     if counts and not any(counts.values()):

@@ -202,6 +202,14 @@ class Journal:
         """Tell whether we have switched the GPU's MIG mode on, or are about to."""
         return (self.folder / _SWITCHED).exists()
 
+    @property
+    def claim(self) -> int:
+        """Return which claim on the MIG mode is in force, another number each time; 0: none."""
+        try:
+            return (self.folder / _SWITCHED).stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def note_switched(self) -> None:
         """Write down, before it is done, that the MIG mode is our doing. Raises `StateError`."""
         self._prepare()

@@ -266,18 +266,22 @@ class Slices:
             self._driver.set_mode(is_on=gpu.is_enabled)
             raise
 
-    def switch_off(self, *, stays: Callable[[], bool] = lambda: False) -> bool:
+    def switch_off(
+        self, *, stays: Callable[[], bool] = lambda: False, of_anybody: bool = False
+    ) -> bool:
         """Switch MIG off again if it is on for our slices' sake and none is left; tell if it is.
 
-        As long as others have instances there it stays, and so where the mode is theirs, or where
-        `stays` says so, which is asked when nobody else switches it.
+        As long as others have instances there it stays, and so where the mode is theirs, unless it
+        may be `of_anybody`, or where `stays` says so, which is asked when nobody else switches it.
         """
-        if not self._journal.is_switched:
+        if not (self._journal.is_switched or of_anybody):
             return False
         with self._journal.locked():
             if stays():
                 return False
             gpu = self._driver.look()
+            if not (gpu.is_enabled or self._journal.is_switched):
+                return False
             if gpu.is_enabled:
                 found = self._journal.read()
                 if found.records or found.problems or gpu.instances:

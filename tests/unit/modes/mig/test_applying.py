@@ -108,6 +108,28 @@ def test_what_is_used_and_not_wanted_is_refused_with_who_uses_it(driver: MigTwin
         planned(driver, OFF)
 
 
+def test_processes_are_named_by_whose_they_are(driver: MigTwin) -> None:
+    on(driver, ("1g.5gb", 3), ("1g.5gb", 4), ("1g.5gb", 5))
+    driver.there[3].users.update({11, 12, 13})
+    driver.there[4].users.add(14)
+    gpu = driver.look()
+    owners = {11: "share default/train/main", 12: "share default/train/main", 14: None}
+    occupied = occupied_by(
+        driver,
+        gpu,
+        Journal(Path("/nowhere")),
+        shares={},
+        of_devices={gpu.instances[2].uuid: ["held"]},
+        whose=lambda pids: {pid: who for pid, who in owners.items() if pid in pids},
+    )
+    ids = [each.gpu_instance for each in gpu.instances]
+    assert [occupied.of(each) for each in ids] == [
+        ("share default/train/main (process 11, process 12)", "process 13"),
+        (),  # one that nobody is in who would be in the way
+        ("share held",),
+    ]
+
+
 def test_a_shares_slice_is_in_use_without_a_process(driver: MigTwin, journal: Journal) -> None:
     slices = Slices(driver, journal)
     with slices.cut("1g.5gb", 6, holder="a1"):

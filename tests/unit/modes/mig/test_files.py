@@ -106,6 +106,18 @@ def test_one_is_selected() -> None:
         select(found, "nix", source="f")
 
 
+def test_parts_of_instances_are_refused_where_they_are_chosen() -> None:
+    found = parse(
+        "version: v1\nmig-configs:\n"
+        "  whole:\n  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}\n"
+        "  parts:\n  - {devices: [1], mig-enabled: false}\n"
+        "  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1c.3g.20gb: 1}}\n"
+    )
+    assert select(found, "whole", source="f") == found["whole"]
+    with pytest.raises(UsageError, match=r"mig-configs.parts\[1\]: mig-devices: '1c.3g.20gb'"):
+        select(found, "parts", source="f")
+
+
 ENTRY = (
     "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n  - "
 )
@@ -151,10 +163,6 @@ ENTRY = (
         (
             ENTRY + "{devices: all, mig-enabled: true, mig-devices: {1g5gb: 1}}",
             "invalid format for '1g5gb'",
-        ),
-        (
-            ENTRY + "{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 1}}",
-            "'1c.3g.20gb' is a part of a GPU instance",
         ),
         (
             ENTRY + "{devices: all, device-filter: A100, mig-enabled: false}",

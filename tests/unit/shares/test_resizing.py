@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other limits for shares whose mode does not let them have all that there is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpus import gpu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.model.compute import ComputeClass, parse_compute
+from allotment.model.errors import LedgerError, UsageError
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import EXCLUSIVE, MIG, MPS, Request
+from allotment.model.shares import Injection, Share
+from allotment.shares import lives
+from allotment.shares.folders import StateFolder
+from allotment.shares.processes import this_process
+from allotment.shares.records import read_record, write_record
+from allotment.shares.resizing import Change, resize
+
+GI = 1 << 30
+DEVICES = (gpu(memory_bytes=64 * GI),)
+Make = Callable[..., tuple[Share, Path]]
+
+
+def made(root: Path, *, may_oversubscribe: bool = False) -> StateFolder:
+    """A state folder with the share `held`, of mode mps and 8 GiB."""
+    folder = StateFolder(root)
+    folder.prepare()
+    request = Request(parse_memory("8Gi"), mode=MPS, may_oversubscribe=may_oversubscribe)
+    order = lives.Order(request, Injection.ENVIRONMENT, name="held", runner=this_process())
+    lives.create(folder, order, DEVICES)
+    return folder
+
+
+def limit(folder: StateFolder) -> int:
+    return sum(lives.find(folder, "held").limits().values())
+
+
+@given(steps=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=8))
+def test_programs_of_mode_mps_never_have_more_than_they_began_with(
+    native_dir: Path, steps: list[tuple[int, bool]]
+) -> None:
+    assert native_dir.is_dir()
+    with tempfile.TemporaryDirectory() as root:
+        folder = made(Path(root))
+        for gibibytes, force in steps:
+            before = limit(folder)
+            change = Change(memory=parse_memory(f"{gibibytes}Gi"))
+            if gibibytes <= 8:
+                resize(folder, "held", change, DEVICES, force=force)
+                assert limit(folder) == gibibytes * GI
+            else:
+                with pytest.raises(LedgerError, match="have 8Gi: under MPS"):
+                    resize(folder, "held", change, DEVICES, force=force)
+                assert limit(folder) == before
+            (device,) = read_record(lives.find(folder, "held").directory).devices
+            assert device.memory_bytes == limit(folder)
+
+
+def test_memory_that_may_lie_on_the_host_grows_under_mps(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    folder = made(tmp_path, may_oversubscribe=True)
+    resize(folder, "held", Change(memory=parse_memory("16Gi")), DEVICES, force=False)
+    assert limit(folder) == 16 * GI
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(compute=parse_compute("30")),
+        Change(weight=7),
+        Change(kind=ComputeClass.BESTEFFORT),
+        Change(memory=parse_memory("4Gi"), compute=parse_compute("30")),
+    ],
+    ids=["part", "weight", "class", "beside memory"],
+)
+def test_compute_under_mps_is_refused_and_nothing_is_changed(
+    tmp_path: Path, native_dir: Path, change: Change
+) -> None:
+    assert native_dir.is_dir()
+    folder = made(tmp_path)
+    with pytest.raises(LedgerError, match="under MPS the compute") as caught:
+        resize(folder, "held", change, DEVICES, force=False)
+    assert "--mode mps --compute" in (caught.value.hint or "")
+    assert limit(folder) == 8 * GI
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"), [(MIG, "its slice is the hardware's"), (EXCLUSIVE, "Allotment is not in it")]
+)
+def test_what_has_no_ledger_says_why_and_what_to_do(
+    folder: StateFolder, make: Make, mode: str, why: str
+) -> None:
+    share, directory = make("4Gi", name="held")
+    write_record(directory, replace(share, mode=mode))
+    with pytest.raises(UsageError, match=why) as caught:
+        resize(folder, "held", Change(memory=parse_memory("2Gi")), DEVICES, force=False)
+    assert "run them in a new share" in (caught.value.hint or "")
