@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that wants a real NVIDIA GPU, by one command: limits, views, overheads, turns.
+"""Everything that wants a real NVIDIA GPU, by one command: limits, overheads, turns, MPS, MIG.
 
     python bench/gpu/run.py                     on a GPU (driver 525 or later), with PyTorch
     python bench/gpu/run.py --only turns        shares of the GPU's time alone
+    python bench/gpu/run.py --only mps          shares that compute at the same time alone
+    python bench/gpu/run.py --change-settings   also what sets the compute mode, and switches MIG
     python bench/gpu/run.py --python PATH       PyTorch lives in that Python
     python bench/gpu/run.py --simulated         a dry run of what needs no real GPU
     python bench/gpu/run.py --markdown          also into docs/performance.md
 
 Writes gpu-results.json beside the table (--out). Each check says what it expected; the exit status
-is 1 when one failed.
+is 1 when one failed. The GPU's settings are left as they are unless `--change-settings` is given,
+as root; then they are put back. What cannot run says why.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -27,16 +31,24 @@ from amounts import Sizes  # noqa: E402
 from findings import Finding, Findings  # noqa: E402
 from findings import render_markdown as render_findings_as_markdown  # noqa: E402
 from findings import render_text as render_findings  # noqa: E402
-from grounds import ground, real_ground  # noqa: E402
+from grounds import Ground, ground, real_ground  # noqa: E402
 from measuring import QUESTIONS, measure  # noqa: E402
-from places import ROOT, Place, facts, real_place, simulated_place  # noqa: E402
+from mig_slice import cut_one  # noqa: E402
+from mps_shares import measure_mps  # noqa: E402
+from places import ROOT, SIMULATED_SPEC, Place, facts, real_place, simulated_place  # noqa: E402
 from tables import put_between_markers, render_markdown, render_text  # noqa: E402
 from turns import turning  # noqa: E402
 
 from allotment.model.errors import AllotError, PrerequisiteError  # noqa: E402
 
 COMMAND = "python bench/gpu/run.py"
-PARTS = ("checks", "overheads", "turns")
+MODES = ("turns", "mps", "mig")
+"""One part for each mode: soft, mps and mig."""
+PARTS = ("checks", "overheads", *MODES)
+WITH_TORCH = {"checks", "turns"}
+"""What means little without it."""
+MIG_MODEL = "h100-80gb"
+"""Simulated: its MIG is switched without a reset."""
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -46,6 +58,11 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few samples")
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=PARTS, help="some of it; default: all"
+    )
+    parser.add_argument(
+        "--change-settings",
+        action="store_true",
+        help="set the compute mode while MPS runs, and switch MIG for a slice; both are put back",
     )
     parser.add_argument("--python", default=sys.executable, help="a Python that has PyTorch")
     parser.add_argument("--out", type=Path, default=Path.cwd(), help="folder of gpu-results.json")
@@ -78,18 +95,41 @@ def torch_version(python: str, place: Place) -> str | None:
     return answer.stdout.strip()
 
 
-def measure_turns(chosen: argparse.Namespace, place: Place, *, with_torch: bool) -> Findings:
-    """Measure shares of the GPU's time; what fails takes the rest away and says so."""
+def measure_modes(
+    chosen: argparse.Namespace, place: Place, *, with_torch: bool
+) -> tuple[list[checks.Check], Findings]:
+    """Measure what each mode gives; what fails takes the rest of its part away and says so."""
+    seen: list[checks.Check] = []
     found: list[Finding] = []
     failures: dict[str, str] = {}
-    with ground(gpus=1) if chosen.simulated else real_ground(place.device) as where:
-        try:
-            found.extend(
-                turning(where, quick=chosen.quick, python=chosen.python, with_torch=with_torch)
+
+    def ask(part: str, where: Ground) -> Iterator[checks.Check | Finding]:
+        quick, change = chosen.quick, chosen.change_settings
+        if part == "turns":
+            yield from turning(where, quick=quick, python=chosen.python, with_torch=with_torch)
+        elif part == "mps":
+            yield from measure_mps(
+                where,
+                quick=quick,
+                change_settings=change,
+                python=chosen.python,
+                with_torch=with_torch,
             )
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-            failures["shares of time"] = str(error)
-    return Findings(facts=facts(place.driver), findings=found, failures=failures)
+        else:
+            yield from cut_one(where, quick=quick, change_settings=change)
+
+    for part in (each for each in MODES if each in chosen.only):
+        model = MIG_MODEL if part == "mig" else SIMULATED_SPEC
+        with ground(gpus=1, model=model) if chosen.simulated else real_ground(place.device) as on:
+            try:
+                for each in ask(part, on):
+                    if isinstance(each, Finding):
+                        found.append(each)
+                    else:
+                        seen.append(each)
+            except (OSError, RuntimeError, AllotError, subprocess.SubprocessError) as error:
+                failures[part] = str(error)
+    return seen, Findings(facts=facts(place.driver), findings=found, failures=failures)
 
 
 def main(words: list[str]) -> int:
@@ -97,22 +137,22 @@ def main(words: list[str]) -> int:
     chosen = arguments(words)
     with simulated_place() if chosen.simulated else real_place() as place:
         torch = torch_version(chosen.python, place)
-        if torch is None and not chosen.simulated:
+        if torch is None and not chosen.simulated and WITH_TORCH & set(chosen.only):
             raise PrerequisiteError(
                 f"{chosen.python} has no PyTorch that can use {place.device.name}",
-                hint="pip install torch, or name another Python with --python",
+                hint="pip install torch, name another Python with --python, or leave that out:"
+                f" --only {' '.join(each for each in PARTS if each not in WITH_TORCH)}",
             )
         results: list[checks.Check] = []
         if "checks" in chosen.only:
             results = checks.run_all(place, python=chosen.python, with_torch=torch is not None)
         questions = list(QUESTIONS) if "overheads" in chosen.only else []
         bench = measure(place, Sizes(quick=chosen.quick), only=questions)
-        turns = Findings(facts=bench.facts, findings=(), failures={})
-        if "turns" in chosen.only:
-            turns = measure_turns(chosen, place, with_torch=torch is not None)
+        more, modes = measure_modes(chosen, place, with_torch=torch is not None)
+        results += more
     document = bench.to_document() | {
         "torch": torch,
-        "compute": turns.to_document(),
+        "compute": modes.to_document(),
         "checks": [result.to_document() for result in results],
     }
     path = chosen.out / "gpu-results.json"
@@ -120,7 +160,7 @@ def main(words: list[str]) -> int:
     print(
         checks.render_text(results),
         render_text(bench),
-        render_findings(turns),
+        render_findings(modes),
         f"written: {path}",
         sep="\n\n",
     )
@@ -129,7 +169,7 @@ def main(words: list[str]) -> int:
             (
                 checks.render_markdown(results),
                 render_markdown(bench, command=COMMAND),
-                render_findings_as_markdown(turns, command=COMMAND),
+                render_findings_as_markdown(modes, command=COMMAND),
             )
         )
         put_between_markers(
@@ -137,7 +177,7 @@ def main(words: list[str]) -> int:
         )
     return (
         1
-        if bench.failures or turns.failures or any(result.is_right is False for result in results)
+        if bench.failures or modes.failures or any(result.is_right is False for result in results)
         else 0
     )
 

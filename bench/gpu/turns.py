@@ -57,7 +57,7 @@ def turning(ground: Ground, *, quick: bool, python: str, with_torch: bool) -> It
     several = kinds(ground, python=python, with_torch=with_torch)
     for kind in several:
         print(f"measuring: shares of time, {kind.name}", file=sys.stderr)
-        alone = _rate(_play(ground, [(kind, None)], seconds), 0)
+        alone = rate_of(_play(ground, [(kind, None)], seconds), 0)
         yield _ceilings(ground, kind, alone, seconds, CAPS[1:2] if quick else CAPS)
         for split in SPLITS[:1] if quick else SPLITS[:3]:
             yield from _split(ground, kind, alone, seconds, split)
@@ -81,7 +81,7 @@ def _play(
     return play(ground, parts, is_sampled=False)
 
 
-def _rate(recording: Recording, part: int) -> float:
+def rate_of(recording: Recording, part: int) -> float:
     """Tell what a part finished in a second, after its first one."""
     begin = recording.begun_ns + _SETTLING_NS
     return rate_between(recording, part, begin, recording.ended_ns)
@@ -103,7 +103,7 @@ def _ceilings(
     ground: Ground, kind: Kind, alone: float, seconds: float, caps: Sequence[int]
 ) -> Finding:
     seen = [
-        _rate(_play(ground, [(kind, Terms(compute=str(cap)))], seconds), 0) / alone * 100
+        rate_of(_play(ground, [(kind, Terms(compute=str(cap)))], seconds), 0) / alone * 100
         for cap in caps
     ]
     return Finding(
@@ -125,8 +125,8 @@ def _split(
 ) -> Iterator[Finding]:
     inside = _play(ground, [(kind, Terms(compute=f"{part}:100")) for part in split], seconds)
     outside = _play(ground, [(kind, None)] * len(split), seconds)
-    seen = [_rate(inside, part) / alone * 100 for part in range(len(split))]
-    bare = [_rate(outside, part) / alone * 100 for part in range(len(split))]
+    seen = [rate_of(inside, part) / alone * 100 for part in range(len(split))]
+    bare = [rate_of(outside, part) / alone * 100 for part in range(len(split))]
     due = [part + (100 - sum(split)) / len(split) for part in split]
     name = "/".join(map(str, split))
     yield Finding(

@@ -111,15 +111,48 @@ def test_launches_are_timed_and_their_system_calls_counted(root: Path) -> None:
     assert calls["samples"] > 0
 
 
+def on_gpu(root: Path, folder: Path, *options: str) -> dict[str, Any]:
+    """The document of the bench for real GPUs, on a simulated one."""
+    command = [sys.executable, str(root / "bench" / "gpu" / "run.py"), "--simulated", "--quick"]
+    command += [*options, "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads((folder / "gpu-results.json").read_text())
+    assert not document["compute"]["failures"]
+    return document
+
+
 @pytest.mark.usefixtures("native_dir")
 def test_the_gpu_benchs_turns_run_without_a_gpu(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "bench" / "gpu" / "run.py"), "--simulated", "--quick"]
-    command += ["--only", "turns", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "gpu-results.json").read_text())["compute"]
-    assert not found["failures"]
-    assert {each["question"] for each in found["findings"]} == {"ceilings", "splits", "throughput"}
+    found = on_gpu(root, tmp_path, "--only", "turns")["compute"]["findings"]
+    assert {each["question"] for each in found} == {"ceilings", "splits", "throughput"}
+
+
+@pytest.mark.measured
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("native_dir")
+def test_the_gpu_benchs_mps_leaves_the_settings_as_they_are(root: Path, tmp_path: Path) -> None:
+    document = on_gpu(root, tmp_path, "--only", "mps", "mig")
+    checks = {each["name"]: each for each in document["checks"]}
+    tried = [each for each in checks.values() if each["is_right"] is not None]
+    assert len(tried) == 5
+    mode = checks["a daemon runs without any change of the GPU's settings"]["seen"]
+    assert mode == "compute mode DEFAULT meanwhile"
+    (not_tried,) = [each for each in checks.values() if each["is_right"] is None]
+    assert "--change-settings" in not_tried["seen"]
+    found = {each["question"]: each for each in document["compute"]["findings"]}
+    assert found["side by side"]["reached"] > 1.2
+    assert "both programs ended with an error in 1" in found["kills"]["method"]
+    assert "runs" in found["kills"]["method"]
+
+
+@pytest.mark.usefixtures("native_dir")
+def test_the_gpu_bench_cuts_a_slice_where_it_may_and_puts_mig_back(
+    root: Path, tmp_path: Path
+) -> None:
+    document = on_gpu(root, tmp_path, "--only", "mig", "--change-settings")
+    assert [each["is_right"] for each in document["checks"]] == [True, True]
+    assert [each["question"] for each in document["compute"]["findings"]] == ["slices"]
 
 
 def test_an_unknown_pattern_is_refused(root: Path) -> None:

@@ -19,8 +19,8 @@ from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.machines import DeviceRow
-from allotment.cli.mig_rows import MigRow
 from allotment.cli.mig_plans import Planned, plan_document
+from allotment.cli.mig_rows import MigRow
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import Compute

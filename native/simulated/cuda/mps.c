@@ -12,6 +12,9 @@
 #include "simulated/cuda/driver.h"
 #include "simulated/mps/protocol.h"
 
+// Whether the limits of a namespace are in force (protocol 3).
+static bool is_in_namespace;
+
 static const char *setting(const char *name) {
   const char *value = getenv(name);
   return value != NULL && *value != '\0' ? value : NULL;
@@ -31,7 +34,8 @@ static mps_question question(void) {
   return (mps_question){.machine = status.st_ino,
                         .slot = (uint32_t)driver.machine.slot,
                         .percentage = percentage(),
-                        .priority = priority != NULL && atoi(priority) > 0};
+                        .priority = priority != NULL && atoi(priority) > 0,
+                        .has_priority = priority != NULL};
 }
 
 // The daemon answers when it can serve this user, which may be long.
@@ -55,6 +59,7 @@ CUresult mps_become_client(uint32_t *nodes) {
   if (!answered) return CUDA_ERROR_MPS_CONNECTION_FAILED;
   if (answer.result != CUDA_SUCCESS) return (CUresult)answer.result;
   *nodes &= answer.gpus;
+  is_in_namespace = answer.protocol == 3;
   return CUDA_SUCCESS;
 }
 
@@ -70,20 +75,28 @@ static int limited(const char *name, size_t length) {
   return is_number && number >= 0 && number < driver.device_count ? driver.gpus[number] : -1;
 }
 
-// As the driver does: one entry that names no visible device makes all of them void.
+static void drop_limits(uint64_t *limits) {
+  for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) allot_store(&limits[gpu], (uint64_t)0);
+}
+
+// As the driver does: one entry that names no visible device makes all of them void, and with them
+// those of a namespace.
 void mps_limit_memory(void) {
   const char *at = setting(MPS_MEMORY_ENV);
   if (at == NULL || !allot_mps_is_client(&driver.machine, driver.machine.slot)) return;
+  uint64_t *own = driver.machine.machine->processes[driver.machine.slot].mps.memory_limit;
   uint64_t limits[ALLOT_MACHINE_GPUS] = {0};
   while (*at != '\0') {
     size_t length = strcspn(at, ","), name = strcspn(at, "=,");
     int gpu = limited(at, name);
-    if (gpu < 0 || name >= length) return;
+    if (gpu < 0 || name >= length) {
+      if (is_in_namespace) drop_limits(own);
+      return;
+    }
     limits[gpu] = mps_amount(at + name + 1, length - name - 1);
     at += length;
     if (*at == ',') at++;
   }
-  uint64_t *own = driver.machine.machine->processes[driver.machine.slot].mps.memory_limit;
   for (int gpu = 0; gpu < ALLOT_MACHINE_GPUS; gpu++) {
     if (limits[gpu] != 0 && (own[gpu] == 0 || limits[gpu] < own[gpu])) {
       allot_store(&own[gpu], limits[gpu]);

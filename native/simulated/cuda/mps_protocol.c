@@ -25,6 +25,9 @@ uint64_t mps_amount(const char *text, size_t length) {
     case 'M':
     case 'm':
       return value << 20;
+    case 'K':
+    case 'k':
+      return value << 10;
     default:
       return 0;
   }

@@ -61,7 +61,7 @@ static void start_server(mps_daemon *own, const arguments *given, FILE *out) {
   for (int i = 0; i < MPS_SERVERS; i++) {
     if (own->servers[i].pid != 0 && own->servers[i].user == user) return;
   }
-  if (mps_server_start(own, user) == NULL) fputs("Failed to start server\n", out);
+  if (mps_server_start(own, user, own->gpus) == NULL) fputs("Failed to start server\n", out);
 }
 
 static void shutdown_server(mps_daemon *own, const arguments *given, FILE *out) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// nvidia-cuda-mps-control of a simulated machine: starts the control daemon (-d, -f), or passes the
-// commands of standard input on to it. Under the name of the server it is that.
+// nvidia-cuda-mps-control of a simulated machine: starts the control daemon (-d, -f), or passes
+// commands on to it: those of standard input, by protocol 3 the one of its arguments. Under the
+// name of the server it is that.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -19,22 +20,31 @@ static const char *folder(const char *variable, const char *otherwise) {
   return named != NULL && *named != '\0' ? named : otherwise;
 }
 
-static int talk(const char *pipes, const char *line) {
+// Gives a command. The answer begins with the daemon's protocol and what the program's exit status
+// is to be; *protocol is 0 where no daemon answers. Returns that status.
+static int talk(const char *pipes, const char *line, int *protocol) {
+  *protocol = 0;
   int descriptor = mps_connect(pipes, MPS_PRIVILEGED);
-  if (descriptor < 0) {
-    fputs("Cannot find MPS control daemon process\n", stderr);
-    return 1;
-  }
+  if (descriptor < 0) return 1;
   send(descriptor, line, strlen(line), MSG_NOSIGNAL);
   shutdown(descriptor, SHUT_WR);
-  char buffer[4096];
-  ssize_t got;
-  while ((got = recv(descriptor, buffer, sizeof buffer, 0)) > 0) {
-    fwrite(buffer, 1, (size_t)got, stdout);
+  char buffer[4096], head[2];
+  ssize_t got = recv(descriptor, head, sizeof head, MSG_WAITALL);
+  bool is_done = got == (ssize_t)sizeof head && head[1] == '0';
+  if (got == (ssize_t)sizeof head) *protocol = head[0] - '0';
+  FILE *out = is_done ? stdout : stderr;
+  while (got > 0 && (got = recv(descriptor, buffer, sizeof buffer, 0)) > 0) {
+    fwrite(buffer, 1, (size_t)got, out);
   }
-  fflush(stdout);
+  fflush(out);
   close(descriptor);
-  return 0;
+  return is_done ? 0 : 1;
+}
+
+static int command(const char *pipes, const char *line) {
+  int protocol, status = talk(pipes, line, &protocol);
+  if (protocol == 0) fputs("Cannot find MPS control daemon process\n", stderr);
+  return status;
 }
 
 static int pass_commands(const char *pipes) {
@@ -42,10 +52,20 @@ static int pass_commands(const char *pipes) {
   size_t room = 0;
   int status = 0;
   while (status == 0 && getline(&line, &room, stdin) > 0) {
-    if (strspn(line, " \t\n") != strlen(line)) status = talk(pipes, line);
+    if (strspn(line, " \t\n") != strlen(line)) status = command(pipes, line);
   }
   free(line);
   return status;
+}
+
+static int pass_module_command(const char *pipes, int count, char **words) {
+  char line[1024];
+  size_t length = 0;
+  for (int i = 0; i < count && length < sizeof line; i++) {
+    length += (size_t)snprintf(line + length, sizeof line - length, "%s%s",
+                               i > 0 ? MPS_SEPARATOR : "", words[i]);
+  }
+  return command(pipes, line);
 }
 
 static int refuse(const char *what, int error) {
@@ -86,8 +106,7 @@ static int go_to_background(void) {
   return 0;
 }
 
-// Protocol 3 came with driver 615 (docs.nvidia.com/deploy/mps, MPS v3 interface). What there is of
-// it here is its list of modules, by which it is told from older programs.
+// Protocol 3 came with driver 615 (docs.nvidia.com/deploy/mps, MPS v3 interface).
 static bool has_protocol_3(void) {
   allot_handle machine;
   if (allot_machine_open(&machine) != 0) return false;
@@ -102,6 +121,59 @@ static int show_modules(void) {
   return 0;
 }
 
+static int show_options(void) {
+  puts("Usage: nvidia-cuda-mps-control [-d | -f]");
+  return 0;
+}
+
+typedef struct options {
+  bool starts, background, helps, quits, serves_all_users;
+  int protocol;
+  int words;  // where the first word of a command is
+} options;
+
+static bool is_either(const char *word, const char *brief, const char *full) {
+  return strcmp(word, brief) == 0 || strcmp(word, full) == 0;
+}
+
+// Returns the first argument that is not understood, 0: all are.
+static int read_options(int argc, char **argv, options *given) {
+  bool is_new = has_protocol_3();
+  const char *said = getenv(MPS_PROTOCOL_ENV);
+  int i = 1;
+  given->protocol = 2;
+  for (; i < argc && argv[i][0] == '-'; i++) {
+    if (is_either(argv[i], "-d", "--daemon")) {
+      given->starts = given->background = true;
+    } else if (is_either(argv[i], "-f", "--foreground")) {
+      given->starts = true;
+    } else if (is_either(argv[i], "-h", "--help")) {
+      given->helps = true;
+    } else if (strcmp(argv[i], "-multiuser-server") == 0) {
+      given->serves_all_users = true;
+    } else if (is_new && is_either(argv[i], "-m", "--multiuser")) {
+      given->serves_all_users = true;
+    } else if (is_new && is_either(argv[i], "-q", "--quit")) {
+      given->quits = true;
+    } else if (is_new && is_either(argv[i], "-p", "--protocol") && i + 1 < argc) {
+      given->protocol = atoi(argv[++i]);
+    } else {
+      return i;
+    }
+  }
+  if (is_new && said != NULL) given->protocol = atoi(said);
+  given->words = i;
+  return 0;
+}
+
+static int do_protocol_3(const char *pipes, const options *given, int argc, char **argv) {
+  static char quit[] = "quit";
+  if (given->helps) return show_modules();
+  if (given->quits) return pass_module_command(pipes, 1, (char *[]){quit});
+  if (given->words == argc) return show_modules();
+  return pass_module_command(pipes, argc - given->words, argv + given->words);
+}
+
 int main(int argc, char **argv) {
   const char *name = strrchr(argv[0], '/');
   if (strcmp(name != NULL ? name + 1 : argv[0], "nvidia-cuda-mps-server") == 0) {
@@ -110,31 +182,23 @@ int main(int argc, char **argv) {
   mps_daemon *own = &daemon_state;
   snprintf(own->pipes, sizeof own->pipes, "%s", folder(MPS_PIPE_ENV, MPS_PIPE_DEFAULT));
   snprintf(own->logs, sizeof own->logs, "%s", folder(MPS_LOG_ENV, MPS_LOG_DEFAULT));
-  bool starts = false, background = false, helps = false;
-  int protocol = 2;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "-d") == 0) {
-      starts = background = true;
-    } else if (strcmp(argv[i], "-f") == 0) {
-      starts = true;
-    } else if (strcmp(argv[i], "-multiuser-server") == 0) {
-      own->serves_all_users = true;
-    } else if (strcmp(argv[i], "-h") == 0) {
-      helps = true;
-    } else if (strcmp(argv[i], "-p") == 0 && i + 1 < argc && has_protocol_3()) {
-      protocol = atoi(argv[++i]);
-    } else {
-      fprintf(stderr, "nvidia-cuda-mps-control: unknown option %s\n", argv[i]);
-      return 1;
-    }
-  }
-  if (protocol == 3) {
-    if (helps) return show_modules();
-    fputs("nvidia-cuda-mps-control: protocol 3 is not simulated\n", stderr);
+  options given = {0};
+  int wrong = read_options(argc, argv, &given);
+  int running = 0;
+  // Of a daemon that runs goes before whatever is asked for. To say nothing is no command.
+  if (!given.starts) talk(own->pipes, "", &running);
+  if (running != 0) given.protocol = running;
+  if (wrong == 0 && given.protocol != 3 && given.words < argc) wrong = given.words;
+  if (wrong != 0) {
+    fprintf(stderr, "nvidia-cuda-mps-control: unknown option %s\n", argv[wrong]);
     return 1;
   }
-  if (!starts) return pass_commands(own->pipes);
+  if (!given.starts && given.protocol == 3) return do_protocol_3(own->pipes, &given, argc, argv);
+  if (given.helps) return show_options();
+  if (!given.starts) return pass_commands(own->pipes);
+  own->protocol = given.protocol;
+  own->serves_all_users = given.serves_all_users;
   int status = prepare(own);
-  if (status == 0 && background) status = go_to_background();
+  if (status == 0 && given.background) status = go_to_background();
   return status != 0 ? status : mps_daemon_run(own);
 }

@@ -41,7 +41,7 @@ void mps_log(const mps_daemon *own, const char *file, const char *format, ...) {
 // ---- clients -----------------------------------------------------------------------------------
 
 static void answer(const mps_daemon *own, int descriptor, CUresult result) {
-  mps_answer said = {.result = result, .gpus = own->gpus};
+  mps_answer said = {.result = result, .gpus = own->gpus, .protocol = (uint32_t)own->protocol};
   send(descriptor, &said, sizeof said, MSG_NOSIGNAL);
   close(descriptor);
 }
@@ -63,32 +63,70 @@ static mps_server *server_for(mps_daemon *own, uid_t user, bool *busy) {
     }
     mps_server_stop(own, other);
   }
-  return mps_server_start(own, owner);
+  return mps_server_start(own, owner, own->gpus);
 }
 
-static CUresult admit(mps_daemon *own, mps_server *server, const mps_question *asked) {
+static CUresult refusal(mps_daemon *own, const mps_server *server) {
   int slots[ALLOT_MACHINE_PROCESSES];
   if (allot_mps_is_faulty(&own->machine, server->slot)) return CUDA_ERROR_MPS_SERVER_NOT_READY;
   if (mps_clients(own, server, slots) >= mps_client_limit(own)) {
     return CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
   }
-  double most = server->settings.percentage;
-  uint32_t cap = most >= 1 && most < 100 ? (uint32_t)most : 100;
-  allot_process *process = &own->machine.machine->processes[asked->slot];
-  process->mps.percentage = asked->percentage < cap ? asked->percentage : cap;
-  process->mps.priority =
-      asked->priority > server->settings.priority ? asked->priority : server->settings.priority;
-  memcpy(process->mps.memory_limit, server->settings.memory_limit,
-         sizeof process->mps.memory_limit);
-  allot_store(&process->mps.server, (uint32_t)server->slot + 1);
-  mps_log(own, "server.log", "Server %d: new client %d connected", (int)server->pid, process->pid);
   return CUDA_SUCCESS;
+}
+
+static void let_in(mps_daemon *own, const mps_server *server, const allot_mps *terms, int slot) {
+  allot_process *process = &own->machine.machine->processes[slot];
+  char file[MPS_NAME + 16];
+  process->mps.percentage = terms->percentage;
+  process->mps.priority = terms->priority;
+  memcpy(process->mps.memory_limit, terms->memory_limit, sizeof process->mps.memory_limit);
+  allot_store(&process->mps.server, (uint32_t)server->slot + 1);
+  snprintf(file, sizeof file, "%s%sserver.log", server->name, server->name[0] != '\0' ? "/" : "");
+  mps_log(own, file, "Server %d: new client %d connected", (int)server->pid, process->pid);
+}
+
+static uint32_t whole(double percentage) {
+  return percentage >= 1 && percentage < 100 ? (uint32_t)percentage : 100;
+}
+
+static CUresult admit(mps_daemon *own, const mps_server *server, const mps_question *asked) {
+  CUresult why = refusal(own, server);
+  if (why != CUDA_SUCCESS) return why;
+  const mps_settings *settings = &server->settings;
+  uint32_t cap = whole(settings->percentage);
+  allot_mps terms = {
+      .percentage = asked->percentage < cap ? asked->percentage : cap,
+      .priority = asked->priority > settings->priority ? asked->priority : settings->priority};
+  memcpy(terms.memory_limit, settings->memory_limit, sizeof terms.memory_limit);
+  let_in(own, server, &terms, (int)asked->slot);
+  return CUDA_SUCCESS;
+}
+
+// A namespace's percentage goes before the program's, and its priority holds for who has set none.
+static CUresult admit_to(mps_daemon *own, mps_server *server, int place, const mps_waiter *client) {
+  if (!own->serves_all_users && client->user != server->user) return CUDA_ERROR_NOT_PERMITTED;
+  CUresult why = refusal(own, server);
+  if (why != CUDA_SUCCESS) return why;
+  const mps_settings *settings = &server->namespaces[place].settings;
+  const mps_question *asked = &client->asked;
+  allot_mps terms = {
+      .percentage = settings->percentage != 0 ? whole(settings->percentage) : asked->percentage,
+      .priority = asked->has_priority ? asked->priority : settings->priority};
+  memcpy(terms.memory_limit, settings->memory_limit, sizeof terms.memory_limit);
+  own->namespaces[asked->slot] = (uint8_t)place;
+  let_in(own, server, &terms, (int)asked->slot);
+  return CUDA_SUCCESS;
+}
+
+static bool is_valid(const mps_daemon *own, const mps_question *asked) {
+  return asked->machine == own->machine_inode && asked->slot < ALLOT_MACHINE_PROCESSES &&
+         !own->quits;
 }
 
 // True: it was answered.
 static bool serve(mps_daemon *own, const mps_waiter *client) {
-  if (client->asked.machine != own->machine_inode ||
-      client->asked.slot >= ALLOT_MACHINE_PROCESSES || own->quits) {
+  if (!is_valid(own, &client->asked)) {
     answer(own, client->descriptor, CUDA_ERROR_MPS_CONNECTION_FAILED);
     return true;
   }
@@ -121,26 +159,45 @@ static void be_brief(int descriptor) {
   setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
-static void hear_client(mps_daemon *own) {
-  mps_waiter client = {.descriptor = accept4(own->control, NULL, NULL, SOCK_CLOEXEC)};
-  if (client.descriptor < 0) return;
+// False: nobody is there, or who is says nothing.
+static bool hear(int listener, mps_waiter *client) {
+  client->descriptor = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  if (client->descriptor < 0) return false;
   struct ucred peer;
   socklen_t size = sizeof peer;
-  be_brief(client.descriptor);
-  if (getsockopt(client.descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-      recv(client.descriptor, &client.asked, sizeof client.asked, MSG_WAITALL) !=
-          (ssize_t)sizeof client.asked) {
-    close(client.descriptor);
-    return;
+  be_brief(client->descriptor);
+  if (getsockopt(client->descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+      recv(client->descriptor, &client->asked, sizeof client->asked, MSG_WAITALL) !=
+          (ssize_t)sizeof client->asked) {
+    close(client->descriptor);
+    return false;
   }
-  client.user = peer.uid;
-  if (serve(own, &client)) return;
+  client->user = peer.uid;
+  return true;
+}
+
+static void hear_client(mps_daemon *own) {
+  mps_waiter client;
+  if (!hear(own->control, &client) || serve(own, &client)) return;
   if (own->waiting_count == MPS_WAITING) {
     answer(own, client.descriptor, CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED);
   } else {
-    mps_log(own, "control.log", "User %u waits for another user's server", (unsigned)peer.uid);
+    mps_log(own, "control.log", "User %u waits for another user's server", (unsigned)client.user);
     own->waiting[own->waiting_count++] = client;
   }
+}
+
+// A client of protocol 3, at the socket of a namespace. Without a server it is the one of its user.
+static void hear_member(mps_daemon *own, int listener, mps_server *server, int place) {
+  mps_waiter client;
+  if (!hear(listener, &client)) return;
+  if (!is_valid(own, &client.asked)) {
+    answer(own, client.descriptor, CUDA_ERROR_MPS_CONNECTION_FAILED);
+    return;
+  }
+  if (server == NULL) server = mps_server_of_user(own, client.user);
+  answer(own, client.descriptor,
+         server != NULL ? admit_to(own, server, place, &client) : CUDA_ERROR_MPS_SERVER_NOT_READY);
 }
 
 // ---- commands ----------------------------------------------------------------------------------
@@ -161,8 +218,14 @@ static void hear_command(mps_daemon *own) {
   size_t size = 0;
   FILE *out = open_memstream(&text, &size);
   if (out != NULL) {
-    mps_command(own, line, out);
+    char head[2] = {(char)('0' + own->protocol), '0'};
+    if (own->protocol != 3) {
+      mps_command(own, line, out);
+    } else if (length > 0 && mps_module_command(own, line, out) != 0) {
+      head[1] = '1';
+    }
     fclose(out);
+    send(descriptor, head, sizeof head, MSG_NOSIGNAL);
     for (size_t sent = 0; sent < size;) {
       ssize_t done = send(descriptor, text + sent, size - sent, MSG_NOSIGNAL);
       if (done <= 0) break;
@@ -210,6 +273,63 @@ static void see_devices(mps_daemon *own) {
   own->gpu_count = 1;
 }
 
+// ---- protocol 2 ------------------------------------------------------------------------------
+
+static void serve_once(mps_daemon *own) {
+  struct pollfd heard[] = {{own->privileged, POLLIN, 0}, {own->control, POLLIN, 0}};
+  poll(heard, 2, PERIOD_MS);
+  mps_servers_bury(own);
+  if (heard[0].revents & POLLIN) hear_command(own);
+  serve_waiting(own);
+  if (heard[1].revents & POLLIN) hear_client(own);
+}
+
+// ---- protocol 3 ------------------------------------------------------------------------------
+
+typedef struct sockets {
+  int count;
+  struct pollfd heard[2 + MPS_SERVERS * (1 + MPS_NAMESPACES)];
+  struct {
+    mps_server *server;
+    int place;
+  } of[2 + MPS_SERVERS * (1 + MPS_NAMESPACES)];
+} sockets;
+
+static void add(sockets *all, int descriptor, mps_server *server, int place) {
+  all->heard[all->count] = (struct pollfd){descriptor, POLLIN, 0};
+  all->of[all->count].server = server;
+  all->of[all->count++].place = place;
+}
+
+static void collect(mps_daemon *own, sockets *all) {
+  all->count = 0;
+  add(all, own->privileged, NULL, 0);
+  add(all, own->control, NULL, 0);
+  for (int i = 0; i < MPS_SERVERS; i++) {
+    mps_server *server = &own->servers[i];
+    if (server->pid == 0) continue;
+    add(all, server->control, server, 0);
+    for (int place = 0; place < MPS_NAMESPACES; place++) {
+      if (server->namespaces[place].name[0] != '\0') {
+        add(all, server->namespaces[place].control, server, place);
+      }
+    }
+  }
+}
+
+// A command goes last: what it removes has been heard.
+static void serve_groups_once(mps_daemon *own) {
+  static sockets all;
+  collect(own, &all);
+  poll(all.heard, (nfds_t)all.count, PERIOD_MS);
+  for (int i = 1; i < all.count; i++) {
+    if (!(all.heard[i].revents & POLLIN)) continue;
+    hear_member(own, all.heard[i].fd, all.of[i].server, all.of[i].place);
+  }
+  if (all.heard[0].revents & POLLIN) hear_command(own);
+  mps_servers_bury(own);
+}
+
 int mps_daemon_run(mps_daemon *own) {
   // Only to wake up: the end of a server.
   sigaction(SIGCHLD, &(struct sigaction){.sa_handler = ignore}, NULL);
@@ -221,12 +341,11 @@ int mps_daemon_run(mps_daemon *own) {
   mps_log(own, "control.log", "Starting control daemon using socket %s/%s", own->pipes,
           MPS_CONTROL);
   while (!has_ended(own)) {
-    struct pollfd heard[] = {{own->privileged, POLLIN, 0}, {own->control, POLLIN, 0}};
-    poll(heard, 2, PERIOD_MS);
-    mps_servers_bury(own);
-    if (heard[0].revents & POLLIN) hear_command(own);
-    serve_waiting(own);
-    if (heard[1].revents & POLLIN) hear_client(own);
+    if (own->protocol == 3) {
+      serve_groups_once(own);
+    } else {
+      serve_once(own);
+    }
   }
   for (int i = 0; i < MPS_SERVERS; i++) {
     if (own->servers[i].pid != 0) mps_server_stop(own, &own->servers[i]);

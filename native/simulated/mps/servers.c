@@ -41,11 +41,11 @@ int mps_server_main(int argc, char **argv) {
   for (;;) pause();
 }
 
-static pid_t spawn(const mps_daemon *own, uid_t user, int *answers) {
+static pid_t spawn(const mps_daemon *own, uid_t user, uint32_t bits, int *answers) {
   int ends[2];
   if (pipe(ends) != 0) return -1;
   char gpus[16], parent[16], place[16];
-  snprintf(gpus, sizeof gpus, "%u", own->gpus);
+  snprintf(gpus, sizeof gpus, "%u", bits);
   snprintf(parent, sizeof parent, "%d", (int)getpid());
   snprintf(place, sizeof place, "%d", own->place);
   pid_t child = fork();
@@ -64,14 +64,14 @@ static pid_t spawn(const mps_daemon *own, uid_t user, int *answers) {
   return child;
 }
 
-mps_server *mps_server_start(mps_daemon *own, uid_t user) {
+mps_server *mps_server_start(mps_daemon *own, uid_t user, uint32_t gpus) {
   mps_server *made = NULL;
   for (int i = 0; i < MPS_SERVERS && made == NULL; i++) {
     if (own->servers[i].pid == 0) made = &own->servers[i];
   }
   if (made == NULL) return NULL;
   int answers, slot = -1;
-  pid_t pid = spawn(own, user, &answers);
+  pid_t pid = spawn(own, user, gpus, &answers);
   if (pid < 0) return NULL;
   ssize_t got = read(answers, &slot, sizeof slot);
   close(answers);
@@ -81,7 +81,12 @@ mps_server *mps_server_start(mps_daemon *own, uid_t user) {
     mps_log(own, "control.log", "Server for user %u failed to start", (unsigned)user);
     return NULL;
   }
-  *made = (mps_server){.pid = pid, .user = user, .slot = slot, .settings = own->settings};
+  *made = (mps_server){.pid = pid,
+                       .user = user,
+                       .slot = slot,
+                       .gpus = gpus,
+                       .settings = own->settings,
+                       .control = -1};
   mps_log(own, "control.log", "Starting new server %d for user %u", (int)pid, (unsigned)user);
   return made;
 }
@@ -96,6 +101,7 @@ mps_server *mps_server_of(mps_daemon *own, pid_t pid) {
 static void forget(mps_daemon *own, mps_server *server) {
   mps_log(own, "control.log", "Server %d exited", (int)server->pid);
   allot_machine_reap_slot(&own->machine, server->slot);
+  mps_server_shut(own, server);
   server->pid = 0;
 }
 

@@ -30,8 +30,8 @@ from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, Taken
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
+from allotment.model.placements import MAX_SHARES
 from allotment.model.requests import MIG
-from allotment.placement.fit import MAX_SHARES
 from allotment.shares.bookings import Bookings, default_host_budget
 from allotment.shares.folders import StateFolder
 from allotment.shares.found import Found

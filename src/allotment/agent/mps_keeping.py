@@ -25,7 +25,7 @@ from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
 from allotment.model.requests import MIG, MPS
 from allotment.model.shares import Share
-from allotment.modes.mps import Control, DaemonState, Loss, MpsPlace, Supervisor
+from allotment.modes.mps import Control, DaemonState, Limits, Loss, MpsPlace, Supervisor
 from allotment.modes.mps.supervision import Timing
 from allotment.shares.bookings import Bookings
 from allotment.shares.folders import StateFolder
@@ -34,6 +34,8 @@ from allotment.shares.mps_daemons import (
     STOPS,
     control_of,
     needed_otherwise,
+    part_of,
+    parts,
     place_of,
     statuses,
     still_held,
@@ -94,7 +96,7 @@ class MpsKeeping:
         self._arriving.add(share.name)
         try:
             for device in share.devices:
-                await self._await_daemon(device.uuid)
+                await self._await_daemon(device.uuid, part_of(share))
         finally:
             self._arriving.discard(share.name)
 
@@ -150,15 +152,16 @@ class MpsKeeping:
             await asyncio.to_thread(self._keeper, uuid)
             await asyncio.sleep(0.05)
 
-    async def _await_daemon(self, uuid: str) -> None:
+    async def _await_daemon(self, uuid: str, part: str) -> None:
         """Wait in the loop and in no thread: many may wait for one GPU, and for long."""
         place = place_of(self._folder, uuid)
         deadline = time.monotonic() + _PATIENCE_S
         keeper = self._keeper(uuid)
         asked = keeper.tries
         keeper.wake()
+        place.wake()  # also where the process of an `allot run` keeps it
         pause_s = 0.005
-        while not await asyncio.to_thread(place.serves):
+        while not await asyncio.to_thread(place.serves, part):
             error = keeper.error
             if error is not None and keeper.failed > asked:
                 raise type(error)(error.message, hint=error.hint) from error
@@ -179,6 +182,7 @@ class MpsKeeping:
                     gpu=GpuSettings(uuid, machine=self._machine),
                     control=lambda: control_of(self._folder, uuid, machine=self._machine),
                     shares=lambda: self._users(uuid),
+                    parts=lambda: self._parts(uuid),
                     gives_way=lambda: self._is_wanted(uuid),
                     arriving=self._arriving,
                     timing=self._timing,
@@ -231,6 +235,12 @@ class MpsKeeping:
         if users:
             self._wanted.discard(uuid)
         return users
+
+    def _parts(self, uuid: str) -> Mapping[str, Limits]:
+        try:
+            return parts(self._by_mps(), uuid)
+        except StateError:  # the folder is gone
+            return {}
 
     def _is_wanted(self, uuid: str) -> bool:
         try:
@@ -297,6 +307,7 @@ class _Keeper:
     gpu: GpuSettings
     control: Callable[[], Control]
     shares: Callable[[], tuple[str, ...]]
+    parts: Callable[[], Mapping[str, Limits]]
     gives_way: Callable[[], bool]
     arriving: set[str]
     timing: Timing
@@ -324,6 +335,7 @@ class _Keeper:
         """End soon."""
         self._stops = True
         self._woken.set()
+        self.place.wake()
 
     def _keep(self) -> None:
         pause = self.timing.retry
@@ -335,16 +347,27 @@ class _Keeper:
                 with self.place.owned() as mine:
                     if mine:
                         self._supervise()
-                        pause = self.timing.retry
-                        continue
-                self.error = None  # somebody else keeps it
                 wait_s = self.timing.look
+                if not mine:
+                    self.error = None  # somebody else keeps it
+                elif not self.place.status().holds_gpu:
+                    pause = self.timing.retry
+                    continue
+                else:  # the compute mode cannot be put back
+                    self._woken.clear()  # of shares that were served
+                    if self._is_called():
+                        continue
+                    wait_s = pause
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
             except (AllotError, OSError) as error:
                 self._failed(error)
                 wait_s = pause
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             self._woken.wait(wait_s)
             self._woken.clear()
+
+    def _is_called(self) -> bool:
+        return self._stops or bool(self.shares())
 
     def _failed(self, error: AllotError | OSError) -> None:
         known = self.error.message if self.error is not None else ""
@@ -362,6 +385,7 @@ class _Keeper:
             self.control(),
             self.gpu,
             shares=self.shares,
+            parts=self.parts,
             served=lambda: [each for each in self.shares() if each not in self.arriving],
             gives_way=self.gives_way,
             timing=self.timing,

@@ -19,9 +19,9 @@ from allotment.dialects import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
+from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES
 from allotment.model.requests import MIG
-from allotment.modes.mps import MPS_CLIENTS, MpsMode
-from allotment.placement.fit import MAX_SHARES
+from allotment.modes.mps import MpsMode
 from allotment.shares.modes_of_gpus import Allowed, refusal_on
 
 __all__ = [
@@ -343,10 +343,10 @@ def _under_mps(
         why = MpsMode().fits(device)
         if device.slice_of is not None or device.mig:
             why = "sharing using MPS is not supported for MIG devices"
-        elif not why and entry.replicas > MPS_CLIENTS:
+        elif not why and entry.replicas > MAX_MPS_SHARES:
             why = (
                 f"invalid device maximum allowed replicas exceeded: {entry.replicas} >"
-                f" {MPS_CLIENTS}"
+                f" {MAX_MPS_SHARES}"
             )
         if why:
             problems.append(f"{place} has no effect on {_said(device)}: {why}")

@@ -8,10 +8,24 @@ from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace
 from allotment.model.requests import Request
 
-__all__ = ["MAX_SHARES", "DeviceState", "Placed", "Placement", "Rejection", "Verdict"]
+__all__ = [
+    "MAX_MPS_SHARES",
+    "MAX_SHARES",
+    "DeviceState",
+    "Placed",
+    "Placement",
+    "Rejection",
+    "Verdict",
+]
 
 MAX_SHARES = 63
 """Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
+
+MAX_MPS_SHARES = 48
+"""Clients that each driver's control daemon takes (docs.nvidia.com/deploy/mps): one for a share.
+
+60 since CUDA 13.1, which who places from afar does not know of; NVIDIA's plugin stops at 48, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)

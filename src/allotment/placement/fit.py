@@ -3,7 +3,7 @@
 
 from functools import lru_cache
 
-from allotment.model.placements import MAX_SHARES, DeviceState, Verdict
+from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Request
 from allotment.placement.constraints import keeps_company, unsuited
@@ -13,8 +13,6 @@ from allotment.placement.mig import is_served, room_of
 from allotment.placement.select import is_selected
 
 __all__ = [
-    "MAX_MPS_SHARES",
-    "MAX_SHARES",
     "MIG_IS_OFF",
     "MIG_IS_ON",
     "NOT_ALONE",
@@ -33,12 +31,6 @@ __all__ = [
     "open_modes",
     "overflow",
 ]
-
-MAX_MPS_SHARES = 48
-"""Clients that each driver's control daemon takes (docs.nvidia.com/deploy/mps): one for a share.
-
-60 since CUDA 13.1, which who places from afar does not know of; NVIDIA's plugin stops at 48, too.
-"""
 
 NOT_SELECTED = "not selected by --gpu"
 NOT_SERVED = "not for this mode, by the node's configuration"

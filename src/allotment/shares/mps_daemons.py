@@ -14,23 +14,28 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from allotment.devices.compute_modes import GpuSettings
 from allotment.libraries import SIMULATED, library_path
+from allotment.model.compute import WHOLE
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
 from allotment.model.requests import MPS
-from allotment.model.shares import Share
+from allotment.model.shares import Injection, Share
 from allotment.modes.mps import (
     Control,
+    Limits,
     Loss,
     MpsPlace,
     MpsStatus,
     Supervisor,
     client_environment,
+    limits_of,
 )
 from allotment.modes.mps.controls import PROGRAM
+from allotment.modes.mps.namespaces import folder_of
 from allotment.shares.folders import StateFolder
 from allotment.shares.found import Found
 from allotment.shares.lives import look, recover
@@ -42,6 +47,10 @@ __all__ = [
     "control_of",
     "losses",
     "needed_otherwise",
+    "part_of",
+    "part_of_percent",
+    "parts",
+    "pipes_of",
     "place_of",
     "ready",
     "release",
@@ -73,6 +82,49 @@ def control_of(folder: StateFolder, uuid: str, *, machine: Path | None) -> Contr
     program = str(library_path(SIMULATED) / PROGRAM)
     environment = {"ALLOTMENT_SIMULATED_MACHINE": str(machine)}
     return Control(place.pipes, place.logs, uuid, program, environment)
+
+
+def part_of(share: Share) -> str:
+    """Return the name of a share's part, which is its namespace's where the daemon has such.
+
+    A container without CDI is answered before anybody knows its share: its part is by its size, and
+    others' who have as much.
+    """
+    if share.injection is Injection.MOUNTS:
+        return part_of_percent(share.devices[0].compute.ceiling * 100 // WHOLE)
+    return share.id
+
+
+def part_of_percent(percent: int) -> str:
+    """Return the name of the part of all containers without CDI that have so much of a GPU."""
+    return f"part_{percent}"
+
+
+def parts(shares: Iterable[Found], uuid: str) -> Mapping[str, Limits]:
+    """Return what shares may have of a GPU's daemon, by the names of their parts.
+
+    Of a part that is more than one share's the memory is left to the shares' ledgers.
+    """
+    found = (
+        (each.share, device)
+        for each in shares
+        if each.share is not None and each.mode == MPS
+        for device in each.share.devices
+        if device.uuid == uuid
+    )
+    return {
+        part_of(share): limits_of(
+            replace(device, is_oversubscribed=True)
+            if share.injection is Injection.MOUNTS
+            else device
+        )
+        for share, device in found
+    }
+
+
+def pipes_of(folder: StateFolder, share: Share) -> Path:
+    """Return the folder that is mounted as the pipe directory of a share's programs."""
+    return place_of(folder, share.devices[0].uuid).part(part_of(share))
 
 
 def statuses(folder: StateFolder) -> dict[str, MpsStatus]:
@@ -107,7 +159,8 @@ def ready(folder: StateFolder, share: Share, *, pipes: str | None = None) -> Map
     deadline = time.monotonic() + _PATIENCE_S
     has_started_one = False
     pause_s = 0.01
-    while not place.serves():
+    place.wake()
+    while not place.serves(part_of(share)):
         if not place.is_owned():
             if has_started_one:
                 status = place.status()
@@ -120,13 +173,22 @@ def ready(folder: StateFolder, share: Share, *, pipes: str | None = None) -> Map
             has_started_one = True
         elif time.monotonic() > deadline:
             raise PrerequisiteError(
-                f"the control daemon of {device.uuid} was not ready within {_PATIENCE_S:.0f} s",
+                place.status().problem
+                or f"the control daemon of {device.uuid} was not ready within {_PATIENCE_S:.0f} s",
                 hint=f"see {place.root}/events.log and the files in {place.logs}",
             )
         else:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.1)
-    return client_environment(device, pipes or str(place.pipes))
+    return client_environment(device, pipes or str(_seen(folder, share)))
+
+
+def _seen(folder: StateFolder, share: Share) -> Path:
+    """Return the pipe directory of programs that see the machine's files as they are."""
+    place = place_of(folder, share.devices[0].uuid)
+    if place.status().has_namespaces:
+        return folder_of(place.pipes, part_of(share))
+    return place.pipes
 
 
 def release(folder: StateFolder, share: Share) -> None:
@@ -195,6 +257,13 @@ def _start_one(folder: StateFolder, uuid: str, machine: str | None) -> None:
         )
 
 
+def _parts(folder: StateFolder, uuid: str) -> Mapping[str, Limits]:
+    try:
+        return parts(look(folder), uuid)
+    except StateError:  # the folder is gone, and its shares with it
+        return {}
+
+
 def _users(folder: StateFolder, uuid: str) -> tuple[str, ...]:
     """Return the names of the shares that need a GPU's daemon."""
     try:
@@ -235,6 +304,7 @@ def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
             control_of(folder, uuid, machine=machine),
             GpuSettings(uuid, machine=machine),
             shares=lambda: _users(folder, uuid),
+            parts=lambda: _parts(folder, uuid),
             gives_way=lambda: _is_wanted(folder, uuid),
         )
         if not _users(folder, uuid):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the container of a share of mode `mps` gets beside its ledger, so that it finds its daemon.
 
-The pipe directory has one path on both sides, as in NVIDIA's device plugin and DRA driver: nothing
-documents that the driver's programs agree where it has two. It is read-only inside: clients connect
-to the sockets in it and make nothing there, for they may be of any user.
+The pipe directory has the daemon's path inside as well, as in NVIDIA's device plugin and DRA
+driver: nothing documents that the driver's programs agree where it has two. What is mounted there
+is the share's part (`modes.mps.parts`): the daemon's own folder, or one with the socket of the
+share's namespace and of no other, whichever protocol its daemon will have. It is read-only inside:
+clients connect to the sockets in it and make nothing there, for they may be of any user.
 
 `/dev/shm` is the machine's, where the daemon and its servers have what they share with their
 clients (docs.nvidia.com/deploy/mps: containers with MPS need the host's IPC). It takes the place of
@@ -20,7 +22,7 @@ from allotment.model.shares import Injection, Share, ShareDevice
 from allotment.modes.mps import client_environment
 from allotment.shares.cdi import CdiContent, HostMount
 from allotment.shares.folders import StateFolder
-from allotment.shares.mps_daemons import place_of
+from allotment.shares.mps_daemons import part_of_percent, pipes_of, place_of
 from allotment.shares.placing import Order
 
 __all__ = ["check_injection", "known_before", "with_daemon"]
@@ -53,10 +55,12 @@ def known_before(
 
     The driver's own limit of memory is left out, which is a second line behind the share's.
     """
-    pipes = str(place_of(folder, uuid).pipes)
+    place = place_of(folder, uuid)
+    pipes = str(place.pipes)
     compute = Compute(ceiling=percent * (WHOLE // 100), is_governed=True)
     device = ShareDevice(uuid, "", 0, compute=compute, is_oversubscribed=True)
-    return client_environment(device, pipes), _folders(pipes)
+    part = place.part(part_of_percent(percent))
+    return client_environment(device, pipes), _folders(str(part), pipes)
 
 
 def with_daemon(content: CdiContent, folder: StateFolder, share: Share) -> CdiContent:
@@ -66,12 +70,12 @@ def with_daemon(content: CdiContent, folder: StateFolder, share: Share) -> CdiCo
     return replace(
         content,
         environment=client_environment(device, pipes),
-        folders=_folders(pipes),
+        folders=_folders(str(pipes_of(folder, share)), pipes),
     )
 
 
-def _folders(pipes: str) -> tuple[HostMount, ...]:
+def _folders(part: str, pipes: str) -> tuple[HostMount, ...]:
     return (
-        HostMount(pipes, pipes),
+        HostMount(part, pipes),
         HostMount(_SHARED_MEMORY, _SHARED_MEMORY, is_read_only=False),
     )

@@ -2,6 +2,7 @@
 """Keeping the MPS daemons of a node: real shares, real daemons, and agents that come and go."""
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -47,7 +48,7 @@ class Reports(ReportsTwin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gauges: dict[tuple[str, str], float] = {}
+        self.gauges: dict[tuple[str, ...], float] = {}
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         self.gauges[name, labels.get("device", "")] = value
@@ -56,14 +57,14 @@ class Reports(ReportsTwin):
 class Node:
     """Two simulated GPUs, and agents one after the other."""
 
-    def __init__(self, root: Path) -> None:
-        self.machine = machine_path(root, "a100-80gb:2")
+    def __init__(self, root: Path, spec: str = "a100-80gb:2") -> None:
+        self.machine = machine_path(root, spec)
         self.devices = read_machine(self.machine).devices
         self.uuids = [each.uuid for each in self.devices]
         self.folder = StateFolder(root / "state")
         self.cdi = root / "cdi"
         self.shares = PodShares(
-            self.folder, machine=self.machine, spec="a100-80gb:2", folders=NodeFolders(cdi=self.cdi)
+            self.folder, machine=self.machine, spec=spec, folders=NodeFolders(cdi=self.cdi)
         )
         self.reports = Reports()
         self.agents: list[MpsKeeping] = []
@@ -195,7 +196,9 @@ def test_a_container_gets_its_daemon_and_its_part(node: Node) -> None:
         "CUDA_MPS_CLIENT_PRIORITY=1",
     ]
     mounts = {each["containerPath"]: each for each in edits["mounts"]}
-    assert mounts[pipes]["hostPath"] == pipes
+    # Whichever protocol the daemon will have: a link to its folder, or the namespace's socket.
+    part = place_of(node.folder, node.uuids[0]).part(share.id)
+    assert mounts[pipes]["hostPath"] == str(part)
     assert "ro" in mounts[pipes]["options"]
     assert mounts["/dev/shm"]["hostPath"] == "/dev/shm"  # noqa: S108 - the driver's
     assert "rw" in mounts["/dev/shm"]["options"]  # noqa: S108
@@ -386,7 +389,69 @@ def test_without_cdi_a_replica_is_told_of_its_daemon_before_its_share_is_made(no
         "CUDA_MPS_PIPE_DIRECTORY": pipes,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
-    assert [each.host_path for each in mounts] == [pipes, "/dev/shm"]  # noqa: S108 - the driver's
+    part = place_of(node.folder, node.uuids[0]).part("part_25")
+    assert [each.host_path for each in mounts] == [str(part), "/dev/shm"]  # noqa: S108 - the driver's
+    assert mounts[0].container_path == pipes
     assert [each.is_read_only for each in mounts] == [True, False]
     share = node.share("one", injection=Injection.MOUNTS, resource="nvidia.com/gpu")
     assert share.mode == MPS
+
+
+@pytest.fixture
+def newer_node(tmp_path: Path, native_dir: Path) -> Iterator[Node]:
+    assert native_dir.is_dir()
+    description = tmp_path / "machine.yaml"
+    description.write_text("driver: 615.71.09\ngpus: [{model: a100-80gb, count: 2}]\n")
+    made = Node(tmp_path, str(description))
+    yield made
+    made.close()
+
+
+def test_a_container_has_the_socket_of_its_namespace_and_of_no_other(newer_node: Node) -> None:
+    shares = [newer_node.share(name) for name in ("one", "two")]
+    for share in shares:
+        newer_node.ready(share)
+    place = place_of(newer_node.folder, newer_node.uuids[0])
+    assert newer_node.status().protocol == 3
+    for share in shares:
+        mounts = {each["containerPath"]: each for each in newer_node.edits(share)["mounts"]}
+        part = Path(mounts[str(place.pipes)]["hostPath"])
+        assert [path.name for path in part.iterdir()] == ["control"]
+        assert (part / "control").samefile(place.pipes / "shares" / share.id / "control")
+    newer_node.shares.end(shares[0].id)
+    wait_until(lambda: newer_node.status().parts == (shares[1].id,), "its part is left behind")
+
+
+def test_replicas_without_cdi_have_a_part_by_their_size(newer_node: Node) -> None:
+    quarter = Compute(2500, 2500, is_governed=True)
+    share = newer_node.share(
+        "one", compute=quarter, injection=Injection.MOUNTS, resource="nvidia.com/gpu"
+    )
+    _, mounts = newer_node.shares.mps_by_mounts(newer_node.uuids[0], percent=25)
+    newer_node.ready(share)
+    assert newer_node.status().parts == ("part_25",)
+    assert (Path(mounts[0].host_path) / "control").is_socket()
+
+
+def test_a_compute_mode_that_cannot_be_put_back_is_tried_with_pauses_that_double(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+    put = GpuSettings.set_compute_mode
+
+    def refuse(gpu: GpuSettings, mode: ComputeMode) -> None:
+        if mode is not ComputeMode.DEFAULT:
+            put(gpu, mode)
+            return
+        tries.append(time.monotonic())
+        raise PrerequisiteError("the driver has a fault")
+
+    share = node.share("one")
+    node.ready(share)
+    monkeypatch.setattr(GpuSettings, "set_compute_mode", refuse)
+    node.shares.end(share.id)
+    wait_until(lambda: len(tries) >= 5, "it is given up")
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert all(pause >= BRIEF.retry * 2**number for number, pause in enumerate(pauses[:4]))
+    monkeypatch.undo()
+    wait_until(lambda: not node.status().holds_gpu, "it is not put back")

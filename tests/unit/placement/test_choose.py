@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute, parse_compute
 from allotment.model.devices import Device
-from allotment.model.placements import DeviceState, Placement, Rejection
+from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Placement, Rejection
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import EXCLUSIVE, MPS, SOFT, TIMESLICE, Request
 from allotment.placement import choose, explain, is_selected, unknown_selectors
-from allotment.placement.fit import MAX_MPS_SHARES, MAX_SHARES, open_modes
+from allotment.placement.fit import open_modes
 
 GI = 1 << 30
 

@@ -21,7 +21,7 @@ from allotment.agent.config.schema import (
 )
 from allotment.agent.health.actions import parse_action
 from allotment.model.errors import UsageError
-from allotment.placement.fit import MAX_SHARES
+from allotment.model.placements import MAX_SHARES
 
 __all__ = ["MAX_REPLICAS", "MOST_KEEP_S", "PCI_ADDRESS", "Finding", "findings", "is_mig_reference"]
 

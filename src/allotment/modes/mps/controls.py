@@ -2,13 +2,13 @@
 """`nvidia-cuda-mps-control`, the driver's program that is a GPU's control daemon and talks to it.
 
 Commands and answers are those of protocol version 2, which every driver with MPS has
-(nvidia-cuda-mps-control(1), docs.nvidia.com/deploy/mps). A daemon that does not answer costs a few
-seconds, never more.
+(nvidia-cuda-mps-control(1), docs.nvidia.com/deploy/mps); those of version 3 are in `namespaces`. A
+daemon that does not answer costs a few seconds, never more.
 """
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -44,10 +44,9 @@ class Control:
         For all users where root starts it: clients of two users would else take turns in whole
         servers, one waiting until the other's programs have ended. Raises `PrerequisiteError`.
         """
-        options = ["-multiuser-server"] if os.geteuid() == 0 else []
         try:
             return subprocess.Popen(
-                [self.program, "-f", *options],
+                [self.program, "-f", *self._options()],
                 env=self._variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -108,23 +107,7 @@ class Control:
 
     def ask(self, command: str) -> str:
         """Give one command, and return the answer; raise `MpsUnreachableError`."""
-        try:
-            done = subprocess.run(
-                [self.program],
-                env=self._variables(),
-                input=f"{command}\n",
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PATIENCE_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise MpsUnreachableError(f"{command}: {error}") from error
-        if done.returncode != 0:
-            said = " ".join(f"{done.stdout} {done.stderr}".split())
-            raise MpsUnreachableError(f"{command}: {said or f'status {done.returncode}'}")
-        return done.stdout.strip()
+        return self._run((), f"{command}\n", called=command)
 
     def answers(self) -> bool:
         """Tell whether the daemon answers a harmless command, as NVIDIA's own check has it."""
@@ -153,6 +136,34 @@ class Control:
     def quit(self, within_s: int) -> None:
         """Have the daemon end when its clients have, and by force after so many seconds."""
         self.ask(f"quit -t {within_s}")
+
+    @property
+    def protocol(self) -> int:
+        """The version of the daemon that `start` starts."""
+        return 2
+
+    def _options(self) -> list[str]:
+        return ["-multiuser-server"] if os.geteuid() == 0 else []
+
+    def _run(self, words: Sequence[str], said: str = "", *, called: str) -> str:
+        """Run the program; return what it prints. Raises `MpsUnreachableError`, which says why."""
+        try:
+            done = subprocess.run(
+                [self.program, *words],
+                env=self._variables(),
+                input=said,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PATIENCE_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MpsUnreachableError(f"{called}: {error}") from error
+        if done.returncode != 0:
+            answer = " ".join(f"{done.stdout} {done.stderr}".split())
+            raise MpsUnreachableError(f"{called}: {answer or f'status {done.returncode}'}")
+        return done.stdout.strip()
 
     def _variables(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}

@@ -2,10 +2,12 @@
 """Where a GPU's control daemon has its files, and what is written down about it.
 
     mps/UUID/pipe/          the daemon's pipe directory: its clients find it by that
+    mps/UUID/shares/PART    the pipe directory of a share's programs (`parts`)
     mps/UUID/log/           the daemon's and its servers' own log files
     mps/UUID/lock           held by whoever supervises the daemon
     mps/UUID/status.json    how it is, and what the GPU's compute mode was before
     mps/UUID/wanted         there while somebody waits for the GPU to be no longer kept for MPS
+    mps/UUID/wake           a pipe: the supervisor looks at once, a share has come
     mps/UUID/events.log     what the supervisor did, a line each
 
 A status is replaced as a whole by the supervisor alone; everybody reads it. It is a journal too:
@@ -30,6 +32,7 @@ __all__ = ["DaemonState", "Loss", "MpsPlace", "MpsStatus", "process_start"]
 _LONGEST_SOCKET: Final = 107
 """Bytes of a path in `sockaddr_un` (unix(7)); the driver's own programs use the path as it is."""
 _LONGEST_NAME: Final = "pipe/control_privileged"
+_WITH_NAMESPACES: Final = 3
 _MOST_EVENTS: Final = 256 << 10
 
 
@@ -79,10 +82,22 @@ class MpsStatus:
     """The last few, oldest first."""
     problem: str = ""
     hint: str = ""
+    protocol: int = 0
+    """Of the daemon, the last one where none runs: 2, or 3 with a namespace for each share. It
+    stays for as long as the GPU is kept. 0: none yet."""
     offers_namespaces: bool = False
-    """The driver has MPS v3. It is not used: docs/designs/mps.md says why."""
+    """The driver has protocol 3."""
+    older_because: str = ""
+    """Why the daemon has the older protocol nevertheless."""
+    parts: tuple[str, ...] = ()
+    """Names of the shares' parts that are made: their programs can start."""
     is_busy: bool = False
     """The problem is that the GPU is somebody else's, and may be over when they have ended."""
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Whether the daemon itself holds each share to its part."""
+        return self.protocol == _WITH_NAMESPACES
 
     @property
     def holds_gpu(self) -> bool:
@@ -106,6 +121,15 @@ class MpsPlace:
         """The folder of the daemon's log files."""
         return self.root / "log"
 
+    @property
+    def parts(self) -> Path:
+        """The folder of the shares' pipe directories."""
+        return self.root / "shares"
+
+    def part(self, name: str) -> Path:
+        """Return the pipe directory of a share's programs, which may be a link to the daemon's."""
+        return self.parts / name
+
     def prepare(self, *, simulated: bool) -> None:
         """Make the folders, for users of every kind to go through; raise `StateError`."""
         longest = len(os.fsencode(self.root / _LONGEST_NAME))
@@ -116,7 +140,7 @@ class MpsPlace:
                 hint="choose a state folder with a shorter path by --state or ALLOTMENT_STATE",
             )
         try:
-            for folder in (self.root.parent, self.root, self.pipes, self.logs):
+            for folder in (self.root.parent, self.root, self.pipes, self.parts, self.logs):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o755)
         except OSError as error:
@@ -165,6 +189,26 @@ class MpsPlace:
         with suppress(OSError):
             (self.root / "wanted").unlink(missing_ok=True)
 
+    def listen(self) -> int:
+        """Return a descriptor that can be read from when `wake` was called; raise `StateError`."""
+        path = self.root / "wake"
+        try:
+            if not path.is_fifo():
+                path.unlink(missing_ok=True)
+                os.mkfifo(path, 0o600)
+            return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise StateError(f"{path}: cannot be made: {error.strerror}") from error
+
+    def wake(self) -> None:
+        """Have the supervisor look at the shares at once; without one nothing happens."""
+        with suppress(OSError):
+            descriptor = os.open(self.root / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, b"x")
+            finally:
+                os.close(descriptor)
+
     def tell(self, message: str) -> None:
         """Add a line to the log of what was done; a full disk takes none."""
         path = self.root / "events.log"
@@ -191,8 +235,8 @@ class MpsPlace:
         finally:
             os.close(descriptor)
 
-    def serves(self) -> bool:
-        """Tell whether programs can start: a daemon is ready, and somebody keeps it.
+    def serves(self, part: str | None = None) -> bool:
+        """Tell whether programs of a part can start: a daemon is ready, and somebody keeps it.
 
         That it lives is asked of the kernel: who has just begun to keep it has not looked yet.
         """
@@ -201,6 +245,7 @@ class MpsPlace:
             status.state in {DaemonState.READY, DaemonState.FAULTED}
             and status.daemon is not None
             and process_start(status.daemon) == status.daemon_start
+            and (part is None or part in status.parts)
             and self.is_owned()
         )
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a share's programs are told of MPS by environment, as the driver's libraries read it.
+"""What a share's programs may have by MPS, and are told by environment.
 
 The variables and their meaning: docs.nvidia.com/deploy/mps, appendix on environment variables. All
-of them hold for one process each, and are read when it makes its first context.
+of them hold for one process each, and are read when it makes its first context. Where the daemon
+has namespaces it is told the same limits, which go before a program's own word (`namespaces`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from allotment.model.compute import WHOLE, Compute, ComputeClass
@@ -13,10 +15,14 @@ from allotment.model.errors import UsageError
 from allotment.model.formats import format_percent
 from allotment.model.shares import ShareDevice
 
-__all__ = ["MPS_CLIENTS", "PIPE_DIRECTORY", "VARIABLES", "check_percentage", "client_environment"]
-
-MPS_CLIENTS: Final = 48
-"""Of a server, from Volta on, on every driver; since CUDA 13.1 it takes 60."""
+__all__ = [
+    "PIPE_DIRECTORY",
+    "VARIABLES",
+    "Limits",
+    "check_percentage",
+    "client_environment",
+    "limits_of",
+]
 
 PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
 _PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -39,19 +45,44 @@ def check_percentage(compute: Compute) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What each process of a share may have. None: no limit."""
+
+    percentage: float | None = None
+    """Of the multiprocessors, 1 to 100."""
+    memory_mib: int | None = None
+    is_below_normal: bool = False
+    """Its kernels go after others'."""
+
+
+def limits_of(device: ShareDevice) -> Limits:
+    """Return what each process of a share may have of its device.
+
+    The limit of memory is a second line behind the share's ledger, and what its programs began
+    with: the driver changes none of one that runs. There is none where memory may live on the host.
+    """
+    compute = device.compute
+    memory_bytes = device.memory_bytes if device.begun_bytes is None else device.begun_bytes
+    return Limits(
+        percentage=compute.ceiling / 100 if compute.ceiling < WHOLE else None,
+        memory_mib=None if device.is_oversubscribed else -(-memory_bytes // (1 << 20)),
+        is_below_normal=compute.kind is ComputeClass.BESTEFFORT,
+    )
+
+
 def client_environment(device: ShareDevice, pipes: str) -> Mapping[str, str]:
     """Return the variables of a share's programs, whose server's daemon is at `pipes`.
 
-    The limit of memory is for each process, as a second line behind the share's ledger, and named
-    by number: a client sees the one GPU that its daemon has, so that a name that it cannot see,
-    which would make the driver drop all limits, cannot occur. It is left out where memory may live
-    on the host.
+    Memory is named by the device's number: a client sees the one GPU that its daemon has, so that
+    a name that it cannot see, which would make the driver drop all limits, cannot occur.
     """
+    limits = limits_of(device)
     environment = {PIPE_DIRECTORY: pipes}
-    if device.compute.ceiling < WHOLE:
+    if limits.percentage is not None:
         environment[_PERCENTAGE] = format_percent(device.compute.ceiling)
-    if not device.is_oversubscribed:
-        environment[_MEMORY] = f"0={-(-device.memory_bytes // (1 << 20))}M"
-    if device.compute.kind is ComputeClass.BESTEFFORT:
+    if limits.memory_mib is not None:
+        environment[_MEMORY] = f"0={limits.memory_mib}M"
+    if limits.is_below_normal:
         environment[_PRIORITY] = _BELOW_NORMAL
     return environment

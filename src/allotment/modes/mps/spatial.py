@@ -10,13 +10,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from allotment import ledger
-from allotment.ledger import Terms
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.placements import Placement
 from allotment.model.requests import MPS
-from allotment.model.shares import ShareId
+from allotment.model.shares import ShareDevice, ShareId
 from allotment.modes.mps.settings import check_percentage
 from allotment.modes.soft import SoftMode
 
@@ -63,30 +62,28 @@ class MpsMode(SoftMode):
         )
         ledger.create(directory, ledger.Policy(share_id=share, share_name=name, devices=(policy,)))
 
-    def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
-        """Set the limit; raise `LedgerError` for more than there is.
+    def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
+        """Refuse what the driver does not change for programs that run.
 
-        The driver's own limit of each process is in the environment that the share's programs
-        have, and would refuse what the ledger grants. Memory that may lie on the host has none.
+        Its limit of memory for each process is in the environment that they began with, and would
+        refuse what the ledger grants beyond it. Memory that may lie on the host has none. A process
+        has the part of the multiprocessors that it began with.
         """
-        policy = ledger.read(directory).policy
-        (device,) = policy.devices
-        if memory_bytes > device.memory_limit and not device.is_oversubscribed:
+        if of_compute:
             raise LedgerError(
-                f"share {policy.share_name}: under MPS the memory of programs that run cannot be"
-                f" made more: the driver holds each of them to the"
-                f" {format_bytes(device.memory_limit)} that they have",
+                f"{device.uuid} ({device.name}): under MPS the compute of programs that run cannot"
+                " be changed: the driver has given each its part when it began",
+                hint="run them in a new share: allot run --mode mps --compute ...; shares of mode"
+                " soft can change theirs",
+            )
+        most = device.memory_bytes if device.begun_bytes is None else device.begun_bytes
+        if memory_bytes > most and not device.is_oversubscribed:
+            raise LedgerError(
+                f"{device.uuid} ({device.name}): need {format_bytes(memory_bytes)}, have"
+                f" {format_bytes(most)}: under MPS the memory of programs that run cannot be made"
+                " more than they began with, because the driver holds each of them to that",
                 hint="run them in a new share: allot run --mode mps --memory ...",
             )
-        super().resize(directory, uuid, memory_bytes, force=force)
-
-    def revise(self, directory: Path, uuid: str, terms: Terms, *, devices: Path) -> None:
-        """Refuse: a process has the part that it began with, and the driver changes it no more."""
-        del uuid, terms, devices
-        raise LedgerError(
-            f"{directory}: under MPS the compute of programs that run cannot be changed",
-            hint="run them in a new share: allot run --mode mps --compute ...",
-        )
 
     def destroy(self, share: ShareId, *, devices: Path) -> None:
         """Nothing was made outside of the share's directory."""

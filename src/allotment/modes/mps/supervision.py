@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -24,6 +24,8 @@ from typing import Final, Protocol
 from allotment.devices.compute_modes import ComputeMode
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
 from allotment.modes.mps.controls import Control, MpsUnreachableError
+from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
+from allotment.modes.mps.parts import Parts
 from allotment.modes.mps.places import (
     DaemonState,
     Loss,
@@ -31,12 +33,21 @@ from allotment.modes.mps.places import (
     MpsStatus,
     process_start,
 )
+from allotment.modes.mps.settings import Limits
 
 __all__ = ["GpuAccess", "Supervisor", "Timing"]
 
 _MOST_LOSSES: Final = 8
 _MOST_SILENT: Final = 3
 _QUITS_WITHIN_S: Final = 5
+_TRIES_S: Final = 8.0
+"""For a daemon with namespaces: the older one has to be ready within what the programs wait."""
+_MIG: Final = "MIG-"
+_OLDER: Final = 2
+"""The daemon's protocol that every driver with MPS has."""
+_SERVING: Final = frozenset({DaemonState.READY, DaemonState.FAULTED})
+_WAKES: Final = 4096
+"""Bytes: more than there can be of them between two looks."""
 _IDLE_LOOK: Final = 0.25
 """Of a look's time while no share needs the daemon: the next one may want the GPU for itself."""
 
@@ -81,22 +92,26 @@ class Supervisor:
         gpu: GpuAccess,
         *,
         shares: Callable[[], Collection[str]],
+        parts: Callable[[], Mapping[str, Limits]] = dict,
         served: Callable[[], Collection[str]] | None = None,
         gives_way: Callable[[], bool] = lambda: False,
         timing: Timing | None = None,
     ) -> None:
         """Know what to do; nothing is started yet.
 
-        `shares` are names of those that need the daemon, `served` those of them whose programs may
+        `shares` are names of those that need the daemon, `parts` what they may have of it, by the
+        name of the part, `served` those of them whose programs may
         have begun, where that is known: they lose what a daemon takes with it, also one that ended
         before this supervisor began. `gives_way` tells, while there are none, that the GPU is
         wanted for something else: the daemon stops at once then, and where that was asked for
         (`MpsPlace.ask_for_way`).
         """
         self._place = place
-        self._control = control
+        self._control = self._older = control
         self._gpu = gpu
         self._shares = shares
+        self._wanted = parts
+        self._parts = Parts(place)
         self._served = served
         self._gives_way = gives_way
         self._timing = timing or Timing()
@@ -105,6 +120,7 @@ class Supervisor:
         )
         self._child: subprocess.Popen[bytes] | None = None
         self._watched = -1
+        self._woken = -1
         self._used = time.monotonic()
         self._silent = 0
         self._servers: frozenset[int] = frozenset()
@@ -124,6 +140,10 @@ class Supervisor:
         changed is put back.
         """
         had_one = self._status.daemon is not None
+        if had_one and self._status.protocol == 0 and self._status.state in _SERVING:
+            # An earlier release wrote it down, whose shares have the daemon's own folder mounted.
+            self._status = replace(self._status, protocol=_OLDER)
+        self._woken = self._place.listen()
         if self._adopt():
             self._place.tell(f"goes on with the daemon {self._status.daemon}")
             return
@@ -137,6 +157,7 @@ class Supervisor:
             self._used = time.monotonic()
         except AllotError as error:
             self._stop()
+            self._forget_wakes()
             with suppress(StateError):  # a full disk, say: what went wrong first is what is told
                 self._fail(error)
             self._place.tell(f"cannot begin: {error.message}")
@@ -152,6 +173,7 @@ class Supervisor:
             self._child.returncode = 0  # it is nobody's to wait for: another finds it by its pid
             self._child = None
         self._forget()
+        self._forget_wakes()
 
     def step(self) -> float | None:
         """Look at everything once; return the seconds until the next look, None: it is over.
@@ -173,6 +195,7 @@ class Supervisor:
         if reason:
             wait_s = self._again - time.monotonic()
             return self._recover(reason) if wait_s <= 0 else min(wait_s, self._timing.look)
+        self._share_out()
         if self._shares():
             self._used = time.monotonic()
             self._place.forget_wish()
@@ -183,11 +206,11 @@ class Supervisor:
         return None if self._end() else self._timing.look
 
     def wait(self, seconds: float) -> None:
-        """Sleep so long, or until the daemon ends."""
-        if self._watched < 0:
-            time.sleep(seconds)
-        else:
-            select.select([self._watched], [], [], seconds)
+        """Sleep so long, or until the daemon ends or a share comes."""
+        watched = [each for each in (self._watched, self._woken) if each >= 0]
+        if self._woken in select.select(watched, [], [], seconds)[0]:
+            with suppress(BlockingIOError):
+                os.read(self._woken, _WAKES)
 
     def clear(self) -> None:
         """Stop what was left of a daemon that no share needs, and put the GPU back."""
@@ -202,8 +225,11 @@ class Supervisor:
         Raises `StateError` when that is done and cannot be written down.
         """
         self._stop()
-        self._let_go(DaemonState.STOPPED)
-        self._place.forget_wish()
+        self._forget_wakes()
+        try:
+            self._let_go(DaemonState.STOPPED)
+        finally:
+            self._place.forget_wish()
 
     # ---- the daemon ------------------------------------------------------------------------------
 
@@ -216,12 +242,15 @@ class Supervisor:
             self._watched = os.pidfd_open(pid)
         except OSError:
             return False
+        if self._status.has_namespaces:
+            self._control = with_namespaces(self._older)
         if not self._control.answers():
             self._stop()
             return False
         with suppress(MpsUnreachableError):
             self._servers = frozenset(self._control.servers())
-        self._write(state=DaemonState.READY)
+        self._write(state=DaemonState.READY, protocol=self._control.protocol)
+        self._share_out()
         return True
 
     def _end_unknown(self) -> None:
@@ -236,25 +265,81 @@ class Supervisor:
                 self._place.tell(f"ended the daemon {pid}, which was not written down")
 
     def _start(self) -> None:
+        """Start a daemon with namespaces where there can be one, else the older one.
+
+        Shares that began by the older way have no namespace's socket: they keep to it.
+        """
         self._end_unknown()
-        self._write(
-            state=DaemonState.STARTING,
-            daemon=None,
-            offers_namespaces=self._control.offers_namespaces(),
-        )
-        self._child = self._control.start()
+        offers = self._older.offers_namespaces()
+        why = ""
+        self._write(state=DaemonState.STARTING, daemon=None, parts=(), offers_namespaces=offers)
+        if offers:
+            why = self._why_older()
+            if not why:
+                return
+            self._place.tell(f"no namespaces: {why}")
+        self._launch(self._older, self._timing.ready)
+        self._started(why)
+
+    def _why_older(self) -> str:
+        """Start a daemon with namespaces; return why there is none, empty: it serves."""
+        if self._older.uuid.startswith(_MIG):
+            return "protocol 3 serves no MIG devices"
+        if self._status.protocol == _OLDER:
+            return "shares are there that began without"
+        control = with_namespaces(self._older)
+        try:
+            self._launch(control, min(_TRIES_S, self._timing.ready))
+            control.try_namespaces(self._place.root / "trial")
+            self._parts.forget()
+            problem = self._parts.update(control, self._wanted())
+        except (PrerequisiteError, MpsUnreachableError) as error:
+            problem = error.message if isinstance(error, AllotError) else str(error)
+        if problem:
+            self._stop()
+            return problem
+        self._started("")
+        return ""
+
+    def _launch(self, control: Control, within_s: float) -> None:
+        """Start a daemon and wait for it. Raises `PrerequisiteError`."""
+        self._control = control
+        self._child = control.start()
         pid = self._child.pid
         self._watched = os.pidfd_open(pid)
         self._write(daemon=pid, daemon_start=process_start(pid) or 0)
-        self._await_ready()
+        self._await_ready(within_s)
+
+    def _started(self, why: str) -> None:
         self._silent = 0
         self._pause = self._timing.retry
-        self._write(state=DaemonState.READY)
-        self._place.tell(f"daemon {pid} is ready")
+        if self._control is self._older:
+            self._parts.forget()
+            self._parts.update(self._control, self._wanted())
+        self._write(
+            state=DaemonState.READY,
+            protocol=self._control.protocol,
+            older_because=why,
+            parts=self._parts.names,
+        )
+        self._place.tell(
+            f"daemon {self._status.daemon} is ready, by protocol {self._control.protocol}"
+        )
 
-    def _await_ready(self) -> None:
+    def _share_out(self) -> None:
+        """Make the parts of shares that have come, and remove those of shares that have gone."""
+        wanted = self._wanted()
+        if self._parts.are(wanted):
+            return
+        problem = self._parts.update(self._control, wanted)
+        if problem and problem != self._status.problem:
+            self._place.tell(f"a share's part cannot be made: {problem}")
+        if (self._parts.names, problem) != (self._status.parts, self._status.problem):
+            self._write(parts=self._parts.names, problem=problem)
+
+    def _await_ready(self, within_s: float) -> None:
         """Wait until a command is answered and a server is active; raise `PrerequisiteError`."""
-        deadline = time.monotonic() + self._timing.ready
+        deadline = time.monotonic() + within_s
         pause_s = 0.005
         while not self._is_ready():
             if not self._is_running():
@@ -265,8 +350,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 self._stop()
                 raise PrerequisiteError(
-                    f"{self._control.program}: no MPS server became active within"
-                    f" {self._timing.ready:.0f} s",
+                    f"{self._control.program}: no MPS server became active within {within_s:.0f} s",
                     hint=f"see {self._place.logs}/control.log and server.log",
                 )
             time.sleep(pause_s)
@@ -309,6 +393,11 @@ class Supervisor:
             self._child.wait()
             self._child = None
 
+    def _forget_wakes(self) -> None:
+        if self._woken >= 0:
+            os.close(self._woken)
+        self._woken = -1
+
     # ---- what goes wrong -------------------------------------------------------------------------
 
     def _lost(self) -> str:
@@ -320,7 +409,7 @@ class Supervisor:
     def _recover(self, reason: str) -> float:
         """Start the daemon again, and name who lost what it had; return the seconds to wait."""
         began = time.monotonic()
-        if self._status.state in {DaemonState.READY, DaemonState.FAULTED}:
+        if self._status.state in _SERVING:
             self._note(reason)
         self._stop()
         try:
@@ -370,6 +459,8 @@ class Supervisor:
             if not self._is_running():
                 return False  # they ended with their daemon, which is told of once
             self._note("an MPS server ended")
+        if not servers and not alive:
+            self._serve_again()
         self._servers = servers | alive
         if faulted and self._status.state is DaemonState.READY:
             self._note("a fault of one of their programs, which MPS does not keep apart")
@@ -378,6 +469,14 @@ class Supervisor:
             self._write(state=DaemonState.READY)
             self._place.tell("the faulted clients have left")
         return True
+
+    def _serve_again(self) -> None:
+        """Have a server in place of one that ended: by protocol 2 the daemon sees to that."""
+        if isinstance(self._control, NamespaceControl):
+            self._parts.forget()
+            self._write(parts=())
+            with suppress(MpsUnreachableError):
+                self._control.start_server()
 
     def _note(self, reason: str) -> None:
         shares = tuple(sorted((self._served or self._shares)()))
@@ -418,14 +517,23 @@ class Supervisor:
 
     def _let_go(self, state: DaemonState) -> None:
         before = self._status.mode_before
+        if state is DaemonState.STOPPED:  # who comes next begins anew
+            self._status = replace(self._status, protocol=0)
         if before is not None:
             try:
                 self._gpu.set_compute_mode(ComputeMode(before))
             except AllotError as error:
                 self._place.tell(f"the compute mode is not put back: {error.message}")
-                self._write(state=state, daemon=None, supervisor=None)
+                self._write(state=state, daemon=None, supervisor=None, parts=())
                 return
-        self._write(state=state, daemon=None, supervisor=None, mode_before=None, is_exclusive=False)
+        self._write(
+            state=state,
+            daemon=None,
+            supervisor=None,
+            parts=(),
+            mode_before=None,
+            is_exclusive=False,
+        )
 
     def _end(self) -> bool:
         """Stop, unless a share has come. One that comes later finds that nothing is ready."""

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment import ledger
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, UsageError
@@ -104,23 +103,23 @@ def test_a_share_has_a_ledger_and_takes_no_turns(tmp_path: Path, native_dir: Pat
 
 
 @pytest.mark.parametrize(
-    ("wanted", "may_oversubscribe", "then"),
-    [(2 * GI, False, 2 * GI), (4 * GI, False, 4 * GI), (6 * GI, True, 6 * GI)],
+    ("wanted", "may_oversubscribe"),
+    [(2 * GI, False), (4 * GI, False), (6 * GI, True)],
     ids=["less", "the same", "more, on the host"],
 )
 def test_memory_changes_as_far_as_the_driver_follows(
-    tmp_path: Path, wanted: int, then: int, *, may_oversubscribe: bool
+    wanted: int, *, may_oversubscribe: bool
 ) -> None:
-    make(tmp_path, placement(DEVICE, may_oversubscribe=may_oversubscribe))
-    MpsMode().resize(tmp_path, "GPU-0", wanted, force=False)
-    assert ledger.read(tmp_path).policy.devices[0].memory_limit == then
+    device = ShareDevice("GPU-0", "a100", 4 * GI, is_oversubscribed=may_oversubscribe)
+    MpsMode().check_change(device, memory_bytes=wanted, of_compute=False)
 
 
-def test_more_memory_than_the_driver_lets_programs_have_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, placement(DEVICE))
-    with pytest.raises(LedgerError, match=r"cannot be made more: .* the 4Gi that"):
-        MpsMode().resize(tmp_path, "GPU-0", 6 * GI, force=True)
-    assert ledger.read(tmp_path).policy.devices[0].memory_limit == 4 * GI
+@pytest.mark.parametrize("now", [4 * GI, 2 * GI], ids=["as it began", "made less"])
+def test_more_memory_than_the_driver_lets_programs_have_is_refused(now: int) -> None:
+    device = ShareDevice("GPU-0", "a100", now, begun_bytes=4 * GI)
+    MpsMode().check_change(device, memory_bytes=4 * GI, of_compute=False)
+    with pytest.raises(LedgerError, match=r"need 6Gi, have 4Gi: .* more than they began with"):
+        MpsMode().check_change(device, memory_bytes=6 * GI, of_compute=False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,8 @@ def test_devices_that_cannot_serve() -> None:
     assert "MIG" in MpsMode().fits(replace(DEVICE, mig=True))
 
 
-def test_compute_does_not_change_under_a_program(tmp_path: Path) -> None:
-    terms = ledger.Terms(Compute())
-    with pytest.raises(LedgerError, match="cannot be changed"):
-        MpsMode().revise(tmp_path, "GPU-0", terms, devices=tmp_path)
+def test_compute_does_not_change_under_a_program() -> None:
+    device = ShareDevice("GPU-0", "a100", 4 * GI)
+    with pytest.raises(LedgerError, match="cannot be changed") as caught:
+        MpsMode().check_change(device, memory_bytes=4 * GI, of_compute=True)
+    assert "--mode mps --compute" in (caught.value.hint or "")

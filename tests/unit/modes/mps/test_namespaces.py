@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons with namespaces: what is made of the shares, and when the older way is taken instead.
+
+The daemons are simulated ones of a driver that has protocol 3; those that do not do as documented
+are the same program behind a script.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from allotment.devices.compute_modes import ComputeMode
+from allotment.devices.simulated import SimulatedMachine, machine_path
+from allotment.libraries import SIMULATED, library_path
+from allotment.modes.mps import Control, DaemonState, Limits, MpsPlace, MpsStatus, Supervisor
+from allotment.modes.mps.controls import MpsUnreachableError
+from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
+from allotment.modes.mps.parts import Parts
+from allotment.modes.mps.supervision import Timing
+
+BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
+HALF = Limits(percentage=50, memory_mib=4096)
+pytestmark = pytest.mark.timeout(90)
+
+
+class Gpu:
+    """A GPU's driver, as far as a supervisor asks it."""
+
+    mode = ComputeMode.DEFAULT
+
+    def compute_mode(self) -> ComputeMode:
+        return self.mode
+
+    def set_compute_mode(self, mode: ComputeMode) -> None:
+        self.mode = mode
+
+    def computing(self) -> tuple[int, ...]:
+        return ()
+
+
+class Scene:
+    """A place of a GPU whose driver has protocol 3, and the shares on it."""
+
+    def __init__(self, root: Path) -> None:
+        description = root / "machine.yaml"
+        description.write_text("driver: 615.71.09\ngpus: [a100-80gb]\n")
+        machine = machine_path(root, str(description))
+        (device,) = SimulatedMachine(machine).devices()
+        self.root = root
+        self.place = MpsPlace(root / "mps" / device.uuid)
+        self.place.prepare(simulated=True)
+        self.program = str(library_path(SIMULATED) / "nvidia-cuda-mps-control")
+        self.control = Control(
+            self.place.pipes,
+            self.place.logs,
+            device.uuid,
+            self.program,
+            {"ALLOTMENT_SIMULATED_MACHINE": str(machine)},
+        )
+        self.gpu = Gpu()
+        self.wanted: dict[str, Limits] = {"one": HALF}
+
+    @property
+    def newer(self) -> NamespaceControl:
+        return with_namespaces(self.control)
+
+    def supervisor(self, control: Control | None = None, *, timing: Timing = BRIEF) -> Supervisor:
+        return Supervisor(
+            self.place,
+            control or self.control,
+            self.gpu,
+            shares=lambda: tuple(self.wanted),
+            parts=lambda: dict(self.wanted),
+            timing=timing,
+        )
+
+    def behind(self, cases: str) -> Control:
+        """The program, save what a script's `case` over its arguments does itself."""
+        path = self.root / "nvidia-cuda-mps-control"
+        path.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}\nesac\nexec {self.program} "$@"\n')
+        path.chmod(0o755)
+        return replace(self.control, program=str(path))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, native_dir: Path) -> Iterator[Scene]:
+    assert native_dir.is_dir()
+    made = Scene(tmp_path)
+    yield made
+    pid = made.place.status().daemon
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def stepping_until(supervisor: Supervisor, holds: Callable[[MpsStatus], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds(supervisor.status):
+        pause = supervisor.step()
+        assert pause is not None
+        assert time.monotonic() < deadline, supervisor.status
+        supervisor.wait(min(pause, 0.1))
+
+
+def has_restarted(before: int, status: MpsStatus) -> bool:
+    return status.restarts > before
+
+
+def socket_of(scene: Scene, name: str) -> Path:
+    return scene.place.part(name) / "control"
+
+
+def test_a_part_is_the_socket_of_its_namespace(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    status = scene.place.status()
+    assert (status.state, status.protocol, status.parts) == (DaemonState.READY, 3, ("one",))
+    assert scene.place.serves() is False  # nobody owns it here
+    assert socket_of(scene, "one").samefile(scene.newer.folder("one") / "control")
+    assert [path.name for path in scene.place.part("one").iterdir()] == ["control"]
+    supervisor.close()
+    assert scene.place.status().protocol == 0
+
+
+@pytest.mark.parametrize(
+    ("cases", "why"),
+    [
+        ('*"-p 3 -f"*|*"-f -p 3"*) exit 1;;', "ended at once"),
+        ('"server create"*) exit 0;;', "no MPS server became active"),
+        ('"namespace create"*) echo no >&2; exit 1;;', "namespace create allotment_trial"),
+        ('"namespace set"*) exit 0;;', "client-priority is 0, not 1"),
+        ('*"get allotment_trial shares pinned"*) echo 7M; exit 0;;', "is 7M, not 512M"),
+        ('*"get allotment_trial shares pipe-dir"*) echo /p; exit 0;;', "a namespace is at /p"),
+        ('"namespace create one"*) echo full >&2; exit 1;;', "full"),
+    ],
+    ids=["ends", "no server", "no namespace", "no limits", "other limits", "elsewhere", "no part"],
+)
+def test_a_daemon_that_does_not_do_as_documented_is_followed_by_the_older_one(
+    scene: Scene, cases: str, why: str
+) -> None:
+    timing = replace(BRIEF, ready=3.0)
+    supervisor = scene.supervisor(scene.behind(cases), timing=timing)
+    supervisor.begin()
+    status = scene.place.status()
+    assert (status.state, status.protocol, status.parts) == (DaemonState.READY, 2, ("one",))
+    assert why in status.older_because
+    assert status.offers_namespaces
+    assert scene.place.part("one").resolve() == scene.place.pipes
+    assert scene.control.ask("get_default_active_thread_percentage") == "100.0"
+    supervisor.close()
+
+
+def test_a_mig_device_has_the_older_way(scene: Scene) -> None:
+    supervisor = scene.supervisor(replace(scene.control, uuid="MIG-1"))
+    assert supervisor._why_older() == "protocol 3 serves no MIG devices"  # noqa: SLF001
+
+
+def test_shares_that_began_by_the_older_way_keep_to_it(scene: Scene) -> None:
+    first = scene.supervisor(scene.behind('"namespace create"*) exit 1;;'))
+    first.begin()
+    assert first.status.protocol == 2
+    daemon = first.status.daemon
+    assert daemon is not None
+    first._older = scene.control  # noqa: SLF001 - it would have namespaces by now
+    os.kill(daemon, signal.SIGKILL)
+    stepping_until(first, lambda status: status.restarts == 1)
+    assert first.status.protocol == 2
+    assert first.status.older_because == "shares are there that began without"
+    first.close()
+    # None is left: the next ones begin anew.
+    second = scene.supervisor()
+    second.begin()
+    assert second.status.protocol == 3
+    second.close()
+
+
+def test_shares_of_a_release_without_namespaces_keep_to_the_older_way(scene: Scene) -> None:
+    scene.place.write(MpsStatus(state=DaemonState.READY, daemon=os.getpid(), daemon_start=1))
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    assert supervisor.status.protocol == 2
+    supervisor.close()
+
+
+def test_a_part_stays_where_it_is_when_its_daemon_is_followed_by_another(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    folder = scene.place.part("one").stat().st_ino
+    for cases in ("", '"namespace create"*) exit 1;;'):  # the last one has none
+        supervisor._older = scene.behind(cases)  # noqa: SLF001
+        daemon, restarts = supervisor.status.daemon, supervisor.status.restarts
+        assert daemon is not None
+        before = socket_of(scene, "one").stat().st_ino
+        os.kill(daemon, signal.SIGKILL)
+        stepping_until(supervisor, partial(has_restarted, restarts))
+        # A container has it mounted, and is not told again.
+        assert scene.place.part("one").stat().st_ino == folder
+        assert socket_of(scene, "one").stat().st_ino != before
+    assert supervisor.status.protocol == 2
+    assert socket_of(scene, "one").samefile(scene.place.pipes / "control")
+    supervisor.close()
+
+
+def test_a_supervisor_that_follows_knows_the_namespaces(scene: Scene) -> None:
+    first = scene.supervisor()
+    first.begin()
+    scene.wanted["two"] = Limits(percentage=12.5)
+    del scene.wanted["one"]
+    second = scene.supervisor()
+    second.begin()
+    assert second.status.daemon == first.status.daemon
+    assert second.status.parts == ("two",)
+    assert scene.newer.namespaces() == {"two"}
+    assert second.step() == BRIEF.look
+    second.close()
+    first.close()  # its child, which a killed one would leave to init
+
+
+def test_a_share_that_comes_is_looked_at_when_the_supervisor_is_woken(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    scene.wanted["two"] = HALF
+    scene.place.wake()
+    supervisor.wait(3600)  # the test would not end
+    supervisor.step()
+    assert scene.place.status().parts == ("one", "two")
+    supervisor.close()
+    scene.place.wake()  # nobody is there to be woken
+
+
+def test_a_server_that_cannot_be_had_again_is_tried_again(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    working = supervisor._control  # noqa: SLF001
+    broken = scene.behind('"server create"*) echo full >&2; exit 1;;')
+    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    (server,) = scene.newer.servers()
+    os.kill(server, signal.SIGKILL)
+    stepping_until(supervisor, lambda status: bool(status.losses) and bool(status.problem))
+    assert scene.place.status().parts == ()
+    supervisor._control = working  # noqa: SLF001
+    stepping_until(supervisor, lambda status: status.parts == ("one",))
+    assert len(supervisor.status.losses) == 1
+    assert socket_of(scene, "one").samefile(scene.newer.folder("one") / "control")
+    supervisor.close()
+
+
+def test_a_part_that_cannot_be_made_is_tried_again_and_named(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    working = supervisor._control  # noqa: SLF001
+    broken = scene.behind('"namespace create two"*) echo full >&2; exit 1;;')
+    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    scene.wanted["two"] = HALF
+    supervisor.step()
+    assert scene.place.status().parts == ("one",)
+    assert "full" in scene.place.status().problem
+    supervisor._control = working  # noqa: SLF001
+    supervisor.step()
+    assert scene.place.status().parts == ("one", "two")
+    assert scene.place.status().problem == ""
+    supervisor.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "held"),
+    [
+        (Limits(percentage=12.5, memory_mib=100), ("12", "100M", "0")),
+        (Limits(is_below_normal=True), ("-", "-", "1")),
+        (Limits(percentage=99.99, memory_mib=1 << 20), ("99", "1024G", "0")),
+    ],
+)
+def test_a_namespace_has_no_more_than_its_share(
+    scene: Scene, limits: Limits, held: tuple[str, ...]
+) -> None:
+    scene.wanted = {"one": limits}
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    fields = ("active-thread-percentage", "pinned-memory-limit", "client-priority")
+    said = [scene.newer._do("namespace", "get", "one", "shares", each) for each in fields]  # noqa: SLF001
+    assert tuple(said) == held
+    supervisor.close()
+
+
+def test_what_a_daemon_refuses_is_said(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    with pytest.raises(MpsUnreachableError, match="there is a namespace: one"):
+        scene.newer.create("one")
+    with pytest.raises(MpsUnreachableError, match="no such namespace: none"):
+        scene.newer.delete("none")
+    supervisor.close()
+
+
+wanted_maps = st.dictionaries(
+    st.sampled_from(["a1", "b2", "c3", "part_25"]),
+    st.builds(
+        Limits,
+        percentage=st.none() | st.integers(1, 100).map(float),
+        memory_mib=st.none() | st.integers(1, 200 << 10),
+        is_below_normal=st.booleans(),
+    ),
+)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(changes=st.lists(wanted_maps, max_size=4), is_newer=st.booleans())
+def test_there_are_parts_for_the_shares_and_no_others(
+    scene: Scene, changes: list[Mapping[str, Limits]], *, is_newer: bool
+) -> None:
+    control = scene.newer if is_newer else scene.control
+    daemon = control.start()
+    try:
+        while not control.answers():
+            assert daemon.poll() is None
+        if is_newer:
+            control.start_server()
+        parts = Parts(scene.place)
+        for wanted in (*changes, {}):
+            assert parts.update(control, wanted) == ""
+            assert parts.are(wanted)
+            assert set(parts.names) == set(wanted)
+            assert {path.name for path in scene.place.parts.iterdir()} == set(wanted)
+            assert all((scene.place.part(name) / "control").is_socket() for name in wanted)
+            if is_newer:
+                assert scene.newer.namespaces() == set(wanted)
+    finally:
+        daemon.kill()
+        daemon.wait()
