@@ -182,11 +182,19 @@ class Supervisor:
         removed is ended: neither a program nor the next supervisor would find it. Raises
         `StateError` where something cannot be written down.
         """
-        if not self._place.is_written():
-            with suppress(StateError):
-                self.close()
-            self._place.tell("stopped: its files were removed")
-            return None
+        if self._place.is_written():
+            try:
+                return self._step()
+            except StateError:
+                if self._place.is_written():
+                    raise
+        # Also while it looked: most of a step reads and writes files.
+        with suppress(StateError):
+            self.close()
+        self._place.tell("stopped: its files were removed")
+        return None
+
+    def _step(self) -> float | None:
         reason = self._lost()
         if reason and not self._shares():
             self.close()

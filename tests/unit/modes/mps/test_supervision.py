@@ -372,6 +372,25 @@ def test_a_daemon_whose_files_were_removed_is_ended_and_the_gpu_put_back(
     assert not scene.place.status().holds_gpu
 
 
+def test_files_that_are_removed_while_it_looks_are_found_missing_too(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    daemon = supervisor.status.daemon
+    assert daemon is not None
+    os.kill(daemon, signal.SIGKILL)
+
+    class Removing(list[str]):
+        """Shares that are asked for: the first thing that a step does with a daemon that ended."""
+
+        def __iter__(self) -> Iterator[str]:
+            shutil.rmtree(scene.place.root.parent, ignore_errors=True)
+            return super().__iter__()
+
+    scene.shares = Removing(scene.shares)
+    assert supervisor.step() is None
+    assert scene.gpu.mode is ComputeMode.DEFAULT
+
+
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(_: MpsPlace, status: MpsStatus) -> None:
         raise StateError(f"{status.state}: cannot be written: No space left on device")
