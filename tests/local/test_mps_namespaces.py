@@ -263,6 +263,7 @@ def test_a_daemon_for_one_user_refuses_others(control: NamespaceControl, machine
         **control.environment,
         "LD_LIBRARY_PATH": str(library_path(SIMULATED)),
         "CUDA_MPS_PIPE_DIRECTORY": str(control.pipes),
+        "CUDA_MPS_LOG_DIRECTORY": str(control.logs),
     }
     with subprocess.Popen([control.program, "-p", "3", "-f"], env=environment) as single:
         try:
