@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kubelet_twin import PodTwin
-from mig_node import PROFILE, SMALL, Node, asking
+from mig_node import PROFILE, SMALL, Node, asking, tell
 
-from allotment.devices.watching import Session
 from allotment.model.pods import ContainerKind
 
 pytestmark = pytest.mark.timeout(180)
@@ -23,24 +21,6 @@ pytestmark = pytest.mark.timeout(180)
 def node(tmp_path: Path, native_dir: Path) -> Node:
     assert native_dir.is_dir()
     return Node(tmp_path, "[{mode: mig, mig: {keep: 1s}}]")
-
-
-def tell(node: Node, story: Callable[[], Coroutine[object, object, None]]) -> None:
-    async def told() -> None:
-        session = Session(node.machine)
-        session.open()  # the agent holds NVML for as long as it lives
-        await node.tenants.adopt()
-        loops = [asyncio.create_task(each.run()) for each in (node.tenants, node.slices)]
-        try:
-            await story()
-        finally:
-            for each in loops:
-                each.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-            await node.tenants.close()
-            session.close()
-
-    asyncio.run(told())
 
 
 def placed_together(node: Node, *names: str) -> dict[str, str]:
