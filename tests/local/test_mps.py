@@ -17,7 +17,7 @@ from mps_machine import CLIENT, SPEC, Machine, first_line, lines, wait_until
 
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.libraries import SIMULATED, library_path
-from allotment.model.errors import BusyError, LedgerError, PrerequisiteError
+from allotment.model.errors import BusyError, NotInModeError
 from allotment.modes.mps import Control, DaemonState
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -183,11 +183,21 @@ def test_memory_is_held_for_the_share(machine: Machine) -> None:
                          "true").returncode == 3  # fmt: skip
 
 
+def test_doctor_tells_who_holds_shares_to_their_compute(machine: Machine) -> None:
+    held = machine.start("hold", options=("--name", "held"))
+    assert first_line(held)["is_client"]
+    checks = json.loads(machine.allot("doctor", "-o", "json").stdout)["checks"]
+    [compute] = [each["detail"] for each in checks if each["name"] == "compute"]
+    assert compute == "MPS holds shares to their part of the multiprocessors; GPUs: 1"
+    refused = machine.allot("resize", "held", "--compute", "20")
+    assert refused.returncode == NotInModeError.exit_code, refused.stderr
+
+
 def test_memory_grows_in_a_new_share_alone(machine: Machine) -> None:
     held = machine.start("hold", options=("--name", "held"))
     assert first_line(held)["is_client"]
     refused = machine.allot("resize", "held", "--memory", "6Gi")
-    assert refused.returncode == LedgerError.exit_code, refused.stderr
+    assert refused.returncode == NotInModeError.exit_code, refused.stderr
     assert "under MPS the memory of programs that run cannot be made more" in refused.stderr
     assert machine.allot("resize", "held", "--memory", "2Gi").returncode == 0
     (share,) = machine.shares()
@@ -250,7 +260,7 @@ def test_a_share_is_not_suspended_and_runs_on(machine: Machine, options: tuple[s
     held = machine.start("hold", options=("--name", "held", *options))
     assert first_line(held)["is_client"]
     done = machine.allot("suspend", "held", "--timeout", "5")
-    assert done.returncode == PrerequisiteError.exit_code, done.stderr
+    assert done.returncode == NotInModeError.exit_code, done.stderr
     assert "its programs are clients of MPS" in done.stderr
     assert "--mode soft" in done.stderr
     (share,) = json.loads(machine.allot("ps", "-o", "json").stdout)["shares"]

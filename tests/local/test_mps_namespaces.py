@@ -20,7 +20,7 @@ from allotment.devices.compute_modes import ComputeMode
 from allotment.libraries import SIMULATED, library_path
 from allotment.modes.mps import DaemonState, Limits, MpsPlace
 from allotment.modes.mps.controls import Control, MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
+from allotment.modes.mps.namespaces import NamespaceControl, folder_of, with_namespaces
 from allotment.shares.folders import StateFolder
 from allotment.shares.mps_daemons import control_of
 
@@ -104,6 +104,29 @@ def test_each_share_has_a_namespace_with_its_limits_while_it_is_there(machine: M
     wait_until(lambda: control.namespaces() == {left}, "the namespace is left behind")
     wait_until(lambda: folders(machine.place()) == {left}, "the folder is left behind")
     assert best.poll() is None
+
+
+def test_a_share_that_cannot_be_read_for_a_while_keeps_its_part(machine: Machine) -> None:
+    kept, stays, ends = (
+        machine.start("hold", compute="25", options=("--name", name))
+        for name in ("kept", "stays", "ends")
+    )
+    for each in (kept, stays, ends):
+        assert first_line(each)["is_client"]
+    ids = {share["name"]: share["id"] for share in machine.shares()}
+    part = machine.place().part(ids["kept"])
+    before = (part.stat().st_ino, (part / "control").stat().st_ino)
+    record = machine.allot.state / "shares" / ids["kept"] / "share.json"
+    text = record.read_bytes()
+    record.write_bytes(b"{")
+    ends.terminate()
+    ends.communicate(timeout=30)
+    wait_until(lambda: ids["ends"] not in folders(machine.place()), "nobody looks")
+    assert folders(machine.place()) == {ids["kept"], ids["stays"]}
+    assert control_for(machine).namespaces() == {ids["kept"], ids["stays"]}
+    record.write_bytes(text)
+    assert (part.stat().st_ino, (part / "control").stat().st_ino) == before
+    assert kept.poll() is None
 
 
 def test_namespaces_are_there_again_after_the_daemon(machine: Machine) -> None:
@@ -272,7 +295,10 @@ def test_a_daemon_for_one_user_refuses_others(control: NamespaceControl, machine
             control.create("plain")
             done = subprocess.run(
                 [python, "-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"],
-                env={**environment, "CUDA_MPS_PIPE_DIRECTORY": str(control.folder("plain"))},
+                env={
+                    **environment,
+                    "CUDA_MPS_PIPE_DIRECTORY": str(folder_of(control.pipes, "plain")),
+                },
                 capture_output=True,
                 text=True,
                 check=True,
@@ -292,7 +318,7 @@ def test_a_namespace_with_clients_is_not_deleted(control: NamespaceControl) -> N
                 **os.environ,
                 **control.environment,
                 "LD_LIBRARY_PATH": str(library_path(SIMULATED)),
-                "CUDA_MPS_PIPE_DIRECTORY": str(control.folder("plain")),
+                "CUDA_MPS_PIPE_DIRECTORY": str(folder_of(control.pipes, "plain")),
             },
             stdout=subprocess.PIPE,
             text=True,

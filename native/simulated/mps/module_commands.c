@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
 #include "simulated/mps/daemon.h"
 
 #define NAMES 3
@@ -17,7 +16,7 @@ typedef struct arguments {
   int count;  // of names
   const char *names[NAMES];
   const char *server, *format, *uid, *devices, *memory, *percentage, *priority;
-  bool by_force, all;
+  bool by_force;
 } arguments;
 
 typedef char cells[COLUMNS][CELL];
@@ -224,15 +223,6 @@ static int server_set(mps_daemon *own, const arguments *given, FILE *out) {
   return server != NULL ? set_limits(own, &server->namespaces[0].settings, given, out) : 1;
 }
 
-static int server_get(mps_daemon *own, const arguments *given, FILE *out) {
-  static cells row;
-  mps_server *server = asked_server(own, given->names[0], out);
-  if (server == NULL) return 1;
-  if (given->count != 2) return fail(out, "a field is needed", NULL);
-  fill_server(own, server, row);
-  return show_field(given->names[1], COLUMNS - 1, server_columns, row, out);
-}
-
 // ---- namespaces --------------------------------------------------------------------------------
 
 static int clients_of(mps_daemon *own, const mps_server *server, const mps_namespace *group) {
@@ -332,21 +322,6 @@ static int client_list(mps_daemon *own, const arguments *given, FILE *out) {
   return 0;
 }
 
-static int client_terminate(mps_daemon *own, const arguments *given, FILE *out) {
-  pid_t wanted = given->count > 0 ? (pid_t)atoi(given->names[0]) : 0;
-  for (int i = 0; i < MPS_SERVERS; i++) {
-    int slots[ALLOT_MACHINE_PROCESSES];
-    if (own->servers[i].pid == 0) continue;
-    int count = mps_clients(own, &own->servers[i], slots);
-    for (int client = 0; client < count; client++) {
-      if (own->machine.machine->processes[slots[client]].pid != wanted) continue;
-      allot_mps_end(&own->machine, slots[client], CUDA_ERROR_MPS_CLIENT_TERMINATED);
-      return 0;
-    }
-  }
-  return fail(out, "no such client", given->count > 0 ? given->names[0] : NULL);
-}
-
 static int quit(mps_daemon *own, const arguments *given, FILE *out) {
   own->quits = true;
   own->quits_ns = 0;
@@ -363,14 +338,12 @@ static const struct {
     {"server", "delete", server_delete},
     {"server", "list", server_list},
     {"server", "set", server_set},
-    {"server", "get", server_get},
     {"namespace", "create", namespace_create},
     {"namespace", "delete", namespace_delete},
     {"namespace", "list", namespace_list},
     {"namespace", "set", namespace_set},
     {"namespace", "get", namespace_get},
     {"client", "list", client_list},
-    {"client", "terminate", client_terminate},
     {"quit", "", quit},
 };
 
@@ -397,7 +370,6 @@ static bool take(arguments *given, const char *word) {
     return true;
   }
   if (strcmp(word, "--force") == 0) return given->by_force = true;
-  if (strcmp(word, "--all") == 0) return given->all = true;
   if (name != word || value != NULL || given->count == NAMES) return false;
   given->names[given->count++] = word;
   return true;

@@ -35,10 +35,11 @@ from allotment.shares.mps_daemons import (
     control_of,
     needed_otherwise,
     part_of,
-    parts,
+    parts_there,
     place_of,
     statuses,
     still_held,
+    users,
 )
 
 __all__ = ["LOST", "MpsKeeping"]
@@ -182,7 +183,7 @@ class MpsKeeping:
                     gpu=GpuSettings(uuid, machine=self._machine),
                     control=lambda: control_of(self._folder, uuid, machine=self._machine),
                     shares=lambda: self._users(uuid),
-                    parts=lambda: self._parts(uuid),
+                    parts=lambda: parts_there(self._folder, self._shares, uuid),
                     gives_way=lambda: self._is_wanted(uuid),
                     arriving=self._arriving,
                     timing=self._timing,
@@ -229,24 +230,18 @@ class MpsKeeping:
 
     def _users(self, uuid: str) -> tuple[str, ...]:
         try:
-            users = tuple(each.name for each in self._by_mps() if uuid in _gpus(each))
-        except StateError:  # the folder is gone, and its shares with it
+            names = users(self._shares(), uuid)
+        except StateError:  # it stays for as long as without a share
             return ()
-        if users:
+        if names:
             self._wanted.discard(uuid)
-        return users
-
-    def _parts(self, uuid: str) -> Mapping[str, Limits]:
-        try:
-            return parts(self._by_mps(), uuid)
-        except StateError:  # the folder is gone
-            return {}
+        return names
 
     def _is_wanted(self, uuid: str) -> bool:
         try:
             return uuid in self._wanted or needed_otherwise(self._shares(), uuid)
-        except StateError:  # the folder is gone
-            return True
+        except StateError:
+            return uuid in self._wanted
 
     # ---- what is told ----------------------------------------------------------------------------
 
@@ -307,7 +302,7 @@ class _Keeper:
     gpu: GpuSettings
     control: Callable[[], Control]
     shares: Callable[[], tuple[str, ...]]
-    parts: Callable[[], Mapping[str, Limits]]
+    parts: Callable[[], Mapping[str, Limits | None] | None]
     gives_way: Callable[[], bool]
     arriving: set[str]
     timing: Timing

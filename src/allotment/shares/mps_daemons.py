@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,7 @@ __all__ = [
     "part_of",
     "part_of_percent",
     "parts",
+    "parts_there",
     "pipes_of",
     "place_of",
     "ready",
@@ -57,6 +58,7 @@ __all__ = [
     "servers",
     "statuses",
     "still_held",
+    "users",
 ]
 
 STOPS: Final = "its MPS daemon, which no share needs any more, is about to stop"
@@ -120,6 +122,33 @@ def parts(shares: Iterable[Found], uuid: str) -> Mapping[str, Limits]:
         )
         for share, device in found
     }
+
+
+def parts_there(
+    folder: StateFolder, read: Callable[[], Iterable[Found]], uuid: str
+) -> Mapping[str, Limits | None] | None:
+    """Return the same with the parts of shares that are there and cannot be read now, as None.
+
+    None for all: nothing can be read. `read` returns all shares.
+    """
+    try:
+        shares = list(read())
+        there = {path.name for path in folder.shares.iterdir() if not path.name.startswith(".")}
+    except (StateError, OSError):
+        return None
+    unread = there - {each.id for each in shares if each.share is not None}
+    if unread:  # containers without CDI, perhaps
+        unread.update(map(part_of_percent, range(101)))
+    return {**dict.fromkeys(unread), **parts(shares, uuid)}
+
+
+def users(shares: Iterable[Found], uuid: str) -> tuple[str, ...]:
+    """Return the names of the shares that need a GPU's daemon."""
+    return tuple(
+        each.name
+        for each in shares
+        if each.mode == MPS and any(device.uuid == uuid for device in each.devices())
+    )
 
 
 def pipes_of(folder: StateFolder, share: Share) -> Path:
@@ -257,24 +286,11 @@ def _start_one(folder: StateFolder, uuid: str, machine: str | None) -> None:
         )
 
 
-def _parts(folder: StateFolder, uuid: str) -> Mapping[str, Limits]:
-    try:
-        return parts(look(folder), uuid)
-    except StateError:  # the folder is gone, and its shares with it
-        return {}
-
-
 def _users(folder: StateFolder, uuid: str) -> tuple[str, ...]:
-    """Return the names of the shares that need a GPU's daemon."""
     try:
-        shares = look(folder)
-    except StateError:  # the folder is gone, and its shares with it
+        return users(look(folder), uuid)
+    except StateError:  # it stays for as long as without a share
         return ()
-    return tuple(
-        each.name
-        for each in shares
-        if each.mode == MPS and any(device.uuid == uuid for device in each.devices())
-    )
 
 
 def needed_otherwise(shares: Iterable[Found], uuid: str) -> bool:
@@ -290,8 +306,8 @@ def needed_otherwise(shares: Iterable[Found], uuid: str) -> bool:
 def _is_wanted(folder: StateFolder, uuid: str) -> bool:
     try:
         return needed_otherwise(look(folder), uuid)
-    except StateError:  # the folder is gone
-        return True
+    except StateError:
+        return False
 
 
 def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
@@ -304,7 +320,7 @@ def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
             control_of(folder, uuid, machine=machine),
             GpuSettings(uuid, machine=machine),
             shares=lambda: _users(folder, uuid),
-            parts=lambda: _parts(folder, uuid),
+            parts=lambda: parts_there(folder, lambda: look(folder), uuid),
             gives_way=lambda: _is_wanted(folder, uuid),
         )
         if not _users(folder, uuid):

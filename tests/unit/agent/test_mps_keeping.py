@@ -21,16 +21,20 @@ from allotment.agent.mps_keeping import LOST, MpsKeeping
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.simulated import machine_path, read_machine
 from allotment.model.compute import Compute, ComputeClass
-from allotment.model.errors import BusyError, PrerequisiteError
+from allotment.model.errors import BusyError, PrerequisiteError, StateError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import MIG, MPS, SOFT, Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes.mps import Control, DaemonState, MpsStatus
+from allotment.modes.mps.namespaces import with_namespaces
 from allotment.modes.mps.places import process_start
 from allotment.modes.mps.supervision import Timing
+from allotment.shares.bookings import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.mps_daemons import place_of
+from allotment.shares.found import Found
+from allotment.shares.lives import look
+from allotment.shares.mps_daemons import control_of, part_of, parts_there, place_of
 from allotment.shares.placing import Order
 from allotment.shares.pods import NodeFolders, PodShares
 
@@ -313,10 +317,7 @@ SOFT_HALF = Compute(5000, 10000, is_governed=True)
 
 
 def test_the_gpu_is_anothers_modes_as_soon_as_its_share_is_there(node: Node) -> None:
-    node.agent.close()
-    slow = Timing(look=0.1, idle=60.0, ready=20.0, retry=0.1)
-    node.agent = MpsKeeping(node.folder, reports=node.reports, machine=node.machine, timing=slow)
-    node.agents.append(node.agent)
+    slow_agent(node, look=0.1)
     node.ready(node.share("one"))
     node.shares.end(node.shares.owned()[0].id)
     assert node.status().state is DaemonState.READY
@@ -369,10 +370,7 @@ def test_a_state_folder_that_is_removed_takes_its_daemon_with_it(node: Node) -> 
 
 
 def test_a_gpu_that_is_wanted_for_slices_is_given_up_by_its_daemon(node: Node) -> None:
-    node.agent.close()
-    slow = Timing(look=0.1, idle=60.0, ready=20.0, retry=0.1)
-    node.agent = MpsKeeping(node.folder, reports=node.reports, machine=node.machine, timing=slow)
-    node.agents.append(node.agent)
+    slow_agent(node, look=0.1)
     share = node.share("one")
     node.ready(share)
     assert node.agent.unfit(MIG, node.uuids) == {}  # it is not free, but for a share
@@ -431,6 +429,97 @@ def test_replicas_without_cdi_have_a_part_by_their_size(newer_node: Node) -> Non
     newer_node.ready(share)
     assert newer_node.status().parts == ("part_25",)
     assert (Path(mounts[0].host_path) / "control").is_socket()
+    # Shares of one size have the part together: their memory is each one's ledger's.
+    assert limits_on(newer_node, "part_25") == ("25", "-")
+
+
+def limits_on(node: Node, part: str) -> tuple[str, str]:
+    older: Control = control_of(node.folder, node.uuids[0], machine=node.machine)
+    control = with_namespaces(older)
+    percentage, memory = (
+        control._do("namespace", "get", part, "shares", field)  # noqa: SLF001 - what it said
+        for field in ("active-thread-percentage", "pinned-memory-limit")
+    )
+    return percentage, memory
+
+
+@pytest.mark.parametrize("injection", [Injection.CDI, Injection.MOUNTS], ids=["cdi", "mounts"])
+@pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "missing"])
+def test_a_share_that_cannot_be_read_for_a_while_keeps_its_part(
+    newer_node: Node, injection: Injection, *, is_there: bool
+) -> None:
+    node = newer_node
+    kept = node.share("kept", injection=injection, resource="nvidia.com/gpu")
+    tenth = Compute(1000, 1000, is_governed=True)
+    other, ended = (node.share(name, compute=tenth) for name in ("other", "ended"))
+    for share in (kept, other, ended):
+        node.ready(share)
+    part = part_of(kept)
+    assert node.status().parts == tuple(sorted((part, other.id, ended.id)))
+    folder = place_of(node.folder, node.uuids[0]).part(part)
+    before = (folder.stat().st_ino, (folder / "control").stat().st_ino)
+    record = node.folder.share(kept.id) / "share.json"
+    text = record.read_bytes()
+    record.unlink()
+    if is_there:
+        record.write_bytes(b"{")
+    shutil.rmtree(node.folder.share(ended.id))
+    wait_until(lambda: ended.id not in node.status().parts, "it stays")
+    assert node.status().parts == tuple(sorted((part, other.id)))
+    record.write_bytes(text)
+    node.ready(kept)
+    assert (folder.stat().st_ino, (folder / "control").stat().st_ino) == before
+    assert limits_on(node, part)[0] == "50"
+
+
+def test_parts_that_cannot_be_read_are_not_known(node: Node) -> None:
+    def unreadable() -> list[Found]:
+        raise StateError("too many open files")
+
+    share = node.share("one")
+    (uuid, _) = node.uuids
+    found = look(node.folder)
+    assert set(parts_there(node.folder, lambda: found, uuid) or {}) == {share.id}
+    assert parts_there(node.folder, unreadable, uuid) is None
+    unread = parts_there(node.folder, list, uuid)
+    assert unread is not None
+    assert {share.id, "part_0", "part_25", "part_100"} <= unread.keys()
+    assert set(unread.values()) == {None}
+    shutil.rmtree(node.folder.root)
+    assert parts_there(node.folder, list, uuid) is None
+
+
+def slow_agent(node: Node, *, look: float) -> MpsKeeping:
+    node.agent.close()
+    slow = Timing(look=look, idle=60.0, ready=20.0, retry=0.1)
+    node.agent = MpsKeeping(node.folder, reports=node.reports, machine=node.machine, timing=slow)
+    node.agents.append(node.agent)
+    return node.agent
+
+
+def test_shares_that_cannot_be_read_are_no_reason_to_give_the_gpu_up_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def fail(_: Bookings) -> list[Found]:
+        looks.append(time.monotonic())
+        raise StateError("too many open files")
+
+    slow_agent(node, look=0.1)
+    node.ready(node.share("one"))
+    daemon = node.status().daemon
+    with monkeypatch.context() as patch:
+        patch.setattr(Bookings, "read", fail)
+        wait_until(lambda: len(looks) > 12, "nobody looks")
+    assert (node.status().state, node.status().daemon) == (DaemonState.READY, daemon)
+
+
+def test_an_agent_that_ends_does_not_wait_for_the_next_look(node: Node) -> None:
+    agent = slow_agent(node, look=3600.0)
+    node.ready(node.share("one"))
+    agent.close()
+    assert not place_of(node.folder, node.uuids[0]).is_owned()
 
 
 def test_a_compute_mode_that_cannot_be_put_back_is_tried_with_pauses_that_double(

@@ -125,6 +125,13 @@ class Control:
         """Have a server of this user, so that the first client need not wait for one."""
         self.ask(f"start_server -uid {os.geteuid()}")
 
+    def others(self) -> tuple[str, ...]:
+        """Return the names of servers that nobody of ours uses: by protocol 2 there are none."""
+        return ()
+
+    def hold_others(self) -> None:
+        """Hold who comes by no share's part: by protocol 2 each program has what it is told."""
+
     def is_active(self, server: int) -> bool:
         """Tell whether a server takes clients; raise `MpsUnreachableError`."""
         return self.ask(f"get_server_status {server}") == _ACTIVE

@@ -8,6 +8,7 @@ read back, for a daemon that takes a value as it comes says nothing.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,13 +52,28 @@ class NamespaceControl(Control):
         return tuple(self._servers())
 
     def start_server(self) -> None:
-        """Have the server, of this user, or for all users where that is root.
-
-        Who comes to it by no share's namespace is in `default`, and has next to nothing: a program
-        that sees the daemon's folder would else have the whole GPU there.
-        """
+        """Have the server, of this user, or for all users where that is root."""
         self._do("server", "create", _SERVER)
         self._do("server", "set", _SERVER, *_options_of(_NEXT_TO_NOTHING))
+
+    def others(self) -> tuple[str, ...]:
+        """Return the names of servers besides ours; raise `MpsUnreachableError`.
+
+        The daemon makes one, without limits, for who connects to it while ours is not there.
+        """
+        return tuple(row[0] for row in self._rows() if row[0] != _SERVER)
+
+    def hold_others(self) -> None:
+        """Leave next to nothing to who comes by no share's namespace.
+
+        A program that sees the daemon's folder would else have the whole GPU: in `default`, or in a
+        server besides ours, which is ended with its clients. Raises `MpsUnreachableError`.
+        """
+        for name in self.others():
+            self._do("server", "delete", name, "--force")
+        options = _options_of(_NEXT_TO_NOTHING)
+        self._do("server", "set", _SERVER, *options)
+        self._check(_DEFAULT, options)
 
     def is_active(self, server: int) -> bool:
         """Tell whether a server takes clients; raise `MpsUnreachableError`."""
@@ -73,10 +89,6 @@ class NamespaceControl(Control):
         self._do("--quit")
 
     # ---- namespaces ------------------------------------------------------------------------------
-
-    def folder(self, name: str) -> Path:
-        """Return the pipe directory of a namespace's clients."""
-        return folder_of(self.pipes, name)
 
     def namespaces(self) -> frozenset[str]:
         """Return the names of those that were made; raise `MpsUnreachableError`."""
@@ -94,6 +106,9 @@ class NamespaceControl(Control):
         """
         options = _options_of(limits)
         self._do("namespace", "set", name, f"--server={_SERVER}", *options)
+        self._check(name, options)
+
+    def _check(self, name: str, options: Iterable[str]) -> None:
         for option in options:
             field, _, wanted = option.removeprefix("--").partition("=")
             had = self._do("namespace", "get", name, _SERVER, field)
@@ -107,18 +122,21 @@ class NamespaceControl(Control):
     def try_namespaces(self, scratch: Path) -> None:
         """Make a namespace, read it back, and remove it. Raises `MpsUnreachableError`.
 
-        Its socket must be where the clients are told, and have a second name at `scratch`.
+        Its socket must be where the clients are told, and have a second name at `scratch`. Who
+        comes by no namespace of ours must be held.
         """
+        self.hold_others()
         if _TRIAL in self.namespaces():
             self.delete(_TRIAL)
         self.create(_TRIAL)
         try:
             self.limit(_TRIAL, _TRIAL_LIMITS)
             where = self._do("namespace", "get", _TRIAL, _SERVER, "pipe-directory")
-            if where != str(self.folder(_TRIAL)):
-                raise MpsUnreachableError(f"a namespace is at {where}, not {self.folder(_TRIAL)}")
+            folder = folder_of(self.pipes, _TRIAL)
+            if where != str(folder):
+                raise MpsUnreachableError(f"a namespace is at {where}, not {folder}")
             scratch.unlink(missing_ok=True)
-            os.link(self.folder(_TRIAL) / "control", scratch)
+            os.link(folder / "control", scratch)
             scratch.unlink()
         except OSError as error:
             raise MpsUnreachableError(f"a namespace's socket: {error}") from error
@@ -128,12 +146,16 @@ class NamespaceControl(Control):
 
     def _servers(self) -> dict[int, str]:
         """Return the status of our server by its process id, in small letters."""
-        rows = (row.split(",") for row in self._do("server", "list", _CSV).splitlines())
         return {
             int(row[2]): row[3].strip().lower()
-            for row in rows
+            for row in self._rows()
             if len(row) > 3 and row[0] == _SERVER and row[2].isdecimal()  # noqa: PLR2004
         }
+
+    def _rows(self) -> list[list[str]]:
+        """Return what is said of each server."""
+        rows = self._do("server", "list", _CSV).splitlines()
+        return [row.split(",") for row in rows if row]
 
     def _do(self, *words: str) -> str:
         return self._run(words, called=" ".join(words))

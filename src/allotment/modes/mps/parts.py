@@ -11,12 +11,11 @@ next one's socket there.
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from allotment.modes.mps.controls import Control, MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl
+from allotment.modes.mps.namespaces import NamespaceControl, folder_of
 from allotment.modes.mps.places import MpsPlace
 from allotment.modes.mps.settings import Limits
 
@@ -32,6 +31,8 @@ class Parts:
         """Know where they are; of the daemon nothing is known yet."""
         self._place = place
         self._made: dict[str, Limits] = {}
+        self._left: frozenset[str] = frozenset()
+        """Namespaces that nobody needs and that could not be deleted."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,14 +43,18 @@ class Parts:
         """Make all of them anew: the daemon is another, or what it has is not known."""
         self._made.clear()
 
-    def are(self, wanted: Mapping[str, Limits]) -> bool:
+    def are(self, wanted: Mapping[str, Limits | None]) -> bool:
         """Tell whether there is nothing to do."""
-        return self._made == wanted
+        is_made = all(
+            limits is None or self._made.get(name) == limits for name, limits in wanted.items()
+        )
+        return is_made and self._made.keys() <= wanted.keys() and not self._left
 
-    def update(self, control: Control, wanted: Mapping[str, Limits]) -> str:
+    def update(self, control: Control, wanted: Mapping[str, Limits | None]) -> str:
         """Make what is missing and remove what nobody needs; return what went wrong, if anything.
 
-        One that cannot be made is missing from `names`, and tried again the next time.
+        One whose limits are None stays as it is: programs may have it, and what they may have is
+        not known. One that cannot be made is missing from `names`, and tried again the next time.
         """
         try:
             there = self._clear(control, wanted)
@@ -57,7 +62,7 @@ class Parts:
             return str(error)
         problems = []
         for name, limits in wanted.items():
-            if self._made.get(name) == limits:
+            if limits is None or self._made.get(name) == limits:
                 continue
             self._made.pop(name, None)
             try:
@@ -68,14 +73,18 @@ class Parts:
                 self._made[name] = limits
         return "; ".join(problems)
 
-    def _clear(self, control: Control, wanted: Mapping[str, Limits]) -> frozenset[str]:
+    def _clear(self, control: Control, wanted: Mapping[str, object]) -> frozenset[str]:
         """Remove what nobody needs; return the names of the namespaces that are there."""
         there = frozenset[str]()
+        left = set[str]()
         if isinstance(control, NamespaceControl):
             there = control.namespaces()
             for name in there - wanted.keys():
-                with suppress(MpsUnreachableError):  # it has clients yet: the next time
+                try:
                     control.delete(name)
+                except MpsUnreachableError:  # it has clients yet: the next time
+                    left.add(name)
+        self._left = frozenset(left)
         for name in self._made.keys() - wanted.keys():
             del self._made[name]
         for path in self._place.parts.iterdir() if self._place.parts.is_dir() else ():
@@ -93,7 +102,7 @@ class Parts:
                 path.unlink()
             path.mkdir(exist_ok=True)
             path.chmod(0o755)
-            _name_again(control.folder(name) / _SOCKET, path / _SOCKET)
+            _name_again(folder_of(control.pipes, name) / _SOCKET, path / _SOCKET)
         elif path.is_dir() and not path.is_symlink():
             # Mounted, perhaps, from a daemon with namespaces that could not be had again.
             _name_again(self._place.pipes / _SOCKET, path / _SOCKET)

@@ -85,10 +85,8 @@ class MpsStatus:
     protocol: int = 0
     """Of the daemon, the last one where none runs: 2, or 3 with a namespace for each share. It
     stays for as long as the GPU is kept. 0: none yet."""
-    offers_namespaces: bool = False
-    """The driver has protocol 3."""
     older_because: str = ""
-    """Why the daemon has the older protocol nevertheless."""
+    """Why the daemon has the older protocol, where the driver has protocol 3."""
     parts: tuple[str, ...] = ()
     """Names of the shares' parts that are made: their programs can start."""
     is_busy: bool = False
@@ -235,7 +233,7 @@ class MpsPlace:
         finally:
             os.close(descriptor)
 
-    def serves(self, part: str | None = None) -> bool:
+    def serves(self, part: str) -> bool:
         """Tell whether programs of a part can start: a daemon is ready, and somebody keeps it.
 
         That it lives is asked of the kernel: who has just begun to keep it has not looked yet.
@@ -245,7 +243,7 @@ class MpsPlace:
             status.state in {DaemonState.READY, DaemonState.FAULTED}
             and status.daemon is not None
             and process_start(status.daemon) == status.daemon_start
-            and (part is None or part in status.parts)
+            and part in status.parts
             and self.is_owned()
         )
 

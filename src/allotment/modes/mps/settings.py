@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allotment.model.compute import WHOLE, Compute, ComputeClass
-from allotment.model.errors import UsageError
+from allotment.model.errors import NotInModeError
 from allotment.model.formats import format_percent
 from allotment.model.shares import ShareDevice
 
@@ -37,9 +37,9 @@ _LEAST: Final = 100
 
 
 def check_percentage(compute: Compute) -> None:
-    """Raise `UsageError` for a ceiling that the driver would take for no limit."""
+    """Raise `NotInModeError` for a ceiling that the driver would take for no limit."""
     if compute.ceiling < _LEAST:
-        raise UsageError(
+        raise NotInModeError(
             f"{format_percent(compute.ceiling)} % of a GPU's compute is less than MPS can hold to",
             hint="ask for --compute 1 or more, or for --mode soft, which gives parts of a percent",
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from allotment import ledger
 from allotment.model.devices import Device
-from allotment.model.errors import LedgerError, UsageError
+from allotment.model.errors import NotInModeError
 from allotment.model.formats import format_bytes
 from allotment.model.placements import Placement
 from allotment.model.requests import MPS
@@ -42,12 +42,12 @@ class MpsMode(SoftMode):
     ) -> None:
         """Make the ledger. Without a seat the shim takes no turns.
 
-        Raises `UsageError` for what MPS cannot give: parts of several GPUs at once, or less than a
-        percent.
+        Raises `NotInModeError` for what MPS cannot give: parts of several GPUs at once, or less
+        than a percent.
         """
         del devices  # nobody takes turns there
         if len(placement.devices) != 1:
-            raise UsageError(
+            raise NotInModeError(
                 f"a share of mode {MPS} is of one GPU, not of {len(placement.devices)}: each has a"
                 " control daemon of its own, and a program finds one of them",
                 hint="ask for one GPU, or for --mode soft",
@@ -70,7 +70,7 @@ class MpsMode(SoftMode):
         has the part of the multiprocessors that it began with.
         """
         if of_compute:
-            raise LedgerError(
+            raise NotInModeError(
                 f"{device.uuid} ({device.name}): under MPS the compute of programs that run cannot"
                 " be changed: the driver has given each its part when it began",
                 hint="run them in a new share: allot run --mode mps --compute ...; shares of mode"
@@ -78,7 +78,7 @@ class MpsMode(SoftMode):
             )
         most = device.memory_bytes if device.begun_bytes is None else device.begun_bytes
         if memory_bytes > most and not device.is_oversubscribed:
-            raise LedgerError(
+            raise NotInModeError(
                 f"{device.uuid} ({device.name}): need {format_bytes(memory_bytes)}, have"
                 f" {format_bytes(most)}: under MPS the memory of programs that run cannot be made"
                 " more than they began with, because the driver holds each of them to that",

@@ -92,7 +92,7 @@ class Supervisor:
         gpu: GpuAccess,
         *,
         shares: Callable[[], Collection[str]],
-        parts: Callable[[], Mapping[str, Limits]] = dict,
+        parts: Callable[[], Mapping[str, Limits | None] | None] = dict,
         served: Callable[[], Collection[str]] | None = None,
         gives_way: Callable[[], bool] = lambda: False,
         timing: Timing | None = None,
@@ -100,11 +100,11 @@ class Supervisor:
         """Know what to do; nothing is started yet.
 
         `shares` are names of those that need the daemon, `parts` what they may have of it, by the
-        name of the part, `served` those of them whose programs may
-        have begun, where that is known: they lose what a daemon takes with it, also one that ended
-        before this supervisor began. `gives_way` tells, while there are none, that the GPU is
-        wanted for something else: the daemon stops at once then, and where that was asked for
-        (`MpsPlace.ask_for_way`).
+        name of the part; None, of one or of all of them: that cannot be read now, and what is there
+        stays. `served` are those shares whose programs may have begun, where that is known: they
+        lose what a daemon takes with it, also one that ended before this supervisor began.
+        `gives_way` tells, while there are none, that the GPU is wanted for something else: the
+        daemon stops at once then, and where that was asked for (`MpsPlace.ask_for_way`).
         """
         self._place = place
         self._control = self._older = control
@@ -124,6 +124,8 @@ class Supervisor:
         self._used = time.monotonic()
         self._silent = 0
         self._servers: frozenset[int] = frozenset()
+        self._holds_others = True
+        """Who comes by no share's namespace has next to nothing, where there are namespaces."""
         self._pause = self._timing.retry
         self._again = 0.0
         """When a start is tried again; the shares are looked at meanwhile."""
@@ -137,12 +139,16 @@ class Supervisor:
         """Have a daemon that is ready: the one that is there, or a new one.
 
         Raises `AllotError` where the GPU is somebody else's, or no daemon can be had; what was
-        changed is put back.
+        changed is put back. A daemon that was there runs on.
         """
+        try:
+            self._begin()
+        except BaseException:
+            self.leave()
+            raise
+
+    def _begin(self) -> None:
         had_one = self._status.daemon is not None
-        if had_one and self._status.protocol == 0 and self._status.state in _SERVING:
-            # An earlier release wrote it down, whose shares have the daemon's own folder mounted.
-            self._status = replace(self._status, protocol=_OLDER)
         self._woken = self._place.listen()
         if self._adopt():
             self._place.tell(f"goes on with the daemon {self._status.daemon}")
@@ -157,7 +163,6 @@ class Supervisor:
             self._used = time.monotonic()
         except AllotError as error:
             self._stop()
-            self._forget_wakes()
             with suppress(StateError):  # a full disk, say: what went wrong first is what is told
                 self._fail(error)
             self._place.tell(f"cannot begin: {error.message}")
@@ -222,9 +227,12 @@ class Supervisor:
 
     def clear(self) -> None:
         """Stop what was left of a daemon that no share needs, and put the GPU back."""
-        if not self._adopt():
-            self._end_unknown()
-        self.close()
+        try:
+            if not self._adopt():
+                self._end_unknown()
+            self.close()
+        finally:
+            self.leave()
         self._place.tell("cleared: no share needs it")
 
     def close(self) -> None:
@@ -257,6 +265,7 @@ class Supervisor:
             return False
         with suppress(MpsUnreachableError):
             self._servers = frozenset(self._control.servers())
+        self._hold_others()
         self._write(state=DaemonState.READY, protocol=self._control.protocol)
         self._share_out()
         return True
@@ -280,7 +289,7 @@ class Supervisor:
         self._end_unknown()
         offers = self._older.offers_namespaces()
         why = ""
-        self._write(state=DaemonState.STARTING, daemon=None, parts=(), offers_namespaces=offers)
+        self._write(state=DaemonState.STARTING, daemon=None, parts=())
         if offers:
             why = self._why_older()
             if not why:
@@ -293,14 +302,14 @@ class Supervisor:
         """Start a daemon with namespaces; return why there is none, empty: it serves."""
         if self._older.uuid.startswith(_MIG):
             return "protocol 3 serves no MIG devices"
-        if self._status.protocol == _OLDER:
+        if self._has_older_shares():
             return "shares are there that began without"
         control = with_namespaces(self._older)
         try:
             self._launch(control, min(_TRIES_S, self._timing.ready))
             control.try_namespaces(self._place.root / "trial")
-            self._parts.forget()
-            problem = self._parts.update(control, self._wanted())
+            self._holds_others = True
+            problem = self._make_parts()
         except (PrerequisiteError, MpsUnreachableError) as error:
             problem = error.message if isinstance(error, AllotError) else str(error)
         if problem:
@@ -308,6 +317,19 @@ class Supervisor:
             return problem
         self._started("")
         return ""
+
+    def _has_older_shares(self) -> bool:
+        """Tell whether a share has a link to the daemon's own folder, which it may have mounted."""
+        if self._status.protocol != _OLDER:
+            return False
+        wanted = self._wanted()
+        return wanted is None or any(self._place.part(name).is_symlink() for name in wanted)
+
+    def _make_parts(self) -> str:
+        """Make the parts of a daemon that is new; return what went wrong, if anything."""
+        self._parts.forget()
+        wanted = self._wanted()
+        return "" if wanted is None else self._parts.update(self._control, wanted)
 
     def _launch(self, control: Control, within_s: float) -> None:
         """Start a daemon and wait for it. Raises `PrerequisiteError`."""
@@ -322,24 +344,24 @@ class Supervisor:
         self._silent = 0
         self._pause = self._timing.retry
         if self._control is self._older:
-            self._parts.forget()
-            self._parts.update(self._control, self._wanted())
+            self._make_parts()
+        # Whoever waits for it finds the line there.
+        self._place.tell(
+            f"daemon {self._status.daemon} is ready, by protocol {self._control.protocol}"
+        )
         self._write(
             state=DaemonState.READY,
             protocol=self._control.protocol,
             older_because=why,
             parts=self._parts.names,
         )
-        self._place.tell(
-            f"daemon {self._status.daemon} is ready, by protocol {self._control.protocol}"
-        )
 
     def _share_out(self) -> None:
         """Make the parts of shares that have come, and remove those of shares that have gone."""
         wanted = self._wanted()
-        if self._parts.are(wanted):
+        if wanted is None:
             return
-        problem = self._parts.update(self._control, wanted)
+        problem = "" if self._parts.are(wanted) else self._parts.update(self._control, wanted)
         if problem and problem != self._status.problem:
             self._place.tell(f"a share's part cannot be made: {problem}")
         if (self._parts.names, problem) != (self._status.parts, self._status.problem):
@@ -456,6 +478,7 @@ class Supervisor:
         """Look at servers and their states. False: the daemon has been silent for too long."""
         try:
             servers = frozenset(self._control.servers())
+            others = self._control.others()
             faulted = any(self._control.is_faulted(server) for server in servers)
         except MpsUnreachableError:
             self._silent += 1
@@ -469,6 +492,8 @@ class Supervisor:
             self._note("an MPS server ended")
         if not servers and not alive:
             self._serve_again()
+        elif others or not self._holds_others:
+            self._hold_others()
         self._servers = servers | alive
         if faulted and self._status.state is DaemonState.READY:
             self._note("a fault of one of their programs, which MPS does not keep apart")
@@ -485,6 +510,18 @@ class Supervisor:
             self._write(parts=())
             with suppress(MpsUnreachableError):
                 self._control.start_server()
+            self._hold_others()
+
+    def _hold_others(self) -> None:
+        """Hold who comes by no share's namespace; what cannot be done is tried at the next look."""
+        try:
+            self._control.hold_others()
+        except MpsUnreachableError as error:
+            if self._holds_others:
+                self._place.tell(f"programs besides the shares' are not held: {error}")
+            self._holds_others = False
+        else:
+            self._holds_others = True
 
     def _note(self, reason: str) -> None:
         shares = tuple(sorted((self._served or self._shares)()))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
-from allotment.model.errors import LedgerError, UsageError
+from allotment.model.errors import NotInModeError, UsageError
 from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import MPS, Request
@@ -118,7 +118,7 @@ def test_memory_changes_as_far_as_the_driver_follows(
 def test_more_memory_than_the_driver_lets_programs_have_is_refused(now: int) -> None:
     device = ShareDevice("GPU-0", "a100", now, begun_bytes=4 * GI)
     MpsMode().check_change(device, memory_bytes=4 * GI, of_compute=False)
-    with pytest.raises(LedgerError, match=r"need 6Gi, have 4Gi: .* more than they began with"):
+    with pytest.raises(NotInModeError, match=r"need 6Gi, have 4Gi: .* more than they began with"):
         MpsMode().check_change(device, memory_bytes=6 * GI, of_compute=False)
 
 
@@ -144,6 +144,6 @@ def test_devices_that_cannot_serve() -> None:
 
 def test_compute_does_not_change_under_a_program() -> None:
     device = ShareDevice("GPU-0", "a100", 4 * GI)
-    with pytest.raises(LedgerError, match="cannot be changed") as caught:
+    with pytest.raises(NotInModeError, match="cannot be changed") as caught:
         MpsMode().check_change(device, memory_bytes=4 * GI, of_compute=True)
     assert "--mode mps --compute" in (caught.value.hint or "")

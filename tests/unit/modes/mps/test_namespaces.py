@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from allotment.devices.compute_modes import ComputeMode
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
+from allotment.model.errors import PrerequisiteError
 from allotment.modes.mps import Control, DaemonState, Limits, MpsPlace, MpsStatus, Supervisor
 from allotment.modes.mps.controls import MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
+from allotment.modes.mps.namespaces import NamespaceControl, folder_of, with_namespaces
 from allotment.modes.mps.parts import Parts
+from allotment.modes.mps.places import process_start
 from allotment.modes.mps.supervision import Timing
 
 BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
@@ -67,7 +69,7 @@ class Scene:
             {"ALLOTMENT_SIMULATED_MACHINE": str(machine)},
         )
         self.gpu = Gpu()
-        self.wanted: dict[str, Limits] = {"one": HALF}
+        self.wanted: dict[str, Limits | None] = {"one": HALF}
 
     @property
     def newer(self) -> NamespaceControl:
@@ -124,8 +126,8 @@ def test_a_part_is_the_socket_of_its_namespace(scene: Scene) -> None:
     supervisor.begin()
     status = scene.place.status()
     assert (status.state, status.protocol, status.parts) == (DaemonState.READY, 3, ("one",))
-    assert scene.place.serves() is False  # nobody owns it here
-    assert socket_of(scene, "one").samefile(scene.newer.folder("one") / "control")
+    assert scene.place.serves("one") is False  # nobody owns it here
+    assert socket_of(scene, "one").samefile(folder_of(scene.newer.pipes, "one") / "control")
     assert [path.name for path in scene.place.part("one").iterdir()] == ["control"]
     supervisor.close()
     assert scene.place.status().protocol == 0
@@ -136,13 +138,25 @@ def test_a_part_is_the_socket_of_its_namespace(scene: Scene) -> None:
     [
         ('*"-p 3 -f"*|*"-f -p 3"*) exit 1;;', "ended at once"),
         ('"server create"*) exit 0;;', "no MPS server became active"),
+        ('"server set"*) exit 1;;', "server set shares"),
+        ('"server set"*) exit 0;;', "namespace default: active-thread-percentage is -, not 1"),
         ('"namespace create"*) echo no >&2; exit 1;;', "namespace create allotment_trial"),
         ('"namespace set"*) exit 0;;', "client-priority is 0, not 1"),
         ('*"get allotment_trial shares pinned"*) echo 7M; exit 0;;', "is 7M, not 512M"),
         ('*"get allotment_trial shares pipe-dir"*) echo /p; exit 0;;', "a namespace is at /p"),
         ('"namespace create one"*) echo full >&2; exit 1;;', "full"),
     ],
-    ids=["ends", "no server", "no namespace", "no limits", "other limits", "elsewhere", "no part"],
+    ids=[
+        "ends",
+        "no server",
+        "refuses to hold others",
+        "does not hold others",
+        "no namespace",
+        "no limits",
+        "other limits",
+        "elsewhere",
+        "no part",
+    ],
 )
 def test_a_daemon_that_does_not_do_as_documented_is_followed_by_the_older_one(
     scene: Scene, cases: str, why: str
@@ -153,7 +167,6 @@ def test_a_daemon_that_does_not_do_as_documented_is_followed_by_the_older_one(
     status = scene.place.status()
     assert (status.state, status.protocol, status.parts) == (DaemonState.READY, 2, ("one",))
     assert why in status.older_because
-    assert status.offers_namespaces
     assert scene.place.part("one").resolve() == scene.place.pipes
     assert scene.control.ask("get_default_active_thread_percentage") == "100.0"
     supervisor.close()
@@ -183,11 +196,82 @@ def test_shares_that_began_by_the_older_way_keep_to_it(scene: Scene) -> None:
     second.close()
 
 
-def test_shares_of_a_release_without_namespaces_keep_to_the_older_way(scene: Scene) -> None:
-    scene.place.write(MpsStatus(state=DaemonState.READY, daemon=os.getpid(), daemon_start=1))
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "gone"])
+def test_the_older_way_is_kept_for_as_long_as_its_shares(scene: Scene, *, is_there: bool) -> None:
+    first = scene.supervisor(scene.behind('"namespace create"*) exit 1;;'))
+    first.begin()
+    daemon = first.status.daemon
+    assert (first.status.protocol, daemon is not None) == (2, True)
+    first.leave()
+    os.kill(daemon or 0, signal.SIGKILL)
+    os.waitpid(daemon or 0, 0)
+    with pytest.raises(PrerequisiteError):
+        scene.supervisor(scene.behind("*) exit 1;;")).begin()
+    assert scene.place.status().state is DaemonState.FAILED
+    scene.wanted = {"two": HALF, **({"one": HALF} if is_there else {})}
+    last = scene.supervisor()
+    last.begin()
+    assert last.status.protocol == (2 if is_there else 3)
+    last.close()
+
+
+def percentage_of_others(scene: Scene) -> str:
+    field = "active-thread-percentage"
+    return scene.newer._do("namespace", "get", "default", "shares", field)  # noqa: SLF001
+
+
+def test_a_supervisor_that_follows_holds_who_comes_by_no_namespace(scene: Scene) -> None:
+    daemon = scene.newer.start()
+    while not scene.newer.answers():
+        assert daemon.poll() is None
+    # The one before was killed between these two commands.
+    scene.newer._do("server", "create", "shares")  # noqa: SLF001
+    assert percentage_of_others(scene) == "-"
+    start = process_start(daemon.pid) or 0
+    scene.place.write(
+        MpsStatus(state=DaemonState.STARTING, daemon=daemon.pid, daemon_start=start, protocol=3)
+    )
     supervisor = scene.supervisor()
     supervisor.begin()
-    assert supervisor.status.protocol == 2
+    assert (supervisor.status.daemon, supervisor.status.protocol) == (daemon.pid, 3)
+    assert percentage_of_others(scene) == "1"
+    supervisor.close()
+    daemon.wait()
+
+
+def test_who_cannot_be_held_at_once_is_held_later(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    scene.newer._do("server", "set", "shares", "--active-thread-percentage=90")  # noqa: SLF001
+    supervisor.leave()
+    broken = scene.behind('"server set"*) echo busy >&2; exit 1;;')
+    follower = scene.supervisor(broken)
+    follower.begin()
+    follower.step()
+    assert follower.status.state is DaemonState.READY
+    assert percentage_of_others(scene) == "90"
+    follower._control = scene.newer  # noqa: SLF001
+    follower.step()
+    assert percentage_of_others(scene) == "1"
+    told = (scene.place.root / "events.log").read_text()
+    assert told.count("programs besides the shares' are not held: server set shares") == 1
+    follower.close()
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["beside ours", "in its place"])
+def test_a_server_besides_ours_is_ended(scene: Scene, *, is_late: bool) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    (server,) = scene.newer.servers()
+    if not is_late:  # a program that connects then has one made for it
+        os.kill(server, signal.SIGKILL)
+    scene.newer._do("server", "create", f"--uid={os.geteuid()}")  # noqa: SLF001
+    assert scene.newer.others() == (f"uid_{os.geteuid()}",)
+    stepping_until(supervisor, lambda status: bool(status.losses) is not is_late)
+    supervisor.step()
+    assert scene.newer.others() == ()
+    assert percentage_of_others(scene) == "1"
+    assert supervisor.status.parts == ("one",)
     supervisor.close()
 
 
@@ -225,6 +309,68 @@ def test_a_supervisor_that_follows_knows_the_namespaces(scene: Scene) -> None:
     first.close()  # its child, which a killed one would leave to init
 
 
+@pytest.mark.parametrize("wanted", [None, {"one": None}], ids=["of all", "of one"])
+def test_what_cannot_be_read_for_a_while_stays(
+    scene: Scene, wanted: Mapping[str, Limits | None] | None
+) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    folder, socket = (path.stat() for path in (scene.place.part("one"), socket_of(scene, "one")))
+    readable = supervisor._wanted  # noqa: SLF001
+    supervisor._wanted = lambda: wanted  # noqa: SLF001
+    supervisor.step()
+    for each in (lambda: wanted, readable):
+        supervisor._wanted = each  # noqa: SLF001
+        supervisor.step()
+        assert scene.place.status().parts == ("one",)
+        assert scene.newer.namespaces() == {"one"}
+        assert scene.place.part("one").stat().st_ino == folder.st_ino
+        assert socket_of(scene, "one").stat().st_ino == socket.st_ino
+    supervisor.close()
+
+
+def test_a_daemon_begins_while_nothing_can_be_read(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    readable = supervisor._wanted  # noqa: SLF001
+    supervisor._wanted = lambda: None  # noqa: SLF001
+    supervisor.begin()
+    assert (supervisor.status.state, supervisor.status.parts) == (DaemonState.READY, ())
+    supervisor._wanted = readable  # noqa: SLF001
+    supervisor.step()
+    assert supervisor.status.parts == ("one",)
+    supervisor.close()
+
+
+def test_a_namespace_with_clients_is_removed_when_they_have_left(scene: Scene) -> None:
+    scene.wanted["two"] = HALF
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    broken = scene.behind('"namespace delete"*) echo it has clients >&2; exit 1;;')
+    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    del scene.wanted["two"]
+    supervisor.step()
+    assert (supervisor.status.parts, supervisor.status.problem) == (("one",), "")
+    assert scene.newer.namespaces() == {"one", "two"}
+    supervisor._control = scene.newer  # noqa: SLF001
+    supervisor.step()
+    assert scene.newer.namespaces() == {"one"}
+    supervisor.close()
+
+
+def test_a_problem_goes_with_the_share_that_had_it(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    broken = scene.behind('"namespace create two"*) echo full >&2; exit 1;;')
+    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    scene.wanted["two"] = HALF
+    supervisor.step()
+    assert "full" in scene.place.status().problem
+    del scene.wanted["two"]
+    supervisor.step()
+    assert scene.place.status().problem == ""
+    supervisor.close()
+
+
 def test_a_share_that_comes_is_looked_at_when_the_supervisor_is_woken(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.begin()
@@ -250,7 +396,7 @@ def test_a_server_that_cannot_be_had_again_is_tried_again(scene: Scene) -> None:
     supervisor._control = working  # noqa: SLF001
     stepping_until(supervisor, lambda status: status.parts == ("one",))
     assert len(supervisor.status.losses) == 1
-    assert socket_of(scene, "one").samefile(scene.newer.folder("one") / "control")
+    assert socket_of(scene, "one").samefile(folder_of(scene.newer.pipes, "one") / "control")
     supervisor.close()
 
 
@@ -303,7 +449,8 @@ def test_what_a_daemon_refuses_is_said(scene: Scene) -> None:
 
 wanted_maps = st.dictionaries(
     st.sampled_from(["a1", "b2", "c3", "part_25"]),
-    st.builds(
+    st.none()
+    | st.builds(
         Limits,
         percentage=st.none() | st.integers(1, 100).map(float),
         memory_mib=st.none() | st.integers(1, 200 << 10),
@@ -317,7 +464,7 @@ wanted_maps = st.dictionaries(
 )
 @given(changes=st.lists(wanted_maps, max_size=4), is_newer=st.booleans())
 def test_there_are_parts_for_the_shares_and_no_others(
-    scene: Scene, changes: list[Mapping[str, Limits]], *, is_newer: bool
+    scene: Scene, changes: list[Mapping[str, Limits | None]], *, is_newer: bool
 ) -> None:
     control = scene.newer if is_newer else scene.control
     daemon = control.start()
@@ -327,14 +474,17 @@ def test_there_are_parts_for_the_shares_and_no_others(
         if is_newer:
             control.start_server()
         parts = Parts(scene.place)
+        made = set[str]()
         for wanted in (*changes, {}):
             assert parts.update(control, wanted) == ""
             assert parts.are(wanted)
-            assert set(parts.names) == set(wanted)
-            assert {path.name for path in scene.place.parts.iterdir()} == set(wanted)
-            assert all((scene.place.part(name) / "control").is_socket() for name in wanted)
+            # Of what cannot be read stays what there was.
+            made = {name for name, limits in wanted.items() if limits is not None or name in made}
+            assert set(parts.names) == made
+            assert {path.name for path in scene.place.parts.iterdir()} == made
+            assert all((scene.place.part(name) / "control").is_socket() for name in made)
             if is_newer:
-                assert scene.newer.namespaces() == set(wanted)
+                assert scene.newer.namespaces() == made
     finally:
         daemon.kill()
         daemon.wait()

@@ -22,6 +22,7 @@ from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import BusyError, PrerequisiteError, StateError
 from allotment.modes.mps import Control, DaemonState, MpsPlace, MpsStatus, Supervisor
+from allotment.modes.mps.places import process_start
 from allotment.modes.mps.supervision import Timing
 
 BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
@@ -427,6 +428,41 @@ def test_a_daemon_whose_pid_cannot_be_written_down_is_ended_before_it_serves(
     assert scene.control.daemons() == ()
 
 
+@pytest.mark.parametrize("needed", [True, False], ids=["needed", "not needed"])
+def test_what_cannot_be_written_down_leaves_no_descriptors_behind(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, needed: bool
+) -> None:
+    first = scene.supervisor()
+    first.begin()
+    full_disk(monkeypatch)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        follower = scene.supervisor()
+        with pytest.raises(StateError, match="No space left"):
+            follower.begin() if needed else follower.clear()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert first.status.daemon is not None
+    assert process_start(first.status.daemon) is not None, "its programs lost what they had"
+    monkeypatch.undo()
+    first.close()
+
+
+def test_who_finds_it_ready_finds_that_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    write = MpsPlace.write
+
+    def note(place: MpsPlace, status: MpsStatus) -> None:
+        if status.state is DaemonState.READY:
+            told.append((place.root / "events.log").read_text())
+        write(place, status)
+
+    monkeypatch.setattr(MpsPlace, "write", note)
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    assert "is ready, by protocol 2" in told[0]
+    supervisor.close()
+
+
 def test_one_supervises_at_a_time(scene: Scene) -> None:
     assert not scene.place.is_owned()
     with scene.place.owned() as mine:
@@ -465,5 +501,5 @@ def test_what_the_driver_offers_is_asked_at_each_start(
     supervisor = Supervisor(place, control, Gpu(), shares=lambda: ("one",), timing=BRIEF)
     supervisor.begin()
     assert place.status().state is DaemonState.READY
-    assert place.status().offers_namespaces is offers
+    assert place.status().has_namespaces is offers
     supervisor.close()
