@@ -7,6 +7,7 @@ As in `test_mig_pods`, a container is a process here that has what its CDI spec 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,9 @@ from allotment.agent.announcing import announced
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_fault, set_mig_fault
 from allotment.devices.mig_machine import LOOK_S, MigDevice
 from allotment.model.clusters import NodeDevice, NodeMig
+from allotment.model.requests import MIG
+from allotment.modes.mig.records import Stage
+from allotment.shares.modes_of_gpus import Allowed, write_allowed
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -178,7 +182,7 @@ def test_who_switches_mig_off_twice_has_it_off_for_a_while(
             assert "SliceGone" in node.reports.reasons(f"pod-{number}")
             assert not node.journal().is_switched, "what is off is not ours"
         (text,) = (each for _, reason, each in node.reports.events if reason == "MigPaused")
-        assert "others have switched it off 2 times: it stays so until" in text
+        assert "others have switched it off 2 times: it is not switched on before" in text
         assert node.reports.gauges["mig_paused", uuid] == 1
         assert [each for each in node.reports.counts if each[0] == "mig_switched_off"] == [
             ("mig_switched_off", {"device": uuid})
@@ -205,6 +209,39 @@ def test_who_switches_mig_off_twice_has_it_off_for_a_while(
         assert "switched it off 3 times" in node.slices.paused[uuid]
 
     tell(node, story)
+
+
+def test_a_fight_that_goes_faster_than_anybody_looks_is_seen(
+    tmp_path: Path, native_dir: Path
+) -> None:
+    assert native_dir.is_dir()
+    node = Node(tmp_path, "[{mode: mig}]", "h100-80gb")
+    uuid = node.uuids[0]
+
+    async def looking(is_so: Callable[[], object], what: str) -> None:
+        keeping = asyncio.create_task(node.slices.run())
+        try:
+            await node.until(is_so, what, 30)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def story() -> None:
+        assert await node.start(node.admit("0", asking())) == ""
+        await looking(
+            lambda: uuid in node.slices.current and node.slices.current[uuid].is_enabled, "seen"
+        )
+        for number in range(1, 4):
+            others_reset(node)
+            assert await node.start(node.admit(f"{number}", asking())) == ""
+        await looking(lambda: node.slices.paused, "it is seen that it was off three times")
+        assert "switched it off 3 times" in node.slices.paused[uuid]
+        others_reset(node)
+        refused = await node.start(node.admit("4", asking()))
+        assert "others have switched it off 3 times" in refused
+        assert not node.look().is_enabled
+
+    tell(node, story, keeps=False)
 
 
 def test_whose_only_mode_is_paused_says_so_to_schedulers(node: Node) -> None:
@@ -336,8 +373,88 @@ def test_a_slice_that_does_not_go_is_told_to_schedulers(tmp_path: Path, native_d
         assert "SliceNotRemoved" in node.reports.reasons("node")
         assert told_mig(node).is_enabled
         clear_faults(node.machine)
-        await node.until(lambda: not node.look().is_enabled, "it goes in the end", 30)
+        await node.until(lambda: node.slices.current[uuid].gives_way, "it makes way again", 30)
+        assert not told_mig(node).is_enabled
         assert await node.start(soft) == ""
+        assert not node.look().is_enabled
+
+    tell(node, story)
+
+
+async def warm_on_all(node: Node) -> None:
+    """Leaves one warm slice on each GPU, as the agent has seen."""
+    for number, uuid in enumerate(node.uuids):
+        pod = node.admit(f"w{number}", asking(), annotations=at((uuid, SMALL, 0)))
+        assert await node.start(pod) == ""
+        node.remove(pod)
+    await node.until(
+        lambda: all(each in node.slices.current for each in node.uuids) and not node.tenants.shares,
+        "all are known",
+    )
+
+
+def test_gpus_that_hang_are_waited_for_side_by_side(tmp_path: Path, native_dir: Path) -> None:
+    assert native_dir.is_dir()
+    node = Node(tmp_path, "[{modes: [soft, mig], mig: {keep: 1h}}]")
+
+    async def story() -> None:
+        await warm_on_all(node)
+        current = node.slices.current
+        await node.until(lambda: all(current[each].gives_way for each in node.uuids), "warm")
+        for index in range(len(node.uuids)):
+            set_mig_fault(node.machine, index, MigCall.DESTROY_GPU, MigFault(slow_us=3_000_000))
+        clearing = asyncio.create_task(node.slices.clear(node.uuids))
+        await node.until(
+            lambda: (
+                [
+                    each.stage
+                    for gpu in range(len(node.uuids))
+                    for each in node.journal(gpu).read().records
+                ]
+                == [Stage.LEAVING] * len(node.uuids)
+            ),
+            "all are being removed at once",
+        )
+        await clearing
+        assert not any(node.look(gpu).is_enabled for gpu in range(len(node.uuids)))
+
+    tell(node, story)
+
+
+def test_a_gpu_for_mig_alone_makes_no_way_to_anybody(node: Node) -> None:
+    async def story() -> None:
+        node.configure("[{mode: mig, mig: {keep: 1h}}]")
+        await warm_on_all(node)
+        uuid = node.uuids[0]
+        await node.until(
+            lambda: [each.hold.name for each in node.slices.current[uuid].slices] == ["IDLE"],
+            "it is warm",
+        )
+        assert not node.slices.current[uuid].gives_way
+        assert told_mig(node).is_enabled
+
+    tell(node, story)
+
+
+def test_a_gpu_with_a_record_that_cannot_be_read_makes_no_way(
+    tmp_path: Path, native_dir: Path
+) -> None:
+    assert native_dir.is_dir()
+    node = Node(tmp_path, "[{modes: [soft, mig], mig: {keep: 1h}}]", "h100-80gb")
+    uuid = node.uuids[0]
+
+    async def story() -> None:
+        await warm_on_all(node)
+        await node.until(lambda: node.slices.current[uuid].gives_way, "it is warm")
+        broken = node.journal().folder / "broken"
+        broken.mkdir()
+        (broken / "slice.json").write_bytes(b"{")
+        await node.until(lambda: not node.slices.current[uuid].gives_way, "it is seen")
+        (broken / "slice.json").unlink()
+        await node.until(lambda: node.slices.current[uuid].gives_way, "it is whole again")
+        with node.folder.locked():
+            write_allowed(node.folder, uuid, Allowed((MIG,)))
+        await node.until(lambda: not node.slices.current[uuid].gives_way, "it is for mig alone")
 
     tell(node, story)
 

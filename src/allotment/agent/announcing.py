@@ -265,8 +265,12 @@ class Announcing:
             await self._tell()
             await asyncio.sleep(LEAST_S - GATHER_S)
 
-    def _kept(self) -> Mapping[str, str]:
-        """Return the GPUs that somebody else keeps, and why; in MIG mode each slice is asked."""
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Why GPUs take no share that somebody else keeps, by UUID; in MIG mode none is meant.
+
+        There the driver asks each slice's own mode. From any thread.
+        """
         kept = self._compute_modes.kept if self._compute_modes is not None else {}
         cut = self._slices.current if self._slices is not None else {}
         return {
@@ -283,7 +287,7 @@ class Announcing:
                 offer,
                 self._offering.devices,
                 {
-                    **self._kept(),
+                    **self.kept,
                     **dict.fromkeys(self._cordoned, CORDONED),
                     **self._offering.unusable,
                 },

@@ -65,7 +65,9 @@ class ComputeModes:
 
     async def look(self) -> None:
         """Ask each GPU once."""
-        gpus = tuple(self._gpus())
+        gpus = frozenset(self._gpus())
+        for uuid in self._askers.keys() - gpus:
+            self._askers.pop(uuid).close()
         asked: dict[str, Future[str]] = {}
         for uuid in gpus:
             asker = self._askers.setdefault(uuid, Asker(f"compute mode of {uuid}"))
@@ -78,7 +80,7 @@ class ComputeModes:
         kept = {uuid: why for uuid, why in self._kept.items() if uuid in gpus}
         for uuid, each in asked.items():
             if each.done():
-                kept[uuid] = each.result()
+                kept[uuid] = "" if each.exception() is not None else each.result()
         kept = {uuid: why for uuid, why in kept.items() if why}
         if kept != self._kept:
             self._kept = kept

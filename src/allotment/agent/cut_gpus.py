@@ -23,6 +23,9 @@ class CutGpu:
     """Ours, of shares, which others have removed."""
     claim: int = 0
     """By which claim of ours its MIG mode is to be on (`Journal.claim`); 0: that is others'."""
+    times_switched: int = 0
+    """How often the mode was switched on under that claim: by us, and each time but the first after
+    others had switched it off."""
     proofs: frozenset[str] = frozenset()
     """Ids of records that were whole, and so had the mode on, while it is off."""
     problems: tuple[str, ...] = ()

@@ -225,11 +225,15 @@ class DeviceModes:
         await self._look()
 
     def _tell_unsuited(self) -> None:
-        """Tell what suits no GPU; once devices are known, or should be."""
+        """Tell what suits no GPU; of one that is not known, once it should be."""
         known = frozenset(self._devices())
-        if not self._wanted or not (known or self._clock() - self._heard > _UNKNOWN_S):
+        are_all_here = self._clock() - self._heard > _UNKNOWN_S
+        told = {
+            uuid: modes for uuid, modes in self._wanted.items() if are_all_here or uuid in known
+        }
+        if not told:
             return
-        found = unsuited(self._wanted, known, self._offered())
+        found = unsuited(told, known, self._offered())
         self._tell_invalid(f"{DEVICE_MODES}: {found}" if found else "")
 
     def _write(self, wanted: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:

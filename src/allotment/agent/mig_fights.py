@@ -77,6 +77,9 @@ class Fights:
         self._clock = clock
         self._on: dict[str, int] = {}
         """By which claim of ours the mode of each GPU was on when it was looked at last."""
+        self._switched: dict[str, tuple[int, int]] = {}
+        """How often the mode of each GPU had been switched on when it was looked at last, and under
+        which claim."""
         self._proofs: dict[str, frozenset[str]] = {}
         """Records that have served to prove that others switched the mode of a GPU off."""
         self._judging: dict[str, asyncio.Task[None]] = {}
@@ -91,9 +94,13 @@ class Fights:
     def judge(self, device: Device, found: CutGpu) -> None:
         """See by a look whether others have switched MIG off; if so, it is looked into.
 
-        It was on if it was seen on by the same claim, or if a slice was whole under it.
+        It was on if it was seen on by the same claim, or if a slice was whole under it. What nobody
+        has seen off, since a pod asked for a slice at once, was counted by who switched it on.
         """
         uuid, was_on = device.uuid, self._on.get(device.uuid)
+        if times := self._unseen(uuid, found.claim, found.times_switched):
+            self._proofs[uuid] = self._proofs.get(uuid, frozenset()) | found.proofs
+            self._tell(uuid, times, is_on=found.is_enabled)
         if found.is_enabled:
             self._on[uuid] = found.claim
             return
@@ -120,25 +127,51 @@ class Fights:
     async def _look_into(self, device: Device, found: CutGpu) -> None:
         uuid = device.uuid
         try:
-            is_so = await asyncio.to_thread(self._given_up, device, found.claim)
+            switched = await asyncio.to_thread(self._given_up, device, found.claim)
         except AllotError:
             return  # what keeps it from answering is told by the next look
         finally:
             self._judging.pop(uuid, None)
-        if not is_so:
+        if switched is None:
             return
         self._on.pop(uuid, None)
         self._proofs[uuid] = found.proofs
+        self._tell(uuid, 1 + self._unseen(uuid, found.claim, switched), is_on=False)
+
+    def _unseen(self, uuid: str, claim: int, switched: int) -> int:
+        """Return how often others have switched a mode off, and we on again, since the last look.
+
+        What was before the first look at a GPU is not known: it may be another agent's to tell.
+        """
+        if not claim:
+            self._switched.setdefault(uuid, (0, 0))
+            return 0
+        before = self._switched.get(uuid)
+        self._switched[uuid] = (claim, switched)
+        if before is None:
+            return 0
+        known = before[1] if before[0] == claim else 0
+        return max(0, switched - max(known, 1))
+
+    def _tell(self, uuid: str, times: int, *, is_on: bool) -> None:
+        """Tell that others have switched MIG off, so often; `is_on`: a pod had it on since."""
         now = self._clock()
-        fight = self._fights[uuid] = self._fights.get(uuid, Fight()).again(now)
-        self._reports.count("mig_switched_off", device=uuid)
+        fight = self._fights.get(uuid, Fight())
+        for _ in range(times):
+            fight = fight.again(now)
+            self._reports.count("mig_switched_off", device=uuid)
+        self._fights[uuid] = fight
         text = f"MIG of GPU {uuid} was switched off by others, and all slices there went with it"
         if not fight.left_s(now):
-            text += ": it is switched on again for the next pod that asks for a slice"
+            text += (
+                ": it is on again for a pod that asked for a slice"
+                if is_on
+                else ": it is switched on again for the next pod that asks for a slice"
+            )
             self._reports.node(SWITCHED_OFF, text, is_warning=True)
             return
         until = datetime.now(UTC) + timedelta(seconds=fight.left_s(now))
-        why = f"others have switched it off {fight.times} times: it stays so until"
+        why = f"others have switched it off {fight.times} times: it is not switched on before"
         why += f" {until:%H:%M:%S} UTC"
         self._paused = {**self._paused, uuid: why}
         self._reports.gauge("mig_paused", 1, device=uuid)
@@ -149,16 +182,20 @@ class Fights:
         self._reports.node(PAUSED, text, is_warning=True)
         self._changed()
 
-    def _given_up(self, device: Device, claim: int) -> bool:
-        """Give a claim up whose mode others have switched off; False: it is not so (any more)."""
+    def _given_up(self, device: Device, claim: int) -> int | None:
+        """Give a claim up whose mode others have switched off; None: it is not so (any more).
+
+        Returns how often the mode had been switched on under it.
+        """
         journal = Journal(self._folder.mig / device.uuid)
 
-        def give_up(there: MigDevice) -> bool:
+        def give_up(there: MigDevice) -> int | None:
             with journal.locked():  # nobody of ours is switching it
                 if journal.claim != claim or there.driver.look().is_enabled:
-                    return False
+                    return None
+                switched = journal.times_switched
                 journal.forget_switched()
-                return True
+                return switched
 
         with MigMachine(self._machine) as gpus:
             return gpus.ask_one(device.index, give_up, patience_s=_PATIENCE_S)

@@ -289,6 +289,7 @@ class _Agent:
                 ),
                 injection=self._answering.injection,
                 cordoned=lambda: self._announcing.cordoned,
+                kept=lambda: self._announcing.kept,
                 mig=self._slices.terms,
                 unfit=self._mps.unfit,
             ),

@@ -24,6 +24,7 @@ from allotment.agent.protocols import Reports
 from allotment.agent.resources import Offer, as_whole
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
 from allotment.devices.mig_tables import tabled_profiles
+from allotment.devices.topology import nvlink_peers
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.mig import MigHold, MigProfile
@@ -53,11 +54,10 @@ LOOK_AGAIN_S: Final = 10.0
 _SETTLE_S: Final = 60.0
 """How long a driver may take to remove slices before others are told of it."""
 _CLEAR_S: Final = 15.0
-"""How long a share of another mode waits for warm slices to go: its start has some 20 s."""
+"""How long a share of another mode waits for warm slices to go, on all its GPUs side by side, and
+for the look at them: its start has some 20 s."""
 _FIRST_RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 300.0
-_NVLINK: Final = 100
-"""The least score of two GPUs that NVLink joins (`devices.topology`)."""
 
 
 class NodeSlices:
@@ -119,15 +119,10 @@ class NodeSlices:
     def terms(self) -> MigTerms:
         """Say how GPUs may be cut, by the configuration in force. From any thread."""
         migs = self._offer().migs
-        joined: dict[str, set[str]] = {}
-        for pair, points in self._links().items():
-            if points >= _NVLINK:
-                for uuid in pair:
-                    joined.setdefault(uuid, set()).update(pair - {uuid})
         return MigTerms(
             keeps={uuid: use.keep_s for uuid, use in migs.items()},
             resets=frozenset(uuid for uuid, use in migs.items() if use.may_reset),
-            peers={uuid: frozenset(peers) for uuid, peers in joined.items()},
+            peers=nvlink_peers(self._links()),
             paused=self._fights.paused,
             profiles=self.profiles,
         )
@@ -164,23 +159,33 @@ class NodeSlices:
         A GPU of which anybody has a slice stays as it is, and so does one whose MIG mode is others'
         affair: the share is refused then, with the reason.
         """
-        for uuid in dict.fromkeys(uuids):
-            device, there = self._devices().get(uuid), self._current.get(uuid)
-            if device is None or there is None or not there.gives_way:
-                continue
-            try:
-                problems = await asyncio.to_thread(
-                    self._settled, device, patience_s=_CLEAR_S, keeps_warm=False
-                )
-                found = await asyncio.to_thread(self._seen, device)
-            except AllotError as error:
-                self._failed(uuid, STAYS, error)
-                continue
-            if problems:
-                self._failed(uuid, STAYS, problems[0])
-            if found is not None and not found.is_enabled:
+        devices = (self._devices().get(uuid) for uuid in dict.fromkeys(uuids))
+        there = [each for each in devices if each is not None and each.uuid in self._current]
+        giving = [each for each in there if self._current[each.uuid].gives_way]
+        await asyncio.gather(*map(self._clear_one, giving))  # each has the same time
+
+    async def _clear_one(self, device: Device) -> None:
+        uuid, settle_s = device.uuid, _CLEAR_S - LOOK_S
+        try:
+            problems = await asyncio.to_thread(
+                self._settled, device, patience_s=settle_s, keeps_warm=False
+            )
+        except AllotError as error:
+            problems = [error]
+        if problems:
+            self._failed(uuid, STAYS, problems[0], more=len(problems) - 1)
+        else:
+            self._works(uuid, STAYS)
+            if not Journal(self._folder.mig / uuid).is_switched:
                 self._off.add(uuid)
-            self._take_in(device, found)
+        try:
+            found = await asyncio.to_thread(self._seen, device)
+        except AllotError as error:
+            self._failed(uuid, UNKNOWN, error)
+            return
+        if found is not None and not found.is_enabled:
+            self._off.add(uuid)
+        self._take_in(device, found)
 
     async def run(self) -> NoReturn:
         """Look and settle until cancelled."""
@@ -251,8 +256,8 @@ class NodeSlices:
             self._say(uuid, DAMAGED, f"{'; '.join(found.problems)}: its slice is left alone")
         else:
             self._told.pop((uuid, DAMAGED), None)
-        if (uuid, STAYS) in self._retry:
-            found = replace(found, gives_way=False)  # it does not, whatever the reason
+        if self._waits(uuid, STAYS, time.monotonic()):
+            found = replace(found, gives_way=False)  # it did not, whatever the reason
         if self._current.get(uuid) != found:
             self._current[uuid] = found
             self._show(uuid, found)
@@ -290,14 +295,20 @@ class NodeSlices:
             found,
             profiles=found.profiles or self.profiles(device),
             claim=claim if is_ours else 0,
+            times_switched=journal.times_switched if is_ours else 0,
             problems=tuple(each.message for each in read.problems),
             gives_way=bool(
                 gives_way
                 and found.is_enabled
                 and found.is_free
-                and not is_for_mig_alone(self._folder, device.uuid)
+                and self._has_other_modes(device.uuid)
             ),
         )
+
+    def _has_other_modes(self, uuid: str) -> bool:
+        """Tell whether a GPU serves a mode besides mig, by its rule and by what was said of it."""
+        modes = self.served(self._offer()).get(uuid, ())
+        return any(each != MIG for each in modes) and not is_for_mig_alone(self._folder, uuid)
 
     def _tell_lost(self) -> None:
         """Tell owners whose slice others have removed; once, and nothing is done about it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,4 +83,46 @@ def test_a_gpu_that_is_not_given_in_parts_is_forgotten(world: World) -> None:
 
 def test_one_that_does_not_answer_is_not_told_of_here(world: World) -> None:
     world.asked.append("GPU-that-is-gone")
+    assert world.kept() == {}
+
+
+def test_one_that_is_asked_no_more_keeps_no_thread(world: World) -> None:
+    others = set(threading.enumerate())
+    world.kept()
+    gone = world.asked.pop()
+    name = f"compute mode of {gone}"
+    (asker,) = (each for each in set(threading.enumerate()) - others if each.name == name)
+    world.kept()
+    asker.join(timeout=10)
+    assert not asker.is_alive()
+    world.asked.append(gone)
+    world.put(ComputeMode.PROHIBITED)
+    assert set(world.kept()) == {gone}, "it is asked again"
+
+
+def test_an_error_that_nobody_foresaw_ends_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: GpuSettings) -> ComputeMode:
+        raise OSError(5, "broken")
+
+    monkeypatch.setattr(GpuSettings, "compute_mode", broken)
+    assert world.kept() == {}
+
+
+@pytest.mark.parametrize("is_beginning", [True, False])
+def test_a_daemon_of_ours_that_begins_or_ends_meanwhile_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_beginning: bool
+) -> None:
+    del world.asked[0]
+    place = place_of(world.folder, world.uuids[1])
+    place.prepare(simulated=True)
+    ours, nobodys = MpsStatus(mode_before=int(ComputeMode.DEFAULT)), MpsStatus()
+    place.write(nobodys if is_beginning else ours)
+
+    def meanwhile(_: GpuSettings) -> ComputeMode:
+        place.write(ours if is_beginning else nobodys)
+        return ComputeMode.EXCLUSIVE_PROCESS
+
+    monkeypatch.setattr(GpuSettings, "compute_mode", meanwhile)
     assert world.kept() == {}

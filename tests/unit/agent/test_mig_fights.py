@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from gpus import gpu
 from hypothesis import given
 from hypothesis import strategies as st
+from kubelet_twin import ReportsTwin
+from mig_twin import A100
 
-from allotment.agent.mig_fights import FIRST_PAUSE_S, LAST_PAUSE_S, WITHIN_S, Fight
+from allotment.agent.cut_gpus import CutGpu
+from allotment.agent.mig_fights import FIRST_PAUSE_S, LAST_PAUSE_S, WITHIN_S, Fight, Fights
+from allotment.shares.folders import StateFolder
 
 GAPS = st.lists(st.integers(0, int(3 * LAST_PAUSE_S)), min_size=1, max_size=30)
 
@@ -37,3 +45,38 @@ def test_pauses_double_as_long_as_it_goes_on(gaps: list[int]) -> None:
         assert fight.left_s(now + fight.pause_s) == 0
         # A fight that goes on after each pause is never taken for a new one.
         assert fight.again(now + fight.pause_s + WITHIN_S).times == fight.times + 1
+
+
+def on(claim: int, times: int) -> CutGpu:
+    return CutGpu(profiles=A100, is_enabled=True, claim=claim, times_switched=times)
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([on(5, 4)], []),  # another agent's to tell
+        ([on(5, 1), on(5, 1), on(7, 1), on(0, 0), on(9, 1)], []),
+        ([on(5, 0), on(5, 1)], []),
+        ([on(5, 1), on(5, 2), on(5, 2)], ["MigSwitchedOff"]),
+        ([on(5, 1), on(5, 2), on(5, 3)], ["MigSwitchedOff", "MigPaused"]),
+        ([on(5, 1), on(5, 3)], ["MigPaused"]),
+        ([on(0, 0), on(5, 2)], ["MigSwitchedOff"]),
+        ([on(5, 2), on(7, 3)], ["MigPaused"]),
+    ],
+)
+def test_what_was_switched_on_again_before_anybody_looked_counts(
+    tmp_path: Path, looks: list[CutGpu], told: list[str]
+) -> None:
+    reports = ReportsTwin()
+    changes: list[None] = []
+    fights = Fights(
+        StateFolder(tmp_path),
+        machine=None,
+        reports=reports,
+        changed=lambda: changes.append(None),
+        clock=lambda: 1000.0,
+    )
+    for found in looks:
+        fights.judge(gpu(0), found)
+    assert reports.reasons("node") == told
+    assert bool(fights.paused) == bool(changes) == ("MigPaused" in told)

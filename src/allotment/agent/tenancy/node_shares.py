@@ -27,6 +27,7 @@ class NodeShares:
         problems: Callable[[], Sequence[Problem]],
         injection: Callable[[str], Injection],
         cordoned: Callable[[], Collection[str]] = tuple,
+        kept: Callable[[], Mapping[str, str]] = dict,
         mig: Callable[[], MigTerms] = MigTerms,
         unfit: Callable[[str, Collection[str]], Mapping[str, str]] = lambda _mode, _uuids: {},
     ) -> None:
@@ -35,8 +36,9 @@ class NodeShares:
         `unhealthy` says why, by UUID: no part of such a device is given. `problems` are GPUs that
         do not answer. `injection` is how a share of a mode is handed in where its answer is not
         known. `cordoned` are UUIDs of devices on which nothing is placed that a scheduler has not
-        placed there already. `mig` says how GPUs may be cut. `unfit` says why,
-        by UUID, which of some devices cannot be had in a mode at the moment.
+        placed there already. `kept` says why, by UUID, of those that somebody else has, which are
+        not chosen here either. `mig` says how GPUs may be cut. `unfit` says why, by UUID, which of
+        some devices cannot be had in a mode at the moment.
         """
         self._shares = shares
         self._devices = devices
@@ -44,6 +46,7 @@ class NodeShares:
         self._problems = problems
         self._injection = injection
         self._cordoned = cordoned
+        self._kept = kept
         self._mig = mig
         self._unfit = unfit
 
@@ -86,7 +89,8 @@ class NodeShares:
         if order.devices:
             return unhealthy
         unfit = self._unfit(order.request.mode, order.candidates)
-        return {**dict.fromkeys(self._cordoned(), CORDONED), **unfit, **unhealthy}
+        cordoned = dict.fromkeys(self._cordoned(), CORDONED)
+        return {**self._kept(), **cordoned, **unfit, **unhealthy}
 
     def _sick(self, order: ShareOrder, devices: Sequence[Device]) -> tuple[Problem, ...]:
         sick = self._passed_over(order)

@@ -3,7 +3,8 @@
 
     mig/GPU-UUID/lock              held for milliseconds: while a place for a slice is chosen
     mig/GPU-UUID/ID/slice.json     one slice of ours; replaced as a whole, never written into
-    mig/GPU-UUID/switched          MIG mode is on for our slices' sake, and goes with the last one
+    mig/GPU-UUID/switched          MIG mode is on for our slices' sake, and goes with the last one;
+                                   its text: how often it has been switched on since it was claimed
     mig/GPU-UUID/ID                the folder is locked by whoever works on the slice
 
 A lock ends with its process, however that ends: a record whose folder is not locked is nobody's
@@ -210,12 +211,41 @@ class Journal:
         except OSError:
             return 0
 
+    @property
+    def times_switched(self) -> int:
+        """Return how often the mode was switched on under the claim in force.
+
+        Each time but the first others had switched it off before.
+        """
+        try:
+            return int((self.folder / _SWITCHED).read_text(encoding="ascii") or "0")
+        except (OSError, ValueError):
+            return 0
+
+    def count_switched(self) -> None:
+        """Write down that the mode is switched on, under the lock. Raises `StateError`.
+
+        The claim stays the one that it is.
+        """
+        path = self.folder / _SWITCHED
+        draft = self.folder / f".{_SWITCHED}"
+        try:
+            claim = path.stat().st_mtime_ns
+            draft.write_text(str(self.times_switched + 1), encoding="ascii")
+            os.utime(draft, ns=(claim, claim))
+            draft.replace(path)
+        except FileNotFoundError:
+            return  # given up since: the mode is others' from here on
+        except OSError as error:
+            raise _explained(error, path, "write that MIG is switched on") from error
+
     def note_switched(self) -> None:
         """Write down, before it is done, that the MIG mode is our doing. Raises `StateError`."""
         self._prepare()
         path = self.folder / _SWITCHED
         try:
             path.touch(mode=0o644)
+            os.truncate(path, 0)  # another claim, under which it was never switched
         except OSError as error:
             raise _explained(error, path, "write that MIG is switched on") from error
 

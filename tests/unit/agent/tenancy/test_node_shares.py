@@ -58,6 +58,7 @@ class Node:
         self.cdi = root / "cdi"
         self.sick: dict[str, str] = {}
         self.cordoned: set[str] = set()
+        self.kept: dict[str, str] = {}
         self.kubelet = KubeletTwin(self.offer)
         self.pods = PodsTwin()
         self.pods.is_synced = True
@@ -79,6 +80,7 @@ class Node:
                 problems=tuple,
                 injection=lambda _: Injection.CDI,
                 cordoned=lambda: self.cordoned,
+                kept=lambda: self.kept,
             ),
             respond=respond,
             patience=HASTE,
@@ -182,6 +184,17 @@ def test_a_cordoned_gpu_takes_nothing_but_what_a_scheduler_has_placed_there(node
         assert await node.start(before) == ""
         node.cordoned.clear()
         assert await node.start(after) == ""
+
+    tell(node, story)
+
+
+def test_a_gpu_that_somebody_else_keeps_is_passed_over_in_every_mode(node: Node) -> None:
+    async def story() -> None:
+        node.kept[node.soft] = "it is in compute mode PROHIBITED, which somebody else set"
+        pod = node.admit("1", part())
+        assert "compute mode PROHIBITED" in await node.start(pod)
+        node.kept.clear()
+        assert await node.start(pod) == ""
 
     tell(node, story)
 

@@ -305,6 +305,22 @@ def test_a_mode_that_we_switched_goes_with_the_last_slice(
     assert (driver.is_enabled, journal.is_switched) == (False, False)
 
 
+def test_each_time_that_others_had_switched_a_mode_off_is_counted_under_one_claim(
+    driver: MigTwin, slices: Slices, journal: Journal
+) -> None:
+    driver.is_enabled = False
+    journal.note_switched()
+    claim = journal.claim
+    for times in range(3):
+        assert (journal.times_switched, journal.claim) == (times, claim)
+        driver.is_enabled = False
+        assert slices.switch_on()
+        assert not slices.switch_on(), "it is on"
+    journal.note_switched()
+    assert journal.times_switched == 0
+    assert journal.claim != claim
+
+
 def test_a_mode_of_others_stays(driver: MigTwin, slices: Slices, journal: Journal) -> None:
     slices.remove(cut(slices, switches=True).id)  # it is on already
     assert not journal.is_switched
