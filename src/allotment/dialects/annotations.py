@@ -58,6 +58,7 @@ __all__ = [
     "TOPOLOGY",
     "UUIDS",
     "WEIGHT",
+    "parse_profile",
     "wishes_of",
 ]
 
@@ -237,7 +238,8 @@ def _modes(text: str) -> tuple[str, ...]:
     return words
 
 
-def _profile(text: str) -> str:
+def parse_profile(text: str) -> str:
+    """Read the name of a MIG profile, be there a GPU that has it or not. Raises `UsageError`."""
     if not _PROFILE.fullmatch(text):
         problem = f"{shown(text)} is no MIG profile"
         raise UsageError(problem, hint="write one as NVIDIA has it: 1g.10gb, 1g.10gb+me, 3g.40gb")
@@ -256,7 +258,7 @@ _READERS: Mapping[str, Callable[[Wishes, str], Wishes]] = {
     WEIGHT: lambda wishes, text: replace(wishes, weight=parse_weight(text)),
     CLASS: lambda wishes, text: replace(wishes, kind=_CLASSES[_word(text, _CLASSES)]),
     MODE: lambda wishes, text: replace(wishes, modes=_modes(text)),
-    MIG_PROFILE: lambda wishes, text: replace(wishes, mig_profile=_profile(text)),
+    MIG_PROFILE: lambda wishes, text: replace(wishes, mig_profile=parse_profile(text)),
     OVERSUBSCRIBE: lambda wishes, text: replace(
         wishes, may_oversubscribe=_BOOLEANS[_word(text, _BOOLEANS)]
     ),

@@ -30,7 +30,14 @@ _Word = Annotated[str, Meta(min_length=1, max_length=64)]
 _MOST: Final = 64
 
 
-_Profile = Annotated[str, Meta(max_length=32, pattern=r"^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb")]
+_Profile = Annotated[
+    str,
+    Meta(
+        max_length=32,
+        pattern=r"^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?)*\Z",
+    ),
+]
+"""As its driver names it: `1g.10gb`, `1g.5gb+me.all`."""
 
 
 class _Geometry(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ is in `allotment.placement.cluster`.
 """
 
 from allotment.placement.choose import choose, follow
-from allotment.placement.explain import explain
+from allotment.placement.explain import explain, is_asked_for, main_reason, most_telling
 from allotment.placement.fit import (
     NOT_SELECTED,
     OTHER_MODE,
@@ -27,9 +27,12 @@ __all__ = [
     "choose",
     "explain",
     "follow",
+    "is_asked_for",
     "is_selected",
     "judge",
+    "main_reason",
     "memory_room",
+    "most_telling",
     "overflow",
     "unknown_selectors",
 ]

@@ -21,7 +21,17 @@ from allotment.model.requests import MIG, SOFT, TIMESLICE
 from allotment.placement.constraints import exclusion_of
 from allotment.placement.host_memory import host_part
 
-__all__ = ["UNKNOWN", "Footprint", "Load", "Part", "Seen", "base_load", "footprint", "seen"]
+__all__ = [
+    "UNKNOWN",
+    "Footprint",
+    "Load",
+    "Part",
+    "Seen",
+    "base_load",
+    "footprint",
+    "held_slices",
+    "seen",
+]
 
 UNKNOWN = MigPlace("", 0)
 """A slice of which nobody knows where it is."""
@@ -169,6 +179,14 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     return found
 
 
+def held_slices(containers: Sequence[PlacedContainer]) -> tuple[Part, ...]:
+    """Return what each slice has that a pod holds: all of them for as long as the pod is there."""
+    uuids = dict.fromkeys(
+        each.uuid for one in containers if one.mode == MIG for each in one.devices
+    )
+    return tuple(part for uuid in uuids for _, part in _slices(uuid, containers).elements())
+
+
 class Seen(NamedTuple):
     """What a pod has of one device already, as one more container of it sees that."""
 
@@ -206,7 +224,7 @@ def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, Seen]:
             together,
             kept=len(here) - len(together),
             slices=tuple(place for place, _ in slices.elements()),
-            handed_on=tuple(place for place, _ in slices if place not in used | {UNKNOWN}),
+            handed_on=tuple(place for place, _ in slices if place not in used),
             other_modes=frozenset(one.mode for _, one in here if one not in together),
         )
     return found

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words for a rejection: what was needed, and what each device has."""
 
+from collections import Counter
+from collections.abc import Mapping
+
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.placements import Rejection, Verdict
@@ -17,7 +20,7 @@ from allotment.placement.fit import (
     TOO_LITTLE_MEMORY,
 )
 
-__all__ = ["explain", "models_of"]
+__all__ = ["explain", "is_asked_for", "main_reason", "models_of", "most_telling"]
 
 _NAMES = 3
 """How many shares of a device are named; of more than that, only how many."""
@@ -32,6 +35,32 @@ def explain(rejection: Rejection) -> str:
     lines = [f"no room for {_asked(rejection)}: {rejection.fitting} of {there}{apart}"]
     lines += [f"  {_line(verdict, request)}" for verdict in rejection.verdicts]
     return "\n".join(lines)
+
+
+def main_reason(rejection: Rejection) -> str:
+    """Return the one reason that tells most of why there is no room, without a full stop."""
+    if rejection.together:
+        return f"no GPUs that fit are {rejection.together}"
+    verdicts = [each for each in rejection.verdicts if not each.fits]
+    asked_for = [each for each in verdicts if is_asked_for(each)] or verdicts
+    able = [each for each in asked_for if not each.state.problem] or asked_for
+    lines = {each.state.device.uuid: _reason(each, rejection.request) for each in able}
+    return most_telling(lines, is_all=len(able) == len(asked_for))
+
+
+def most_telling(reasons: Mapping[str, str], *, is_all: bool = True) -> str:
+    """Return the reason that most GPUs have, by UUID; with the GPU's name where it is not all's."""
+    if not reasons:
+        return ""
+    [(common, number)] = Counter(reasons.values()).most_common(1)
+    if is_all and number == len(reasons):
+        return common
+    return next(f"{uuid}: {why}" for uuid, why in reasons.items() if why == common)
+
+
+def is_asked_for(verdict: Verdict) -> bool:
+    """Tell whether a device is one of those that a request names, where it names any."""
+    return verdict.reason not in {NOT_SELECTED, OF_OTHER_MODEL, OF_OTHER_UUID}
 
 
 def _asked(rejection: Rejection) -> str:

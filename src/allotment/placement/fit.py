@@ -3,7 +3,7 @@
 
 from functools import lru_cache
 
-from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Verdict
+from allotment.model.placements import MAX_MPS_SHARES, DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Request
 from allotment.placement.constraints import keeps_company, unsuited

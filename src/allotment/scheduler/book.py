@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from allotment.model.clusters import NodeRejection, PodBooking, PodNeed
 from allotment.model.pods import PodUid
 from allotment.placement.cluster import Ranking
-from allotment.placement.open_modes import in_later_modes
+from allotment.placement.open_modes import in_later_modes, is_open
 from allotment.placement.searches import MOST_EFFORT
 from allotment.placement.selections import Effort
 from allotment.scheduler.holdings import (
@@ -191,8 +191,39 @@ class Book(Holdings):
         return Choice((), {name: _on_its_way(name, entry) for name in names})
 
     def _chosen(self, entry: Entry, names: Collection[str]) -> Choice:
+        """Rank; in modes that a pod likes less where the others are more than its quota allows.
+
+        Where no mode is within the quota, as if there were none: binding says why.
+        """
+        choice = self._ranked(entry, entry.need, names)
+        left = entry.need if self._is_open_and_limited(entry.need) else None
+        within = choice
+        while left is not None and within.best:
+            placed = self._as_ranked(left, within.best[0])
+            if placed is None or not self._over(left, placed):
+                return within
+            left = in_later_modes(left, placed)
+            if left is not None:
+                within = self._ranked(entry, left, names)
+        return choice
+
+    def _is_open_and_limited(self, need: PodNeed) -> bool:
+        if self._quotas is None or not self._quotas.is_limited(need.namespace):
+            return False
+        return any(is_open(each.request) for each in need.containers)
+
+    def _as_ranked(self, need: PodNeed, node: str) -> PodBooking | None:
+        """Return what a pod would have on a node, before those that are only expected if need be.
+
+        None: nobody knows any more.
+        """
+        placed = self._place(need, node)
+        if isinstance(placed, NodeRejection):
+            placed = self._place(need, node, without=tuple(self._expected))
+        return placed if isinstance(placed, PodBooking) else None
+
+    def _ranked(self, entry: Entry, need: PodNeed, names: Collection[str]) -> Choice:
         """Rank; where nothing fits, see whether that is for the sake of pods that may not come."""
-        need = entry.need
         most = self.settings.candidates + len(entry.avoided)
         effort = Effort(MOST_EFFORT)
         ranking = self.cluster.rank(need, names, most=most, effort=effort)

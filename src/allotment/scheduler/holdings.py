@@ -71,6 +71,9 @@ class BookSettings:
 class Quotas(Protocol):
     """What a namespace may have. Its own book, told of the same pods."""
 
+    def is_limited(self, namespace: str) -> bool:
+        """Tell whether a namespace has any quota: without, nothing is to be checked."""
+
     def check(self, need: PodNeed, *, booking: PodBooking | None = None) -> object | None:
         """Return why a pod may not have what it is to have, as it is told; None: it may."""
 

@@ -50,6 +50,10 @@ class DialectQuotas:
         if self._there.pop(uid, None) is not None:
             self.quotas.remove(uid)
 
+    def is_limited(self, namespace: str) -> bool:
+        """Tell whether a namespace has any quota."""
+        return self.quotas.is_limited(namespace)
+
     def check(
         self,
         need: PodNeed,

@@ -13,9 +13,12 @@ a share, in whatever syntax it was written, so that nobody gets around a quota b
   here at binding, when it is known what `50%` of a GPU is.
 
 A pod is charged as Kubernetes charges: for its regular containers and sidecars together, or for
-one init container beside the sidecars before it, whichever is more. Asked twice: when it is
-created, against all pods that are there, as far as it can be known; when it is bound, against those
-that are bound, exactly. Both, since any number of pods can be created at a time.
+one init container beside the sidecars before it, whichever is more. Slices that it was given are
+the exception, as they are on its node: it holds each until it is gone (`placement.booking`).
+
+Asked twice: when it is created, against all pods that are there, as far as it can be known; when
+it is bound, against those that are bound, exactly. Both, since any number of pods can be created at
+a time.
 
 Pure: no clock, no API server. Not for several threads.
 """
@@ -31,6 +34,8 @@ from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes, format_percent
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import parse_whole
+from allotment.model.requests import MIG
+from allotment.placement.booking import held_slices
 
 __all__ = [
     "COMPUTE",
@@ -229,6 +234,10 @@ class QuotaBook:
             for each in self._limits.get(namespace, ())
         }
 
+    def is_limited(self, namespace: str) -> bool:
+        """Tell whether a namespace has any quota."""
+        return bool(self._limits.get(namespace))
+
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces that have a quota."""
         return tuple(sorted(self._limits))
@@ -279,27 +288,36 @@ def charge_of(need: PodNeed, *, booking: PodBooking | None = None, dialect: str 
     for each in sorted(need.containers, key=lambda each: each.place):
         request = each.request
         found = placed.get(each.name)
-        charge = {DEVICES: len(found.devices) if found else request.count}
-        if found is not None:
-            charge[MEMORY] = sum(device.memory for device in found.devices)
-            charge[COMPUTE] = sum(device.guarantee for device in found.devices)
-        else:
+        charge: dict[str, int] = {}
+        if found is None:
+            charge[DEVICES] = request.count
             charge[COMPUTE] = request.compute.guarantee * request.count
             if request.memory.size_bytes is not None:
                 charge[MEMORY] = request.memory.size_bytes * request.count
+        elif found.mode != MIG:
+            charge[DEVICES] = len(found.devices)
+            charge[MEMORY] = sum(device.memory for device in found.devices)
+            charge[COMPUTE] = sum(device.guarantee for device in found.devices)
         if request.memory.part is not None:
             charge[PART] = int(request.memory.part * _WHOLE) * request.count
             if found is None:
                 charge[_UNKNOWN] = charge[PART]
-        if dialect:
-            charge[f"{DEVICES}:{dialect}"] = charge[DEVICES]
         if each.kind is ContainerKind.INIT:
             most = _most(most, _sum(sidecars, charge, 1))
         elif each.kind is ContainerKind.SIDECAR:
             sidecars = _sum(sidecars, charge, 1)
         else:
             regular = _sum(regular, charge, 1)
-    return _most(most, _sum(regular, sidecars, 1))
+    slices = held_slices(booking.containers) if booking else ()
+    held = {
+        DEVICES: len(slices),
+        MEMORY: sum(each.memory for each in slices),
+        COMPUTE: sum(each.guarantee for each in slices),
+    }
+    whole = _sum(_most(most, _sum(regular, sidecars, 1)), held, 1)
+    if dialect and DEVICES in whole:
+        whole[f"{DEVICES}:{dialect}"] = whole[DEVICES]
+    return whole
 
 
 def _rejection(

@@ -171,6 +171,24 @@ def test_groups_that_are_none_are_refused(name: str, geometry: str) -> None:
     assert refused.value.hint
 
 
+NAMES = ["1g.5gb", "1g.10gb+me", "1g.12gb-me", "1g.24gb+me.all", "2g.48gb+gfx"]
+NO_NAMES = ["1g.5gbzzz!!", "1g.5gb+", "1g.5gb+me!", '"1g.5gb\\n"', '"1g.5gb 2g.10gb"', "x1g.5gb"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *NO_NAMES])
+def test_profiles_are_listed_by_whole_names(name: str) -> None:
+    geometry = f"{{name: {name}, memory: 1, count: 1}}"
+    for text in (
+        f"{{migProfileAllowlist: [{{models: [A], profiles: [{name}]}}]}}",
+        f"{{knownMigGeometries: [{{models: [A], allowedGeometries: [[{geometry}]]}}]}}",
+    ):
+        if name in NAMES:
+            assert mig_groups_of(load_settings(f"hami: {text}"))
+        else:
+            with pytest.raises(UsageError):
+                load_settings(f"hami: {text}")
+
+
 # ---- written -------------------------------------------------------------------------------------
 
 

@@ -55,3 +55,12 @@ def test_lists_of_profiles_are_no_groups_and_leave_out_all_other_models() -> Non
     assert listed_profiles(known, "NVIDIA A100-SXM4-40GB") == ("1g.5gb", "1g.6gb")
     assert listed_profiles(known, "NVIDIA H100") == ()
     assert listed_profiles(known[:1], "NVIDIA H100") is None
+
+
+def test_a_list_of_profiles_does_not_hide_the_groups_behind_it() -> None:
+    group = MigGroup("g", (MigTemplate("1g.5gb", 5120, 7),))
+    known = (
+        MigModelGroups(("A100",), profiles=("1g.5gb",)),
+        MigModelGroups(("A100",), (group,)),
+    )
+    assert groups_of(known, "NVIDIA A100-SXM4-40GB") == (group,)

@@ -27,6 +27,7 @@ from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
+from allotment.placement.booking import footprint
 from allotment.scheduler.quota import QuotaBook, charge_of
 from allotment.scheduler.quota_units import units_of
 
@@ -153,6 +154,33 @@ def test_slices_count_as_what_they_have_once_they_are_placed() -> None:
     )
     after = charge_of(asks, booking=placed)
     assert (after["devices"], after["memory"], after["compute"]) == (2, 20 * GI, 2424)
+
+
+def sliced(kind: ContainerKind, place: int, *cut: PlacedDevice) -> PlacedContainer:
+    return PlacedContainer(name=f"c{place}", kind=kind, place=place, devices=cut, mode="mig")
+
+
+def test_a_slice_counts_for_as_long_as_the_pod_holds_it() -> None:
+    """That is also after its init container has ended, as on the node."""
+    small = PlacedDevice("GPU-a", 10 * GI, 1400, MigPlace("1g.10gb", 6))
+    large = PlacedDevice("GPU-a", 40 * GI, 4200, MigPlace("3g.40gb", 0))
+    asks = need((INIT, request(30 * GI)), request(5 * GI))
+    for init, amounts in ((large, (2, 50 * GI, 5600)), (small, (1, 10 * GI, 1400))):
+        containers = (sliced(INIT, 0, init), sliced(REGULAR, 1, small))
+        placed = PodBooking(uid=asks.uid, node="n", containers=containers)
+        charge = charge_of(asks, booking=placed, dialect="hami")
+        assert (charge["devices"], charge["memory"], charge["compute"]) == amounts
+        assert charge["devices:hami"] == amounts[0]
+        assert charge["memory"] == footprint(containers)["GPU-a"].part.memory
+
+
+def test_a_slice_counts_beside_what_others_of_the_pod_have_at_once() -> None:
+    large = PlacedDevice("GPU-a", 40 * GI, 4200, MigPlace("3g.40gb", 0))
+    asks = need((INIT, request(30 * GI)), (INIT, request(9 * GI)), request(5 * GI))
+    soft = booking(asks, 9 * GI).containers
+    containers = (sliced(INIT, 0, large), *soft[1:])
+    placed = PodBooking(uid=asks.uid, node="n", containers=containers)
+    assert charge_of(asks, booking=placed)["memory"] == 49 * GI
 
 
 def test_need_have_and_hard_are_told() -> None:

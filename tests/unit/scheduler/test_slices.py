@@ -14,12 +14,20 @@ from sliced_office import MODEL, PROFILES, Office, asking, cut
 from allotment.dialects.placements import PLACEMENT
 from allotment.dialects.systems import load_settings
 from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import NodeRejection
+from allotment.model.clusters import NodeRejection, PodNeed
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
+from allotment.scheduler.book import Turned
 from allotment.scheduler.keeping import DialectQuotas
 from allotment.scheduler.needs import NeedSettings, need_of, need_settings
 from allotment.scheduler.quota import QuotaBook
+
+
+def limited(hard: str) -> DialectQuotas:
+    quotas = QuotaBook()
+    hards = {"requests.allotment.dev/gpu-memory": hard}
+    quotas.set_quotas([NamespaceQuota(namespace="ml", name="q", hard=hards)])
+    return DialectQuotas(quotas)
 
 
 def test_a_profile_is_placed_as_a_slice_and_written_so() -> None:
@@ -160,10 +168,7 @@ def test_groups_go_with_pods_of_their_dialect_that_may_have_slices() -> None:
     [("20Gi", "mig"), ("5Gi", "soft"), ("3Gi", "refused: more than its namespace")],
 )
 def test_a_mode_that_is_more_than_the_quota_is_passed_over(hard: str, mode: str) -> None:
-    quotas = QuotaBook()
-    hards = {"requests.allotment.dev/gpu-memory": hard}
-    quotas.set_quotas([NamespaceQuota(namespace="ml", name="q", hard=hards)])
-    office = Office(cut("a", 1, "soft", "mig", is_enabled=False), quotas=DialectQuotas(quotas))
+    office = Office(cut("a", 1, "soft", "mig", is_enabled=False), quotas=limited(hard))
     said = office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
     assert (f"refused: {said}" if said else office.placement("one").get("mode", "soft")).startswith(
         mode
@@ -171,6 +176,59 @@ def test_a_mode_that_is_more_than_the_quota_is_passed_over(hard: str, mode: str)
     office.book.cluster.check_invariants()
     booked = office.book.booking(office.pods["uid-one"].uid)
     assert (booked is None) == bool(said)
+
+
+def test_a_mode_that_is_more_than_the_quota_is_passed_over_for_another_node() -> None:
+    office = Office(cut("a", 1, "mig"), node("b", 1), quotas=limited("5Gi"))
+    assert not office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
+    placed = office.placement("one")
+    assert placed.get("mode", "soft") == "soft"
+    assert placed["devices"] == ["GPU-b0"]
+
+
+def test_who_is_over_the_quota_in_every_mode_is_told_so_and_is_expected_nowhere() -> None:
+    office = Office(cut("a", 1, "mig"), node("b", 1), quotas=limited("3Gi"))
+    said = office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
+    assert said.startswith("more than its namespace")
+    cluster = office.book.cluster
+    assert cluster.booking(office.pods["uid-one"].uid) is None
+    cluster.check_invariants()
+
+
+def test_a_mode_within_the_quota_is_kept_where_it_can_be_had() -> None:
+    office = Office(cut("a", 1, "mig"), node("b", 1), quotas=limited("10Gi"))
+    assert not office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
+    assert office.placement("one")["mode"] == "mig"
+
+
+def test_who_is_over_the_quota_leaves_the_place_that_it_took_before_one_that_is_expected() -> None:
+    office = Office(node("b", 1), quotas=limited("40Gi"))
+    early, late = (
+        need_of(cluster_pod_of(pod_json(name, limits=asking(memory="60Gi"))), office.needs)
+        for name in ("early", "late")
+    )
+    assert office.book.filter(early, ["b"], now=10.0, version="1").best == ("b",)
+    turned = office.book.begin_bind(late, "b", now=10.0, version="1")
+    assert isinstance(turned, Turned)
+    assert "more than its namespace" in turned.rejection.text
+    assert office.book.cluster.booking(late.uid) is None
+    office.book.cluster.check_invariants()
+
+
+def test_the_quota_is_asked_also_where_pods_that_are_only_expected_have_all_places() -> None:
+    office = Office(cut("a", 1, "mig"), node("b", 1), quotas=limited("5Gi"))
+
+    def wanting(name: str, memory: str, mode: str) -> PodNeed:
+        words = {"allotment.dev/mode": mode}
+        pod = pod_json(name, limits=asking(memory=memory), annotations=words)
+        return need_of(cluster_pod_of(pod), office.needs)
+
+    for place, memory, mode in (("a", "75Gi", "mig"), ("b", "79Gi", "soft")):
+        early = wanting(f"early-{place}", memory, mode)
+        assert office.book.filter(early, [place], now=10.0, version="1").best == (place,)
+        assert office.book.cluster.booking(early.uid) is not None
+    one = wanting("one", "4Gi", "mig,soft")
+    assert office.book.filter(one, ["a", "b"], now=10.0, version="1").best[0] == "b"
 
 
 ALLOWED = """

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which slice a request gets: the smallest that serves, at the start that keeps most possible."""
 
+from fractions import Fraction
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from mig_profiles import MODELS, layout, piece, profiles
 
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigLayout, MigProfile, MigRequest, MigSlice
+from allotment.model.mig_groups import MigModelGroups
 from allotment.placement.mig import MigChoice, MigRefusal, choose, room_of, serving
 
 GIB = 2**30
@@ -44,6 +46,12 @@ def test_the_smallest_profile_that_serves_is_taken(request_: MigRequest, name: s
 
 def test_scarce_engines_are_given_only_where_they_are_asked_for() -> None:
     assert all(not each.attributes for each in serving(profiles("RTX PRO 6000"), MigRequest()))
+
+
+def test_a_part_is_of_the_largest_profile_be_it_listed_or_not() -> None:
+    listed = (MigModelGroups(("A100",), profiles=("1g.5gb", "2g.10gb", "3g.20gb")),)
+    half = MigRequest(memory_part=Fraction(49, 100), groups=listed)
+    assert [each.name for each in serving(profiles(A100), half, model=A100)] == ["3g.20gb"]
 
 
 @pytest.mark.parametrize(
