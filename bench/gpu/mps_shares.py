@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,8 @@ THROUGHPUT_TARGET: Final = 1.5
 BACK_TARGET_S: Final = 2.0
 _KERNEL_NS: Final = 200_000
 _ENDLESS_S: Final = 600
+_LOADED: Final = ("mps-0", "mps-1")
+"""Shares that compute while their daemon is killed."""
 _UNIT: Final = 2
 """Multiprocessors that the driver gives out together (a TPC)."""
 _MULTIPROCESSORS: Final = """
@@ -79,8 +81,10 @@ def measure_mps(
     if with_torch and not quick:
         yield _ceiling(ground, change_settings=change_settings, python=python)
     with daemon(ground, change_settings=change_settings) as place:
-        finding = _kills(ground, place, rounds=1 if quick else 3)
-    yield finding
+        killed = _kill(ground, place, rounds=1 if quick else 3)
+        again = _run(ground, HALF, [sys.executable, "-c", _MULTIPROCESSORS])
+    yield _back(killed)
+    yield from judge_kills(killed, again.returncode)
     after = settings_of(ground).compute_mode()
     yield Check(
         name="the GPU's compute mode is what it was",
@@ -213,9 +217,21 @@ def _ceiling(ground: Ground, *, change_settings: bool, python: str) -> Finding:
     )
 
 
-def _kills(ground: Ground, place: MpsPlace, *, rounds: int) -> Finding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """What became of two shares whose daemon was killed."""
+
+    back_s: float
+    """Until a server was active again."""
+    named: frozenset[str]
+    """Shares that the loss names."""
+    statuses: tuple[int, ...]
+    """With which the programs ended."""
+
+
+def _kill(ground: Ground, place: MpsPlace, *, rounds: int) -> list[Killed]:
     """Kill the daemon under load, and see when another takes clients."""
-    back, named, ended = [], 0, 0
+    seen = []
     for _ in range(rounds):
         with _two_loads(ground) as loads:
             before = place.status()
@@ -224,27 +240,56 @@ def _kills(ground: Ground, place: MpsPlace, *, rounds: int) -> Finding:
                 raise RuntimeError(message)
             os.kill(before.daemon, signal.SIGKILL)
             restarts = before.restarts
-            back.append(
-                await_that(
-                    lambda: place.status().restarts > restarts,  # noqa: B023 - waited for here
-                    "the daemon does not come back",
+            back_s = await_that(
+                lambda: place.status().restarts > restarts,  # noqa: B023 - waited for here
+                "the daemon does not come back",
+            )
+            losses = place.status().losses
+            seen.append(
+                Killed(
+                    back_s=back_s,
+                    named=frozenset(losses[-1].shares if losses else ()),
+                    statuses=tuple(each.wait(timeout=_ENDLESS_S) for each in loads),
                 )
             )
-            named += len(place.status().losses[-1].shares) == len(loads)
-            ended += all(each.wait(timeout=_ENDLESS_S) != 0 for each in loads)
-    again = _run(ground, HALF, [sys.executable, "-c", _MULTIPROCESSORS])
+    return seen
+
+
+def _back(killed: Sequence[Killed]) -> Finding:
+    waits = [each.back_s for each in killed]
     return Finding(
         question="kills",
         name="daemon killed under load: ready for clients again",
         without="",
-        seen=f"p50 {statistics.median(back):.2f} s",
-        reached=max(back),
+        seen=f"p50 {statistics.median(waits):.2f} s",
+        reached=max(waits),
         unit="s",
         target=BACK_TARGET_S,
-        samples=rounds,
-        method="SIGKILL with two shares computing; until the status says that a server is active;"
-        f" both shares named in {named} of {rounds}, both programs ended with an error in {ended};"
-        f" a new share after that {'runs' if again.returncode == 0 else 'DOES NOT RUN'}",
+        samples=len(waits),
+        method="SIGKILL with two shares computing; until the status says that a server is active",
+    )
+
+
+def judge_kills(killed: Sequence[Killed], status_after: int) -> Iterator[Check]:
+    """Check what has to hold beside the time; `status_after` is of a share that came later."""
+    named = [each.named == frozenset(_LOADED) for each in killed]
+    yield Check(
+        name="a daemon's end names the shares that were on it",
+        is_right=all(named),
+        seen=f"both in {sum(named)} of {len(killed)}; last:"
+        f" {', '.join(sorted(killed[-1].named)) or 'none'}",
+    )
+    ended = [all(each.statuses) for each in killed]
+    yield Check(
+        name="programs whose daemon was killed end with an error",
+        is_right=all(ended),
+        seen=f"both in {sum(ended)} of {len(killed)}; last: exit status"
+        f" {' and '.join(map(str, killed[-1].statuses))}",
+    )
+    yield Check(
+        name="a new share runs after its daemon was killed",
+        is_right=status_after == 0,
+        seen=f"exit status {status_after}",
     )
 
 
@@ -254,14 +299,14 @@ def _two_loads(ground: Ground) -> Iterator[list[subprocess.Popen[str]]]:
     command = _load(ground, _ENDLESS_S, is_in_half=True)
     programs = [
         subprocess.Popen(
-            [*ground.shared(HALF, 0, f"mps-{number}"), *command],
+            [*ground.shared(HALF, 0, name), *command],
             env=ground.outside(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for number in range(2)
+        for name in _LOADED
     ]
     try:
         for each in programs:

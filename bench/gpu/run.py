@@ -39,7 +39,7 @@ from places import ROOT, SIMULATED_SPEC, Place, facts, real_place, simulated_pla
 from tables import put_between_markers, render_markdown, render_text  # noqa: E402
 from turns import turning  # noqa: E402
 
-from allotment.model.errors import AllotError, PrerequisiteError  # noqa: E402
+from allotment.model.errors import AllotError, PrerequisiteError, UsageError  # noqa: E402
 
 COMMAND = "python bench/gpu/run.py"
 MODES = ("turns", "mps", "mig")
@@ -95,6 +95,16 @@ def torch_version(python: str, place: Place) -> str | None:
     return answer.stdout.strip()
 
 
+def prepare(folder: Path) -> None:
+    """Make the folder of the results before anything is measured: that takes minutes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out: {folder} cannot be made: {error.strerror}", hint="name another folder"
+        ) from None
+
+
 def measure_modes(
     chosen: argparse.Namespace, place: Place, *, with_torch: bool
 ) -> tuple[list[checks.Check], Findings]:
@@ -135,6 +145,7 @@ def measure_modes(
 def main(words: list[str]) -> int:
     """Check, measure and report."""
     chosen = arguments(words)
+    prepare(chosen.out)
     with simulated_place() if chosen.simulated else real_place() as place:
         torch = torch_version(chosen.python, place)
         if torch is None and not chosen.simulated and WITH_TORCH & set(chosen.only):

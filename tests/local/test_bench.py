@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_launches_are_timed_and_their_system_calls_counted(root: Path) -> None:
     assert calls["samples"] > 0
 
 
+def test_the_gpu_bench_makes_its_folder_before_it_measures(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wrong = tmp_path / "file" / "results"
+    command = [sys.executable, str(root / "bench" / "gpu" / "run.py"), "--simulated", "--out"]
+    done = subprocess.run([*command, str(wrong)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: --out: {wrong} cannot be made" in done.stderr
+    document = on_gpu(root, tmp_path / "new" / "results", "--only", "mig")
+    assert "compute" in document
+
+
 def on_gpu(root: Path, folder: Path, *options: str) -> dict[str, Any]:
     """The document of the bench for real GPUs, on a simulated one."""
     command = [sys.executable, str(root / "bench" / "gpu" / "run.py"), "--simulated", "--quick"]
@@ -135,15 +147,49 @@ def test_the_gpu_benchs_mps_leaves_the_settings_as_they_are(root: Path, tmp_path
     document = on_gpu(root, tmp_path, "--only", "mps", "mig")
     checks = {each["name"]: each for each in document["checks"]}
     tried = [each for each in checks.values() if each["is_right"] is not None]
-    assert len(tried) == 5
+    assert len(tried) == 8
+    assert all(each["is_right"] for each in tried)
     mode = checks["a daemon runs without any change of the GPU's settings"]["seen"]
     assert mode == "compute mode DEFAULT meanwhile"
     (not_tried,) = [each for each in checks.values() if each["is_right"] is None]
     assert "--change-settings" in not_tried["seen"]
     found = {each["question"]: each for each in document["compute"]["findings"]}
     assert found["side by side"]["reached"] > 1.2
-    assert "both programs ended with an error in 1" in found["kills"]["method"]
-    assert "runs" in found["kills"]["method"]
+    assert found["kills"]["samples"] == 1
+
+
+@pytest.mark.parametrize(
+    ("killed", "status_after", "verdicts"),
+    [
+        ({}, 0, [True, True, True]),
+        ({"named": ["mps-0", "other"]}, 0, [False, True, True]),
+        ({"named": ["mps-0"]}, 0, [False, True, True]),
+        ({"statuses": [1, 0]}, 0, [True, False, True]),
+        ({}, 8, [True, True, False]),
+    ],
+    ids=["right", "others named", "one named", "one ran on", "none after that"],
+)
+def test_the_gpu_bench_fails_where_the_end_of_a_daemon_is_not_seen(
+    root: Path, killed: dict[str, Any], status_after: int, verdicts: list[bool]
+) -> None:
+    right = {"back_s": 0.5, "named": ["mps-0", "mps-1"], "statuses": [1, 1]}
+    code = """if True:
+        import json, sys
+        from mps_shares import Killed, judge_kills
+        rounds, status = json.loads(sys.argv[1])
+        killed = [Killed(**{**each, "named": frozenset(each["named"])}) for each in rounds]
+        print(json.dumps([each.is_right for each in judge_kills(killed, status)]))
+    """
+    words = json.dumps([[right, {**right, **killed}], status_after])
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'bench'}:{root / 'bench' / 'gpu'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(done.stdout or "null") == verdicts, done.stderr
 
 
 @pytest.mark.usefixtures("native_dir")

@@ -87,6 +87,18 @@ def burn(*options: str, environment: dict[str, str]) -> tuple[dict[str, Any], in
     return json.loads(output), program.returncode
 
 
+def test_a_part_of_the_multiprocessors_is_told(allot: Allot) -> None:
+    words = ("--memory", "64Mi", "--launches", "1", "-o", "json")
+    share = ("run", "--simulated", "l4", "--memory", "1Gi")
+    part = ("--mode", "mps", "--compute", "25")
+    for options, number in (((), 58), (part, 14)):
+        program = (sys.executable, "-m", "allotment", "burn", *words)
+        done = allot(*share, *options, "--", *program)
+        assert done.returncode == 0, done.stderr
+        (process,) = json.loads(done.stdout)["processes"]
+        assert process["device"]["multiprocessors"] == number
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_a_whole_gpu_gives_what_is_asked(gpu: Gpu, api: str) -> None:
     options = ("--memory", "700Mi", "--api", api, "--seconds", "0.05")

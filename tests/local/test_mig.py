@@ -19,7 +19,7 @@ import yaml
 
 from allotment.devices import layout
 from allotment.devices.mig_machine import MigDevice, MigMachine
-from allotment.devices.simulated import machine_path
+from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.model.errors import BusyError
 from allotment.model.mig import MigGpu
 from allotment.modes.mig.applying import counts_of
@@ -28,6 +28,7 @@ from allotment.modes.mig.records import SliceRecord
 from allotment.modes.mig.slices import Settled, Slices
 from allotment.shares import mps_daemons
 from allotment.shares.folders import StateFolder
+from allotment.shares.modes_of_gpus import BY_NODE, Allowed, write_allowed
 
 Allot = Any  # tests/conftest.py: CommandLine
 T = TypeVar("T")
@@ -217,6 +218,19 @@ def test_what_cannot_be_applied(
     assert not look(machine_path(allot.state, "h100-80gb")).is_enabled
 
 
+def test_a_plan_of_what_cannot_be_ends_as_applying_it_does(allot: Allot, file: Path) -> None:
+    words = ("-f", file, "-c", "impossible", "--simulated", "h100-80gb")
+    refused = allot("mig", "apply", *words)
+    planned = allot("mig", "plan", *words)
+    assert planned.returncode == refused.returncode == 2
+    [hint] = [line for line in refused.stderr.splitlines() if line.startswith("hint: ")]
+    assert planned.stderr.startswith("GPU 0 GPU-")
+    assert planned.stderr.endswith(f": {hint}\n")
+    told = allot("mig", "plan", *words, "-o", "json")
+    [gpu] = json.loads(told.stdout)["gpus"]
+    assert f"hint: {gpu['hint']}" == hint
+
+
 def test_advice_names_what_has_to_go_for_a_slice_to_fit(allot: Allot) -> None:
     spec = "h100-80gb,t4"
     machine = machine_path(allot.state, spec)
@@ -261,6 +275,36 @@ def test_advice_uses_what_is_idle_and_what_could_be_switched(allot: Allot, tmp_p
     assert (none.returncode, "no GPU here has MIG" in none.stderr) == (3, True)
     reset = allot("mig", "plan", "--simulated", "a100-80gb", "--fit", "1g.10gb")
     assert "by a reset: `allot devices set-mode GPU-" in reset.stdout
+
+
+def advised(allot: Allot) -> list[tuple[str, str]]:
+    done = allot("mig", "plan", "--simulated", "h100-80gb", "--fit", "1g.10gb", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    [gpu] = json.loads(done.stdout)["gpus"]
+    return [(each["step"], each["remark"]) for each in gpu["steps"]]
+
+
+def test_advice_passes_an_mps_daemon_that_no_share_needs(allot: Allot) -> None:
+    """It goes when a slice is asked for; until then its server is on the GPU."""
+    words = ("--simulated", "h100-80gb", "--mode", "mps", "--memory", "1Gi", "--", "true")
+    assert allot("run", *words).returncode == 0
+    assert advised(allot) == [
+        ("switch MIG on", "nobody uses it: `allot run --mig` does this by itself"),
+        ("make", None),
+    ]
+
+
+def test_advice_does_not_send_to_a_command_that_the_nodes_annotation_overrules(
+    allot: Allot,
+) -> None:
+    folder = StateFolder(allot.state)
+    folder.prepare()
+    [gpu] = SimulatedMachine(machine_path(allot.state, "h100-80gb")).devices()
+    with folder.locked():
+        write_allowed(folder, gpu.uuid, Allowed(("soft",), by=BY_NODE))
+    [(_, remark), _] = advised(allot)
+    assert remark.startswith("kept for mode soft by the node's annotation: have mig in its node's")
+    assert "set-mode" not in remark
 
 
 @pytest.mark.parametrize("verb", ["assert", "plan", "apply"])

@@ -283,6 +283,16 @@ def test_a_share_with_an_older_look_does_not_come_to_a_gpu_that_is_cut(machine: 
     end(program)
 
 
+def test_allots_own_commands_see_the_slice(machine: Machine) -> None:
+    words = ("--mig", "1g.10gb", "--", sys.executable, "-m", "allotment", "devices", "-o", "json")
+    done = machine.allot("run", "--simulated", SPEC, *words)
+    assert done.returncode == 0, done.stderr
+    found = said(done.stdout)
+    [device] = found["devices"]
+    assert (device["uuid"][:4], device["sm_count"], found["problems"]) == ("MIG-", 16, [])
+    assert device["name"].endswith(" MIG 1g.10gb")
+
+
 # ---- what is left --------------------------------------------------------------------------------
 
 
@@ -322,6 +332,25 @@ def test_a_slice_stays_for_who_is_left_in_it(machine: Machine) -> None:
     deadline = time.monotonic() + 60
     while said(machine.allot("ps", "-o", "json").stdout)["shares"]:
         assert time.monotonic() < deadline
+    machine.is_as_before()
+
+
+def test_a_slice_of_no_share_with_programs_in_it_is_in_nobodys_way(machine: Machine) -> None:
+    program = machine.start("--mig", "1g.10gb", "--name", "orphan")
+    here = first_line(program)
+    removed = machine.allot("rm", "orphan", "--force")
+    assert removed.returncode == 0, removed.stderr
+    whole = machine.run("--mig", "7g.80gb", gpu=None)
+    assert whole.returncode == 0, whole.stderr
+    beside = machine.run("--mig", "1g.10gb")
+    assert said(beside.stdout)["nvml"]["uuid"] != here["nvml"]["uuid"], "that one is had already"
+    refused = machine.run("--mig", "7g.80gb")
+    assert refused.returncode == DoesNotFitError.exit_code
+    [record] = machine.journal().read().records
+    [user] = machine.on(0, lambda device: device.driver.users(record.gpu_instance or 0))
+    assert f"process {user}" in refused.stderr
+    program.communicate("", timeout=60)
+    assert machine.run("--mig", "7g.80gb").returncode == 0
     machine.is_as_before()
 
 
@@ -432,6 +461,18 @@ def test_a_driver_that_refuses_leaves_no_share(machine: Machine, call: MigCall) 
         pytest.param(
             ("--mig", "1g.10gb", "--mode", "mig,soft"), 2, "how much memory", id="soft has no slice"
         ),
+        pytest.param(
+            ("--mig", "9g.90gb", "--mode", "mig,soft", "--memory", "1Gi"),
+            3,
+            "hint: the profiles here are: 1g.10gb",
+            id="no such profile, or soft",
+        ),
+        pytest.param(
+            ("--mig", "bogus", "--mode", "mig,soft", "--memory", "1Gi"),
+            2,
+            "'bogus' is no MIG profile",
+            id="no profile at all",
+        ),
         pytest.param(("--mode", "mig", "--memory", "200Gi"), 3, "and no more", id="too much"),
         pytest.param(("--mode", "mig", "--memory", "25%"), 2, "name a size or --mig", id="a part"),
         pytest.param(("--mode", "mig"), 2, "how much memory", id="nothing said"),
@@ -440,7 +481,9 @@ def test_a_driver_that_refuses_leaves_no_share(machine: Machine, call: MigCall) 
         pytest.param(("--mig", "1g.10gb", "--weight", "3"), 2, "nobody takes turns", id="weight"),
         pytest.param(("--mig", "1g.10gb", "--oversubscribe"), 2, "promised twice", id="oversub"),
         pytest.param(("--mig", "1g.10gb", "--mig-keep", "3"), 2, "unit is missing", id="keep"),
-        pytest.param(("--memory", "1Gi", "--mig-keep", "3s"), 2, "cuts none", id="keep, soft"),
+        pytest.param(
+            ("--memory", "1Gi", "--mig-keep", "3s"), 2, "none is asked for", id="keep, soft"
+        ),
     ],
 )
 def test_what_is_refused_and_what_to_do(
@@ -474,6 +517,23 @@ def test_gpus_that_cannot_be_cut(allot: Allot, spec: str, message: tuple[str, ..
 # ---- several modes that would do -----------------------------------------------------------------
 
 
+def test_a_list_that_is_refused_advises_no_mode_of_it(machine: Machine) -> None:
+    program = machine.start("--mig", "3g.40gb")
+    first_line(program)
+    refused = machine.run("--mode", "mig,soft", "--memory", "70Gi")
+    assert refused.returncode == DoesNotFitError.exit_code
+    assert "hint: `allot mig plan --fit 7g.80gb" in refused.stderr
+    words = ("--mode", "mps", "--compute", "100", "--memory", "4Gi")
+    first_line(machine.start(*words, gpu=1))
+    refused = machine.run("--mode", "mps,soft", "--compute", "20", "--memory", "4Gi", gpu=1)
+    assert refused.returncode == DoesNotFitError.exit_code
+    assert "hint: guarantee less" in refused.stderr
+    unable = machine.allot(
+        "run", "--simulated", "t4", "--mode", "mig,soft", "--memory", "70Gi", "--", "true"
+    )
+    assert "hint: ask for less: no GPU here is that large" in unable.stderr
+
+
 def test_the_first_mode_that_can_be_had_is_taken(machine: Machine) -> None:
     program = machine.start("--mode", "mig,soft", "--memory", "4Gi", "--name", "one")
     first_line(program)
@@ -492,10 +552,13 @@ def test_where_there_is_no_slice_the_next_mode_is_taken_and_told(allot: Allot) -
     words = ("--mode", "mig,soft", "--memory", "1Gi", "--name", "train")
     done = allot("run", "--simulated", "t4", *words, "--", "true")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == (
-        "warning: share train is of mode soft, and not mig: no GPU here has room for a slice of"
-        " 1Gi\n"
-    )
+    assert done.stderr == "warning: share train is of mode soft, and not mig: has no MIG\n"
+
+
+def test_a_profile_does_not_keep_gpus_without_mig_from_the_next_mode(allot: Allot) -> None:
+    words = ("--mode", "mig,soft", "--mig", "1g.10gb", "--memory", "1Gi", "--name", "train")
+    done = allot("run", "--simulated", "t4", *words, "--", "true")
+    assert (done.returncode, "is of mode soft, and not mig: has no MIG" in done.stderr) == (0, True)
 
 
 def test_an_ampere_that_is_on_is_cut(allot: Allot, tmp_path: Path) -> None:

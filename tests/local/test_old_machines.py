@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.faults import MigCall, MigFault, set_mig_fault
 from allotment.devices.mig_machine import MigMachine
 from allotment.devices.simulated import machine_path, read_machine
+from allotment.model.quantities import parse_memory
+from allotment.model.requests import Request
+from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
+from allotment.shares import lives
 from allotment.shares.folders import StateFolder
 from allotment.shares.modes_of_gpus import Allowed, write_allowed
 from allotment.shares.old_machines import remove_old_machines
@@ -158,3 +163,36 @@ def test_one_that_a_program_without_a_share_is_on_stays(allot: Allot, folder: St
         program.communicate()
     age(path)
     assert remove_old_machines(folder) == [path]
+
+
+def _name(path: Path, folder: StateFolder) -> None:
+    assert machine_path(folder.root, SPEC) == path
+
+
+def _share(path: Path, folder: StateFolder) -> None:
+    order = lives.Order(
+        Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=path, spec=SPEC
+    )
+    lives.place_and_build(folder, order, read_machine(path).devices, [])
+    age(path)
+
+
+@pytest.mark.parametrize("come", [_name, _share])
+def test_one_that_somebody_comes_to_once_it_was_found_old_stays(
+    folder: StateFolder, come: Callable[[Path, StateFolder], None]
+) -> None:
+    path = machine_path(folder.root, SPEC)
+    age(path)
+    lock = str(folder.root / "lock")
+
+    def opened() -> int:
+        return sum(os.path.realpath(each) == lock for each in Path("/proc/self/fd").iterdir())
+
+    with ThreadPoolExecutor() as threads:
+        with folder.locked():
+            removing = threads.submit(remove_old_machines, folder)
+            while opened() < 2 and not removing.done():
+                time.sleep(0.001)
+            come(path, folder)
+        assert removing.result() == []
+    assert path.exists()

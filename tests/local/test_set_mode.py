@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -379,6 +380,87 @@ def test_a_gpu_that_needs_a_reset_gets_one_if_it_may(allot: Allot, spec: str) ->
     assert machine.set("soft", "--reset").returncode == 0
     assert machine.mig() == (False, 0)
     machine.close()
+
+
+def joined(allot: Allot) -> Machine:
+    """Two GPUs that a bridge joins; the second is for MIG alone, by a reset."""
+    machine = Machine(allot, "a30:2")
+    assert machine.set("mig", "--reset", gpu=1).returncode == 0
+    return machine
+
+
+def pending(machine: Machine) -> tuple[bool, bool]:
+    """Whether MIG is on on the second GPU, and will be with its next reset."""
+    seen = machine.on(lambda device: device.driver.look(), gpu=1)
+    return seen.is_enabled, seen.is_pending
+
+
+def test_who_has_a_gpu_that_is_reset_with_it_is_waited_for(allot: Allot) -> None:
+    machine = joined(allot)
+    other = machine.share("--memory", "1Gi", "--name", "other")
+    refused = machine.set("soft", "--reset", gpu=1)
+    assert refused.returncode == BusyError.exit_code
+    assert "would stop share other on GPU 0 (NVLink) as well" in refused.stderr
+    assert (machine.said(1)[1], pending(machine)) == (["mig"], (True, True))
+    late = machine.set("soft", "--reset", "--drain", "--timeout", "1s", gpu=1)
+    assert late.returncode == BusyError.exit_code
+    assert "it goes on draining" in late.stderr
+    assert (machine.said(1)[1], pending(machine)) == (["soft"], (True, True))
+    drain = machine.start(*machine.words("soft", "--reset", "--drain", gpu=1))
+    assert drain.stderr is not None
+    assert drain.stderr.readline() == "waiting for share other on GPU 0 (NVLink)\n"
+    end(other)
+    assert finished(drain)[0] == 0
+    assert (machine.said(1)[1], pending(machine)) == (["soft"], (False, False))
+    machine.close()
+
+
+def test_a_program_on_a_gpu_that_is_reset_with_it_is_named(allot: Allot) -> None:
+    machine = joined(allot)
+    lines = allot("env", "--simulated", machine.spec).stdout
+    script = f'{lines}\nexec "$0" -m allotment burn --memory 64Mi --seconds 600'
+    burn = subprocess.Popen(
+        ["bash", "-c", script, sys.executable],
+        env=allot.environment(CUDA_VISIBLE_DEVICES=machine.uuids[0]),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while burn.pid not in machine.on(lambda device: device.driver.processes()):
+            assert burn.poll() is None, "it ended"
+            assert time.monotonic() < deadline, "it did not begin"
+        refused = machine.set("soft", "--reset", gpu=1)
+        assert refused.returncode == BusyError.exit_code
+        assert f"process {burn.pid} on GPU 0 (NVLink)" in refused.stderr
+    finally:
+        burn.kill()
+        burn.communicate(timeout=30)
+
+
+def test_a_reset_that_fails_takes_the_mode_back(
+    allot: Allot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = joined(allot)
+
+    def fails(*_: object) -> None:
+        raise PrerequisiteError("nvidia-smi does not reset it")
+
+    monkeypatch.setattr(changing_modes, "reset", fails)
+    device = SimulatedMachine(machine.file).devices()[1]
+    change = ModeChange(
+        folder=machine.folder, device=device, machine=machine.file, modes=("soft",), may_reset=True
+    )
+    with pytest.raises(PrerequisiteError, match="does not reset"):
+        change.carry_out(patience_s=None)
+    assert (machine.said(1)[1], pending(machine)) == (["mig"], (True, True))
+
+
+def test_a_mode_that_was_to_go_with_the_next_reset_stays_where_that_is_said(allot: Allot) -> None:
+    machine = joined(allot)
+    machine.on(lambda device: device.driver.set_mode(is_on=False), gpu=1)
+    assert pending(machine) == (True, False)
+    assert machine.set("mig", "--reset", gpu=1).returncode == 0
+    assert pending(machine) == (True, True)
 
 
 def test_default_with_a_reset_switches_off_whoever_had_switched_on(allot: Allot) -> None:

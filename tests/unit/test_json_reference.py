@@ -193,7 +193,9 @@ def burn_example() -> object:
     latencies.add(1000)
     process = ProcessReport(
         pid=1,
-        device=BurnDevice(ordinal=0, uuid=UUID, name="NVIDIA A100-SXM4-80GB", total_bytes=1),
+        device=BurnDevice(
+            ordinal=0, uuid=UUID, name="NVIDIA A100-SXM4-80GB", total_bytes=1, multiprocessors=108
+        ),
         memory_before=MemoryInfo(free_bytes=1, total_bytes=2),
         memory_after=MemoryInfo(free_bytes=1, total_bytes=2),
         latencies=latencies,

@@ -322,15 +322,19 @@ class Context:
         """Give the primary context back."""
         self.driver.call("cuDevicePrimaryCtxRelease", self.device)
 
+    def multiprocessors(self) -> int:
+        """Tell how many multiprocessors this process has; a client of MPS may have a part."""
+        return self._attribute(_MULTIPROCESSOR_COUNT)
+
     def blocks_that_fill_it(self, threads: int) -> int:
         """Tell how many blocks of `threads` threads run at once when all multiprocessors do."""
-        multiprocessors, most_threads = c_int(), c_int()
-        for value, attribute in (
-            (multiprocessors, _MULTIPROCESSOR_COUNT),
-            (most_threads, _MAX_THREADS_PER_MULTIPROCESSOR),
-        ):
-            self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self.device)
-        return multiprocessors.value * max(1, most_threads.value // threads)
+        most_threads = self._attribute(_MAX_THREADS_PER_MULTIPROCESSOR)
+        return self.multiprocessors() * max(1, most_threads // threads)
+
+    def _attribute(self, number: int) -> int:
+        value = c_int()
+        self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), number, self.device)
+        return value.value
 
     def memory(self) -> MemoryInfo:
         """Ask cuMemGetInfo."""

@@ -35,11 +35,12 @@ latency_us      p50, p99 and max from before a launch (with --rate: from when it
                 before was late) until its end was seen; null without launches
 interrupted     true when a signal ended the burn early
 errors          number of errors, refusals included
-processes       per process: pid, device (ordinal, uuid, name, total_bytes), asked_bytes, got_bytes,
-                memory_before and memory_after (what cuMemGetInfo told after the context was made,
-                and after the last allocation: free_bytes, total_bytes; null when it was not
-                reached), launches, kernels, gpu_seconds, wall_seconds, latency_us, interrupted,
-                errors (code, name, call, at_bytes: what the process held at that moment)
+processes       per process: pid, device (ordinal, uuid, name, total_bytes, multiprocessors: as many
+                as this process may have), asked_bytes, got_bytes, memory_before and memory_after
+                (what cuMemGetInfo told after the context was made, and after the last allocation:
+                free_bytes, total_bytes; null when it was not reached), launches, kernels,
+                gpu_seconds, wall_seconds, latency_us, interrupted, errors (code, name, call,
+                at_bytes: what the process held at that moment)
 """
 
 
@@ -66,6 +67,8 @@ class BurnDevice:
     uuid: str
     name: str
     total_bytes: int
+    multiprocessors: int
+    """Those that this process has: a part of the GPU's in a share of mode mps."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,8 @@ def _devices(report: BurnReport) -> Iterator[str]:
     seen = {process.device for process in report.processes if process.device is not None}
     for device in sorted(seen, key=lambda each: each.uuid):
         total = format_bytes(device.total_bytes)
-        yield f"device    {device.name}, {device.uuid}, {total} says the driver"
+        parts = format_count(device.multiprocessors, "multiprocessor")
+        yield f"device    {device.name}, {device.uuid}, {total} and {parts} says the driver"
 
 
 def _memory(report: BurnReport) -> Iterator[str]:

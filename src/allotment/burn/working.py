@@ -64,6 +64,7 @@ def work(
             uuid=context.uuid,
             name=context.name,
             total_bytes=context.total_bytes,
+            multiprocessors=context.multiprocessors(),
         )
         if plan.memory_fraction and not plan.memory_bytes:
             report.asked_bytes = int(context.total_bytes * plan.memory_fraction)

@@ -16,8 +16,10 @@ from allotment.ledger import read_contract, read_leases
 from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
 from allotment.model.errors import AllotError, LedgerError
 from allotment.model.formats import format_count
+from allotment.model.requests import MPS
 from allotment.modes.mps import DaemonState, MpsStatus
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
+from allotment.shares.lives import look
 from allotment.shares.mps_daemons import place_of, statuses
 from allotment.shares.namespaces import PRELOAD_FILE, can_unshare
 
@@ -168,10 +170,26 @@ def _turns(folder: StateFolder) -> Iterator[Finding]:
             yield Finding(name, Outcome.NOTE, error.message, error.hint or "")
             continue
         governed += contract.is_governed
-    detail = "no share asks for compute: nobody takes turns"
+    said = []
     if governed:
-        detail = f"shares take turns as they were promised compute; GPUs: {governed}"
+        said.append(f"shares take turns as they were promised compute; GPUs: {governed}")
+    if by_driver := _held_by_mps(folder):
+        said.append(f"MPS holds shares to their part of the multiprocessors; GPUs: {by_driver}")
+    detail = "; ".join(said) or "no share asks for compute: nobody takes turns"
     yield Finding("compute", Outcome.OK, detail)
+
+
+def _held_by_mps(folder: StateFolder) -> int:
+    """Return on how many GPUs a share of mode mps asks for compute: nobody takes turns there."""
+    return len(
+        {
+            device.uuid
+            for each in look(folder)
+            if each.mode == MPS and each.share
+            for device in each.share.devices
+            if device.compute.is_governed
+        }
+    )
 
 
 def _mps(folder: StateFolder) -> Iterator[Finding]:

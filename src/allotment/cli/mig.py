@@ -165,7 +165,8 @@ def plan(
     an idle MIG device that is there, a GPU whose MIG is off, or which slices have to go, and whose
     programs start again where. An instance in use cannot be moved.
 
-    Ends with 0 where all of it could be done (or is so already), and with 1 where not.
+    Ends with 0 where all of it could be done (or is so already), and where not as `apply` would:
+    with 2 for what a GPU cannot have, with 7 where somebody is in the way.
 
     \b
     Examples:
@@ -196,6 +197,9 @@ def plan(
         from allotment.cli.documents import print_document
 
         print_document(plan_document(planned), output)
+    for each in planned:
+        if each.error is not None and each.error.hint:
+            click.echo(f"GPU {each.index} {each.uuid}: hint: {each.error.hint}", err=True)
     return _status(planned)
 
 
@@ -213,7 +217,8 @@ def _counts(wanted: tuple[str, ...]) -> dict[str, int]:
 
 
 def _status(planned: "list[Planned]") -> int:
-    return _NOT_AS_ASKED if any(each.error for each in planned) else 0
+    """Return the exit code that `apply` would end with, by the first reason why it would not."""
+    return next((each.error.exit_code for each in planned if each.error), 0)
 
 
 def _entries(file: TextIO, name: str | None) -> "tuple[Entry, ...]":

@@ -19,6 +19,9 @@ from allotment.placement.mig import MigAction, MigImpossible, MigPlan, advise
 __all__ = ["FitGpu", "ways_to_fit"]
 
 _BY_RUN: Final = "nobody uses it: `allot run --mig` does this by itself"
+_BY_RUN_THEN: Final = "`allot run --mig` does this by itself once nobody uses it"
+_BY_NODE: Final = "have mig in its node's allotment.dev/device-modes: `kubectl annotate node ...`"
+_BY_AGENT: Final = "by a reset: `mig: {reset: true}` in the GPU's rule lets the node's agent"
 _OF_OTHERS: Final = "idle, and cut by others: they remove it, or `allot mig apply`"
 
 
@@ -35,6 +38,8 @@ class FitGpu:
     """MIG is switched on without a reset."""
     kept: str = ""
     """Why it is not for slices, where somebody has said what it is for."""
+    is_nodes: bool = False
+    """What it is for is said by its node's annotation, and by `allot devices set-mode` never."""
 
     @property
     def idle_of_others(self) -> tuple[MigInstance, ...]:
@@ -120,16 +125,19 @@ def _switched(gpu: FitGpu, wanted: Mapping[str, int]) -> Ways | None:
     plan = _advised([gpu], wanted)
     if plan is None:
         return None
-    reset = "" if gpu.takes_at_once else " --reset"
-    if gpu.kept:
-        how = f"{gpu.kept}: `allot devices set-mode {gpu.gpu.uuid} mig{reset}`"
-    elif gpu.takes_at_once:
-        how = _BY_RUN
-    else:
-        how = f"by a reset: `allot devices set-mode {gpu.gpu.uuid} mig --reset`"
     drains = (Step("drain", remark=who) for who in gpu.occupied.whole)
-    steps = (*drains, Step(SWITCH_ON, remark=how), *(step_of(each) for each in plan.steps))
-    return {gpu.gpu.uuid: steps}
+    switch = Step(SWITCH_ON, remark=_how_to_switch(gpu))
+    return {gpu.gpu.uuid: (*drains, switch, *(step_of(each) for each in plan.steps))}
+
+
+def _how_to_switch(gpu: FitGpu) -> str:
+    reset = "" if gpu.takes_at_once else " --reset"
+    by_command = f"`allot devices set-mode {gpu.gpu.uuid} mig{reset}`"
+    if gpu.kept:
+        return f"{gpu.kept}: {_BY_NODE if gpu.is_nodes else by_command}"
+    if gpu.takes_at_once:
+        return _BY_RUN_THEN if gpu.occupied.whole else _BY_RUN
+    return _BY_AGENT if gpu.is_nodes else f"by a reset: {by_command}"
 
 
 def _refusal(gpus: Sequence[FitGpu], wanted: Mapping[str, int]) -> DoesNotFitError:

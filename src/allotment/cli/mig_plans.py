@@ -76,6 +76,7 @@ def plan_document(planned: Sequence[Planned]) -> Document:
                 "uuid": each.uuid or None,
                 "named": each.entry is not None,
                 "problem": each.error.message if each.error else None,
+                "hint": each.error.hint if each.error else None,
                 "steps": [
                     {
                         "step": word,

@@ -32,7 +32,7 @@ from allotment.modes.mig.judging import foreign
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.modes.mig.slices import Slices
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import allowed_on, refusal
+from allotment.shares.modes_of_gpus import BY_NODE, allowed_on, refusal
 from allotment.shares.mps_daemons import await_way
 from allotment.shares.occupying import Occupants
 from allotment.shares.sessions import local_inventory
@@ -115,7 +115,7 @@ class MigRun:
         """
         _, inventory = local_inventory(self._folder, self._spec)
         known = {each.uuid: each for each in inventory.devices}
-        occupants = Occupants(self._folder, current(self._folder))
+        occupants = Occupants(self._folder, current(self._folder), passes_idle_daemons=True)
         seen: list[FitGpu] = []
         for _, answer in self._ask(partial(self._see, occupants, known), LOOK_S):
             if isinstance(answer, FitGpu):
@@ -206,6 +206,7 @@ class MigRun:
         if gpu is None:
             return None
         here = known.get(device.uuid)
+        allowed = allowed_on(self._folder, device.uuid)
         others = foreign(self._journal(device).read().records, gpu.instances)
         return FitGpu(
             number=device.index,
@@ -213,7 +214,8 @@ class MigRun:
             occupied=occupants.of(device.driver, gpu),
             of_others=frozenset(each.gpu_instance for each in others),
             takes_at_once=here is not None and takes_mode_at_once(here),
-            kept=refusal(allowed_on(self._folder, device.uuid), MIG),
+            kept=refusal(allowed, MIG),
+            is_nodes=allowed is not None and allowed.by == BY_NODE,
         )
 
     def _carry_out(self, planned: Mapping[int, Planned], device: MigDevice) -> str:

@@ -184,12 +184,16 @@ def command(
             "there is no command to run",
             hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
         )
+    of_modes = f"mode {' and '.join(modes)} cuts none" if modes else "none is asked for"
     modes = modes or (MIG if profile else SOFT,)
+    if profile:
+        from allotment.dialects.annotations import parse_profile
+
+        parse_profile(profile)
     if MIG not in modes and (profile or keep or reuses):
         raise UsageError(
-            "--mig, --mig-keep and --mig-reuse are for slices, and mode"
-            f" {' and '.join(modes)} cuts none",
-            hint="leave --mode out: --mig implies it",
+            f"--mig, --mig-keep and --mig-reuse are for slices, and {of_modes}",
+            hint="leave --mode out: --mig implies it" if profile else "ask for one by --mode mig",
         )
     if modes == (MIG,) and compute and compute.ceiling not in {WHOLE, compute.guarantee}:
         raise UsageError(

@@ -215,7 +215,10 @@ def describe(
 
 
 def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
-    pci = nvml.nvmlDeviceGetPciInfo(handle)
+    # Inside of a share a MIG device is one of the GPUs; its place on the bus is its GPU's.
+    is_slice = bool(_optional(nvml, nvml.nvmlDeviceIsMigDeviceHandle, handle))
+    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_slice else handle
+    pci = nvml.nvmlDeviceGetPciInfo(whole)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     total, reserved, _ = _memory(nvml, handle)
     return Device(
@@ -223,7 +226,9 @@ def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
         name=nvml.nvmlDeviceGetName(handle),
         index=index,
         memory_bytes=total,
-        sm_count=_sm_count(nvml, handle, (major, minor)),
+        sm_count=int(nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount)
+        if is_slice
+        else _sm_count(nvml, handle, (major, minor)),
         compute_capability=(major, minor),
         numa_node=_numa_node(pci.busId),
         pci_bus_id=pci.busId,

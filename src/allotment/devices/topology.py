@@ -22,7 +22,7 @@ from typing import Any, Final
 from allotment.devices import loading
 from allotment.model.devices import Device
 
-__all__ = ["PairScores", "read_pair_scores"]
+__all__ = ["PairScores", "nvlink_peers", "read_pair_scores"]
 
 PairScores = Mapping[frozenset[str], int]
 """Points by the pair of UUIDs; more is nearer. A pair that nobody could tell about is absent."""
@@ -49,6 +49,16 @@ def read_pair_scores(
         answering = [device for device in devices if device.uuid in reader.handles]
         reader.ask(answering, reader.links)
     return reader.scores(answering)
+
+
+def nvlink_peers(scores: PairScores) -> Mapping[str, frozenset[str]]:
+    """Return the GPUs that NVLink joins to each that has any, by UUID: they are reset together."""
+    joined: dict[str, set[str]] = {}
+    for pair, points in scores.items():
+        if points >= _PER_NVLINK:
+            for uuid in pair:
+                joined.setdefault(uuid, set()).update(pair - {uuid})
+    return {uuid: frozenset(peers) for uuid, peers in joined.items()}
 
 
 class _Reader:

@@ -3,8 +3,10 @@
 
     AllotError               1   anything else that Allotment found wrong
     ├── UsageError           2   what was asked cannot be meant: a bad option or value
-    │   └── QuantityError        an amount that is no amount (`4Gb`, `0`, `-1Gi`)
+    │   ├── QuantityError        an amount that is no amount (`4Gb`, `0`, `-1Gi`)
+    │   └── NotInModeError       no share of this mode can be so; one of another may
     ├── DoesNotFitError      3   no GPU has enough left; carries need and have per GPU
+    │   └── UnknownProfileError  no GPU can be cut so, be it empty or not
     ├── NotFoundError        4   no share, GPU, machine or pod of that name
     ├── NoDevicesError       5   no GPU, or no NVML to ask
     ├── StateError           6   the state folder cannot be used: version, permission, space
@@ -37,9 +39,11 @@ __all__ = [
     "LimitBelowUseError",
     "NoDevicesError",
     "NotFoundError",
+    "NotInModeError",
     "PrerequisiteError",
     "QuantityError",
     "StateError",
+    "UnknownProfileError",
     "UsageError",
 ]
 
@@ -69,10 +73,26 @@ class QuantityError(UsageError):
     """A text is not an amount of memory, a share of a device or a duration."""
 
 
+class NotInModeError(UsageError):
+    """What was asked cannot be had in this mode, wherever; in another it may."""
+
+
 class DoesNotFitError(AllotError):
     """No set of devices has what the request needs; the message has need and have per device."""
 
     exit_code = 3
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, reason: str = "", advises: str = ""
+    ) -> None:
+        """Keep the reason that tells most of all devices', and which mode the hint advises."""
+        super().__init__(message, hint=hint)
+        self.reason = reason
+        self.advises = advises
+
+
+class UnknownProfileError(DoesNotFitError):
+    """A slice was asked for by a profile that no GPU here has, be there room or not."""
 
 
 class NotFoundError(AllotError):

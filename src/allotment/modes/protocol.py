@@ -96,7 +96,7 @@ class LedgerMode(Mode, Protocol):
         ...
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
-        """Raise `LedgerError` for what programs that run already cannot be given of a device.
+        """Raise `NotInModeError` for what programs that run already cannot be given of a device.
 
         `device` is how it was before, `memory_bytes` the limit that is wanted, `of_compute` whether
         the compute is to be another, too.

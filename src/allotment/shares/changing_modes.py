@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
+from allotment.devices.nvml import Nvml
+from allotment.devices.topology import nvlink_peers, read_pair_scores
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, UsageError
 from allotment.model.formats import format_count
 from allotment.model.mig import MigGpu
 from allotment.model.requests import MIG, MPS
 from allotment.modes import mode_named
-from allotment.modes.mig.applying import Change, Changer
-from allotment.modes.mig.files import Entry
 from allotment.modes.mig.journal import Journal
 from allotment.modes.mig.judging import foreign, stands_for
 from allotment.modes.mig.mode import takes_mode_at_once
@@ -67,6 +67,8 @@ class _Way:
     """Processes, slices that are being made, the MPS daemon."""
     is_ending: bool = False
     """It is an MPS daemon that no share needs, and nobody else."""
+    is_beside: bool = False
+    """They have GPUs that NVLink joins to this one, whose reset is theirs as well."""
 
     def __bool__(self) -> bool:
         return bool(self.shares or self.others)
@@ -89,6 +91,10 @@ class ModeChange:
     _mine: Allowed = field(init=False, default_factory=lambda: Allowed(()))
     _was_on: bool = field(init=False, default=False)
     """MIG, at the beginning."""
+    _is_put_off: bool = field(init=False, default=False)
+    """MIG was on for slices of ours, and whoever settles is not to switch it off meanwhile."""
+    _joined: tuple[Device, ...] | None = field(init=False, default=None)
+    """The GPUs that NVLink joins to it, once that has been asked."""
 
     def carry_out(self, *, patience_s: float | None) -> str:
         """Do it; return what was done, for people.
@@ -163,6 +169,8 @@ class ModeChange:
             if now is not None and now.id == self._mine.id:
                 usable = None if before is None or before.problem else before
                 write_allowed(self.folder, self.device.uuid, usable)
+                if self._is_put_off:
+                    self._journal.note_switched()
 
     def _check(self, gpu: MigGpu | None, modes: Sequence[str]) -> None:
         """Refuse what the GPU cannot be, before anything is changed."""
@@ -267,7 +275,33 @@ class ModeChange:
         wanted = _mig_wanted(modes)
         if wanted is None:
             return _Way()
-        return _Way(others=self._ask(partial(self._users, wanted)))
+        if users := self._ask(partial(self._users, wanted)):
+            return _Way(others=users)
+        return self._beside(wanted)
+
+    def _beside(self, is_on: bool) -> _Way:  # noqa: FBT001 - bound
+        """Return who has the GPUs that would be reset with this one, where it is to be."""
+        if not self.may_reset or self._takes_it_at_once:
+            return _Way()
+        gpu = self._look()
+        if gpu is None or gpu.is_enabled == is_on:
+            return _Way()
+        if self._joined is None:
+            self._joined = self._peers()
+        shares = lives.look(self.folder)
+        occupants = Occupants(self.folder, shares)
+        found: list[str] = []
+        for each in self._joined:
+            users = tuple(f"share {one.name}" for one, _ in users_of_gpu(shares, each.uuid))
+            users = users or self._ask(partial(_processes, occupants), index=each.index)
+            found += (f"{who} on GPU {each.index} (NVLink)" for who in users)
+        return _Way(others=tuple(found), is_beside=True)
+
+    def _peers(self) -> tuple[Device, ...]:
+        with Nvml(machine=self.machine) as source:
+            here = source.inventory().devices
+            joined = nvlink_peers(read_pair_scores(here, machine=self.machine))
+        return tuple(each for each in here if each.uuid in joined.get(self.device.uuid, ()))
 
     def _shares(self, modes: Sequence[str]) -> _Way:
         found = users_of_gpu(lives.look(self.folder), self.device.uuid)
@@ -298,6 +332,11 @@ class ModeChange:
         return tuple(dict.fromkeys((*inside, *making, *occupied.whole)))
 
     def _busy(self, way: _Way) -> BusyError:
+        if way.is_beside:
+            return BusyError(
+                f"{self._name} is switched by a reset, which would stop {way} as well",
+                hint="end them first, or add --drain, which waits until nobody is there",
+            )
         return BusyError(
             f"{self._name} is in use by {way}",
             hint="end them first, or add --drain: nothing new of their mode comes, and when they"
@@ -316,21 +355,37 @@ class ModeChange:
     def _look(self) -> MigGpu | None:
         return self._ask(lambda device: device.driver.look_if_any(), patience_s=LOOK_S)
 
-    def _ask(self, question: Callable[[MigDevice], _T], patience_s: float = _WORK_S) -> _T:
+    def _ask(
+        self,
+        question: Callable[[MigDevice], _T],
+        patience_s: float = _WORK_S,
+        index: int | None = None,
+    ) -> _T:
+        """Ask this GPU, or another one by its number."""
+        here = self.device.index if index is None else index
         with MigMachine(self.machine) as gpus:
-            return gpus.ask_one(self.device.index, question, patience_s=patience_s)
+            return gpus.ask_one(here, question, patience_s=patience_s)
 
     @property
     def _journal(self) -> Journal:
         return Journal(self.folder.mig / self.device.uuid)
 
     def _give_up_claim(self) -> None:
-        """Forget what was claimed for slices alone, by who died before he switched MIG on."""
+        """Forget what was claimed for slices alone, by who died before he switched MIG on.
+
+        So where MIG is on and takes a reset to be off: from here on that is this one's alone.
+        """
         if _mig_wanted(self._mine.modes) is not False or not self._journal.is_switched:
             return
         gpu = self._look()
-        if gpu is not None and not gpu.is_enabled:
+        if gpu is None:
+            return
+        if not gpu.is_enabled:
             self._ask(lambda device: self._slices(device).switch_off())
+        elif not self._takes_it_at_once:
+            # Nobody else may reset it, and is not to try while this waits.
+            self._is_put_off = True
+            self._journal.forget_switched()
 
     def _claim(self) -> bool:
         """See that nobody has come, and keep those off that were placed here before it was said.
@@ -373,14 +428,16 @@ class ModeChange:
         ]
         for each in warm:
             slices.remove(each.id)
-        with self._journal.locked():
-            if self._journal.read().records or device.driver.look().instances:
-                raise BusyError(f"{self._name} has a new MIG instance", hint="try again")
-            changer = Changer(
-                device.driver, self._journal, reset=partial(reset, self.machine, device.uuid)
-            )
-            off = Change(gpu=device.uuid, switch=False)
-            changer.carry_out(off, Entry(devices="all", mig_enabled=False))
+        if problems := self._journal.read().problems:
+            raise problems[0]
+        has_gone = slices.switch_off(of_anybody=True)
+        if device.driver.look().is_enabled:
+            if has_gone:
+                raise PrerequisiteError(
+                    f"{self._name}: MIG is not off after its reset",
+                    hint="reboot the machine; see the kernel's log (dmesg)",
+                )
+            raise BusyError(f"{self._name} has a new MIG instance", hint="try again")
         gone = f"{format_count(len(warm), 'warm slice')} removed and " if warm else ""
         return f"; {gone}MIG is switched off"
 
@@ -424,6 +481,16 @@ def _mig_wanted(modes: Sequence[str]) -> bool | None:
     if tuple(modes) == (MIG,):
         return True
     return None if MIG in modes else False
+
+
+def _processes(occupants: Occupants, device: MigDevice) -> tuple[str, ...]:
+    """Name the processes that have a GPU or what is cut from it."""
+    gpu = device.driver.look_if_any()
+    if gpu is None:
+        return tuple(f"process {pid}" for pid in device.driver.processes())
+    occupied = occupants.of(device.driver, gpu)
+    inside = (who for each in gpu.instances for who in occupied.of(each.gpu_instance))
+    return tuple(dict.fromkeys((*inside, *occupied.whole)))
 
 
 def _has_daemon(folder: StateFolder, uuid: str) -> bool:

@@ -25,6 +25,7 @@ from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NotFoundError,
+    UnknownProfileError,
 )
 from allotment.model.mig import (
     MigHold,
@@ -34,12 +35,15 @@ from allotment.model.mig import (
     MigRequest,
 )
 from allotment.model.placements import Placed
+from allotment.model.requests import SOFT
 from allotment.modes.mig.journal import Journal, Work
 from allotment.modes.mig.records import SliceRecord
 from allotment.modes.mig.slices import Slices
+from allotment.placement import most_telling
 from allotment.placement.mig import MigChoice, MigRefusal, choose, serving
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
+from allotment.shares.modes_of_gpus import KEPT
 from allotment.shares.steps import step
 from allotment.shares.surveying import Grounds, Seen, SliceOrder, Survey
 
@@ -52,6 +56,10 @@ _TRIES: Final = 64
 _CLEARED_S: Final = 1.0
 """How long it may be unclear whether a slice is somebody's, before it is taken for that."""
 _PAUSE_S: Final = 0.01
+_NO_MIG: Final = (
+    "MIG is in A100, A30, H100 and later data-centre GPUs; `allot devices` shows those that are"
+    " here. In mode soft every GPU is shared"
+)
 _LONGEST_PAUSE_S: Final = 0.2
 
 
@@ -220,8 +228,15 @@ class Cutter:
             head = f"{asked.profile} is less than what is asked for with it"
         else:
             head = f"no GPU here has room for a slice of {asked}"
-        return DoesNotFitError(
-            "\n".join([f"{head}:", *lines]), hint=_next_step(asked, known, self._order.spec)
+        kind = UnknownProfileError if _is_unknown(asked.profile, known) else DoesNotFitError
+        hint = _next_step(asked, known, self._order.spec)
+        whys = {each.uuid: each.why or reasons.get(each.uuid, "") for each in known}
+        possible = {uuid: why for uuid, why in whys.items() if why != "not selected"} or whys
+        return kind(
+            "\n".join([f"{head}:", *lines]),
+            hint=hint,
+            reason=most_telling(possible),
+            advises=SOFT if hint == _NO_MIG else "",
         )
 
 
@@ -330,22 +345,39 @@ def _next_step(wanted: MigRequest, seen: Iterable[Seen], spec: str | None) -> st
     if layouts:
         names = dict.fromkeys(each.name for layout in layouts for each in layout.profiles)
         return f"the profiles here are: {', '.join(names)}"
+    return _without_layouts(there)
+
+
+def _without_layouts(there: Sequence[Seen]) -> str:
+    """Return what to do where no GPU can be cut as it is."""
     if by_reset := [each.uuid for each in there if each.needs_reset]:
         return (
             f"switch MIG on: `allot devices set-mode {by_reset[0]} mig --reset`, or `allot mig"
             " apply`; on a node `mig: {reset: true}` in the GPU's rule lets the agent"
         )
+    if any(each.why.startswith(KEPT) for each in there):
+        return "`allot devices` shows what GPUs are for, and `allot devices set-mode` changes that"
     if there and all(each.gpu is None for each in there):
-        return (
-            "MIG is in A100, A30, H100 and later data-centre GPUs; `allot devices` shows those that"
-            " are here. In mode soft every GPU is shared"
-        )
+        return _NO_MIG
     return "`allot devices` shows the GPUs, and `allot ps` who has them"
 
 
 def _has(seen: Seen, profile: str) -> bool:
     """Tell whether a GPU that could be cut has a profile of that name."""
     return seen.layout is not None and any(each.name == profile for each in seen.layout.profiles)
+
+
+def _is_unknown(profile: str, seen: Iterable[Seen]) -> bool:
+    """Tell whether a profile is none of the GPUs', of which at least one can be cut.
+
+    Whether a GPU that does not say what it can be cut into has it cannot be told.
+    """
+    told = [
+        {each.name for each in (one.gpu if one.layout is None else one.layout).profiles}
+        for one in seen
+        if one.gpu is not None
+    ]
+    return bool(profile and told) and all(names and profile not in names for names in told)
 
 
 def _without_contradiction(wanted: MigRequest, layouts: Sequence[MigLayout]) -> str:

@@ -43,7 +43,7 @@ def remove_old_machines(folder: StateFolder) -> list[Path]:
     removed = []
     for path in sorted(folder.simulated.glob("*/machine")):
         with suppress(OSError, AllotError):
-            if _is_old(path) and not _is_wanted(folder, path) and _remove(path):
+            if _is_old(path) and not _is_wanted(folder, path) and _remove(folder, path):
                 removed.append(path)
     return removed
 
@@ -56,9 +56,7 @@ def _is_old(path: Path) -> bool:
 
 def _is_wanted(folder: StateFolder, path: Path) -> bool:
     """Tell whether anything would be missed, or anybody is on it."""
-    if not is_as_made(path) or any(
-        each.share is None or each.share.machine == str(path) for each in lives.look(folder)
-    ):
+    if not is_as_made(path) or _has_shares(folder, path):
         return True
     said = read_allowed(folder)
     for device in read_machine(path).devices:
@@ -72,6 +70,10 @@ def _is_wanted(folder: StateFolder, path: Path) -> bool:
     return _is_mapped(path)
 
 
+def _has_shares(folder: StateFolder, path: Path) -> bool:
+    return any(each.share is None or each.share.machine == str(path) for each in lives.look(folder))
+
+
 def _is_mapped(path: Path) -> bool:
     """Tell whether any process that can be looked into has it open as memory."""
     mark = f" {path.stat().st_ino} "
@@ -83,17 +85,21 @@ def _is_mapped(path: Path) -> bool:
     return False
 
 
-def _remove(path: Path) -> bool:
+def _remove(folder: StateFolder, path: Path) -> bool:
     """Remove a machine while nobody can come to it; tell whether that could be.
 
     Programs hold a lock on a byte of the file for as long as they are on the machine, and whoever
-    cuts a GPU on another (native/simulated/engine/state.h, mig.c).
+    cuts a GPU on another (native/simulated/engine/state.h, mig.c). Shares are made under the
+    folder's lock, by who has named the machine before: it is theirs who did since it was found old.
     """
-    with path.open("r+b") as file:
+    with folder.locked(), path.open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layout.PROCESS_LOCK_BASE, 0, 0)
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
         except BlockingIOError:
+            return False
+        # Not the time of reading: it is this process that has read it since.
+        if time.time() - path.stat().st_mtime <= _UNUSED_S or _has_shares(folder, path):
             return False
         aside = path.parent.with_name(f".{path.parent.name}-{os.urandom(6).hex()}")
         path.parent.rename(aside)

@@ -14,9 +14,10 @@ from allotment.model.mig import MigPlace, MigProfile
 from allotment.model.placements import DeviceState, Placement, Rejection
 from allotment.model.pods import Owner
 from allotment.model.quantities import check_part
-from allotment.model.requests import MPS, SOFT, Request
+from allotment.model.requests import MIG, MPS, SOFT, Request
 from allotment.model.shares import Injection, Runner, ShareId
 from allotment.modes import mode_named
+from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.placement import (
     NOT_SELECTED,
     OTHER_MODE,
@@ -24,6 +25,8 @@ from allotment.placement import (
     choose,
     explain,
     follow,
+    is_asked_for,
+    main_reason,
 )
 from allotment.shares.bookings import Booking, states_of
 from allotment.shares.modes_of_gpus import KEPT, Allowed, refusal_on
@@ -112,7 +115,8 @@ def place(
         if not each.device
     ]
     message = "\n".join([explain(decision), *nameless])
-    raise DoesNotFitError(message, hint=_hint(order, states, decision))
+    hint, advises = _hint(order, decision)
+    raise DoesNotFitError(message, hint=hint, reason=main_reason(decision), advises=advises)
 
 
 def _check_count(order: Order, states: Sequence[DeviceState]) -> None:
@@ -174,63 +178,84 @@ def _follow(order: Order, states: Iterable[DeviceState]) -> Placement | Rejectio
     return follow(known, order.request, order.devices)
 
 
-def _hint(order: Order, states: Sequence[DeviceState], decision: Rejection) -> str:
+def _hint(order: Order, decision: Rejection) -> tuple[str, str]:
+    """Return the next step, and the mode that it advises, if it advises one."""
     request = order.request
+    there = [each.state for each in decision.verdicts]
+    asked_for = [each.state for each in decision.verdicts if is_asked_for(each)]
+    states = asked_for or there
     working = sum(not state.problem for state in states)
     is_kept = any(state.problem.startswith(KEPT) for state in states)
     is_possible = any(
         request.memory.of(one.device.allottable_bytes) <= one.device.allottable_bytes
         for one in states
     )
+    advises = ""
     if states and all(_is_cut(state.device) for state in states):
-        hint = "ask for a slice by mode mig, or switch MIG off: `allot devices set-mode GPU soft`"
-        hint += " (with --reset on an A100 or A30)"
+        hint, advises = _hint_beside_slices(order, states[0].device), MIG
+        if len(states) < len(there):
+            hint = f"name another --gpu, {hint}"
     elif states and all(mode_named(request.mode).fits(state.device) for state in states):
-        hint = "ask for another mode: soft serves every GPU"
+        hint, advises = "ask for another mode: soft serves every GPU", SOFT
     elif not is_possible and not request.may_oversubscribe:
-        hint = "ask for less: no GPU here is that large, even when empty"
+        which = "no GPU here" if len(states) == len(there) else "none of those that are asked for"
+        hint = f"ask for less: {which} is that large, even when empty"
     elif order.owner:
         hint = "it waits until there is room: `allot ps` on the node shows who has what"
-    elif request.count > len(states):
-        hint = f"this machine has {format_count(len(states), 'GPU')}: ask for at most that --count"
+    elif request.count > len(there):
+        hint = f"this machine has {format_count(len(there), 'GPU')}: ask for at most that --count"
     elif is_kept:
         hint = "`allot devices` shows what GPUs are for, and `allot devices set-mode` changes that"
-    elif request.count > working:
+    elif working < min(request.count, len(states)):
         hint = "a GPU with a problem takes no share: see `allot devices`, and `allot fault` for one"
         hint += " that is simulated"
     else:
-        hint = _hint_to_make_room(order, decision)
-    return hint
+        return _hint_to_make_room(order, decision)
+    return hint, advises
 
 
-def _hint_to_make_room(order: Order, decision: Rejection) -> str:
+def _hint_beside_slices(order: Order, device: Device) -> str:
+    simulated = f" --simulated {order.spec}" if order.spec else ""
+    reset = "" if takes_mode_at_once(device) else " --reset"
+    return (
+        "ask for a slice by mode mig, or switch MIG off: `allot devices set-mode"
+        f" {device.uuid} soft{reset}{simulated}`. It removes slices that are kept warm, and is"
+        " refused while slices that others made are there"
+    )
+
+
+def _hint_to_make_room(order: Order, decision: Rejection) -> tuple[str, str]:
     in_the_way = {
         one.reason
         for one in decision.verdicts
-        if not one.fits and not one.state.problem and one.reason != NOT_SELECTED
+        if not one.fits and not one.state.problem and is_asked_for(one)
     }
     if in_the_way == {OTHER_MODE}:
         return _hint_of_mode(order, decision)
     if in_the_way == {TOO_LITTLE_COMPUTE}:
+        stays = order.request.mode == MPS
         return (
             "guarantee less (`--compute 0:100` takes what others leave), or make room: `allot ps`"
-            " shows the shares, `allot resize` changes one"
-        )
+            " shows the shares, "
+            + ("and each has its compute until it ends" if stays else "`allot resize` changes one")
+        ), ""
     if order.request.may_oversubscribe:
         return (
             "ask for less, make room (`allot ps` shows the shares), or let more host memory stand"
             " for the GPUs' by --host-memory"
-        )
-    return "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one"
+        ), ""
+    return "ask for less, or make room: `allot ps` shows the shares, `allot resize` shrinks one", ""
 
 
-def _hint_of_mode(order: Order, decision: Rejection) -> str:
+def _hint_of_mode(order: Order, decision: Rejection) -> tuple[str, str]:
     verdicts = decision.verdicts
     modes = {one.state.mode for one in verdicts if one.reason == OTHER_MODE}
     ways = []
+    advises = ""
     if len(modes) == 1 and modes <= {SOFT, MPS} and not order.cdi_folder:
-        ways.append(f"ask for --mode {modes.pop()}, which the shares there have")
+        advises = modes.pop()
+        ways.append(f"ask for --mode {advises}, which the shares there have")
     if any(one.reason == NOT_SELECTED for one in verdicts):
         ways.append("name another --gpu")
     ways.append("wait until they have ended: `allot ps` shows them")
-    return ", or ".join(ways)
+    return ", or ".join(ways), advises

@@ -66,9 +66,9 @@ def resize(
     """Change what a share has of each of its devices, live; return the share as it is then.
 
     Every device is checked before any is changed. Raises `DoesNotFitError` (with need and have),
-    `LimitBelowUseError` (more is in use and `force` is false), `LedgerError` (the mode cannot give
-    it to programs that run), `NotFoundError` or `UsageError` (inside of a share, or nothing of it
-    can be changed); then nothing is changed.
+    `LimitBelowUseError` (more is in use and `force` is false), `NotInModeError` (the mode cannot
+    give it to programs that run), `NotFoundError` or `UsageError` (inside of a share, or nothing of
+    it can be changed); then nothing is changed.
     """
     refuse_inside(f"allot resize {name}")
     by_uuid = {device.uuid: device for device in devices}

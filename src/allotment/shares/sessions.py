@@ -3,7 +3,7 @@
 
 import os
 import select
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,10 @@ from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NoDevicesError,
+    NotInModeError,
     PrerequisiteError,
     StateError,
+    UnknownProfileError,
     UsageError,
 )
 from allotment.model.requests import MIG, MPS, Request
@@ -231,7 +233,8 @@ def _create(
     """Make the share in the first mode that can be had, and see that its programs can start.
 
     Returns what its programs need of MPS, too. Raises as the only mode does, or `DoesNotFitError`
-    with what each of several says.
+    with what each of several says: `UsageError` where what is asked for can be in none of them,
+    wherever. A profile that no GPU here has is refused, whatever other modes would do.
     """
     refusals: list[tuple[str, AllotError]] = []
     for request in in_each_mode(order.request):
@@ -239,20 +242,40 @@ def _create(
         try:
             share, directory = _create_in(folder, alone, inventory, session)
             served = _mps(folder, share)
-        except (BusyError, DoesNotFitError, PrerequisiteError) as error:
-            if not order.request.other_modes:
+        except (BusyError, DoesNotFitError, NotInModeError, PrerequisiteError) as error:
+            if not order.request.other_modes or isinstance(error, UnknownProfileError):
                 raise
             refusals.append((request.mode, error))
             continue
         for mode, why in refusals:
-            _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {_head(why)}")
+            _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {_head(mode, why)}")
         return share, directory, served
-    told = "\n".join(f"mode {mode}: {why.message}" for mode, why in refusals)
-    raise DoesNotFitError(told, hint=refusals[-1][1].hint)
+    told = "\n".join(f"mode {mode}: {_of_mode(mode, why)}" for mode, why in refusals)
+    possible = [why for _, why in refusals if not isinstance(why, NotInModeError)]
+    if not possible:
+        raise UsageError(told, hint=refusals[0][1].hint)
+    raise DoesNotFitError(told, hint=_hint_of(possible, {mode for mode, _ in refusals}))
 
 
-def _head(error: AllotError) -> str:
-    return error.message.partition("\n")[0].rstrip(":")
+def _of_mode(mode: str, error: AllotError) -> str:
+    """Return what a mode's refusal says behind the mode's name."""
+    return error.message.removeprefix(f"mode {mode}: ")
+
+
+def _head(mode: str, error: AllotError) -> str:
+    if isinstance(error, DoesNotFitError) and error.reason:
+        return error.reason
+    return _of_mode(mode, error).partition("\n")[0].rstrip(":")
+
+
+def _hint_of(refusals: Sequence[AllotError], modes: Collection[str]) -> str | None:
+    """Return the hint of the mode liked best, but none that advises what was asked for already."""
+    new = (
+        each
+        for each in refusals
+        if not (isinstance(each, DoesNotFitError) and each.advises in modes)
+    )
+    return next(new, refusals[0]).hint
 
 
 def _create_in(

@@ -28,9 +28,9 @@ from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
     NotFoundError,
+    NotInModeError,
     PrerequisiteError,
     StateError,
-    UsageError,
 )
 from allotment.model.placements import Placement
 from allotment.model.requests import MIG, Request
@@ -57,8 +57,8 @@ def create(
     """Cut a slice for an order, or take a warm one, and make the share; return both as `lives`.
 
     `keep_s`: for how many seconds the slice is kept once the share has gone. Raises
-    `DoesNotFitError` with what each GPU has, `UsageError` for what MIG cannot give, and what the
-    driver raises. Nothing is left behind by a failure that the driver lets be undone.
+    `DoesNotFitError` with what each GPU has, `NotInModeError` for what MIG cannot give, and what
+    the driver raises. Nothing is left behind by a failure that the driver lets be undone.
     """
     lives.check_name(order.name)
     check_request(order.request)
@@ -242,7 +242,7 @@ def _by_machine(folder: StateFolder, uuids: Collection[str]) -> Mapping[Path | N
 
 
 def check_request(request: Request) -> None:
-    """Refuse what a share of one slice cannot be, with `UsageError`."""
+    """Refuse what a share of one slice cannot be, with `NotInModeError`."""
     problem = ""
     if request.count > 1:
         problem = "a program sees one MIG device, and no more: start it once for each"
@@ -251,4 +251,4 @@ def check_request(request: Request) -> None:
     elif request.memory.part is not None:
         problem = "a part of which GPU is not known before it is chosen: name a size or --mig"
     if problem:
-        raise UsageError(f"mode {request.mode}: {problem}", hint="see docs/guides/mig.md")
+        raise NotInModeError(f"mode {request.mode}: {problem}", hint="see docs/guides/mig.md")

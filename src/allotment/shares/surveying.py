@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
 from allotment.model.devices import Device
@@ -40,6 +41,9 @@ from allotment.shares.placing import MigTerms
 from allotment.shares.records import read_record
 
 __all__ = ["Grounds", "Seen", "SliceOrder", "Survey"]
+
+_SHOWN: Final = 4
+"""How many of the processes that use something are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,8 @@ class Seen:
     needs_reset: bool = False
     """Its MIG is off, and is switched on by a reset, which is not allowed here."""
     is_unclear: bool = False
-    """Somebody makes a slice his own, or sees that it is nobody's: a matter of moments."""
+    """Somebody makes a slice his own, or sees that it is nobody's, or ends in one whose share has
+    gone: a matter of moments."""
 
 
 class Survey:
@@ -162,6 +167,8 @@ class Survey:
             Slices(device.driver, journal).settle(self._is_there, keep_s=0)
             gpu, records = device.driver.look(), journal.read().records
         held = {each.id: self._hold(each, journal) for each in records}
+        left_in = self._left_in(device, gpu, records, held)
+        held |= left_in
         holds = {
             each.gpu_instance: held[record.id]
             for each in gpu.instances
@@ -202,7 +209,8 @@ class Survey:
                 and not journal.is_free(each.id)
                 for each in records
             ),
-            is_unclear=any(
+            is_unclear=bool(left_in)
+            or any(
                 each.stage is Stage.READY and each.holder and not self._is_there(each.holder)
                 for each in records
             ),
@@ -219,6 +227,29 @@ class Survey:
         if record.holder and not (is_ready and self._is_left(record, journal)):
             return MigHold.USED, f"share {self._name_of(record.holder)}"
         return MigHold.IDLE, ""
+
+    def _left_in(
+        self,
+        device: MigDevice,
+        gpu: MigGpu,
+        records: Iterable[SliceRecord],
+        held: Mapping[str, tuple[MigHold, str]],
+    ) -> dict[str, tuple[MigHold, str]]:
+        """Return the slices whose share has gone and whose programs run on: they have it still.
+
+        Where a slice was chosen already, and with a share that is never in use beside this one,
+        they are about to end: the driver takes a moment to see that.
+        """
+        found: dict[str, tuple[MigHold, str]] = {}
+        for each in () if self._order.places else records:
+            if held[each.id][0] is not MigHold.IDLE or each.holder in self._order.after:
+                continue
+            instance = stands_for(each, gpu.instances)
+            if instance and (users := device.driver.users(instance.gpu_instance)):
+                what = "process" if len(users) == 1 else "processes"
+                who = ", ".join(map(str, users[:_SHOWN]))
+                found[each.id] = (MigHold.USED, f"{what} {who}")
+        return found
 
     def _is_left(self, record: SliceRecord, journal: Journal) -> bool:
         """Tell whether who had a slice has it no more, or never beside the share of the order.
@@ -258,7 +289,7 @@ class Survey:
             place.ask_for_way()
             return mps_daemons.STOPS
         if using := device.driver.processes():
-            users = ", ".join(map(str, using[:4]))
+            users = ", ".join(map(str, using[:_SHOWN]))
             return f"{off} cannot be switched on while processes use it: {users}"
         return ""
 

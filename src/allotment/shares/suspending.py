@@ -25,6 +25,7 @@ from allotment.model.errors import (
     BusyError,
     DoesNotFitError,
     NotFoundError,
+    NotInModeError,
     PrerequisiteError,
 )
 from allotment.model.formats import format_bytes
@@ -127,14 +128,14 @@ def _suspend(
 
 
 def _check_mode(share: Share) -> None:
-    """Raise `PrerequisiteError` for a mode whose programs cannot be taken off a GPU.
+    """Raise `NotInModeError` for a mode whose programs cannot be taken off a GPU.
 
     What NVIDIA documents of checkpoints (group CUDA_CHECKPOINT of the driver's interface, README of
     cuda-checkpoint) says nothing of MPS clients, and a try that fails may leave the program broken.
     The shim's way needs turns, which these shares do not take.
     """
     if share.mode == MPS:
-        raise PrerequisiteError(
+        raise NotInModeError(
             f"share {share.name} cannot be suspended: its programs are clients of MPS, and the"
             " driver is not known to checkpoint those without harm",
             hint="end its programs instead, or run what is to be suspended with --mode soft",

@@ -15,7 +15,9 @@ from allotment.burn.telling import tell
 GIB = 1 << 30
 REFUSAL = BurnError(code=2, name="CUDA_ERROR_OUT_OF_MEMORY", call="cuMemAlloc", at_bytes=GIB)
 FAULT = BurnError(code=719, name="CUDA_ERROR_LAUNCH_FAILED", call="cuEventSynchronize", at_bytes=0)
-DEVICE = BurnDevice(ordinal=0, uuid="GPU-1", name="NVIDIA T4", total_bytes=4 * GIB)
+DEVICE = BurnDevice(
+    ordinal=0, uuid="GPU-1", name="NVIDIA T4", total_bytes=4 * GIB, multiprocessors=40
+)
 
 
 def process(pid: int, *errors: BurnError) -> ProcessReport:
@@ -80,7 +82,7 @@ def test_refused_means_nothing_else_went_wrong(
 
 def test_the_text_tells_the_same() -> None:
     assert list(tell(report(process(1), process(2, REFUSAL), ended_by=2))) == [
-        "device    NVIDIA T4, GPU-1, 4Gi says the driver",
+        "device    NVIDIA T4, GPU-1, 4Gi and 40 multiprocessors says the driver",
         "memory    got 2Gi of 6Gi (plain)",
         "kernels   12 of 2ms in 0.5s, 0.5s between its events, waits included",
         "latency   p50 2.1ms, p99 9ms, max 9ms",

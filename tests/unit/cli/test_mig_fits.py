@@ -101,8 +101,16 @@ def test_a_slice_that_was_cut_for_a_share_is_not_reused_but_makes_way() -> None:
             replace(OFF, kept="kept for mode soft"),
             "kept for mode soft: `allot devices set-mode GPU-1",
         ),
+        (
+            replace(OFF, kept="kept for mode soft", is_nodes=True),
+            "kept for mode soft: have mig in its node's allotment.dev/device-modes: `kubectl",
+        ),
+        (
+            replace(OFF, takes_at_once=False, is_nodes=True),
+            "by a reset: `mig: {reset: true}` in the GPU's rule",
+        ),
     ],
-    ids=["at once", "by a reset", "kept"],
+    ids=["at once", "by a reset", "kept", "kept by the node", "reset by the node"],
 )
 def test_a_gpu_whose_mig_is_off_is_switched_before_anybody_ends(other: FitGpu, how: str) -> None:
     [[switch, make]] = ways_to_fit([FULL, other], {"3g.40gb": 1}).values()
@@ -124,6 +132,7 @@ def test_who_would_have_to_end_is_named_last() -> None:
     [steps] = ways_to_fit([busy], {"3g.40gb": 1}).values()
     assert [each.word for each in steps] == ["drain", "switch MIG on", "make"]
     assert steps[0].remark == "share c (process 12)"
+    assert steps[1].remark == "`allot run --mig` does this by itself once nobody uses it"
 
 
 @pytest.mark.parametrize(

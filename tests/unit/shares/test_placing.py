@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gpus import gpu
 
@@ -13,6 +15,7 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import MPS, SOFT, TIMESLICE, Request
 from allotment.model.shares import Injection
 from allotment.shares.bookings import Booking
+from allotment.shares.modes_of_gpus import Allowed
 from allotment.shares.placing import Order, place
 
 CUT = gpu(mig=True, memory_bytes=0)
@@ -87,3 +90,59 @@ def test_who_guarantees_too_much_on_a_gpu_by_name_is_told_to_guarantee_less() ->
     with pytest.raises(DoesNotFitError) as caught:
         place(Order(request, Injection.ENVIRONMENT), [gpu(0), gpu(1)], bookings)
     assert "guarantee less" in (caught.value.hint or "")
+
+
+def refused(order: Order, devices: list[Device], bookings: dict[str, Booking]) -> DoesNotFitError:
+    with pytest.raises(DoesNotFitError) as caught:
+        place(order, devices, bookings)
+    return caught.value
+
+
+def test_who_names_a_gpu_in_mig_mode_is_told_how_to_switch_it_off_beside_others() -> None:
+    request = Request(parse_memory("4Gi"), selectors=("GPU-0",))
+    order = Order(request, Injection.ENVIRONMENT, spec="h100:2")
+    old = replace(CUT, compute_capability=(8, 0))
+    new = replace(CUT, compute_capability=(9, 0))
+    for device, options in ((old, " --reset"), (new, "")):
+        error = refused(order, [device, gpu(1)], {})
+        hint = error.hint or ""
+        assert f"`allot devices set-mode GPU-0 soft{options} --simulated h100:2`" in hint
+        assert "kept warm" in hint
+        assert "others made" in hint
+        assert "another --gpu" in hint
+        assert error.advises == "mig"
+
+
+def test_who_asks_for_more_than_a_gpu_by_name_holds_is_told_that_it_is_not_of_all() -> None:
+    request = Request(parse_memory("70Gi"), selectors=("GPU-0",))
+    devices = [gpu(0, memory_bytes=8 << 30), gpu(1)]
+    hint = refused(Order(request, Injection.ENVIRONMENT), devices, {}).hint or ""
+    assert "none of those that are asked for is that large" in hint
+
+
+def test_in_mode_mps_nobody_is_sent_to_resize_for_compute() -> None:
+    bookings = {"GPU-0": Booking(memory=1 << 30, guaranteed=9000, shares=1, mode=MPS)}
+    request = Request(parse_memory("1Gi"), compute=parse_compute("20"), mode=MPS)
+    error = refused(Order(request, Injection.ENVIRONMENT), [gpu(0)], bookings)
+    assert "guarantee less" in (error.hint or "")
+    assert "resize" not in (error.hint or "")
+    assert error.reason == "need 20 % of compute, have 10 % (90 % guaranteed)"
+
+
+def test_the_reason_that_tells_most_is_of_a_gpu_that_could_serve() -> None:
+    bookings = {"GPU-1": Booking(memory=79 << 30, shares=1, mode=SOFT, sharers=["s1"])}
+    order = Order(Request(parse_memory("4Gi"), mode=MPS), Injection.ENVIRONMENT)
+    assert refused(order, [OLD], {}).reason == "MPS shares no GPU before Volta safely"
+    error = refused(order, [OLD, gpu(1)], bookings)
+    assert error.reason == "GPU-1: need mode mps, have shares of mode soft there (s1)"
+    several = replace(order, request=replace(order.request, count=2))
+    kept = {each: Allowed((SOFT,)) for each in ("GPU-0", "GPU-1")}
+    with pytest.raises(DoesNotFitError) as caught:
+        place(several, [gpu(0), gpu(1)], {}, allowed=kept)
+    assert caught.value.reason.startswith("kept for mode soft")
+
+
+def test_too_few_gpus_by_name_are_not_called_broken() -> None:
+    request = Request(parse_memory("4Gi"), count=2, selectors=("GPU-0",))
+    hint = refused(Order(request, Injection.ENVIRONMENT), [gpu(0), gpu(1)], {}).hint or ""
+    assert "with a problem" not in hint

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.compute import ComputeClass, parse_compute
-from allotment.model.errors import LedgerError, UsageError
+from allotment.model.errors import NotInModeError, UsageError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import EXCLUSIVE, MIG, MPS, Request
 from allotment.model.shares import Injection, Share
@@ -57,7 +57,7 @@ def test_programs_of_mode_mps_never_have_more_than_they_began_with(
                 resize(folder, "held", change, DEVICES, force=force)
                 assert limit(folder) == gibibytes * GI
             else:
-                with pytest.raises(LedgerError, match="have 8Gi: under MPS"):
+                with pytest.raises(NotInModeError, match="have 8Gi: under MPS"):
                     resize(folder, "held", change, DEVICES, force=force)
                 assert limit(folder) == before
             (device,) = read_record(lives.find(folder, "held").directory).devices
@@ -86,7 +86,7 @@ def test_compute_under_mps_is_refused_and_nothing_is_changed(
 ) -> None:
     assert native_dir.is_dir()
     folder = made(tmp_path)
-    with pytest.raises(LedgerError, match="under MPS the compute") as caught:
+    with pytest.raises(NotInModeError, match="under MPS the compute") as caught:
         resize(folder, "held", change, DEVICES, force=False)
     assert "--mode mps --compute" in (caught.value.hint or "")
     assert limit(folder) == 8 * GI

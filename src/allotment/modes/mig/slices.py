@@ -225,18 +225,22 @@ class Slices:
     def switch_on(self) -> bool:
         """Switch MIG on now, for slices of ours that are to come; tell if it was off.
 
+        Where it is on and was to go with the next reset, it stays.
+
         The caller has claimed it (`Journal.note_switched`). Raises as `cut`, and
         `ModeChangedError` where somebody has given the claim up since.
         """
         with self._journal.locked():
             gpu = self._driver.look()
-            if gpu.is_enabled:
-                return False  # somebody else's, or ours already
+            if gpu.is_enabled:  # somebody else's, or ours already
+                if not gpu.is_pending:
+                    self._driver.set_mode(is_on=True)
+                return False
             self._switched_on(gpu)
             return True
 
     def _switched_on(self, gpu: MigGpu) -> MigGpu:
-        """Switch MIG on, under the journal's lock, and look again.
+        """Switch MIG on, under the journal's lock, look again, and count it.
 
         Raises `BusyError` where a process is, and `PrerequisiteError` where the GPU takes the mode
         with a reset only and there is none.
@@ -246,7 +250,9 @@ class Slices:
         try:
             if not self._driver.set_mode(is_on=True):
                 self._put_in_force(gpu)
-            return self._driver.look()
+            found = self._driver.look()
+            self._journal.count_switched()
+            return found
         except AllotError:
             if not self._driver.look().is_enabled:
                 self._journal.forget_switched()
