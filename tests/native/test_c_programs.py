@@ -19,6 +19,7 @@ NATIVE = build_native.NATIVE
 PROGRAMS = sorted((NATIVE / "tests").rglob("test_*.c"))
 BUILDS = ("plain", "address,undefined", "thread")
 HEADER_PACKAGES = {"cuda.h": "nvidia-cuda-runtime", "nvml.h": "nvidia-nvml-dev"}
+DECLARED = ("sources", "sanitizers", "machine", "needs", "libraries", "measures")
 CANNOT_RUN_HERE = 77
 # A leak in a test program is a bug of the test; leaks of libraries show in their own tests.
 SANITIZER_OPTIONS = {
@@ -34,7 +35,7 @@ def needs(program: Path) -> dict[str, list[str]]:
     for line in program.read_text().splitlines():
         if not line.startswith("//"):
             break
-        if match := re.fullmatch(r"// (sources|sanitizers|machine|needs|libraries): (.*)", line):
+        if match := re.fullmatch(rf"// ({'|'.join(DECLARED)}): (.*)", line):
             found[match[1]] = match[2].split()
     return found
 
@@ -61,7 +62,12 @@ def sources(declared: dict[str, list[str]]) -> list[str]:
 def cases() -> list[object]:
     """One for each program and each of its builds."""
     return [
-        pytest.param(program, build, id=f"{program.relative_to(NATIVE / 'tests')}[{build}]")
+        pytest.param(
+            program,
+            build,
+            id=f"{program.relative_to(NATIVE / 'tests')}[{build}]",
+            marks=[pytest.mark.measured] if "measures" in needs(program) else [],
+        )
         for program in PROGRAMS
         for build in needs(program).get("sanitizers", BUILDS)
     ]

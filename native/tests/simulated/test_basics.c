@@ -3,6 +3,7 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: a100-80gb:2,t4
+// measures: time
 #include "tests/simulated/driver_test.h"
 
 static void before_cu_init(void) {

@@ -5,6 +5,7 @@
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: t4
 // sanitizers: plain address,undefined
+// measures: time
 #include "simulated/engine/engine.h"
 #include "tests/simulated/driver_test.h"
 

@@ -3,6 +3,7 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: a100-80gb
+// measures: time
 #include "tests/simulated/driver_test.h"
 
 static CUfunction spin;

@@ -5,6 +5,7 @@
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: t4[memory=1Gi]
 // sanitizers: plain address,undefined
+// measures: time
 #include <signal.h>
 
 #include "simulated/engine/engine.h"

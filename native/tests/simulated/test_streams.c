@@ -4,6 +4,7 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: a100-80gb
+// measures: time
 #include <pthread.h>
 
 #include "tests/simulated/driver_test.h"

@@ -3,6 +3,7 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: t4
+// measures: time
 #include "tests/simulated/driver_test.h"
 
 static double busy_for(CUfunction spin, uint64_t each_ns, int count) {
