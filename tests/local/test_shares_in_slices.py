@@ -302,7 +302,7 @@ def test_a_device_is_had_by_its_name(halves: Halves) -> None:
     for options, code, words in (
         (("--mode", "mig", "--memory", "60Gi"), 3, "less than 60Gi"),
         (("--mig", "1g.10gb"), 3, "not a 1g.10gb"),
-        (("--memory", "1Gi", "--mig-reuse"), 2, "cuts none"),
+        (("--memory", "1Gi", "--mig-reuse"), 2, "none is asked for"),
     ):
         refused = halves.run(*options)
         assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
