@@ -112,7 +112,9 @@ class Supervisor:
         self._shares = shares
         self._wanted = parts
         self._parts = Parts(place)
-        self._served = served
+        self._served = served or shares
+        self._knows_served = served is not None
+        self._seen: frozenset[str] = frozenset()  # served at the last look: they may end at once
         self._gives_way = gives_way
         self._timing = timing or Timing()
         self._status = replace(
@@ -154,7 +156,7 @@ class Supervisor:
             self._place.tell(f"goes on with the daemon {self._status.daemon}")
             return
         began = time.monotonic()
-        has_lost = had_one and self._served is not None and bool(self._served())
+        has_lost = had_one and self._knows_served and bool(self._served())
         if has_lost:
             self._note("the control daemon ended while nobody kept it")
         try:
@@ -209,7 +211,8 @@ class Supervisor:
             wait_s = self._again - time.monotonic()
             return self._recover(reason) if wait_s <= 0 else min(wait_s, self._timing.look)
         self._share_out()
-        if self._shares():
+        self._seen = frozenset(self._served())
+        if self._seen or self._shares():
             self._used = time.monotonic()
             self._place.forget_wish()
             return self._timing.look
@@ -524,7 +527,7 @@ class Supervisor:
             self._holds_others = True
 
     def _note(self, reason: str) -> None:
-        shares = tuple(sorted((self._served or self._shares)()))
+        shares = tuple(sorted(self._seen | frozenset(self._served())))
         losses = (*self._status.losses, Loss(time.time(), reason, shares))[-_MOST_LOSSES:]
         self._write(losses=losses)
         self._place.tell(f"{reason}; affected: {', '.join(shares) or 'no share'}")

@@ -155,7 +155,8 @@ def test_a_share_that_comes_while_it_stops_keeps_it(scene: Scene) -> None:
         looks.append(scene.place.status().state)
         return ("late",) if looks[-1] is DaemonState.STOPPING else ()
 
-    supervisor._shares = shares  # noqa: SLF001 - it comes between two looks
+    # It comes between two looks.
+    supervisor._shares = supervisor._served = shares  # noqa: SLF001
     supervisor.begin()
     time.sleep(0.4)
     assert supervisor.step() == BRIEF.look
@@ -303,6 +304,27 @@ def test_a_daemon_that_falls_silent_is_ended_and_started_again(scene: Scene) -> 
     assert supervisor.status.losses[-1].reason == "the control daemon did not answer"
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)
+    supervisor.close()
+
+
+def test_a_share_that_ends_as_soon_as_its_daemon_is_named_all_the_same(scene: Scene) -> None:
+    scene.shares.append("brief")
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    supervisor.step()
+    daemon = supervisor.status.daemon
+    assert daemon is not None
+    os.kill(daemon, signal.SIGKILL)
+    scene.shares.remove("brief")
+    stepping_until(supervisor, lambda status: status.restarts == 1)
+    assert [*supervisor.status.losses[-1].shares] == ["brief", "train"]
+    # One that has ended before the last look has lost nothing.
+    supervisor.step()
+    daemon = supervisor.status.daemon
+    assert daemon is not None
+    os.kill(daemon, signal.SIGKILL)
+    stepping_until(supervisor, lambda status: status.restarts == 2)
+    assert [*supervisor.status.losses[-1].shares] == ["train"]
     supervisor.close()
 
 
