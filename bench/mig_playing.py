@@ -64,20 +64,7 @@ class Case:
 def profiles_of(model: str) -> tuple[MigProfile, ...]:
     """Return what the driver of a model reports."""
     geometry, memory_mib = GPUS[model]
-    return tuple(
-        MigProfile(
-            name=each.name_on(memory_mib),
-            number=each.number,
-            slices=each.slices,
-            memory_bytes=each.memory_mib << 20,
-            size=each.size,
-            starts=each.starts,
-            most=each.most,
-            multiprocessors=each.multiprocessors,
-            has_media=each.has_media,
-        )
-        for each in geometry.shapes
-    )
+    return tuple(each.profile_on(memory_mib) for each in geometry.shapes)
 
 
 def legal(layout: MigLayout, profile: MigProfile) -> list[int]:

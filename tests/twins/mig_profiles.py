@@ -25,20 +25,7 @@ MODELS: dict[str, tuple[Geometry, int]] = {
 def profiles(model: str, *without: str) -> tuple[MigProfile, ...]:
     """Return a model's profiles but for those with these names."""
     geometry, memory_mib = MODELS[model]
-    every = (
-        MigProfile(
-            name=shape.name_on(memory_mib),
-            number=shape.number,
-            slices=shape.slices,
-            memory_bytes=shape.memory_mib << 20,
-            size=shape.size,
-            starts=shape.starts,
-            most=shape.most,
-            multiprocessors=shape.multiprocessors,
-            has_media=shape.has_media,
-        )
-        for shape in geometry.shapes
-    )
+    every = (shape.profile_on(memory_mib) for shape in geometry.shapes)
     return tuple(each for each in every if each.name not in without)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allotment.devices.mig_names import profile_name
+from allotment.model.mig import MigProfile
 
 __all__ = [
     "A30",
@@ -56,6 +57,20 @@ class Shape:
     def name_on(self, memory_mib: int) -> str:
         """Return NVIDIA's name of it on a GPU with so much memory."""
         return profile_name(self.slices, self.memory_mib, memory_mib << 20, self.attributes)
+
+    def profile_on(self, memory_mib: int) -> MigProfile:
+        """Return what the driver of a GPU with so much memory reports of it."""
+        return MigProfile(
+            name=self.name_on(memory_mib),
+            number=self.number,
+            slices=self.slices,
+            memory_bytes=self.memory_mib << 20,
+            size=self.size,
+            starts=self.starts,
+            most=self.most,
+            multiprocessors=self.multiprocessors,
+            has_media=self.has_media,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,18 +33,5 @@ def _of(name: str, memory_bytes: int) -> tuple[MigProfile, ...]:
         if abs(model.memory_mib * _MIB - memory_bytes) > _LIKE * memory_bytes:
             continue
         shapes = sorted(model.mig.shapes, key=lambda each: each.place)
-        return tuple(
-            MigProfile(
-                name=each.name_on(model.memory_mib),
-                number=each.number,
-                slices=each.slices,
-                memory_bytes=each.memory_mib * _MIB,
-                size=each.size,
-                starts=each.starts,
-                most=each.most,
-                multiprocessors=each.multiprocessors,
-                has_media=each.has_media,
-            )
-            for each in shapes
-        )
+        return tuple(each.profile_on(model.memory_mib) for each in shapes)
     return ()
