@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from allotment.model.errors import PrerequisiteError
+from allotment.modes.mps.places import OLDER
 
 __all__ = ["PROGRAM", "Control", "MpsUnreachableError"]
 
@@ -147,7 +148,7 @@ class Control:
     @property
     def protocol(self) -> int:
         """The version of the daemon that `start` starts."""
-        return 2
+        return OLDER
 
     def _options(self) -> list[str]:
         return ["-multiuser-server"] if os.geteuid() == 0 else []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from allotment.modes.mps.controls import Control, MpsUnreachableError
+from allotment.modes.mps.places import WITH_NAMESPACES
 from allotment.modes.mps.settings import Limits
 
 __all__ = ["NamespaceControl", "folder_of", "with_namespaces"]
@@ -37,7 +38,7 @@ class NamespaceControl(Control):
     @property
     def protocol(self) -> int:
         """The version of the daemon that `start` starts."""
-        return 3
+        return WITH_NAMESPACES
 
     def answers(self) -> bool:
         """Tell whether the daemon answers a harmless command."""

@@ -27,12 +27,22 @@ from typing import Final
 
 from allotment.model.errors import StateError
 
-__all__ = ["DaemonState", "Loss", "MpsPlace", "MpsStatus", "process_start"]
+__all__ = [
+    "OLDER",
+    "WITH_NAMESPACES",
+    "DaemonState",
+    "Loss",
+    "MpsPlace",
+    "MpsStatus",
+    "process_start",
+]
 
 _LONGEST_SOCKET: Final = 107
 """Bytes of a path in `sockaddr_un` (unix(7)); the driver's own programs use the path as it is."""
 _LONGEST_NAME: Final = "pipe/control_privileged"
-_WITH_NAMESPACES: Final = 3
+OLDER: Final = 2
+WITH_NAMESPACES: Final = 3
+"""Versions of a daemon's protocol: the older one is in every driver with MPS."""
 _MOST_EVENTS: Final = 256 << 10
 
 
@@ -95,7 +105,7 @@ class MpsStatus:
     @property
     def has_namespaces(self) -> bool:
         """Whether the daemon itself holds each share to its part."""
-        return self.protocol == _WITH_NAMESPACES
+        return self.protocol == WITH_NAMESPACES
 
     @property
     def holds_gpu(self) -> bool:

@@ -27,6 +27,7 @@ from allotment.modes.mps.controls import Control, MpsUnreachableError
 from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
 from allotment.modes.mps.parts import Parts
 from allotment.modes.mps.places import (
+    OLDER,
     DaemonState,
     Loss,
     MpsPlace,
@@ -43,8 +44,6 @@ _QUITS_WITHIN_S: Final = 5
 _TRIES_S: Final = 8.0
 """For a daemon with namespaces: the older one has to be ready within what the programs wait."""
 _MIG: Final = "MIG-"
-_OLDER: Final = 2
-"""The daemon's protocol that every driver with MPS has."""
 _SERVING: Final = frozenset({DaemonState.READY, DaemonState.FAULTED})
 _WAKES: Final = 4096
 """Bytes: more than there can be of them between two looks."""
@@ -323,7 +322,7 @@ class Supervisor:
 
     def _has_older_shares(self) -> bool:
         """Tell whether a share has a link to the daemon's own folder, which it may have mounted."""
-        if self._status.protocol != _OLDER:
+        if self._status.protocol != OLDER:
             return False
         wanted = self._wanted()
         return wanted is None or any(self._place.part(name).is_symlink() for name in wanted)
