@@ -96,6 +96,18 @@ class Attempt:
     request: Request
     verdicts: tuple[Verdict, ...]
 
+    @property
+    def parts(self) -> int:
+        """How many devices fit by themselves, or slices of them all."""
+        if self.request.mode == MIG:
+            return sum(each.slices for each in self.verdicts if each.fits)
+        return sum(each.fits for each in self.verdicts)
+
+    @property
+    def has_enough(self) -> bool:
+        """Are there as many as are asked for, whatever else is asked of them together?"""
+        return self.parts >= self.request.count
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -176,8 +188,8 @@ def _refused(node: str, attempt: Attempt, *, whose: str, beside: str) -> NodeRej
     if len(verdicts) < (1 if is_cut else max(1, request.count)):
         return lacks_devices(node, request, len(verdicts), whose=whose)
     asked = asked_for(request)
-    number = sum(each.slices if is_cut else each.fits for each in verdicts)
-    if number >= request.count:
+    number = attempt.parts
+    if attempt.has_enough:
         return _apart(node, whose, attempt)
     if is_cut and number:
         rejection = lacks_slices(node, request, number, whose=whose, beside=beside)

@@ -83,6 +83,8 @@ class Search:
         self._effort = effort
         self._classes: list[Hashable] | None = None
         self._hopeless: set[Hashable] = set()
+        self._is_over: bool | None = None
+        """A container has no place even by itself; None: that was not looked at yet."""
         self.refusal = Refusal()
         """Why: of the container that came furthest."""
 
@@ -138,15 +140,34 @@ class Search:
             found = self._beyond(placed, self._ways(number, attempt, placed, host_left=left))
             if found is not None:
                 return found
-            if self._effort.is_spent:
+            if self._effort.is_spent or self._is_over:
                 break
-        if number >= self.refusal.depth:
+        if number and self._is_over is None:
+            self._is_over = self._has_hopeless()
+        if number >= self.refusal.depth and not self._is_over:
             self.refusal = Refusal(
                 number, wanted, tuple(attempts), is_unfinished=self._effort.is_spent
             )
         if signature is not None:
             self._hopeless.add(signature)
         return None
+
+    def _has_hopeless(self) -> bool:
+        """Tell whether a container has no place even by itself: beside others it has none either.
+
+        It would else be found out once for each way to place those before it.
+        """
+        states = self._view.states({})
+        for (wanted, _), requests in zip(self._steps, self._requests, strict=True):
+            self._effort.left -= _EFFORT_OF_A_CONTAINER
+            attempts = tuple(
+                Attempt(request, tuple(judge(state, request) for state in states))
+                for request in requests
+            )
+            if not any(each.has_enough for each in attempts):
+                self.refusal = Refusal(0, wanted, attempts)
+                return True
+        return False
 
     def _beyond(
         self, placed: tuple[PlacedContainer, ...], ways: Iterable[PlacedContainer]
@@ -158,7 +179,7 @@ class Search:
                 found = self._place(after)
                 if found is not None:
                     return found
-            if self._effort.is_spent:
+            if self._effort.is_spent or self._is_over:
                 break
         return None
 

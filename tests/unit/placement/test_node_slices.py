@@ -358,3 +358,12 @@ def test_more_slices_than_there_can_be_are_refused_without_a_search() -> None:
     need = pod_of(*[slices("1g.5gb")] * 57)
     assert refused(there, need).reason == "containers"
     assert isinstance(place(there, pod_of(*[slices("1g.5gb")] * 56)), PodBooking)
+
+
+def test_who_has_no_place_by_itself_is_found_out_before_all_ways_to_place_the_others() -> None:
+    """Three GPUs in MIG mode hold small slices in thousands of ways, and nothing of mode soft."""
+    there = Node(node_of(*(cut_device(f"GPU-{number}") for number in range(3))))
+    small = slices(gib=1)
+    need = pod_of(small, small, slices(gib=1, modes=(SOFT,)), slices(gib=1, count=2))
+    rejection = refused(there, need)
+    assert (rejection.reason, rejection.text[:14]) == ("company", "container c2: ")

@@ -174,17 +174,27 @@ def beside(one: WantedContainer, other: WantedContainer) -> bool:
     return first.kind is SIDECAR
 
 
-def has_any(
-    there: NodeInventory,
-    wanted: Sequence[WantedContainer],
-    chosen: tuple[tuple[WantedContainer, Choice], ...] = (),
-) -> bool:
+def has_any(there: NodeInventory, wanted: Sequence[WantedContainer]) -> bool:
     """Is there any right choice for these? What is wrong stays so, whatever is added."""
-    if not wanted:
-        return True
-    return any(
-        is_right(there, more) and has_any(there, wanted[1:], more)
-        for more in ((*chosen, (wanted[0], choice)) for choice in choices(there, wanted[0].request))
+    alone = [
+        [
+            (each, choice)
+            for choice in choices(there, each.request)
+            if is_right(there, [(each, choice)])
+        ]
+        for each in wanted
+    ]
+    return _has_any(there, sorted(alone, key=len), ())
+
+
+def _has_any(
+    there: NodeInventory,
+    left: Sequence[Sequence[tuple[WantedContainer, Choice]]],
+    chosen: tuple[tuple[WantedContainer, Choice], ...],
+) -> bool:
+    return not left or any(
+        is_right(there, (*chosen, one)) and _has_any(there, left[1:], (*chosen, one))
+        for one in left[0]
     )
 
 
