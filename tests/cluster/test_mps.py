@@ -91,14 +91,15 @@ def gpus(node: NodeAgent) -> Iterator[Gpus]:
     yield found
     wait_until(
         lambda: (
-            all(
+            not node.shares()
+            and all(
                 found.status(uuid).state in {DaemonState.STOPPED, DaemonState.FAILED}
                 for uuid in found.uuids
             )
-            or node.shares()
         ),
         "daemons stop",
         timeout_s=60,
+        explain=node.log_tail,
     )
 
 
@@ -190,14 +191,17 @@ def test_daemons_outlive_the_agent(node: NodeAgent, gpus: Gpus, pods: Pods) -> N
 def test_a_gpu_that_is_kept_for_somebody_else_is_told_of_until_it_is_free(
     node: NodeAgent, gpus: Gpus, pods: Pods
 ) -> None:
-    for uuid in gpus.uuids:
-        gpus.settings(uuid).set_compute_mode(ComputeMode.PROHIBITED)
-    pods.create(pod("waits", half("spin", "100", "10", "20"), restart="OnFailure"))
-    event = pods.wait_event("waits", reason="ShareRefused")
-    assert "compute mode PROHIBITED, which somebody else set" in event["message"]
-    assert all(gpus.settings(uuid).compute_mode() is ComputeMode.PROHIBITED for uuid in gpus.uuids)
-    for uuid in gpus.uuids:
-        gpus.settings(uuid).set_compute_mode(ComputeMode.DEFAULT)
+    try:
+        for uuid in gpus.uuids:
+            gpus.settings(uuid).set_compute_mode(ComputeMode.PROHIBITED)
+        pods.create(pod("waits", half("spin", "100", "10", "20"), restart="OnFailure"))
+        event = pods.wait_event("waits", reason="ShareRefused")
+        assert "compute mode PROHIBITED, which somebody else set" in event["message"]
+        modes = {gpus.settings(uuid).compute_mode() for uuid in gpus.uuids}
+        assert modes == {ComputeMode.PROHIBITED}
+    finally:
+        for uuid in gpus.uuids:
+            gpus.settings(uuid).set_compute_mode(ComputeMode.DEFAULT)
     pods.wait_phase("waits", "Succeeded", timeout_s=120)
     assert said(pods, "waits", 2)[0]["is_client"]
     del node
@@ -258,6 +262,15 @@ def test_pods_use_the_daemon_of_who_was_first_and_the_agent_follows(
         run.stop()
 
 
+@contextlib.contextmanager
+def configured(node: NodeAgent, text: str) -> Iterator[None]:
+    node.configure(text)
+    try:
+        yield
+    finally:
+        node.configure(HALVES)
+
+
 UNEVEN = """\
 version: v1
 allotment:
@@ -271,8 +284,14 @@ allotment:
 def test_uneven_shares_of_gpus_that_may_be_in_the_mode(
     cluster: Cluster, node: NodeAgent, gpus: Gpus, pods: Pods
 ) -> None:
-    node.configure(UNEVEN)
-    cluster.wait_allocatable(GPU, 32)
+    with configured(node, UNEVEN):
+        cluster.wait_allocatable(GPU, 32)
+        shares_are_uneven(cluster, node, gpus, pods)
+        pods.delete()
+    cluster.wait_allocatable(NVIDIA, 4)
+
+
+def shares_are_uneven(cluster: Cluster, node: NodeAgent, gpus: Gpus, pods: Pods) -> None:
     by_mps = {"allotment.dev/mode": "mps"}
     amounts = {"large": (70, "30Gi"), "small": (20, "2Gi"), "soft": (30, "4Gi")}
     for name, (compute, memory) in amounts.items():
@@ -296,9 +315,6 @@ def test_uneven_shares_of_gpus_that_may_be_in_the_mode(
     pods.wait_phase("greedy", "Failed")
     *_, last = said(pods, "greedy", 2)
     assert last["code"] == OUT_OF_MEMORY
-    pods.delete()
-    node.configure(HALVES)
-    cluster.wait_allocatable(NVIDIA, 4)
 
 
 def test_the_labels_of_nvidias_discovery(cluster: Cluster, node: NodeAgent) -> None:

@@ -537,7 +537,12 @@ class Supervisor:
         """Let nobody but MPS clients onto the GPU; raise `BusyError` where somebody is there."""
         mode = self._gpu.compute_mode()
         is_ours = self._status.mode_before is not None
-        if mode is not ComputeMode.DEFAULT and not is_ours:
+        ours = (
+            {ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS}
+            if is_ours
+            else {ComputeMode.DEFAULT}
+        )
+        if mode not in ours:
             raise BusyError(
                 f"GPU {self._control.uuid} is in compute mode {mode.name}, which somebody else set:"
                 " it is kept for their program",
@@ -568,7 +573,7 @@ class Supervisor:
             self._status = replace(self._status, protocol=0)
         if before is not None:
             try:
-                self._gpu.set_compute_mode(ComputeMode(before))
+                self._put_back(ComputeMode(before))
             except AllotError as error:
                 self._place.tell(f"the compute mode is not put back: {error.message}")
                 self._write(state=state, daemon=None, supervisor=None, parts=())
@@ -581,6 +586,14 @@ class Supervisor:
             mode_before=None,
             is_exclusive=False,
         )
+
+    def _put_back(self, before: ComputeMode) -> None:
+        """Put the compute mode back, unless somebody else has set another one meanwhile."""
+        now = self._gpu.compute_mode()
+        if now is ComputeMode.EXCLUSIVE_PROCESS:
+            self._gpu.set_compute_mode(before)
+        elif now is not before:
+            self._place.tell(f"compute mode {now.name}, which somebody else set, stays")
 
     def _end(self) -> bool:
         """Stop, unless a share has come. One that comes later finds that nothing is ready."""

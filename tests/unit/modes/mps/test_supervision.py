@@ -249,6 +249,31 @@ def test_a_gpu_that_is_kept_for_something_is_left_alone(scene: Scene, mode: Comp
     assert scene.place.status().state is DaemonState.FAILED
 
 
+def test_a_mode_that_somebody_set_while_the_daemon_ran_stays(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    scene.gpu.mode = ComputeMode.PROHIBITED
+    supervisor.close()
+    assert scene.gpu.mode is ComputeMode.PROHIBITED
+    # And it is not ours any more: the next one leaves it alone too.
+    assert scene.place.status().mode_before is None
+    with pytest.raises(BusyError, match="compute mode PROHIBITED, which somebody else set"):
+        scene.supervisor().begin()
+
+
+def test_a_mode_that_somebody_set_while_nobody_kept_the_daemon_stays(scene: Scene) -> None:
+    supervisor = scene.supervisor()
+    supervisor.begin()
+    supervisor.leave()
+    assert supervisor.status.daemon is not None
+    os.kill(supervisor.status.daemon, signal.SIGKILL)
+    scene.gpu.mode = ComputeMode.PROHIBITED
+    with pytest.raises(BusyError, match="compute mode PROHIBITED, which somebody else set"):
+        scene.supervisor().begin()
+    assert scene.gpu.mode is ComputeMode.PROHIBITED
+    assert scene.place.status().mode_before is None
+
+
 def test_a_gpu_that_somebody_computes_on_is_left_alone(scene: Scene) -> None:
     scene.gpu.there = (4711,)
     with pytest.raises(BusyError, match=r"in use by other programs \(4711\)"):
