@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+HUNT_ARGS ?= tests/unit
 CLUSTER_ARGS ?=
 
 python := $(VENV)/bin/python
@@ -14,7 +15,7 @@ pip := $(python) -m pip --disable-pip-version-check --quiet
 native_c = $(shell git ls-files 'native/*.c' 'native/*.h' 2>/dev/null || find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types native testbed cluster cluster-down bench plot docs wheel clean
+.PHONY: help demo test unit hunt lint format types native testbed cluster cluster-down bench plot docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -28,6 +29,9 @@ test: lint types $(VENV)/.developer native testbed ## lint, types and every test
 
 unit: $(VENV)/.developer ## the tests that need no process but their own
 	$(python) -m pytest tests/unit $(PYTEST_ARGS)
+
+hunt: $(VENV)/.developer ## property tests with examples that nobody has tried, 2,000 of each
+	HYPOTHESIS_PROFILE=thorough $(python) -m pytest -m hypothesis --timeout=3600 $(HUNT_ARGS)
 
 lint: $(VENV)/.developer ## ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .
