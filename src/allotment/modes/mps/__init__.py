@@ -7,14 +7,17 @@ places       where a GPU's control daemon has its files, and what is written dow
 controls     the driver's own program, `nvidia-cuda-mps-control`
 namespaces   the same by protocol 3, where limits are the daemon's word
 parts        the pipe directory of each share, by whichever protocol
-supervision  one GPU's control daemon, kept running: the core of whoever does that
+keeping      the GPU itself, which lets nobody in but MPS clients meanwhile
+daemons      one GPU's control daemon as a process: started by whichever protocol, and ended
+supervision  the same, kept running: the core of whoever does that
 """
 
 from allotment.modes.mps.controls import Control
+from allotment.modes.mps.keeping import GpuAccess
 from allotment.modes.mps.places import DaemonState, Loss, MpsPlace, MpsStatus
 from allotment.modes.mps.settings import Limits, client_environment, limits_of
 from allotment.modes.mps.spatial import MpsMode
-from allotment.modes.mps.supervision import GpuAccess, Supervisor
+from allotment.modes.mps.supervision import Supervisor
 
 __all__ = [
     "Control",

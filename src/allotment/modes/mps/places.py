@@ -19,7 +19,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +31,7 @@ __all__ = [
     "OLDER",
     "WITH_NAMESPACES",
     "DaemonState",
+    "Journal",
     "Loss",
     "MpsPlace",
     "MpsStatus",
@@ -262,6 +263,22 @@ class MpsPlace:
         with suppress(OSError), self.owned() as mine:
             return not mine
         return False
+
+
+class Journal:
+    """A GPU's status as its supervisor has it: what changes is written down at once."""
+
+    def __init__(self, place: MpsPlace) -> None:
+        """Take over what a supervisor before left; its problem is over until it comes again."""
+        self.place = place
+        self.status = replace(
+            place.status(), supervisor=os.getpid(), problem="", hint="", is_busy=False
+        )
+
+    def write(self, **changes: object) -> None:
+        """Change these fields; raise `StateError`, with the change made in `status` alone."""
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+        self.place.write(self.status)
 
 
 def process_start(pid: int) -> int | None:

@@ -174,7 +174,7 @@ def test_a_daemon_that_does_not_do_as_documented_is_followed_by_the_older_one(
 
 def test_a_mig_device_has_the_older_way(scene: Scene) -> None:
     supervisor = scene.supervisor(replace(scene.control, uuid="MIG-1"))
-    assert supervisor._why_older() == "protocol 3 serves no MIG devices"  # noqa: SLF001
+    assert supervisor._daemon._why_older() == "protocol 3 serves no MIG devices"  # noqa: SLF001
 
 
 def test_shares_that_began_by_the_older_way_keep_to_it(scene: Scene) -> None:
@@ -183,7 +183,7 @@ def test_shares_that_began_by_the_older_way_keep_to_it(scene: Scene) -> None:
     assert first.status.protocol == 2
     daemon = first.status.daemon
     assert daemon is not None
-    first._older = scene.control  # noqa: SLF001 - it would have namespaces by now
+    first._daemon._older = scene.control  # noqa: SLF001 - it would have namespaces by now
     os.kill(daemon, signal.SIGKILL)
     stepping_until(first, lambda status: status.restarts == 1)
     assert first.status.protocol == 2
@@ -250,7 +250,7 @@ def test_who_cannot_be_held_at_once_is_held_later(scene: Scene) -> None:
     follower.step()
     assert follower.status.state is DaemonState.READY
     assert percentage_of_others(scene) == "90"
-    follower._control = scene.newer  # noqa: SLF001
+    follower._daemon.control = scene.newer  # noqa: SLF001
     follower.step()
     assert percentage_of_others(scene) == "1"
     told = (scene.place.root / "events.log").read_text()
@@ -280,7 +280,7 @@ def test_a_part_stays_where_it_is_when_its_daemon_is_followed_by_another(scene: 
     supervisor.begin()
     folder = scene.place.part("one").stat().st_ino
     for cases in ("", '"namespace create"*) exit 1;;'):  # the last one has none
-        supervisor._older = scene.behind(cases)  # noqa: SLF001
+        supervisor._daemon._older = scene.behind(cases)  # noqa: SLF001
         daemon, restarts = supervisor.status.daemon, supervisor.status.restarts
         assert daemon is not None
         before = socket_of(scene, "one").stat().st_ino
@@ -316,11 +316,11 @@ def test_what_cannot_be_read_for_a_while_stays(
     supervisor = scene.supervisor()
     supervisor.begin()
     folder, socket = (path.stat() for path in (scene.place.part("one"), socket_of(scene, "one")))
-    readable = supervisor._wanted  # noqa: SLF001
-    supervisor._wanted = lambda: wanted  # noqa: SLF001
+    readable = supervisor._daemon._wanted  # noqa: SLF001
+    supervisor._daemon._wanted = lambda: wanted  # noqa: SLF001
     supervisor.step()
     for each in (lambda: wanted, readable):
-        supervisor._wanted = each  # noqa: SLF001
+        supervisor._daemon._wanted = each  # noqa: SLF001
         supervisor.step()
         assert scene.place.status().parts == ("one",)
         assert scene.newer.namespaces() == {"one"}
@@ -331,11 +331,11 @@ def test_what_cannot_be_read_for_a_while_stays(
 
 def test_a_daemon_begins_while_nothing_can_be_read(scene: Scene) -> None:
     supervisor = scene.supervisor()
-    readable = supervisor._wanted  # noqa: SLF001
-    supervisor._wanted = lambda: None  # noqa: SLF001
+    readable = supervisor._daemon._wanted  # noqa: SLF001
+    supervisor._daemon._wanted = lambda: None  # noqa: SLF001
     supervisor.begin()
     assert (supervisor.status.state, supervisor.status.parts) == (DaemonState.READY, ())
-    supervisor._wanted = readable  # noqa: SLF001
+    supervisor._daemon._wanted = readable  # noqa: SLF001
     supervisor.step()
     assert supervisor.status.parts == ("one",)
     supervisor.close()
@@ -346,12 +346,12 @@ def test_a_namespace_with_clients_is_removed_when_they_have_left(scene: Scene) -
     supervisor = scene.supervisor()
     supervisor.begin()
     broken = scene.behind('"namespace delete"*) echo it has clients >&2; exit 1;;')
-    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    supervisor._daemon.control = with_namespaces(broken)  # noqa: SLF001
     del scene.wanted["two"]
     supervisor.step()
     assert (supervisor.status.parts, supervisor.status.problem) == (("one",), "")
     assert scene.newer.namespaces() == {"one", "two"}
-    supervisor._control = scene.newer  # noqa: SLF001
+    supervisor._daemon.control = scene.newer  # noqa: SLF001
     supervisor.step()
     assert scene.newer.namespaces() == {"one"}
     supervisor.close()
@@ -361,7 +361,7 @@ def test_a_problem_goes_with_the_share_that_had_it(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.begin()
     broken = scene.behind('"namespace create two"*) echo full >&2; exit 1;;')
-    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    supervisor._daemon.control = with_namespaces(broken)  # noqa: SLF001
     scene.wanted["two"] = HALF
     supervisor.step()
     assert "full" in scene.place.status().problem
@@ -386,14 +386,14 @@ def test_a_share_that_comes_is_looked_at_when_the_supervisor_is_woken(scene: Sce
 def test_a_server_that_cannot_be_had_again_is_tried_again(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.begin()
-    working = supervisor._control  # noqa: SLF001
+    working = supervisor._daemon.control  # noqa: SLF001
     broken = scene.behind('"server create"*) echo full >&2; exit 1;;')
-    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    supervisor._daemon.control = with_namespaces(broken)  # noqa: SLF001
     (server,) = scene.newer.servers()
     os.kill(server, signal.SIGKILL)
     stepping_until(supervisor, lambda status: bool(status.losses) and bool(status.problem))
     assert scene.place.status().parts == ()
-    supervisor._control = working  # noqa: SLF001
+    supervisor._daemon.control = working  # noqa: SLF001
     stepping_until(supervisor, lambda status: status.parts == ("one",))
     assert len(supervisor.status.losses) == 1
     assert socket_of(scene, "one").samefile(folder_of(scene.newer.pipes, "one") / "control")
@@ -403,14 +403,14 @@ def test_a_server_that_cannot_be_had_again_is_tried_again(scene: Scene) -> None:
 def test_a_part_that_cannot_be_made_is_tried_again_and_named(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.begin()
-    working = supervisor._control  # noqa: SLF001
+    working = supervisor._daemon.control  # noqa: SLF001
     broken = scene.behind('"namespace create two"*) echo full >&2; exit 1;;')
-    supervisor._control = with_namespaces(broken)  # noqa: SLF001
+    supervisor._daemon.control = with_namespaces(broken)  # noqa: SLF001
     scene.wanted["two"] = HALF
     supervisor.step()
     assert scene.place.status().parts == ("one",)
     assert "full" in scene.place.status().problem
-    supervisor._control = working  # noqa: SLF001
+    supervisor._daemon.control = working  # noqa: SLF001
     supervisor.step()
     assert scene.place.status().parts == ("one", "two")
     assert scene.place.status().problem == ""

@@ -360,7 +360,7 @@ def test_a_daemon_that_cannot_be_had_again_is_given_up_with_the_last_share(
     supervisor.begin()
     daemon = supervisor.status.daemon
     assert daemon is not None
-    supervisor._older = scene.with_program(script(tmp_path, "exit 1"))  # noqa: SLF001
+    supervisor._daemon._older = scene.with_program(script(tmp_path, "exit 1"))  # noqa: SLF001
     os.kill(daemon, signal.SIGKILL)
     stepping_until(supervisor, lambda status: status.state is DaemonState.FAILED)
     for _ in range(8):
