@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from allotment.devices.cuts import Cut, parse_cuts
-from allotment.devices.models import MODELS, Model
+from allotment.devices.model_facts import Model
+from allotment.devices.models import MODELS
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.quantities import parse_bytes, parse_duration_ns
 

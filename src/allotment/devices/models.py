@@ -9,178 +9,32 @@ drivers report them), so that total less reserved is what `cuDeviceTotalMem` say
 what a bare CUDA context costs. Copy rates are those of pinned memory on the model's own bus.
 """
 
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import Final
 
 from allotment.devices import geometries
-
-__all__ = ["MODELS", "Architecture", "Brand", "Fabric", "Model", "NvlinkVersion"]
-
-
-class Architecture(IntEnum):
-    """`nvmlDeviceArchitecture_t`."""
-
-    PASCAL = 4
-    VOLTA = 5
-    TURING = 6
-    AMPERE = 7
-    ADA = 8
-    HOPPER = 9
-    BLACKWELL = 10
-
-
-class Brand(IntEnum):
-    """`nvmlBrandType_t`."""
-
-    TESLA = 2
-    GEFORCE = 5
-    NVIDIA = 14
-    GEFORCE_RTX = 15
-
-
-class NvlinkVersion(IntEnum):
-    """`nvmlNvlinkVersion_t`: what `nvmlDeviceGetNvLinkVersion` returns."""
-
-    NONE = 0
-    V2_0 = 2
-    V3_0 = 4
-    V4_0 = 6
-    V5_0 = 7
-
-
-class Fabric(IntEnum):
-    """How GPUs of one model are joined by NVLink in one machine."""
-
-    NONE = 0
-    PAIR = 1  # a bridge between two neighbours
-    DIRECT = 2  # links from GPU to GPU, dealt out evenly
-    SWITCH = 3  # every link ends in an NVSwitch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """What all models of one chip family share, per multiprocessor and per block."""
-
-    architecture: Architecture
-    compute_capability: tuple[int, int]
-    max_threads_per_sm: int
-    shared_per_block_optin: int
-    shared_per_sm: int
-    engine_copies: int = 2
-    concurrent_kernels: int = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """One model. Clocks in MHz, power in W, temperatures in °C, rates in MiB/s."""
-
-    key: str
-    name: str
-    core: Core
-    memory_mib: int
-    reserved_mib: int
-    context_mib: int
-    bar1_mib: int
-    sm_count: int
-    l2_kib: int
-    memory_bus_bits: int
-    sm_clock: int
-    sm_clock_max: int
-    memory_clock: int
-    power: tuple[int, int, int]  # default limit, least, most
-    power_idle: int
-    temperatures: tuple[int, int, int]  # idle, slowdown, shutdown
-    pci_device: int
-    pci_subsystem: int
-    part_number: str
-    vbios: str
-    pcie_generation: int
-    h2d: int
-    d2h: int
-    d2d: int
-    brand: Brand = Brand.NVIDIA
-    pcie_width: int = 16
-    fans: int = 0
-    ecc: bool | None = True  # on or off when new; None: the model has none
-    mig: geometries.Geometry | None = None
-    fabric: Fabric = Fabric.NONE
-    nvlinks: int = 0
-    nvlink_version: NvlinkVersion = NvlinkVersion.NONE
-    has_serial: bool = True
-    encoders: bool = False
-    coherent: bool = False  # host and device share one address space (C2C)
-    pci_vendor: int = 0x10DE
-
-
-_GP100 = Core(
-    architecture=Architecture.PASCAL,
-    compute_capability=(6, 0),
-    max_threads_per_sm=2048,
-    shared_per_block_optin=48 << 10,
-    shared_per_sm=64 << 10,
+from allotment.devices.model_facts import (
+    AD10X,
+    GA100,
+    GA102,
+    GB100,
+    GB202,
+    GH100,
+    GP100,
+    GV100,
+    TU104,
+    Brand,
+    Fabric,
+    Model,
+    NvlinkVersion,
 )
-_GV100 = Core(
-    architecture=Architecture.VOLTA,
-    compute_capability=(7, 0),
-    max_threads_per_sm=2048,
-    shared_per_block_optin=96 << 10,
-    shared_per_sm=96 << 10,
-)
-_TU104 = Core(
-    architecture=Architecture.TURING,
-    compute_capability=(7, 5),
-    max_threads_per_sm=1024,
-    shared_per_block_optin=64 << 10,
-    shared_per_sm=64 << 10,
-)
-_GA100 = Core(
-    architecture=Architecture.AMPERE,
-    compute_capability=(8, 0),
-    max_threads_per_sm=2048,
-    shared_per_block_optin=163 << 10,
-    shared_per_sm=164 << 10,
-)
-_GA102 = Core(
-    architecture=Architecture.AMPERE,
-    compute_capability=(8, 6),
-    max_threads_per_sm=1536,
-    shared_per_block_optin=99 << 10,
-    shared_per_sm=100 << 10,
-)
-_AD10X = Core(
-    architecture=Architecture.ADA,
-    compute_capability=(8, 9),
-    max_threads_per_sm=1536,
-    shared_per_block_optin=99 << 10,
-    shared_per_sm=100 << 10,
-)
-_GH100 = Core(
-    architecture=Architecture.HOPPER,
-    compute_capability=(9, 0),
-    max_threads_per_sm=2048,
-    shared_per_block_optin=227 << 10,
-    shared_per_sm=228 << 10,
-)
-_GB100 = Core(
-    architecture=Architecture.BLACKWELL,
-    compute_capability=(10, 0),
-    max_threads_per_sm=2048,
-    shared_per_block_optin=227 << 10,
-    shared_per_sm=228 << 10,
-)
-_GB202 = Core(
-    architecture=Architecture.BLACKWELL,
-    compute_capability=(12, 0),
-    max_threads_per_sm=1536,
-    shared_per_block_optin=99 << 10,
-    shared_per_sm=100 << 10,
-)
+
+__all__ = ["MODELS"]
 
 _ROWS = (
     Model(
         key="t4",
         name="Tesla T4",
-        core=_TU104,
+        core=TU104,
         brand=Brand.TESLA,
         memory_mib=15360,
         reserved_mib=450,
@@ -208,7 +62,7 @@ _ROWS = (
     Model(
         key="p100",
         name="Tesla P100-PCIE-16GB",
-        core=_GP100,
+        core=GP100,
         brand=Brand.TESLA,
         memory_mib=16384,
         reserved_mib=108,
@@ -236,7 +90,7 @@ _ROWS = (
     Model(
         key="v100-16gb",
         name="Tesla V100-SXM2-16GB",
-        core=_GV100,
+        core=GV100,
         brand=Brand.TESLA,
         memory_mib=16384,
         reserved_mib=232,
@@ -267,7 +121,7 @@ _ROWS = (
     Model(
         key="v100-32gb",
         name="Tesla V100-SXM2-32GB",
-        core=_GV100,
+        core=GV100,
         brand=Brand.TESLA,
         memory_mib=32768,
         reserved_mib=266,
@@ -298,7 +152,7 @@ _ROWS = (
     Model(
         key="a10",
         name="NVIDIA A10",
-        core=_GA102,
+        core=GA102,
         memory_mib=23028,
         reserved_mib=430,
         context_mib=256,
@@ -325,7 +179,7 @@ _ROWS = (
     Model(
         key="a30",
         name="NVIDIA A30",
-        core=_GA100,
+        core=GA100,
         memory_mib=24576,
         reserved_mib=412,
         context_mib=312,
@@ -355,7 +209,7 @@ _ROWS = (
     Model(
         key="a100-40gb",
         name="NVIDIA A100-SXM4-40GB",
-        core=_GA100,
+        core=GA100,
         memory_mib=40960,
         reserved_mib=512,
         context_mib=420,
@@ -385,7 +239,7 @@ _ROWS = (
     Model(
         key="a100-80gb",
         name="NVIDIA A100-SXM4-80GB",
-        core=_GA100,
+        core=GA100,
         memory_mib=81920,
         reserved_mib=764,
         context_mib=420,
@@ -415,7 +269,7 @@ _ROWS = (
     Model(
         key="l4",
         name="NVIDIA L4",
-        core=_AD10X,
+        core=AD10X,
         memory_mib=23034,
         reserved_mib=466,
         context_mib=204,
@@ -442,7 +296,7 @@ _ROWS = (
     Model(
         key="l40s",
         name="NVIDIA L40S",
-        core=_AD10X,
+        core=AD10X,
         memory_mib=46068,
         reserved_mib=480,
         context_mib=390,
@@ -469,7 +323,7 @@ _ROWS = (
     Model(
         key="rtx4090",
         name="NVIDIA GeForce RTX 4090",
-        core=_AD10X,
+        core=AD10X,
         brand=Brand.GEFORCE,
         memory_mib=24564,
         reserved_mib=476,
@@ -500,7 +354,7 @@ _ROWS = (
     Model(
         key="h100-80gb",
         name="NVIDIA H100 80GB HBM3",
-        core=_GH100,
+        core=GH100,
         memory_mib=81559,
         reserved_mib=550,
         context_mib=520,
@@ -530,7 +384,7 @@ _ROWS = (
     Model(
         key="h100nvl",
         name="NVIDIA H100 NVL",
-        core=_GH100,
+        core=GH100,
         memory_mib=95830,
         reserved_mib=550,
         context_mib=520,
@@ -560,7 +414,7 @@ _ROWS = (
     Model(
         key="h200",
         name="NVIDIA H200",
-        core=_GH100,
+        core=GH100,
         memory_mib=143771,
         reserved_mib=606,
         context_mib=528,
@@ -590,7 +444,7 @@ _ROWS = (
     Model(
         key="gh200",
         name="NVIDIA GH200 480GB",
-        core=_GH100,
+        core=GH100,
         memory_mib=97871,
         reserved_mib=620,
         context_mib=534,
@@ -622,7 +476,7 @@ _ROWS = (
     Model(
         key="b200",
         name="NVIDIA B200",
-        core=_GB100,
+        core=GB100,
         memory_mib=183359,
         reserved_mib=726,
         context_mib=606,
@@ -652,7 +506,7 @@ _ROWS = (
     Model(
         key="rtx-pro-6000",
         name="NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        core=_GB202,
+        core=GB202,
         memory_mib=97887,
         reserved_mib=638,
         context_mib=520,
@@ -679,4 +533,4 @@ _ROWS = (
     ),
 )
 
-MODELS: dict[str, Model] = {row.key: row for row in _ROWS}
+MODELS: Final[dict[str, Model]] = {row.key: row for row in _ROWS}

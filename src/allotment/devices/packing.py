@@ -16,7 +16,7 @@ from allotment.devices import layout
 from allotment.devices.cuts import pack_cuts
 from allotment.devices.descriptions import GpuDescription, MachineDescription
 from allotment.devices.geometries import Geometry
-from allotment.devices.models import Architecture, Fabric
+from allotment.devices.model_facts import Architecture, Fabric
 from allotment.model.devices import Device
 
 __all__ = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from allotment.devices.models import MODELS, Architecture, Fabric, Model, NvlinkVersion
+from allotment.devices.model_facts import Architecture, Fabric, Model, NvlinkVersion
+from allotment.devices.models import MODELS
 
 ROWS = pytest.mark.parametrize("model", MODELS.values(), ids=str)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from allotment.devices import layout
 from allotment.devices.descriptions import GpuDescription, MachineDescription, parse_short
-from allotment.devices.models import MODELS, Fabric
+from allotment.devices.model_facts import Fabric
+from allotment.devices.models import MODELS
 from allotment.devices.packing import identity, link_peers, numa_nodes, pack, unpack
 
 UUIDS = ["GPU-26c0dc67-7439-0043-9fa4-57aa8646e1c6", "GPU-bf056700-765e-5e0c-38d6-63dea8095aa2"]

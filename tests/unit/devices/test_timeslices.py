@@ -86,6 +86,7 @@ def spread(path: Path, *, within_s: float) -> int:
     return max(apart) - min(apart)
 
 
+@pytest.mark.measured
 def test_a_longer_slice_is_a_longer_turn(
     tmp_path: Path,
     machine: Callable[[str], Path],

@@ -12,7 +12,8 @@ from allotment.agent.config.effective import Config
 from allotment.agent.labels.features import Features, node_features
 from allotment.agent.resources import Offer, Resource, Slot
 from allotment.devices.facts import DeviceFacts, MigFacts, NodeFacts
-from allotment.devices.models import MODELS, Brand
+from allotment.devices.model_facts import Brand
+from allotment.devices.models import MODELS
 
 _BESIDE = frozenset({"nvidia.com/gpu.machine", "nvidia.com/gpu.mode", "nvidia.com/mig.capable"})
 

@@ -12,7 +12,8 @@ from allotment.agent.config.effective import Config, Replication
 from allotment.agent.config.schema import ReplicatedResource
 from allotment.agent.labels.gpus import UNSHARED, architecture_family, sharing_of
 from allotment.agent.resources import Offer
-from allotment.devices.models import MODELS, Architecture
+from allotment.devices.model_facts import Architecture
+from allotment.devices.models import MODELS
 
 if TYPE_CHECKING:
     from tests.unit.agent.labels.conftest import Scene

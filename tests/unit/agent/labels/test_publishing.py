@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from awaiting import until
 
 from allotment.agent.config.effective import Config, GfdConfig
 from allotment.agent.labels.files import written
@@ -119,12 +120,6 @@ def world(scene: Scene, gfd: GfdConfig) -> World:
     return World(Inputs(facts=facts, offer=Offer(), config=Config(gfd=gfd)))
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - files and twins ring no bell
-            await asyncio.sleep(0.005)
-
-
 async def during(publisher: Publisher, story: Callable[[], Awaitable[None]]) -> None:
     """Run the publisher while something happens, and cancel it."""
     task = asyncio.create_task(publisher.run())
@@ -176,7 +171,7 @@ def test_rounds_go_on_without_a_change_and_change_nothing(world: World, gfd: Gfd
     publisher = world.publisher()
 
     async def story() -> None:
-        await until(lambda: world.node.calls >= 1)
+        await until(lambda: bool(world.node.ours))
         first, before = dict(world.node.ours), world.node.calls
         world.now += 3600
         await until(lambda: world.node.calls > before + 2)
