@@ -30,13 +30,14 @@ _HOST = "HOST"
 def command(*, output: str, state: Path | None) -> None:
     """Show every share with its limits and its use of each GPU, and the processes that use it.
 
-    A LIMIT like 12Gi+host is that of an oversubscribed share, and HOST is how much of what it uses
-    may lie on the host: all of it while `allot suspend` has it off the GPU. COMPUTE is its
-    guarantee and its ceiling in percent of the GPU, its class where that is another than normal,
-    and its weight where that is another than 100; it is `-` where none was asked for and nobody
-    takes turns. In mode mps it is the part of the multiprocessors of each process. GPU TIME is
-    what its kernels took so far: measured where some share of the GPU asked for compute. `allot
-    top` shows how much of the GPU that is at the moment.
+    MODE is how a share is held to its limits: `soft`, `mps` or `mig`. A LIMIT like 12Gi+host is
+    that of an oversubscribed share, and HOST is how much of what it uses may lie on the host: all
+    of it while `allot suspend` has it off the GPU. COMPUTE is its guarantee and its ceiling in
+    percent of the GPU, its class where that is another than normal, and its weight where that is
+    another than 100; it is `-` where none was asked for and nobody takes turns. In mode mps it is
+    the part of the multiprocessors of each process. GPU TIME is what its kernels took so far:
+    measured where some share of the GPU asked for compute. `allot top` shows how much of the GPU
+    that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
     loader): its limit is not in force. It is `exclusive` or `timeslice` for a share of a mode that
@@ -90,6 +91,7 @@ def _print(seen: "Overview") -> None:
     columns: tuple[Column, ...] = (
         Column("SHARE"),
         Column("STATE", is_optional=True),
+        Column("MODE", is_optional=True),
         Column("GPU"),
         Column("LIMIT", is_number=True),
         Column("USED", is_number=True),
@@ -148,6 +150,7 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
         yield (
             view.name if index == 0 else "",
             str(view.state) if index == 0 else "",
+            (share.mode if share else "?") if index == 0 else "",
             short_uuid(device.uuid),
             limit_of(device),
             format_bytes(device.used),
@@ -162,7 +165,22 @@ def _rows(view: "ShareView") -> "Iterator[tuple[str, ...]]":
         )
     if not view.devices:
         state = str(view.state)
-        yield (view.name, state, "?", "?", "?", "", "?", "?", "", "", "no", "", command)
+        yield (
+            view.name,
+            state,
+            share.mode if share else "?",
+            "?",
+            "?",
+            "?",
+            "",
+            "?",
+            "?",
+            "",
+            "",
+            "no",
+            "",
+            command,
+        )
     for process in view.processes:
         yield from _process_rows(view, process)
 
@@ -173,7 +191,7 @@ def _outside_row(user: "OutsideView") -> tuple[str, ...]:
 
     used = "?" if user.used is None else format_bytes(user.used)
     gpu, pid = short_uuid(user.uuid), str(user.pid)
-    return (OUTSIDE, "", gpu, "", used, "", "", "", "", pid, "no", "", user.command)
+    return (OUTSIDE, "", "", gpu, "", used, "", "", "", "", pid, "no", "", user.command)
 
 
 def _compute(compute: "ComputeView | None") -> str:
@@ -205,6 +223,7 @@ def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[tuple[
     for device, used, peak in zip(view.devices, process.used, process.peak, strict=False):
         if used or peak or len(view.devices) == 1:
             yield (
+                "",
                 "",
                 "",
                 short_uuid(device.uuid),

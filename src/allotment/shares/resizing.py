@@ -138,9 +138,21 @@ def _new_limit(device: ShareDevice, state: DeviceState, memory: MemoryAmount) ->
         raise DoesNotFitError(
             f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
             f" {format_bytes(have)} beside the other shares",
-            hint="ask for less, or make room: `allot ps` shows the shares",
+            hint=_hint_of_memory(device, state, need),
         )
     return need
+
+
+def _hint_of_memory(device: ShareDevice, state: DeviceState, need: int) -> str:
+    whole = state.device.allottable_bytes
+    if device.is_oversubscribed:
+        return (
+            "ask for less, make room (`allot ps` shows the shares), or let more host memory stand"
+            " for the GPU's by --host-memory"
+        )
+    if need > whole:
+        return f"ask for less: this GPU has {format_bytes(whole)}, even when empty"
+    return "ask for less, or make room: `allot ps` shows the shares"
 
 
 def _new_terms(

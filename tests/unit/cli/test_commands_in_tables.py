@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from allotment.cli import devices as devices_command
+from allotment.cli import ps as ps_command
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import command_of, shortened
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.views import LiveState, OutsideView, ShareView
+from allotment.shares.views import DeviceView, LiveState, OutsideView, Overview, ShareView
 
 GI = 1 << 30
 UUID = "GPU-45f0e349-d56a-059c-e064-c6df20dfdb35"
@@ -74,3 +75,27 @@ def test_a_long_command_outside_takes_no_room_from_the_figures(
     assert lines[1][2].split() == [
         "(outside", "any", "share)", "4194303", "/usr/bi…", "19Gi",
     ]  # fmt: skip
+
+
+def test_shares_of_each_mode_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    views = []
+    for mode in ("soft", "mps", "mig", "timeslice"):
+        view = share_view(None, command=("train",))
+        assert view.share is not None
+        share = replace(view.share, name=f"by-{mode}", mode=mode)
+        device = DeviceView(UUID, "A100", GI, 0, 0, 0)
+        views.append(replace(view, name=share.name, share=share, devices=(device,)))
+    views.append(replace(share_view(None), name="bad", share=None, state=LiveState.DAMAGED))
+    outside = OutsideView(4711, "python", UUID, GI)
+    ps_command._print(Overview(tuple(views), (outside,)))  # noqa: SLF001
+    heading, *rows = capsys.readouterr().out.splitlines()
+    column = heading.index("MODE")
+    assert heading.index("STATE") < column < heading.index("GPU")
+    assert {row.split()[0]: row[column:].split(" ")[0] for row in rows} == {
+        "by-soft": "soft",
+        "by-mps": "mps",
+        "by-mig": "mig",
+        "by-timeslice": "timeslice",
+        "bad": "?",
+        "(outside": "",
+    }

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.compute import ComputeClass, parse_compute
-from allotment.model.errors import NotInModeError, UsageError
+from allotment.model.errors import DoesNotFitError, NotInModeError, UsageError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import EXCLUSIVE, MIG, MPS, Request
 from allotment.model.shares import Injection, Share
@@ -69,6 +69,32 @@ def test_memory_that_may_lie_on_the_host_grows_under_mps(tmp_path: Path, native_
     folder = made(tmp_path, may_oversubscribe=True)
     resize(folder, "held", Change(memory=parse_memory("16Gi")), DEVICES, force=False)
     assert limit(folder) == 16 * GI
+
+
+@pytest.mark.parametrize(
+    ("size", "may_oversubscribe", "way"),
+    [
+        ("500Gi", False, "this GPU has 64Gi, even when empty"),
+        ("64Gi", False, "make room"),
+        ("500Gi", True, "--host-memory"),
+    ],
+    ids=["larger than the GPU", "beside another share", "larger than GPU and host"],
+)
+def test_who_asks_for_too_much_memory_is_told_what_can_help(
+    tmp_path: Path, native_dir: Path, size: str, way: str, *, may_oversubscribe: bool
+) -> None:
+    assert native_dir.is_dir()
+    folder = made(tmp_path, may_oversubscribe=may_oversubscribe)
+    other = lives.Order(
+        Request(parse_memory("8Gi"), mode=MPS), Injection.ENVIRONMENT, runner=this_process()
+    )
+    lives.create(folder, other, DEVICES)
+    change = Change(memory=parse_memory(size), host_budget=8 * GI)
+    with pytest.raises(DoesNotFitError, match="beside the other shares") as caught:
+        resize(folder, "held", change, DEVICES, force=False)
+    hint = caught.value.hint or ""
+    assert way in hint
+    assert ("make room" in hint) is (way != "this GPU has 64Gi, even when empty")
 
 
 @pytest.mark.parametrize(
