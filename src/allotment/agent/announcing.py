@@ -109,7 +109,7 @@ def announced(
     migs = {uuid: _mig(uuid, each, placed) for uuid, each in (cut or {}).items() if uuid not in off}
     modes = {each.uuid: _open(offer, each.uuid, allowed or {}) for each in told}
     whys = {
-        uuid: f"MIG is off, and {why}" for uuid, why in off.items() if modes.get(uuid) == (MIG,)
+        uuid: f"MIG is off, and {why}" for uuid, why in off.items() if MIG in modes.get(uuid, ())
     }
     if not told:
         return None
@@ -132,8 +132,9 @@ def announced(
                 mig=migs.get(each.uuid),
                 max_shares=MAX_SHARES,
                 problem=problems.get(each.uuid)
-                or whys.get(each.uuid)
+                or (whys.get(each.uuid, "") if modes[each.uuid] == (MIG,) else "")
                 or ("" if modes[each.uuid] else _KEPT),
+                mig_off=whys.get(each.uuid, ""),
                 taken=taken.get(each.uuid) or Taken(),
             )
             for each in told

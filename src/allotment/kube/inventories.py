@@ -12,6 +12,7 @@ A device that can be cut by MIG has `"mig": {"profiles": 0, "on": false, "slices
 which no placement of ours stands. A profile is its name, number, compute slices, memory, slots that
 it covers, slots where it may begin, how many there can be, multiprocessors, and true if it takes
 scarce media engines; a slice is `idle`, `used` (by who was not placed by a scheduler) or `foreign`.
+One whose MIG mode is left off for a time has why as `"mig_off": "..."`, and no `mig`.
 
 What is as usual is left out. `guarantee` is in basis points of a device's time; a link names two
 devices by their place in the list. Fields that are not known are passed over: a newer agent may
@@ -141,6 +142,7 @@ class _Device(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: Annotated[str, Meta(max_length=1024)] = ""
     taken: _Taken | None = None
     mig: _Mig | None = None
+    mig_off: Annotated[str, Meta(max_length=1024)] = ""
 
 
 class _Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -287,6 +289,7 @@ def _written(device: NodeDevice, profiles: Sequence[tuple[MigProfile, ...]]) -> 
         if taken == Taken()
         else _Taken(taken.memory, taken.guarantee, taken.shares, taken.mode),
         mig=None if device.mig is None else _written_mig(device.mig, profiles),
+        mig_off=_shortened(device.mig_off),
     )
 
 
@@ -336,6 +339,7 @@ def _read(device: _Device, profiles: Sequence[tuple[MigProfile, ...]]) -> NodeDe
         taken=Taken(taken.memory, taken.guarantee, taken.shares, taken.mode),
         guarantee=device.guarantee,
         mig=None if device.mig is None else _read_mig(device.mig, profiles),
+        mig_off=device.mig_off,
     )
 
 

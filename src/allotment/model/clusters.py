@@ -74,6 +74,8 @@ class NodeDevice:
     """Basis points of its time that can be guaranteed, in all."""
     mig: NodeMig | None = None
     """None: its node cuts no slices from it for who asks."""
+    mig_off: str = ""
+    """Why it does so for nobody now, and serves its other modes. Empty: nothing keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,8 @@ class DeviceState:
     """Slices of these: it may have each of them as it is, in their place."""
     layout: MigLayout | None = None
     """What MIG makes of it. None: nothing is cut from it, or shares of another mode are on it."""
+    mig_off: str = ""
+    """Why mode mig is not among `modes` for a time; empty: there is no more to say."""
 
     @property
     def free_guarantee(self) -> int:

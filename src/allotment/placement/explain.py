@@ -115,7 +115,7 @@ def _reason(verdict: Verdict, request: Request) -> str:
         text = f"{reason}: {state.shares}"
     elif reason == OF_OTHER_MODEL:
         text = f"need {models_of(request)}, have {state.device.name}"
-    elif reason in {NOT_SELECTED, NOT_SERVED, OF_OTHER_UUID, state.problem}:
+    elif reason in {NOT_SELECTED, NOT_SERVED, OF_OTHER_UUID, state.problem, state.mig_off}:
         text = reason
     else:
         text = f"{reason}, need {need}, have {have}"

@@ -90,7 +90,7 @@ def _company(state: DeviceState, request: Request) -> str:
 def _not_of_mode(state: DeviceState, mode: str) -> str:
     """Say why a device cannot be in a mode, be there shares or not."""
     if state.modes is not None and mode not in state.modes:
-        return NOT_SERVED
+        return (state.mig_off if mode == MIG else "") or NOT_SERVED
     # A container's share stays when it has ended: MIG cannot be switched till then, MPS lets nobody
     # else on, and whoever comes to one of two modes keeps an init container from its next start.
     if any(_are_apart(each, mode) for each in state.own_modes):

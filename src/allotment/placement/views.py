@@ -134,6 +134,7 @@ class View:
             device,
             allotted_bytes=load.fixed + load.oversubscribed,
             problem=there.problem,
+            mig_off=there.mig_off,
             oversubscribed_bytes=load.oversubscribed,
             host_budget_bytes=left,
             guaranteed=load.guarantee,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from cut_nodes import pod_of
 from gpus import gpu
 from hypothesis import given
@@ -138,6 +139,22 @@ def test_a_gpu_of_which_nobody_knows_what_it_can_be_cut_into_is_not_offered_for_
     assert inventory is not None
     (device,) = inventory.devices
     assert (device.modes, device.mig) == (("soft",), None)
+
+
+@pytest.mark.parametrize(
+    ("modes", "problem"), [("[soft, mig]", ""), ("[mig]", "MIG is off, and they fight")]
+)
+def test_schedulers_are_told_why_mig_is_left_off(modes: str, problem: str) -> None:
+    devices = {UUID: gpu(0)}
+    rules = load(f"allotment: {{devices: [{{modes: {modes}}}]}}", source="f")
+    offer = plan(tuple(devices.values()), {}, rules)
+    cut, paused = {UUID: CutGpu(profiles=A100, is_enabled=False)}, {UUID: "they fight"}
+    inventory = announced(offer, devices, {}, taken={}, links={}, cut=cut, paused=paused)
+    assert inventory is not None
+    (device,) = inventory.devices
+    assert "mig" not in device.modes
+    assert (device.mig_off, device.problem) == ("MIG is off, and they fight", problem)
+    assert decode("", encode(inventory)) == inventory
 
 
 def test_a_gpu_in_mig_mode_has_its_memory_still() -> None:

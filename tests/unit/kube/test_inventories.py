@@ -93,6 +93,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
             taken=draw(st.just(Taken()) | takens),
             guarantee=draw(st.just(WHOLE) | st.integers(0, WHOLE)),
             mig=draw(st.none() | st.sampled_from(profiles).flatmap(cuts)),
+            mig_off=draw(words),
         )
         for index, uuid in enumerate(names)
     )

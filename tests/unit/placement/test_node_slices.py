@@ -72,6 +72,16 @@ def test_eight_pods_on_a_gpu_of_seven_slices() -> None:
     assert isinstance(place(there, pod_of(slices("1g.5gb"), uid="last")), PodBooking)
 
 
+def test_a_gpu_whose_mig_is_left_off_for_a_time_says_why_to_who_asks_for_a_slice() -> None:
+    why = "MIG is off, and others have switched it off 2 times"
+    device = replace(cut_device("GPU-0", model=A100), modes=(SOFT,), mig=None, mig_off=why)
+    there = Node(node_of(device))
+    refusal = refused(there, pod_of(slices("1g.5gb")))
+    assert why in refusal.text
+    assert "configuration" not in " ".join(refusal.details)
+    assert modes(placed(there, pod_of(slices(gib=1, modes=(SOFT,))))) == [SOFT]
+
+
 def test_memory_and_compute_are_a_floor() -> None:
     there = Node(node_of(cut_device("GPU-0", model=A100)))
     assert where(placed(there, pod_of(slices(gib=5)))) == [("GPU-0", "1g.10gb", 6)]
