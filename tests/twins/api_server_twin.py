@@ -129,7 +129,7 @@ def run(endless: Awaitable[object], test: Awaitable[None]) -> None:
     async def main() -> None:
         beside = asyncio.ensure_future(endless)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 await test
         finally:
             beside.cancel()

@@ -9,6 +9,7 @@ are gone stay until the next admission, a container that cannot be started is tr
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +76,14 @@ class StoreTwin:
         self.uses = uses
         self.clock = 1000.0
         self.prepared: list[ShareId] = []
+        self.lock = threading.RLock()
+        """As the state folder's: who makes or ends a share is alone."""
 
     def prepare(self, order: ShareOrder) -> Share:
+        with self.lock:
+            return self._prepare(order)
+
+    def _prepare(self, order: ShareOrder) -> Share:
         self.prepared.append(order.id)
         there = self.shares.get(order.id)
         if there is not None:
@@ -107,12 +114,14 @@ class StoreTwin:
         return share
 
     def end(self, share: ShareId) -> None:
-        if share in self.shares and self.uses(share):
-            raise BusyError(f"share {share} is in use")
-        self.shares.pop(share, None)
+        with self.lock:
+            if share in self.shares and self.uses(share):
+                raise BusyError(f"share {share} is in use")
+            self.shares.pop(share, None)
 
     def owned(self) -> tuple[Share, ...]:
-        return tuple(self.shares.values())
+        with self.lock:
+            return tuple(self.shares.values())
 
     def _place(self, order: ShareOrder, need: int) -> tuple[str, ...]:
         room = {

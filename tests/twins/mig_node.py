@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from kubelet_twin import ContainerTwin, KubeletTwin, PodsTwin, PodTwin, ReportsTwin, respond
 
+from allotment.agent.announcing import announced
 from allotment.agent.config.overlay import load
+from allotment.agent.cut_gpus import CutGpu
 from allotment.agent.resources import GPU_SHARE, Offer, plan
 from allotment.agent.slices import NodeSlices
 from allotment.agent.tenancy import Patience, Tenants
@@ -23,6 +25,7 @@ from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.devices.watching import Session
+from allotment.model.clusters import NodeDevice, NodeMig
 from allotment.model.mig import MigGpu
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import Injection, ShareId
@@ -36,6 +39,9 @@ SMALL = "1g.10gb"
 SOFT = {"allotment.dev/mode": "soft"}
 PROFILE = {"allotment.dev/mig-profile": SMALL}
 PATIENCE = Patience(deadline=60, pod=5, room=(0.0, 0.05), look=0.2, retry=0.05, pause=0.01)
+NOT_SEEN = CutGpu(profiles=(), is_enabled=False)
+UNKNOWN = 999
+"""NVML_ERROR_UNKNOWN."""
 T = TypeVar("T")
 
 
@@ -142,6 +148,10 @@ class Node:
     def journal(self, gpu: int = 0) -> Journal:
         return Journal(self.folder.mig / self.uuids[gpu])
 
+    def seen(self, gpu: int = 0) -> CutGpu:
+        """What the agent knows of a GPU: nothing is there before it has looked."""
+        return self.slices.current.get(self.uuids[gpu], NOT_SEEN)
+
     def there(self, gpu: int = 0) -> list[tuple[str, int]]:
         seen = self.look(gpu)
         names = {each.number: each.name for each in seen.profiles}
@@ -246,3 +256,27 @@ def removing(start: int, *, is_off: bool = False) -> Callable[[MigDevice], None]
             device.driver.set_mode(is_on=False)
 
     return remove
+
+
+def told(node: Node) -> NodeDevice:
+    """What schedulers hear of the first GPU."""
+    devices = {each.uuid: each for each in node.devices()}
+    cut, paused = node.slices.current, node.slices.paused
+    found = announced(node.offer, devices, {}, taken={}, links={}, cut=cut, paused=paused)
+    assert found is not None
+    return found.devices[0]
+
+
+def told_mig(node: Node) -> NodeMig:
+    mig = told(node).mig
+    assert mig is not None
+    return mig
+
+
+def has_told(node: Node, reason: str, times: int = 1) -> bool:
+    return node.reports.reasons("node").count(reason) == times
+
+
+def soft_on(uuid: str) -> dict[str, str]:
+    place = f'{{"main": {{"mode": "soft", "devices": ["{uuid}"], "memory": {4 << 30}}}}}'
+    return {**SOFT, "allotment.dev/placement": f'{{"version": 1, "containers": {place}}}'}

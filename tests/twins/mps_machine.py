@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,11 @@ from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.modes.mps import MpsPlace, MpsStatus
 
-__all__ = ["CLIENT", "SPEC", "Machine", "first_line", "lines", "wait_until"]
+__all__ = ["CLIENT", "SPEC", "Machine", "first_line", "lines"]
 
 Allot = Any  # tests/conftest.py: CommandLine
 CLIENT = Path(__file__).parents[1] / "local" / "mps_client.py"
 SPEC = "a100-80gb:2"
-
-
-def wait_until(holds: Callable[[], object], what: str, *, patience_s: float = 60) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Machine:
@@ -88,7 +79,7 @@ class Machine:
             if program.poll() is None:
                 program.terminate()
             if program.stdout is not None and not program.stdout.closed:
-                program.communicate(timeout=30)
+                program.communicate(timeout=60)
         for gpu in range(len(self.uuids)):
             status = self.status(gpu)
             for pid in (status.supervisor, status.daemon):

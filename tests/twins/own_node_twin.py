@@ -37,7 +37,7 @@ def beside(loop: Callable[[], Awaitable[object]], test: Awaitable[None]) -> None
     async def main() -> None:
         task = asyncio.ensure_future(loop())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(40):
                 await test
         finally:
             task.cancel()

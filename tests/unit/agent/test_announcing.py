@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpus import gpu
 from kubelet_twin import PodsTwin, ReportsTwin
 from own_node_twin import OwnNodeTwin, beside, until
 
-from allotment.agent.announcing import Announcing, announced
+from allotment.agent.announcing import LEAST_S, Announcing, announced
 from allotment.agent.compute_modes import ComputeModes
 from allotment.agent.config.overlay import load
 from allotment.agent.resources import Offer, plan
@@ -251,10 +252,11 @@ def test_a_burst_is_one_write(world: World) -> None:
         world.pods.is_synced = True
         world.offer(SOFT)
         await until(lambda: world.told)
-        before = len(world.node.written)
+        before, began = len(world.node.written), time.monotonic()
         for _ in range(100):
             world.announcing.wake()
             await asyncio.sleep(0.002)
-        assert len(world.node.written) <= before + 1
+        # A loaded machine may make the burst a long one.
+        assert len(world.node.written) <= before + 1 + (time.monotonic() - began) // LEAST_S
 
     world.run(test())

@@ -93,7 +93,7 @@ def test_one_that_is_asked_no_more_keeps_no_thread(world: World) -> None:
     name = f"compute mode of {gone}"
     (asker,) = (each for each in set(threading.enumerate()) - others if each.name == name)
     world.kept()
-    asker.join(timeout=10)
+    asker.join(timeout=30)
     assert not asker.is_alive()
     world.asked.append(gone)
     world.put(ComputeMode.PROHIBITED)

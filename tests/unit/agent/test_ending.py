@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import allotment
-from allotment.agent.ending import BOUND_S, Ending, left_tasks, left_threads
+from allotment.agent.ending import Ending, left_tasks, left_threads
 
 _KUBECONFIG = """
 apiVersion: v1
@@ -45,7 +45,7 @@ def test_an_end_that_hangs_is_bounded() -> None:
         process.ending.heard(signal.SIGTERM)
         await process.ending.wait()
         assert process.ending.has_begun
-        assert await asyncio.to_thread(process.left.get, timeout=10) == 1
+        assert await asyncio.to_thread(process.left.get, timeout=30) == 1
         return time.monotonic() - began
 
     assert asyncio.run(story()) >= 0.2
@@ -56,20 +56,20 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
     process = Process(bound_s=60)
     process.ending.heard(signal.SIGTERM)
     process.ending.heard(number)
-    assert process.left.get(timeout=10) == 128 + number
+    assert process.left.get(timeout=30) == 128 + number
 
 
 def test_an_end_without_a_signal_is_bounded() -> None:
     process = Process(bound_s=0.1)
     process.ending.begin()
-    assert process.left.get(timeout=10) == 1
+    assert process.left.get(timeout=30) == 1
 
 
 def test_the_same_signal_sent_to_process_and_group_is_one() -> None:
-    process = Process(bound_s=0.3, again_s=10)
+    process = Process(bound_s=0.3, again_s=3600)
     process.ending.heard(signal.SIGTERM)
     process.ending.heard(signal.SIGTERM)
-    assert process.left.get(timeout=10) == 1  # by its bound, not at once
+    assert process.left.get(timeout=30) == 1  # by its bound, not at once
 
 
 def test_other_signals_are_nothing() -> None:
@@ -141,6 +141,7 @@ def test_a_process_that_hangs_ends_and_says_where(what: str) -> None:
     assert {"task": "main (", "loop": "MainThread ("}[what] in said
 
 
+@pytest.mark.timeout(240)  # eight agents start, and end within their bound
 def test_the_agent_ends_at_a_signal_at_any_time(tmp_path: Path) -> None:
     """Without an API server, a kubelet and a configuration: everything waits for something."""
     kubeconfig = tmp_path / "kubeconfig"
@@ -161,14 +162,12 @@ def test_the_agent_ends_at_a_signal_at_any_time(tmp_path: Path) -> None:
             assert agent.stderr is not None
             said = agent.stderr.readline()  # from its first line on it hears signals
             time.sleep(number * 0.4)
-            began = time.monotonic()
             agent.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
             said += agent.stderr.read()
             status = agent.wait(30)
-            took = time.monotonic() - began
-        # On a busy machine an end takes a while; one that hangs would say so.
-        is_well = status == 0 and "ended at once" not in said and took < BOUND_S
-        return None if is_well else f"{number}: status {status} after {took:.1f} s\n{said}"
+        # It bounds its end by itself: one that hangs says so, and its status is not 0.
+        is_well = status == 0 and "ended at once" not in said
+        return None if is_well else f"{number}: status {status}\n{said}"
 
     with ThreadPoolExecutor(4) as pool:
         found = [each for each in pool.map(ends_after, range(8)) if each is not None]

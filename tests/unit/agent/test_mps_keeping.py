@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from kubelet_twin import ReportsTwin
+from patience import wait_until
 
 from allotment.agent.mps_keeping import LOST, MpsKeeping
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
@@ -161,13 +162,6 @@ def node(tmp_path: Path, native_dir: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
     made.close()
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 40
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def test_a_daemon_is_there_before_the_first_container_and_gone_after_the_last(node: Node) -> None:
@@ -363,7 +357,9 @@ def test_a_state_folder_that_is_removed_takes_its_daemon_with_it(node: Node) -> 
     node.ready(node.share("one"))
     daemon = node.status().daemon
     assert daemon is not None
-    shutil.rmtree(node.folder.root)
+    # In one step: who keeps the daemon writes into a folder that is half removed.
+    node.folder.root.rename(node.folder.root.with_name("removed"))
+    shutil.rmtree(node.folder.root.with_name("removed"))
     wait_until(lambda: process_start(daemon) is None, "it goes on")
     wait_until(lambda: node.settings().compute_mode() is ComputeMode.DEFAULT, "it is kept")
     assert not node.folder.exists()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from awaiting import until
+
 from allotment.agent.reports import AgentReports
 from allotment.kube.events import Events, Reference
 from allotment.metrics.agent import AgentMetrics
@@ -71,9 +73,7 @@ def test_a_few_are_told_at_once_and_many_in_turn_with_their_own_times() -> None:
             world.ready(f"p{number}")
         assert world.names() == ["p0", "p1", "p2", "p3", "p4"]
         world.now += 100
-        async with asyncio.timeout(20):
-            while len(world.names()) < 7:  # noqa: ASYNC110 - what is waited for has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(world.names()) == 7)
 
     asyncio.run(story())
     assert world.names() == [f"p{number}" for number in range(7)]

@@ -201,7 +201,7 @@ def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
         opened: list[None] = []
         async with Api(http, server="here") as api:
             lines = api.lines(
-                "/x", asked="watch", params={}, idle_s=0.05, on_open=lambda: opened.append(None)
+                "/x", asked="watch", params={}, idle_s=1.0, on_open=lambda: opened.append(None)
             )
             assert await anext(lines) == b"{}"
             assert opened

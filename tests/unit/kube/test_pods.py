@@ -252,7 +252,7 @@ def test_it_waits_for_a_pod_and_does_not_trust_a_silent_connection(
 
     async def test() -> None:
         await until(lambda: server.asked("watches"))
-        found = await pods.wait_for(PodUid("uid-a"), timeout_s=10)
+        found = await pods.wait_for(PodUid("uid-a"), timeout_s=40)
         assert found is not None
         assert str(found) == "ml/a"
         assert await pods.wait_for(PodUid("uid-b"), timeout_s=0.05) is None

@@ -77,7 +77,7 @@ def test_what_is_followed_is_as_its_author_wrote_it() -> None:
     pods: dict[str, PodSeen | None] = {}
 
     async def main() -> None:
-        async with twin.api() as api, asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with twin.api() as api, asyncio.timeout(40), asyncio.TaskGroup() as group:
             followed = SharePods(api)
             tasks = [
                 group.create_task(followed.follow(heard.__setitem__).run()),

@@ -116,6 +116,7 @@ def test_a_seat_that_changed_hands_is_not_its_old_owners(device: Path) -> None:
     assert contract(device).terms_of(new) == HALF
 
 
+@pytest.mark.measured
 def test_a_tenant_that_holds_the_files_lock_holds_up_nobody(device: Path) -> None:
     with (device / "contract").open("rb") as tenant:  # as a container has it: read-only
         fcntl.flock(tenant, fcntl.LOCK_EX)

@@ -211,6 +211,7 @@ def test_the_layout_is_the_headers(root: Path, cc: list[str]) -> None:
     subprocess.run([sys.executable, script, "--check", "--cc", shlex.join(cc)], check=True)
 
 
+@pytest.mark.measured
 def test_a_tenant_that_holds_the_policys_lock_holds_up_nobody(share: Path) -> None:
     with (share / "policy").open("rb") as tenant:  # as a container has it: read-only
         fcntl.flock(tenant, fcntl.LOCK_EX)

@@ -20,7 +20,7 @@ PLACES = 16
 
 
 def fetch(server: Server, path: str, **headers: str) -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     with contextlib.closing(connection):
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -102,23 +102,27 @@ def test_a_request_has_its_time_and_no_more(
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.settimeout(0.1)
             client.send(b"GET /metrics HTTP/1.0\r\n" + (b"\r\n" if is_reading else b""))
-            end = time.monotonic() + 15
+            end = time.monotonic() + 40
             is_served = True
             while is_served and time.monotonic() < end:
                 if is_reading:
                     time.sleep(0.1)
                     is_served = threading.active_count() > before
                     continue
-                with contextlib.suppress(TimeoutError):
+                try:
                     client.send(b"A: b\r\n")  # never silent for long
                     is_served = client.recv(1) != b""
+                except TimeoutError:
+                    pass
+                except ConnectionError:  # it hung up on a line that it had not read
+                    is_served = False
             assert not is_served
 
 
 def test_a_request_without_end_is_cut_off(registry: CollectorRegistry) -> None:
     with (
         Server("127.0.0.1:0", registry, Probes()) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
     ):
         client.send(b"GET /healthz HTTP/1.0\r\n")
         sent = 0

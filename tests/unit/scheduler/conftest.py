@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server that binds as it is told, and who remembers what was told."""
+"""Who binds as it is told, who remembers what was told, and a cluster with SharePods."""
 
 from __future__ import annotations
 
 import pytest
 from scheduler_twin import Bindery, Told
+from served_sharepods import Served
 
 
 @pytest.fixture
@@ -15,3 +16,8 @@ def bindery() -> Bindery:
 @pytest.fixture
 def told() -> Told:
     return Told()
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()

@@ -45,7 +45,7 @@ class Election:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not is_so():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 

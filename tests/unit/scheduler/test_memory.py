@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 
 import pytest
+from awaiting import until
 
 from allotment.scheduler.memory import keep_settled
 
@@ -22,15 +23,18 @@ def collector() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def frozen_after(
-    seconds: float,
+def frozen_when(
+    holds: Callable[[int], bool],
     *,
     is_quiet: Callable[[], bool] = lambda: True,
     every_s: float = 60.0,
     start_s: float = 60.0,
     is_loaded: bool = True,
 ) -> tuple[list[bool], int]:
-    """Whether garbage was collected once loading had begun, and at the end; what is frozen."""
+    """Whether garbage was collected once loading had begun, and at the end; what is frozen.
+
+    The end is when something holds of how much has been frozen since the loading.
+    """
     collects = []
     later: list[list[object]] = []
 
@@ -47,7 +51,7 @@ def frozen_after(
         await asyncio.sleep(0)
         first = gc.get_freeze_count()
         later.extend([] for _ in range(10_000))
-        await asyncio.sleep(seconds)
+        await until(lambda: holds(gc.get_freeze_count() - first))
         collects.append(gc.isenabled())
         later.extend([[first]])
         task.cancel()
@@ -60,29 +64,33 @@ def frozen_after(
     return collects, gc.get_freeze_count() - first
 
 
+def has_grown(grown: int) -> bool:
+    return grown > 9000
+
+
 def test_what_is_loaded_is_frozen_and_then_garbage_is_collected() -> None:
     assert gc.get_freeze_count() == 0
-    collects, _ = frozen_after(0.001)
+    collects, _ = frozen_when(lambda _: gc.isenabled())
     assert collects == [False, True]
     assert gc.get_freeze_count() > 1000
 
 
 def test_what_came_later_is_frozen_too() -> None:
-    _, grown = frozen_after(0.2, every_s=0.01)
-    assert grown > 9000
+    frozen_when(has_grown, every_s=0.01)
 
 
 def test_it_is_waited_for_a_quiet_moment_but_not_for_ever() -> None:
-    asked = iter([False, False, True])
-    _, grown = frozen_after(0.3, every_s=0.05, is_quiet=lambda: next(asked, False))
-    assert grown > 9000
-    assert next(asked, None) is None
+    answers = [True, False, False]
+    frozen_when(
+        lambda grown: has_grown(grown) and not answers,
+        every_s=0.05,
+        is_quiet=lambda: bool(answers) and answers.pop(),
+    )
     gc.unfreeze()
-    _, grown = frozen_after(0.3, every_s=0.01, is_quiet=lambda: False)
-    assert grown > 9000
+    frozen_when(has_grown, every_s=0.01, is_quiet=lambda: False)
 
 
 def test_where_nothing_can_be_loaded_garbage_is_collected_all_the_same() -> None:
-    collects, _ = frozen_after(0.05, start_s=0.001, is_loaded=False)
+    collects, _ = frozen_when(lambda _: gc.isenabled(), start_s=0.001, is_loaded=False)
     assert collects == [False, True, True]
     assert gc.get_freeze_count() == 0

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from awaiting import until
+
 from allotment.kube.endpoints import Endpoint
 from allotment.kube.errors import ConflictError, UnreachableError
 from allotment.scheduler.reaching import LeaderAddress
@@ -49,12 +51,6 @@ def keeping(there: Slice, replica: Replica) -> LeaderAddress:
     return LeaderAddress(
         there, lambda: replica.endpoint, leads=lambda: replica.leads, look_s=0.02, step_s=0.001
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - twins have no event
-            await asyncio.sleep(0.001)
 
 
 def run(there: Slice, act: Callable[[Replica, Replica], object], *, leads: bool = True) -> Slice:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
-from aiohttp.test_utils import TestClient, TestServer, unused_port
+from aiohttp.test_utils import TestClient, TestServer
+from awaiting import until
+from held_ports import held_port
 from preemption_twin import WHOLE
 from prometheus_client.exposition import generate_latest
 from scheduler_twin import book_of, cluster_pod_of, node, pod_json
@@ -33,11 +35,10 @@ from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.webhook import PATH
 from allotment.scheduler.webhook_serving import ListenSettings
 
-PORT = unused_port()
-KUBECONFIG = f"""\
+KUBECONFIG = """\
 apiVersion: v1
 kind: Config
-clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{PORT}"}}}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
 users: [{{name: u, user: {{token: t}}}}]
 contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c
@@ -47,9 +48,22 @@ Act = Callable[[Scheduler], Awaitable[None]]
 
 
 @pytest.fixture
-def with_scheduler(tmp_path: Path) -> Callable[[SchedulerSettings, Act], None]:
+def api_port() -> Iterator[int]:
+    """Where the API server is, once a test runs it."""
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+def extender_port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+def with_scheduler(tmp_path: Path, api_port: int) -> Callable[[SchedulerSettings, Act], None]:
     path = tmp_path / "kubeconfig"
-    path.write_text(KUBECONFIG, "utf-8")
+    path.write_text(KUBECONFIG.format(port=api_port), "utf-8")
 
     def run(settings: SchedulerSettings, act: Act) -> None:
         async def work() -> None:
@@ -91,12 +105,13 @@ def test_who_has_no_certificate_for_the_webhook_is_not_ready(
 
 def test_until_quotas_are_known_nobody_is_answered_and_readiness_says_why(
     with_scheduler: Callable[[SchedulerSettings, Act], None],
+    api_port: int,
 ) -> None:
     """A book that was told of no quota lets everything pass."""
 
     async def act(scheduler: Scheduler) -> None:
         server = ApiServer(forbidden="/api/v1/resourcequotas")
-        async with server.running(PORT):
+        async with server.running(api_port):
             task = asyncio.create_task(scheduler.run())
             try:
                 await until(lambda: any("forbidden" in each for each in amiss(scheduler)))
@@ -153,12 +168,6 @@ def listens(scheduler: Scheduler) -> bool:
 
 def figures(scheduler: Scheduler) -> str:
     return generate_latest(scheduler.metrics.registry).decode()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - nothing of it tells
-            await asyncio.sleep(0.02)
 
 
 class ApiServer:
@@ -238,7 +247,9 @@ def test_the_webhooks_answers_are_counted_by_status(
 
 
 def test_what_one_part_fails_of_ends_no_other(
-    with_scheduler: Callable[[SchedulerSettings, Act], None], monkeypatch: pytest.MonkeyPatch
+    with_scheduler: Callable[[SchedulerSettings, Act], None],
+    api_port: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(_: object) -> None:
         raise RecursionError("a defect")
@@ -248,7 +259,7 @@ def test_what_one_part_fails_of_ends_no_other(
     monkeypatch.setattr(Preemption, "tick", fail)
 
     async def act(scheduler: Scheduler) -> None:
-        async with ApiServer().running(PORT):
+        async with ApiServer().running(api_port):
             task = asyncio.create_task(scheduler.run())
             try:
                 names = ("events", "nominations", "quota_book", "sharepods")
@@ -268,6 +279,8 @@ def test_what_one_part_fails_of_ends_no_other(
 
 def test_whom_a_budget_of_the_cluster_protects_is_not_ended(
     with_scheduler: Callable[[SchedulerSettings, Act], None],
+    api_port: int,
+    extender_port: int,
 ) -> None:
     """From the API server's lists of budgets, pods and their labels to kube-scheduler's answer."""
     inventory = node("a", 2)
@@ -299,10 +312,9 @@ def test_whom_a_budget_of_the_cluster_protects_is_not_ended(
     chosen = {"Pods": [{"UID": "uid-protected"}], "NumPDBViolations": 1}
     asked = {"Pod": wants, "NodeNameToMetaVictims": {"a": chosen}}
     expected = {"a": {"Pods": [{"UID": "uid-free"}], "NumPDBViolations": 0}}
-    port = unused_port()
 
     async def act(scheduler: Scheduler) -> None:
-        async with server.running(PORT), ClientSession() as client:
+        async with server.running(api_port), ClientSession() as client:
             task = asyncio.create_task(scheduler.run())
             try:
                 async with asyncio.timeout(30):
@@ -320,10 +332,12 @@ def test_whom_a_budget_of_the_cluster_protects_is_not_ended(
 
     async def ask(client: ClientSession) -> object:
         try:
-            async with client.post(f"http://127.0.0.1:{port}/preempt", json=asked) as answer:
+            async with client.post(
+                f"http://127.0.0.1:{extender_port}/preempt", json=asked
+            ) as answer:
                 found = await answer.json() if answer.status == web.HTTPOk.status_code else {}
                 return found.get("NodeNameToMetaVictims")
         except ClientConnectionError:
             return None  # it does not listen yet
 
-    with_scheduler(SchedulerSettings(listen=f"127.0.0.1:{port}"), act)
+    with_scheduler(SchedulerSettings(listen=f"127.0.0.1:{extender_port}"), act)

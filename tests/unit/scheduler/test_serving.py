@@ -214,6 +214,7 @@ def known() -> dict[str, Any]:
 schema = schemathesis.openapi.from_dict(known())
 
 
+@pytest.mark.timeout(300)
 @schema.parametrize()
 @settings(
     max_examples=15,
@@ -259,7 +260,7 @@ def test_pods_are_placed_bound_and_preempted_for(served: Served) -> None:
 
 
 def ask(served: Served, method: str, path: str, body: bytes | None = None) -> tuple[int, str, str]:
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
     try:
         connection.request(method, path, body=body)
         answer = connection.getresponse()
@@ -295,7 +296,7 @@ def test_who_follows_says_so(served: Served) -> None:
 def test_only_who_leads_keeps_a_connection(served: Served, leads: bool) -> None:  # noqa: FBT001
     """Who keeps one to a replica that follows would ask it for ever."""
     served.world.leads = leads
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
     try:
         connection.request("POST", "/filter", body=b'{"Pod": {"metadata": {"uid": "u"}}}')
         answer = connection.getresponse()
@@ -321,7 +322,7 @@ def test_a_body_that_does_not_end_is_not_waited_for(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "_READ_S", 0.1)
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
     try:
         connection.putrequest("POST", "/filter")
         connection.putheader("Content-Length", "10")

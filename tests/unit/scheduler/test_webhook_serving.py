@@ -75,6 +75,7 @@ def test_a_defect_is_an_error_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -
     assert b"see the scheduler's log" in body
 
 
+@pytest.mark.measured
 def test_reviews_that_take_long_leave_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutate(_: PodWebhook, body: bytes) -> Reply:
         del body

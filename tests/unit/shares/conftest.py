@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pod_node import Node
 
 from allotment.model.compute import Compute
 from allotment.model.devices import Device
@@ -38,6 +39,13 @@ def folder(state_dir: Path, native_dir: Path) -> StateFolder:
     state = StateFolder(state_dir)
     state.prepare()
     return state
+
+
+@pytest.fixture
+def node(tmp_path: Path, native_dir: Path) -> Node:
+    """A node of pods, of two simulated GPUs."""
+    assert native_dir.is_dir()
+    return Node(tmp_path)
 
 
 @pytest.fixture

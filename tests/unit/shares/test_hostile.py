@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pod_node
 import pytest
 
 from allotment.ledger import operations, read, reap, set_limit
@@ -44,11 +45,11 @@ WORK = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import test_pods
-node = test_pods.Node(Path(sys.argv[2]))
+import pod_node
+node = pod_node.Node(Path(sys.argv[2]))
 from allotment.ledger import reap, set_limit
 from allotment.model.errors import AllotError
-first = node.prepare(test_pods.order(1))
+first = node.prepare(pod_node.order(1))
 directory = node.folder.share(first.id)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -56,8 +57,8 @@ for number in range(2, 62):
     for work in (
         lambda: reap(directory),
         lambda: set_limit(directory, 0, 4 << 30),
-        lambda: node.prepare(test_pods.order(number, "1Mi", guarantee=1)),
-        lambda: node.shares.end(test_pods.order(number).id),
+        lambda: node.prepare(pod_node.order(number, "1Mi", guarantee=1)),
+        lambda: node.shares.end(pod_node.order(number).id),
     ):
         try:
             work()
@@ -67,11 +68,12 @@ print("survived", flush=True)
 """
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("file", ["usage", "leases-0"])
 def test_who_cuts_a_file_short_ends_no_agent(tmp_path: Path, native_dir: Path, file: str) -> None:
     assert native_dir.is_dir()
     with subprocess.Popen(
-        [sys.executable, "-c", WORK, str(Path(__file__).parent), str(tmp_path)],
+        [sys.executable, "-c", WORK, str(Path(pod_node.__file__).parent), str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -112,6 +114,7 @@ def test_what_a_tenant_damaged_is_put_right_and_told(
     ]
 
 
+@pytest.mark.measured
 def test_a_share_starts_beside_a_tenant_that_holds_every_lock(
     folder: StateFolder, make: Make
 ) -> None:

@@ -36,6 +36,12 @@ def followed_file(path: Path, *steps: Callable[[], object]) -> list[str | AllotE
     return followed(watch_file(path, period_s=PERIOD_S), *steps)
 
 
+def written_over(path: Path, text: str) -> None:
+    """Writes in place, in one step: a reader sees the text before or this one."""
+    with path.open("r+") as file:
+        file.write(text)
+
+
 def renamed_over(path: Path, text: str) -> None:
     other = path.with_name("other")
     other.write_text(text)
@@ -47,7 +53,7 @@ def test_a_file_is_followed_through_writes_and_renames(tmp_path: Path) -> None:
     path.write_text("a")
     assert followed_file(
         path,
-        lambda: path.write_text("b"),
+        lambda: written_over(path, "b"),
         lambda: renamed_over(path, "c"),
         lambda: path.write_text(""),
     ) == ["a", "b", "c", ""]
@@ -61,7 +67,7 @@ def test_the_same_text_again_is_no_change(tmp_path: Path) -> None:
         for _ in range(5):
             renamed_over(path, "a")
         path.touch()
-        path.write_text("b")
+        written_over(path, "b")
 
     assert followed_file(path, rewrite) == ["a", "b"]
 
@@ -98,7 +104,7 @@ def test_a_mounted_folder_is_followed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    missing, text, gone = followed_file(path, lambda: path.write_text("a"), path.unlink)
+    missing, text, gone = followed_file(path, lambda: renamed_over(path, "a"), path.unlink)
     assert isinstance(missing, NotFoundError)
     assert str(path) in missing.message
     assert text == "a"

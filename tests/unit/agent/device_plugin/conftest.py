@@ -116,7 +116,7 @@ class KubeletTwin:
         channel = grpc.aio.insecure_channel(
             f"unix:{self.folder / request.endpoint}", options=services.CHANNEL_OPTIONS
         )
-        options = await services.OPTIONS.on_aio(channel)(messages.Empty(), timeout=5)
+        options = await services.OPTIONS.on_aio(channel)(messages.Empty(), timeout=30)
         assert options == request.options
         endpoint = Endpoint(channel, options)
         self.endpoints[request.resource_name] = endpoint
@@ -157,7 +157,7 @@ class KubeletTwin:
             available_deviceIDs=available, must_include_deviceIDs=required, allocation_size=size
         )
         channel = self.endpoints[resource].channel
-        reply = await services.PREFERRED.on_aio(channel)(request, timeout=5)
+        reply = await services.PREFERRED.on_aio(channel)(request, timeout=30)
         return list(reply.container_responses[0].deviceIDs)
 
     async def allocate(
@@ -166,7 +166,7 @@ class KubeletTwin:
         request = messages.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
         channel = self.endpoints[resource].channel
-        reply = await services.ALLOCATE.on_aio(channel)(request, timeout=5)
+        reply = await services.ALLOCATE.on_aio(channel)(request, timeout=30)
         response = reply.container_responses[0]
         self.entries.append(
             {
@@ -201,7 +201,8 @@ class TenancyTwin:
     error: AllotError | None = None
     more: Answer = field(default_factory=Answer)
     """What its answers have besides."""
-    delay_s: float = 0.0
+    together: asyncio.Barrier | None = None
+    """Where those who prepare wait for each other."""
 
     def answer(self, resource: Resource, ids: Sequence[str]) -> Answer:
         if self.error is not None:
@@ -215,7 +216,8 @@ class TenancyTwin:
         )
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
-        await asyncio.sleep(self.delay_s)
+        if self.together is not None:
+            await self.together.wait()
         if self.error is not None:
             raise self.error
         self.prepared.append((resource, ids))
@@ -286,7 +288,7 @@ class World:
             await self.kubelet.stop()
 
     @staticmethod
-    async def until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+    async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
         """Waits for something; a loaded machine may take its time."""
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110 - others make it true

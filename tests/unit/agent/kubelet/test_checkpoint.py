@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +137,23 @@ def test_a_new_file_is_read_though_it_is_as_long(tmp_path: Path) -> None:
         assert checkpoint.entries() is checkpoint.entries()
 
 
-def test_a_file_that_is_half_written_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_is_half_written_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "checkpoint"
     whole = document(raw(["a"]))
     path.write_bytes(whole[:50])
-    writer = threading.Timer(0.015, path.write_bytes, [whole])
-    writer.start()
-    try:
-        assert KubeletCheckpoint(path).entries() == (entry({"a"}),)
-    finally:
-        writer.join()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:  # half written for two looks, whoever is slow
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert KubeletCheckpoint(path).entries() == (entry({"a"}),)
+    assert len(pauses) == 2
+    assert min(pauses) > 0
 
 
 @pytest.mark.parametrize(
