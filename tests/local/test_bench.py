@@ -84,6 +84,7 @@ def compute(root: Path, *options: str) -> dict[str, dict[str, Any]]:
     return {each["question"]: each for each in json.loads(done.stdout)["findings"]}
 
 
+@pytest.mark.measured
 @pytest.mark.usefixtures("native_dir")
 def test_a_ceiling_is_measured_by_the_simulators_own_account(root: Path) -> None:
     options = ("--only", "ceilings", "--caps", "30", "--kernels", "200us", "--patterns", "stream")
@@ -94,6 +95,7 @@ def test_a_ceiling_is_measured_by_the_simulators_own_account(root: Path) -> None
     assert abs(found["the ledger's figure"]["reached"]) < 5
 
 
+@pytest.mark.measured
 @pytest.mark.usefixtures("native_dir")
 def test_a_split_is_beside_plain_time_slicing(root: Path) -> None:
     found = compute(root, "--only", "splits", "--kernels", "200us", "--splits", "20/80")
@@ -141,7 +143,6 @@ def test_the_gpu_benchs_turns_run_without_a_gpu(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.measured
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("native_dir")
 def test_the_gpu_benchs_mps_leaves_the_settings_as_they_are(root: Path, tmp_path: Path) -> None:
     document = on_gpu(root, tmp_path, "--only", "mps", "mig")

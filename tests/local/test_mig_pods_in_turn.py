@@ -14,8 +14,6 @@ from mig_node import PROFILE, SMALL, Node, asking, tell
 
 from allotment.model.pods import ContainerKind
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def node(tmp_path: Path, native_dir: Path) -> Node:

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from patience import wait_until
 
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_mig_fault
 from allotment.devices.mig_machine import MigDevice, MigMachine
@@ -33,8 +33,6 @@ T = TypeVar("T")
 TENANT = Path(__file__).with_name("mig_tenant.py")
 SPEC = "h100-80gb:2"
 MIB = 1 << 20
-
-pytestmark = pytest.mark.timeout(180)
 
 
 class Machine:
@@ -106,7 +104,7 @@ class Machine:
             if program.poll() is None:
                 program.kill()
             if program.stdout is not None and not program.stdout.closed:
-                program.communicate(timeout=30)
+                program.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -258,12 +256,9 @@ def test_other_gpus_are_shared_as_ever(machine: Machine) -> None:
 def test_a_driver_that_takes_its_time_keeps_nobody_else_waiting(machine: Machine) -> None:
     first = machine.start("--mig", "1g.10gb")
     first_line(first)
-    set_mig_fault(machine.file, 0, MigCall.CREATE_GPU, MigFault(slow_us=12_000_000))
+    set_mig_fault(machine.file, 0, MigCall.CREATE_GPU, MigFault(slow_us=100_000_000))
     slow = machine.start("--mig", "2g.20gb")
-    deadline = time.monotonic() + 60
-    while Stage.INTENDED not in (stages := machine.stages()):
-        assert time.monotonic() < deadline, stages
-        time.sleep(0.05)
+    wait_until(lambda: Stage.INTENDED in machine.stages(), "it is not begun")
     assert machine.run("--memory", "1Gi", gpu=1).returncode == 0
     end(first)
     assert Stage.INTENDED in machine.stages(), "all that was while one slice was being made"
@@ -310,10 +305,7 @@ def test_a_warm_slice_is_had_again_and_makes_room_for_others(machine: Machine) -
 def test_a_slice_goes_when_its_time_is_over_and_somebody_looks(machine: Machine) -> None:
     assert machine.run("--mig", "1g.10gb", "--mig-keep", "3s").returncode == 0
     assert machine.profiles() == ["1g.10gb"]
-    deadline = time.monotonic() + 60
-    while machine.profiles():
-        assert time.monotonic() < deadline
-        assert machine.allot("ps").returncode == 0
+    wait_until(lambda: machine.allot("ps").returncode == 0 and not machine.profiles())
     machine.is_as_before()
 
 
@@ -329,9 +321,7 @@ def test_a_slice_stays_for_who_is_left_in_it(machine: Machine) -> None:
     assert refused.returncode == 7
     for process in share["processes"]:
         os.kill(process["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while said(machine.allot("ps", "-o", "json").stdout)["shares"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not said(machine.allot("ps", "-o", "json").stdout)["shares"])
     machine.is_as_before()
 
 

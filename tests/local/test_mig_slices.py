@@ -172,7 +172,7 @@ def test_what_allotment_made_is_not_offered(machine: Callable[[str], Path], tmp_
             foreign = await asyncio.to_thread(gpus.ask, by_hand, patience_s=30)
             assert isinstance(own, str)
             assert isinstance(foreign[0][1], str)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 while len(watch.current.slices) < 3:  # noqa: ASYNC110 - a poll brings it
                     await asyncio.sleep(0.02)
             uuids = {each.uuid for each in watch.current.slices}

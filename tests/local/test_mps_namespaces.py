@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mps_machine import CLIENT, Machine, first_line, lines, wait_until
+from mps_machine import CLIENT, Machine, first_line, lines
+from patience import wait_until
 
 from allotment.devices.compute_modes import ComputeMode
 from allotment.libraries import SIMULATED, library_path
@@ -30,7 +31,7 @@ ALL = 108
 PERCENT_UNDONE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"
 
 pytestmark = [
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="a GPU's compute mode is root's to set"),
 ]
 
@@ -99,7 +100,7 @@ def test_each_share_has_a_namespace_with_its_limits_while_it_is_there(machine: M
     # Whole percents are documented, and a ceiling is no less than what is given.
     assert sorted(limits.values()) == [("12", "4G", "1"), ("25", "4G", "0")]
     quarter.terminate()
-    quarter.communicate(timeout=30)
+    quarter.communicate(timeout=60)
     (left,) = (share["id"] for share in machine.shares())
     wait_until(lambda: control.namespaces() == {left}, "the namespace is left behind")
     wait_until(lambda: folders(machine.place()) == {left}, "the folder is left behind")
@@ -120,10 +121,12 @@ def test_a_share_that_cannot_be_read_for_a_while_keeps_its_part(machine: Machine
     text = record.read_bytes()
     record.write_bytes(b"{")
     ends.terminate()
-    ends.communicate(timeout=30)
+    ends.communicate(timeout=60)
     wait_until(lambda: ids["ends"] not in folders(machine.place()), "nobody looks")
-    assert folders(machine.place()) == {ids["kept"], ids["stays"]}
-    assert control_for(machine).namespaces() == {ids["kept"], ids["stays"]}
+    left = {ids["kept"], ids["stays"]}
+    assert folders(machine.place()) == left
+    # A namespace that has a client yet is deleted at a later look.
+    wait_until(lambda: control_for(machine).namespaces() == left, "the namespace is left behind")
     record.write_bytes(text)
     assert (part.stat().st_ino, (part / "control").stat().st_ino) == before
     assert kept.poll() is None

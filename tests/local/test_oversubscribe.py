@@ -175,6 +175,7 @@ def expect(jobs: list["subprocess.Popen[str]"], word: str) -> None:
         assert job.stdout.readline() == f"{word}\n"
 
 
+@pytest.mark.measured
 def test_sets_that_do_not_fit_move_as_wholes_and_seldom(allot: Allot) -> None:
     megabytes = 1800
     devices = run_together(allot, megabytes, kernels=1000)
@@ -187,6 +188,7 @@ def test_sets_that_do_not_fit_move_as_wholes_and_seldom(allot: Allot) -> None:
     assert all(each["compute"]["leases"] <= 40 for each in devices)
 
 
+@pytest.mark.measured
 def test_where_all_fits_nothing_moves_and_turns_are_short(allot: Allot) -> None:
     devices = run_together(allot, 500, kernels=200)
     assert [each["memory_moved_bytes"] for each in devices] == [0, 0]

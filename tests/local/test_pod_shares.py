@@ -4,12 +4,12 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import wait_until
 
 from allotment.devices.simulated import machine_path, read_machine
 from allotment.model.compute import Compute
@@ -132,7 +132,7 @@ def start(allot: Allot) -> Iterator[Start]:
 def burn(start: Start, mounts: Mounts, *words: str) -> dict[str, Any]:
     """What a burning program met."""
     process = start(mounts, *BURN, *words)
-    told, complaints = process.communicate(timeout=50)
+    told, complaints = process.communicate(timeout=120)
     assert process.returncode in {0, 9}, complaints
     report: dict[str, Any] = json.loads(told)["processes"][0]
     return report
@@ -149,13 +149,6 @@ def devices(allot: Allot) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     listed: list[dict[str, Any]] = json.loads(done.stdout)["devices"]
     return listed
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 25) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("injection", [Injection.CDI, Injection.MOUNTS])
@@ -195,7 +188,7 @@ def test_an_exclusive_share_has_its_gpu_and_no_other(
     seen = shares(allot)[share.id]
     assert (seen["enforced"], seen["remark"]) == (False, "not enforced: exclusive")
     assert seen["devices"][0]["compute"] is None
-    process = start(of_spec(share), *BURN[:-2], "--memory", "3Gi", "--seconds", "40")
+    process = start(of_spec(share), *BURN[:-2], "--memory", "3Gi", "--seconds", "600")
     wait_until(lambda: shares(allot)[share.id]["devices"][0]["memory_used_bytes"] > 2 * GI)
     with pytest.raises(BusyError, match="in use by 1 process"):
         node.shares.end(share.id)

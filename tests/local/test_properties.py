@@ -124,7 +124,7 @@ class Tenant:
 
 def wait_for_end(pid: int) -> None:
     """Until a process that is not our child is gone, or is only its parent's zombie."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -157,7 +157,7 @@ class World:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(self.address)
         self.listener.listen()
-        self.listener.settimeout(20)
+        self.listener.settimeout(120)
         self.observer = self.start("dlsym", inside=False)
 
     def start(self, resolving: str, *, inside: bool = True) -> Tenant:
@@ -173,7 +173,7 @@ class World:
 
     def accept(self, process: subprocess.Popen[bytes] | None) -> Tenant:
         connection, _ = self.listener.accept()
-        connection.settimeout(20)
+        connection.settimeout(120)
         lines = connection.makefile("r", encoding="ascii")
         return Tenant(connection, lines, json.loads(lines.readline())["pid"], process)
 
@@ -445,7 +445,7 @@ class ShareMachine(RuleBasedStateMachine):
         tenant.wait()
 
 
-TestShares = pytest.mark.timeout(180)(ShareMachine.TestCase)
+TestShares = pytest.mark.timeout(900)(ShareMachine.TestCase)
 TestShares.settings = settings(
     stateful_step_count=25,
     suppress_health_check=list(HealthCheck),

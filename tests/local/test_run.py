@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import wait_until
 
 from allotment.shares import lives
 from allotment.shares.folders import StateFolder
@@ -40,14 +40,6 @@ def shares(allot: Allot) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["shares"]
     return found
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    """Wait for something that has to come; fails when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -396,7 +388,7 @@ def test_a_working_folder_that_is_covered_keeps_the_namespace(allot: Allot) -> N
     assert (done.stdout, done.stderr) == ("/run/allotment\n", "")
 
 
-BURN = f"{sys.executable} -m allotment burn --memory 3Gi --seconds 99 >/dev/null 2>&1 </dev/null"
+BURN = f"{sys.executable} -m allotment burn --memory 3Gi --seconds 600 >/dev/null 2>&1 </dev/null"
 
 
 def test_a_daemon_that_scrubbed_its_environment_is_shown_and_booked(

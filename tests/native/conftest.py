@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares, and host programs of native/tests/shim to run in them."""
+"""Shares and host programs of native/tests/shim to run in them, NVML and CUDA on machines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mig_gpu import Gpu, Program
 
 from shim_hosts import Share, ShimHosts
 
@@ -80,3 +82,48 @@ def sanitized_hosts(
         return made[sanitizers]
 
     return make
+
+
+@pytest.fixture
+def nvml_on(
+    machine: Callable[[str], Path], native_dir: Path
+) -> Iterator[Callable[[str], tuple[Any, Path]]]:
+    """nvidia-ml-py on a machine: `nvml, path = nvml_on("h100-80gb")`."""
+    assert native_dir.is_dir()
+    # Late: most tests here need no NVML.
+    from allotment.devices import loading
+
+    used: list[Path] = []
+
+    def start(spec: str) -> tuple[Any, Path]:
+        path = machine(spec)
+        used.append(path)
+        with loading.nvml_of(path) as nvml:
+            return nvml, path
+
+    yield start
+    for path in used:
+        loading.leave(path)
+
+
+@pytest.fixture
+def hopper(nvml_on: Callable[[str], tuple[Any, Path]]) -> Gpu:
+    """A GPU that can be cut."""
+    nvml, path = nvml_on("h100-80gb")
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceSetMigMode(handle, 1) == 0
+    return Gpu(nvml, path, handle)
+
+
+@pytest.fixture
+def program(native_dir: Path) -> Iterator[Callable[..., Program]]:
+    """Starts programs of CUDA on a machine: `program(path, CUDA_VISIBLE_DEVICES=uuid)`."""
+    begun: list[Program] = []
+
+    def begin(machine: Path, **variables: str) -> Program:
+        begun.append(Program(machine, native_dir / "simulated", **variables))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.end()

@@ -82,7 +82,7 @@ def test_a_gpu_that_hangs_or_is_lost_keeps_no_other_from_being_heard(
 ) -> None:
     path = machine("t4:3")
     others = set(threading.enumerate())
-    faults.set_fault(path, 0, hang_us=6_000_000)
+    faults.set_fault(path, 0, hang_us=60_000_000)
     with heard(path) as (events, listeners, uuids):
         wait_until(lambda: listeners.listening() == {uuids[1], uuids[2]}, "they do not register")
         faults.set_fault(path, 1, lost=True)

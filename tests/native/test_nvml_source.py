@@ -71,7 +71,7 @@ def test_a_process_is_told_with_how_busy_it_kept_the_gpu(
         "LD_LIBRARY_PATH": str(native_dir / "simulated"),
     }
     burn = [sys.executable, "-m", "allotment", "burn", "--memory", "64Mi"]
-    busy = [*burn, "--kernel", "1ms", "--seconds", "30"]
+    busy = [*burn, "--kernel", "50ms", "--seconds", "600"]
     with (
         subprocess.Popen(busy, env=environment, stdout=subprocess.DEVNULL) as process,
         Nvml(machine=path) as source,

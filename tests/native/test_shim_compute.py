@@ -110,6 +110,7 @@ def cases() -> list[object]:
     return found
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize(("program", "case", "build"), cases())
 @pytest.mark.timeout(300)  # the first of a build compiles libraries and programs
 def test_host_program(

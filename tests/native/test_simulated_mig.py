@@ -1,35 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ANN401 - nvidia-ml-py has no types
-"""MIG of simulated GPUs as NVML's and CUDA's clients see it."""
+"""MIG of simulated GPUs as NVML's clients see it: modes, profiles, what is cut and how."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from mig_gpu import Gpu, Program, minors, refused
 
-from allotment import ledger
-from allotment.devices import faults, loading
-from allotment.devices.faults import MigCall, MigFault
 from allotment.devices.models import MODELS
 from allotment.devices.simulated import MACHINE_VARIABLE, capabilities_path, reset_gpu
-from allotment.model.errors import BusyError, StateError
-
-SLICE = Path(__file__).with_name("cuda_slice.py")
-MIB = 1 << 20
-OUT_OF_MEMORY, NO_DEVICE, UNAVAILABLE = 2, 100, 46
+from allotment.model.errors import BusyError
 
 IN_USE = pynvml.NVML_ERROR_IN_USE
 INVALID = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -37,117 +26,9 @@ NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
 NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 NO_ROOM = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+MIB = 1 << 20
 
 WITH_MIG = pytest.mark.parametrize("key", [key for key, model in MODELS.items() if model.mig])
-
-
-@pytest.fixture
-def nvml_on(machine: Callable[[str], Path]) -> Iterator[Callable[[str], tuple[Any, Path]]]:
-    """nvidia-ml-py on a machine: `nvml, path = nvml_on("h100-80gb")`."""
-    used: list[Path] = []
-
-    def start(spec: str) -> tuple[Any, Path]:
-        path = machine(spec)
-        used.append(path)
-        with loading.nvml_of(path) as nvml:
-            return nvml, path
-
-    yield start
-    for path in used:
-        loading.leave(path)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU with MIG on."""
-
-    nvml: Any
-    path: Path
-    handle: Any
-
-    def cut(self, number: int, start: int | None = None, size: int = 1) -> Any:
-        if start is None:
-            return self.nvml.nvmlDeviceCreateGpuInstance(self.handle, number)
-        placement = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
-        return self.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-            self.handle, number, ctypes.byref(placement)
-        )
-
-    def slice(self, number: int, start: int | None = None, size: int = 1) -> tuple[Any, Any, str]:
-        """A GPU instance with one compute instance of all its slices, and its UUID."""
-        gpu_instance = self.cut(number, start, size)
-        slices = {19: 0, 20: 0, 15: 0, 14: 1, 9: 2, 5: 3, 0: 4}[number]
-        compute = self.nvml.nvmlGpuInstanceCreateComputeInstance(gpu_instance, slices)
-        device = self.nvml.nvmlComputeInstanceGetInfo_v2(compute).device
-        return gpu_instance, compute, self.nvml.nvmlDeviceGetUUID(device)
-
-    def place(self, gpu_instance: Any) -> tuple[int, int, int]:
-        info = self.nvml.nvmlGpuInstanceGetInfo(gpu_instance)
-        return info.id, info.placement.start, info.placement.size
-
-
-@pytest.fixture
-def hopper(nvml_on: Callable[[str], tuple[Any, Path]]) -> Gpu:
-    nvml, path = nvml_on("h100-80gb")
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert nvml.nvmlDeviceSetMigMode(handle, 1) == 0
-    return Gpu(nvml, path, handle)
-
-
-@contextlib.contextmanager
-def refused(error: int) -> Iterator[None]:
-    with pytest.raises(pynvml.NVMLError) as caught:
-        yield
-    assert caught.value.value == error
-
-
-class Program:
-    """cuda_slice.py in a process of its own."""
-
-    def __init__(self, machine: Path, library: Path, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, SLICE],
-            env={
-                **os.environ,
-                MACHINE_VARIABLE: str(machine),
-                "LD_LIBRARY_PATH": str(library),
-                **variables,
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.has = self.answer()
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def give(self, order: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(order + "\n")
-        self.process.stdin.flush()
-
-    def ask(self, order: str) -> Any:
-        self.give(order)
-        return self.answer()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-@pytest.fixture
-def program(native_dir: Path) -> Iterator[Callable[..., Program]]:
-    begun: list[Program] = []
-
-    def begin(machine: Path, **variables: str) -> Program:
-        begun.append(Program(machine, native_dir / "simulated", **variables))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.end()
 
 
 # ---- modes ---------------------------------------------------------------------------------------
@@ -514,16 +395,6 @@ def test_a_machine_can_begin_cut_as_its_driver_would(
 # ---- the folder of capabilities ------------------------------------------------------------------
 
 
-def minors(path: Path) -> dict[str, int]:
-    """Each capability file's device minor, by its path."""
-    top = capabilities_path(path)
-    return {
-        str(file.relative_to(top)): int(file.read_text().split()[1])
-        for file in top.rglob("*")
-        if file.is_file()
-    }
-
-
 def test_the_capabilities_are_those_of_what_is_cut(
     nvml_on: Callable[[str], tuple[Any, Path]],
 ) -> None:
@@ -545,208 +416,3 @@ def test_the_capabilities_are_those_of_what_is_cut(
     nvml.nvmlGpuInstanceDestroy(gpu_instance)
     assert minors(path) == system
     assert not (capabilities_path(path) / "gpu1/mig/gi13").exists()
-
-
-# ---- faults --------------------------------------------------------------------------------------
-
-
-def test_calls_fail_on_demand_each_alone(hopper: Gpu) -> None:
-    nvml, unknown = hopper.nvml, pynvml.NVML_ERROR_UNKNOWN
-    faults.set_mig_fault(hopper.path, 0, MigCall.CREATE_COMPUTE, MigFault(error=unknown))
-    gpu_instance = hopper.cut(19)
-    with refused(unknown):
-        nvml.nvmlGpuInstanceCreateComputeInstance(gpu_instance, 0)
-    assert faults.read_faults(hopper.path)[0].mig == {
-        MigCall.CREATE_COMPUTE: MigFault(error=unknown)
-    }
-    faults.clear_faults(hopper.path)
-    assert faults.read_faults(hopper.path)[0].mig == {}
-    compute = nvml.nvmlGpuInstanceCreateComputeInstance(gpu_instance, 0)
-    for call in (MigCall.DESTROY_COMPUTE, MigCall.DESTROY_GPU, MigCall.SET_MODE):
-        faults.set_mig_fault(hopper.path, 0, call, MigFault(error=pynvml.NVML_ERROR_TIMEOUT))
-    with refused(pynvml.NVML_ERROR_TIMEOUT):
-        nvml.nvmlComputeInstanceDestroy(compute)
-    with refused(pynvml.NVML_ERROR_TIMEOUT):
-        nvml.nvmlGpuInstanceDestroy(gpu_instance)
-    with refused(pynvml.NVML_ERROR_TIMEOUT):
-        nvml.nvmlDeviceSetMigMode(hopper.handle, 0)
-    faults.set_mig_fault(hopper.path, 0, MigCall.RESET, MigFault(error=unknown))
-    with pytest.raises(StateError, match="cannot be reset"):
-        reset_gpu(hopper.path, 0)
-
-
-def test_a_call_takes_long_on_demand(hopper: Gpu) -> None:
-    faults.set_mig_fault(hopper.path, 0, MigCall.CREATE_GPU, MigFault(slow_us=300_000))
-    begun = time.monotonic()
-    hopper.cut(19)
-    assert time.monotonic() - begun >= 0.3
-
-
-@pytest.mark.parametrize(
-    ("fault", "made"),
-    [
-        pytest.param(MigFault(ends_before=True), 0, id="before"),
-        pytest.param(MigFault(ends_after=True), 1, id="after"),
-    ],
-)
-def test_a_process_ends_at_a_call_on_demand(
-    fault: MigFault, made: int, hopper: Gpu, native_dir: Path
-) -> None:
-    faults.set_mig_fault(hopper.path, 0, MigCall.CREATE_GPU, fault)
-    code = "import pynvml as n; n.nvmlInit(); d = n.nvmlDeviceGetHandleByIndex(0); "
-    code += "n.nvmlDeviceCreateGpuInstance(d, 19)"
-    environment = {
-        **os.environ,
-        MACHINE_VARIABLE: str(hopper.path),
-        "LD_LIBRARY_PATH": str(native_dir / "simulated"),
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
-    assert done.returncode == -signal.SIGKILL
-    left = hopper.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(hopper.handle, 19)
-    assert left == 7 - made
-    # Its lock has gone with it, and the next one puts right what it has left undone.
-    faults.clear_faults(hopper.path)
-    hopper.cut(19)
-    told = {name for name in minors(hopper.path) if name.endswith("access")}
-    assert len(told) == 1 + made
-
-
-# ---- CUDA ----------------------------------------------------------------------------------------
-
-
-def plain(uuid: str) -> str:
-    return uuid.removeprefix("MIG-").removeprefix("GPU-").replace("-", "")
-
-
-def test_a_program_has_one_mig_device(hopper: Gpu, program: Callable[..., Program]) -> None:
-    uuid = hopper.nvml.nvmlDeviceGetUUID(hopper.handle)
-    assert program(hopper.path).has == NO_DEVICE  # MIG is on, and nothing is cut
-    _, _, small = hopper.slice(19, 6)
-    _, _, large = hopper.slice(9, 0, 4)
-    expected = {
-        "count": 1,
-        "name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
-        "total": 40448 * MIB,
-        "multiprocessors": 60,
-        "uuid": plain(large),
-        "parent": plain(uuid),
-    }
-    assert program(hopper.path, CUDA_VISIBLE_DEVICES=large).has == expected
-    assert program(hopper.path, CUDA_VISIBLE_DEVICES=f"{large},{small}").has == expected
-    assert program(hopper.path, CUDA_VISIBLE_DEVICES=f"MIG-{uuid}/2/0").has == expected
-    # Of the devices of a GPU the first by ids: 3g at 0 has 2, 1g at 6 has 13.
-    for visible in ({}, {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": uuid}):
-        assert program(hopper.path, **visible).has == expected
-    held = program(hopper.path, ALLOTMENT_SIMULATED_DEVICES=small)
-    assert held.has["uuid"] == plain(small)
-    for unknown in ("MIG-00000000-0000-0000-0000-000000000000", f"MIG-{uuid}/7/0", "1"):
-        assert program(hopper.path, CUDA_VISIBLE_DEVICES=unknown).has == NO_DEVICE
-
-
-def test_whole_gpus_beside_one_that_is_cut(
-    nvml_on: Callable[[str], tuple[Any, Path]], program: Callable[..., Program]
-) -> None:
-    nvml, path = nvml_on("h100-80gb:3")
-    handle = nvml.nvmlDeviceGetHandleByIndex(1)
-    nvml.nvmlDeviceSetMigMode(handle, 1)
-    _, _, uuid = Gpu(nvml, path, handle).slice(19, 6)
-    assert program(path).has["count"] == 2
-    assert program(path, CUDA_VISIBLE_DEVICES="0,1,2").has["count"] == 1
-    assert program(path, CUDA_VISIBLE_DEVICES="1").has["uuid"] == plain(uuid)
-
-
-def test_an_instance_s_memory_ends_where_it_does(
-    hopper: Gpu, program: Callable[..., Program]
-) -> None:
-    nvml = hopper.nvml
-    _, _, uuid = hopper.slice(19, 6)
-    _, _, beside = hopper.slice(19, 5)
-    one = program(hopper.path, CUDA_VISIBLE_DEVICES=uuid)
-    assert one.ask("begin") == 0
-    free, total = one.ask("free")
-    assert total == 9984 * MIB
-    assert one.ask(f"take {free - 8 * MIB}") == 0
-    assert one.ask(f"take {16 * MIB}") == OUT_OF_MEMORY
-    device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    assert nvml.nvmlDeviceGetMemoryInfo(device).free == 8 * MIB
-    other = program(hopper.path, CUDA_VISIBLE_DEVICES=beside)
-    assert other.ask("begin") == 0
-    assert other.ask(f"take {16 * MIB}") == 0
-    assert nvml.nvmlDeviceGetMemoryInfo(hopper.handle).used > free
-
-
-def test_processes_are_listed_by_instance(hopper: Gpu, program: Callable[..., Program]) -> None:
-    nvml = hopper.nvml
-    _, _, first = hopper.slice(19, 6)
-    _, _, second = hopper.slice(9, 0, 4)
-    users = {}
-    for uuid in (first, second):
-        users[uuid] = program(hopper.path, CUDA_VISIBLE_DEVICES=uuid)
-        assert users[uuid].ask("begin") == 0
-    all_of_it = nvml.nvmlDeviceGetComputeRunningProcesses(hopper.handle)
-    assert {(each.pid, each.gpuInstanceId, each.computeInstanceId) for each in all_of_it} == {
-        (users[first].process.pid, 13, 0),
-        (users[second].process.pid, 2, 0),
-    }
-    device = nvml.nvmlDeviceGetHandleByUUID(second)
-    own = nvml.nvmlDeviceGetComputeRunningProcesses(device)
-    assert [each.pid for each in own] == [users[second].process.pid]
-
-
-def test_what_is_used_cannot_be_destroyed(hopper: Gpu, program: Callable[..., Program]) -> None:
-    nvml = hopper.nvml
-    gpu_instance, compute, uuid = hopper.slice(19, 6)
-    user = program(hopper.path, CUDA_VISIBLE_DEVICES=uuid)
-    late = program(hopper.path, CUDA_VISIBLE_DEVICES=uuid)
-    assert user.ask("begin") == 0
-    with refused(IN_USE):
-        nvml.nvmlComputeInstanceDestroy(compute)
-    with refused(IN_USE):
-        nvml.nvmlGpuInstanceDestroy(gpu_instance)
-    with refused(IN_USE):
-        nvml.nvmlDeviceSetMigMode(hopper.handle, 0)
-    user.end()
-    nvml.nvmlComputeInstanceDestroy(compute)
-    nvml.nvmlGpuInstanceDestroy(gpu_instance)
-    hopper.slice(19, 6)
-    # It knew the instance that was there before.
-    assert late.ask("retain") == UNAVAILABLE
-
-
-def test_instances_compute_side_by_side(hopper: Gpu, program: Callable[..., Program]) -> None:
-    both = [hopper.slice(9, start, 4)[2] for start in (0, 4)]
-    programs = [program(hopper.path, CUDA_VISIBLE_DEVICES=uuid) for uuid in both]
-    assert [each.ask("begin") for each in programs] == [0, 0]
-    for each in programs:
-        each.give("run 600")
-    side_by_side = max(each.answer() for each in programs)
-    same = [program(hopper.path, CUDA_VISIBLE_DEVICES=both[0]) for _ in range(2)]
-    assert [each.ask("begin") for each in same] == [0, 0]
-    for each in same:
-        each.give("run 600")
-    in_turns = max(each.answer() for each in same)
-    assert in_turns > 1.6 * side_by_side
-
-
-def test_a_process_in_an_instance_counts_against_its_share(
-    hopper: Gpu, program: Callable[..., Program], native_dir: Path, tmp_path: Path
-) -> None:
-    """The shim knows a MIG device by its UUID like any other, and holds the share to its part."""
-    _, _, uuid = hopper.slice(9, 0, 4)
-    folder = tmp_path / "share"
-    folder.mkdir()
-    limit = ledger.DevicePolicy(uuid=uuid, memory_limit=2048 * MIB, context_bytes=520 * MIB)
-    ledger.create(folder, ledger.Policy(share_id="s", share_name="s", devices=(limit,)))
-    tenant = program(
-        hopper.path,
-        LD_PRELOAD=str(native_dir / "liballotment-shim.so"),
-        ALLOTMENT_SHARE=str(folder),
-        ALLOTMENT_SIMULATED_DEVICES=uuid,
-    )
-    assert (tenant.has["count"], tenant.has["uuid"]) == (1, plain(uuid))
-    assert tenant.has["total"] == 2048 * MIB
-    assert tenant.ask("begin") == 0
-    assert tenant.ask(f"take {1024 * MIB}") == 0
-    assert tenant.ask(f"take {1024 * MIB}") == OUT_OF_MEMORY
-    (use,) = ledger.read(folder).devices
-    assert use.used == (1024 + 520) * MIB

@@ -15,9 +15,10 @@ import pytest
 
 from allotment.shares.namespaces import can_unshare
 
-pytestmark = pytest.mark.skipif(
-    not can_unshare(), reason="a pid namespace of its own needs CAP_SYS_ADMIN"
-)
+pytestmark = [
+    pytest.mark.skipif(not can_unshare(), reason="a pid namespace of its own needs CAP_SYS_ADMIN"),
+    pytest.mark.timeout(240),
+]
 
 MIB = 1 << 20
 OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -30,7 +31,7 @@ def call(name, *arguments):
     result = getattr(cuda, name)(*arguments)
     assert result == 0, (name, result)
 context, module, function = (ctypes.c_void_p() for _ in range(3))
-memory, value = ctypes.c_ulonglong(), ctypes.c_ulonglong(60 * 10**9)
+memory, value = ctypes.c_ulonglong(), ctypes.c_ulonglong(600 * 10**9)
 call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
@@ -56,7 +57,7 @@ for _ in range(2):
     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
     used = sorted([each.pid, each.usedGpuMemory >> 20] for each in processes)
 busy = []
-deadline = time.monotonic() + 3
+deadline = time.monotonic() + 30
 while len(busy) < len(used) and time.monotonic() < deadline:
     time.sleep(0.1)
     samples = pynvml.nvmlDeviceGetProcessUtilization(device, 0) if used else []
@@ -114,7 +115,7 @@ def look(environment: dict[str, str]) -> Look:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=90,
             env=environment,
         )
         assert done.returncode == 0, done.stderr

@@ -22,9 +22,10 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from allotment.devices import faults, loading
+from allotment.devices import faults
 from allotment.devices.descriptions import parse_short
-from allotment.devices.models import MODELS, Architecture, Model
+from allotment.devices.model_facts import Architecture, Model
+from allotment.devices.models import MODELS
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -44,25 +45,6 @@ OLDER = re.compile(r"RunningProcesses_v3$|PciInfo_v3$|GridLicensableFeatures_v[3
 @pytest.fixture(scope="module")
 def library(native_dir: Path) -> Path:
     return native_dir / "simulated" / "libnvidia-ml.so.1"
-
-
-@pytest.fixture
-def nvml_on(
-    machine: Callable[[str], Path], library: Path
-) -> Iterator[Callable[[str], tuple[Any, Path]]]:
-    """nvidia-ml-py on a machine: `nvml, path = nvml_on("t4")`."""
-    used: list[Path] = []
-
-    def start(spec: str) -> tuple[Any, Path]:
-        assert library.exists()
-        path = machine(spec)
-        used.append(path)
-        with loading.nvml_of(path) as nvml:
-            return nvml, path
-
-    yield start
-    for path in used:
-        loading.leave(path)
 
 
 class Refusal(int):
@@ -496,6 +478,7 @@ def holder(path: Path, native_dir: Path, *arguments: object) -> Iterator[subproc
             process.kill()
 
 
+@pytest.mark.measured
 def test_processes_are_listed_with_their_memory(
     nvml_on: Callable[[str], Any], native_dir: Path
 ) -> None:

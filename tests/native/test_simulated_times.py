@@ -116,7 +116,7 @@ def test_an_idle_reader_sees_the_present(
 ) -> None:
     # The program sleeps until its kernel is over; nobody but the reader moves the engine.
     program = start()
-    launch(program, 2000 * MS)
+    launch(program, 60_000 * MS)
     first = times_of(path)
     time.sleep(0.05)
     second = times_of(path)

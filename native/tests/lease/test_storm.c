@@ -9,7 +9,7 @@
 #define PROCESSES 6
 #define THREADS 3
 #define SEATS 4
-#define LONGEST_STALL_MS 5000  // of a loaded machine
+#define LONGEST_STALL_MS 20000  // of a loaded machine
 
 // The GPU: whoever works on it leaves its lease's epoch and place here.
 typedef struct gpu {

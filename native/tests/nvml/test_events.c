@@ -29,7 +29,7 @@ static void *report_late(void *unused) {
 
 static void expect(nvmlEventSet_t set, nvmlDevice_t device, unsigned long long type, uint64_t xid) {
   nvmlEventData_t data;
-  CHECK(nvmlEventSetWait_v2(set, &data, 1000));
+  CHECK(nvmlEventSetWait_v2(set, &data, 20000));
   assert(data.device == device && data.eventType == type && data.eventData == xid);
   assert(data.gpuInstanceId == NVML_NO_INSTANCE && data.computeInstanceId == NVML_NO_INSTANCE);
 }
@@ -78,13 +78,13 @@ int main(void) {
   nvmlEventData_t data;
   memset(&data, 0x5A, sizeof data);
   report(1, 62);
-  CHECK(nvmlEventSetWait(late, &data, 1000));
+  CHECK(nvmlEventSetWait(late, &data, 20000));
   assert(data.eventData == 62 && data.gpuInstanceId == 0x5A5A5A5Au);
 
   report(1, 79);
   allot_store(&other.machine->faults.gpus[1].lost, 1u);
   expect(late, second, NVML_EVENT_XID_CRITICAL_ERROR, 79);
-  assert(nvmlEventSetWait_v2(late, &data, 1000) == NVML_ERROR_GPU_IS_LOST);
+  assert(nvmlEventSetWait_v2(late, &data, 20000) == NVML_ERROR_GPU_IS_LOST);
   unsigned int power;
   assert(nvmlDeviceGetPowerUsage(second, &power) == NVML_ERROR_GPU_IS_LOST);
   assert(nvmlDeviceGetHandleByIndex_v2(1, &second) == NVML_ERROR_GPU_IS_LOST);

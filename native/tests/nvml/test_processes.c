@@ -183,7 +183,7 @@ int main(void) {
   assert(state == NVML_PSTATE_8);
 
   child children[3];
-  children[0] = start(0, 3 * GIB, 3000000000ull);
+  children[0] = start(0, 3 * GIB, 60000000000ull);
   children[1] = start(0, 5 * GIB + 2 * MIB, 0);
   children[2] = start(1, 1 * GIB, 0);
   check_lists(0, children, 2);

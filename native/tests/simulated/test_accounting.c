@@ -6,6 +6,7 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: t4
+// measures: time
 #include "simulated/engine/engine.h"
 #include "tests/simulated/driver_test.h"
 
