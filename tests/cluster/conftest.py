@@ -79,6 +79,17 @@ def machine_before(testbed_machine: None) -> dict[str, object]:
     return look_at_machine()
 
 
+_RUNNING = contextlib.ExitStack()
+"""The run's cluster, if there is one."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ends the run's cluster after the last test here: the other rooms' need no cluster beside."""
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+        _RUNNING.close()
+
+
 @pytest.fixture(scope="session")
 def cluster(
     testbed_machine: None,
@@ -88,8 +99,8 @@ def cluster(
     """The run's cluster, with one node. No agent runs on it until a test starts one."""
     del testbed_machine, machine_before  # both come before it
     # There its logs outlive it: pytest keeps the folders of the last runs.
-    with Cluster(state=tmp_path_factory.mktemp("cluster")) as made:
-        yield made
+    with _RUNNING:
+        yield _RUNNING.enter_context(Cluster(state=tmp_path_factory.mktemp("cluster")))
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +117,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     yield name
     # Whatever the test did to the cluster, what it left is asked to go.
     with contextlib.suppress(ApiError, OSError, TestbedError):
-        Pods(cluster, name).delete(timeout_s=30)
+        Pods(cluster, name).delete()
         cluster.api.delete(f"/api/v1/namespaces/{name}")
 
 
@@ -141,9 +152,11 @@ def agent(cluster: Cluster, namespace: str) -> Iterator[StartAgent]:
         return process
 
     yield start
-    Pods(cluster, namespace).delete()
-    for process in running:
-        cluster.stop_agent(process)
+    try:
+        Pods(cluster, namespace).delete()
+    finally:
+        for process in running:
+            cluster.stop_agent(process)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods
 from testbed.sandbox import Process
-from testbed.waiting import TestbedError, tail, wait_until
+from testbed.waiting import PATIENCE_S, TestbedError, tail, wait_until
 
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
 from allotment.agent.kubelet.proto.deviceplugin_pb2 import ContainerAllocateResponse
@@ -46,6 +46,9 @@ GPU: Final = "allotment.dev/gpu"
 GPU_MEMORY: Final = "allotment.dev/gpu-memory"
 GPU_COMPUTE: Final = "allotment.dev/gpu-compute"
 NVIDIA: Final = "nvidia.com/gpu"
+
+REFUSED: Final = "UnexpectedAdmissionError"
+"""Why a pod has failed whose devices the kubelet could not give."""
 
 TWO_GPUS: Final = "a100-80gb:2"
 
@@ -106,7 +109,9 @@ class Burnt:
     wall_seconds: float
 
 
-def burnt(pods: Pods, name: str, container_name: str = "main", *, timeout_s: float = 60) -> Burnt:
+def burnt(
+    pods: Pods, name: str, container_name: str = "main", *, timeout_s: float = PATIENCE_S
+) -> Burnt:
     """Waits until a burn in a container has ended and returns what it said."""
 
     def said() -> Json | None:
@@ -149,19 +154,41 @@ def container_id(found: Json, container_name: str = "main") -> str:
     raise TestbedError(f"no container {container_name}: {json.dumps(found['status'])}")
 
 
-def wait_taken_on(pods: Pods, body: Json, *, timeout_s: float = 90) -> None:
-    """Waits until a pod that was created runs; one that the kubelet refused is made anew.
+def wait_taken_on(pods: Pods, body: Json, *, timeout_s: float = 120) -> None:
+    """Waits until a pod that was created runs or has run; one that was refused is made anew."""
+    name = body["metadata"]["name"]
+
+    def is_taken_on() -> bool:
+        if make_anew(pods, body):
+            return False
+        status = pods.get(name)["status"]
+        if status["phase"] == "Failed" and status.get("reason") != REFUSED:
+            raise TestbedError(f"pod {name} is Failed\n{pods.explain(name)}")
+        conditions = status.get("conditions", ())
+        is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return is_ready or status["phase"] == "Succeeded"
+
+    wait_until(
+        is_taken_on,
+        f"taking on of pod {name}",
+        timeout_s=timeout_s,
+        explain=lambda: pods.explain(name),
+    )
+
+
+def make_anew(pods: Pods, body: Json) -> bool:
+    """Makes a pod anew if the kubelet has refused it; whether that was so.
 
     The scheduler may send a pod just when its plugin has gone and the node's status does not say so
-    yet. The kubelet fails it then (UnexpectedAdmissionError), whoever's plugin that is, and whoever
+    yet. The kubelet fails it then, whoever's plugin that is, and whoever
     made the pod makes another, as every controller does.
     """
     name = body["metadata"]["name"]
-    found = pods.wait_phase(name, "Running", "Failed", timeout_s=timeout_s)
-    if found["status"].get("reason") == "UnexpectedAdmissionError":
-        pods.delete(name)
-        pods.create(body)
-    pods.wait_ready(name, timeout_s=timeout_s)
+    if pods.get(name)["status"].get("reason") != REFUSED:
+        return False
+    pods.delete(name)
+    pods.create(body)
+    return True
 
 
 @contextmanager
@@ -214,6 +241,20 @@ class NodeAgent:
             self.wait_registered(self.process)
         return self.process
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.process is not None and self.process.is_running
+
+    @contextmanager
+    def configured(self, text: str, *, back_to: str) -> Iterator[None]:
+        """Another configuration for the length of a `with`, whatever comes of what is inside."""
+        self.configure(text)
+        try:
+            yield
+        finally:
+            self.configure(back_to)
+
     def configure(self, text: str) -> None:
         """Replaces its configuration file, as whoever edits it."""
         draft = self.config.with_suffix(".new")
@@ -231,16 +272,21 @@ class NodeAgent:
             self.cluster.stop_agent(self.process)
         self.process = None
 
-    def wait_registered(self, process: Process, *, timeout_s: float = 60) -> None:
+    def wait_registered(self, process: Process, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until this very process serves the kubelet (what its predecessor had stays)."""
 
         def is_ready() -> bool:
             if not process.is_running:
                 raise TestbedError(f"the agent ended with {process.wait(1)}\n{self.log_tail()}")
-            return self.http("/readyz") is not None
+            return self.is_served()
 
         wait_until(is_ready, "ready agent", timeout_s=timeout_s, explain=self.log_tail)
         self.cluster.wait_agent(process, timeout_s=timeout_s)
+
+    def is_served(self) -> bool:
+        """Whether this process is ready and the kubelet has taken on a resource from it."""
+        is_ready = self.http("/readyz") is not None
+        return is_ready and self.figure("registrations", result="registered") >= 1
 
     # -- what it says
 
@@ -264,9 +310,18 @@ class NodeAgent:
             return None
 
     def figure(self, name: str, **labels: str) -> float:
-        """One of its figures, summed over the labels that are not named: `shares_made`."""
+        """One of its figures, summed over the labels that are not named: `shares_made`.
+
+        Raises:
+            TestbedError: it runs, and does not answer.
+        """
+        text = wait_until(
+            lambda: self.http("/metrics") or (None if self.is_running else "ended"),
+            "answer of the agent's",
+            explain=self.log_tail,
+        )
         total = 0.0
-        for line in (self.http("/metrics") or "").splitlines():
+        for line in text.splitlines():
             found = _METRIC.match(line)
             if found is None or found["name"].removesuffix("_total") != f"allotment_agent_{name}":
                 continue
@@ -275,7 +330,9 @@ class NodeAgent:
                 total += float(found["value"])
         return total
 
-    def wait_figure(self, name: str, least: float, *, timeout_s: float = 20, **labels: str) -> None:
+    def wait_figure(
+        self, name: str, least: float, *, timeout_s: float = PATIENCE_S, **labels: str
+    ) -> None:
         """Waits until one of its figures has reached this much."""
         wait_until(
             lambda: self.figure(name, **labels) >= least,
@@ -303,7 +360,7 @@ class NodeAgent:
         def find() -> Share | None:
             return next((each for each in self.shares() if each.name == wanted), None)
 
-        return wait_until(find, f"share {wanted}", timeout_s=30, explain=self.explain)
+        return wait_until(find, f"share {wanted}", explain=self.explain)
 
     def specs(self) -> set[str]:
         """The CDI specs of shares."""
@@ -334,7 +391,7 @@ class NodeAgent:
                 }
         raise TestbedError(f"the kubelet's checkpoint has nothing of {name}/{container_name}")
 
-    def wait_exact(self, *, timeout_s: float = 30) -> None:
+    def wait_exact(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until every container has exactly its share, and no share is without owner.
 
         Raises:
@@ -347,13 +404,21 @@ class NodeAgent:
             explain=lambda: "\n".join([*self._differences(), self.explain()]),
         )
 
-    def wait_empty(self, *, timeout_s: float = 40) -> None:
+    def wait_empty(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until there is no share, no CDI spec and no seat on a device."""
-        self.wait_exact(timeout_s=timeout_s)
-        assert self.shares() == []
-        assert self.specs() == set()
-        left = self.cluster.node.path("/run/allotment/shares")
-        assert list(left.iterdir()) == []
+        # With what is being removed: a share is hidden before its folder is cleared away.
+        folder = self.cluster.node.path("/run/allotment/shares")
+
+        def left() -> list[str]:
+            there = [*folder.iterdir(), *self.specs()]
+            return [*map(str, there), *self._differences()]
+
+        wait_until(
+            lambda: not left(),
+            "node without shares",
+            timeout_s=timeout_s,
+            explain=lambda: "\n".join([*left(), self.explain()]),
+        )
 
     def _differences(self) -> list[str]:
         """What of shares, specs and containers does not go together."""
@@ -441,7 +506,7 @@ class NodeAgent:
         )
         return [str(each.get("message", "")) for each in events]
 
-    def wait_node_event(self, reason: str, *contains: str, timeout_s: float = 30) -> str:
+    def wait_node_event(self, reason: str, *contains: str, timeout_s: float = PATIENCE_S) -> str:
         """Waits for an event on the node that has all these words, and returns its message."""
 
         def find() -> str | None:

@@ -69,7 +69,7 @@ def test_envvar(node: NodeAgent, pods: Pods) -> None:
     assert answer["ids"] == [share.devices[0].uuid]
     assert (answer["mounts"], answer["cdi_devices"]) == ([], [])
     assert answer["annotations"] == {SHARE_ANNOTATION: share.id}
-    assert pods.logs("a").strip() == share.devices[0].uuid
+    assert pods.wait_logs("a").strip() == share.devices[0].uuid
     node.wait_exact()
 
 
@@ -84,7 +84,7 @@ def test_volume_mounts_by_index(node: NodeAgent, pods: Pods) -> None:
         ("/dev/null", f"{VOLUMES}/0", False),
         ("/dev/null", f"{VOLUMES}/1", False),
     ]
-    assert pods.logs("a").split() == ["0", "1"]
+    assert pods.wait_logs("a", lines=2).split() == ["0", "1"]
 
 
 def test_cdi_ways(node: NodeAgent, pods: Pods) -> None:
@@ -137,7 +137,7 @@ def test_without_cdi_containers_get_their_share_by_mounts(
         assert node.specs() == set()
         node.wait_exact()
         # A container that starts again finds its share in the same place.
-        before = container_id(pods.get("two"))
+        before = container_id(pods.wait_ready("two"))
         share = node.share(pods, "two").id
         node.kill_container(pods, "two")
         pods.wait_restarted("two")

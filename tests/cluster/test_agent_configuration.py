@@ -8,8 +8,8 @@ to GPUs") and of its GPU Operator ("Time-Slicing GPUs in Kubernetes"), with the 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 from stories import GPU, NVIDIA, SOFT, NodeAgent, node_agent, part, undisturbed
@@ -106,6 +106,15 @@ class Named:
         """Makes or replaces it, with all of its data."""
         config_map(self.node.cluster, data)
 
+    @contextmanager
+    def put_for_now(self, **changed: str) -> Iterator[None]:
+        """Replaces some of its data for the length of a `with`."""
+        self.put({**_DATA, **changed})
+        try:
+            yield
+        finally:
+            self.put(_DATA)
+
     def choose(self, name: str | None) -> None:
         """Labels the node; None: takes the label away."""
         patch = {"metadata": {"labels": {LABEL: name}}}
@@ -113,16 +122,20 @@ class Named:
 
     def wait_labels(self, **wanted: str | None) -> None:
         """Waits for labels below nvidia.com/gpu; None: it is not there."""
+        self.wait_labels_of(
+            {f"nvidia.com/gpu.{key.replace('_', '-')}": value for key, value in wanted.items()}
+        )
+
+    def wait_labels_of(self, wanted: Mapping[str, str | None]) -> None:
+        """Waits for labels by their whole names."""
 
         def differing() -> dict[str, object]:
             labels = self._api.get(self.node.cluster.node_path)["metadata"]["labels"]
-            there = {key: labels.get(f"nvidia.com/gpu.{key.replace('_', '-')}") for key in wanted}
-            return {key: there[key] for key in wanted if there[key] != wanted[key]}
+            return {key: labels.get(key) for key in wanted if labels.get(key) != wanted[key]}
 
         wait_until(
             lambda: not differing(),
             f"labels {wanted}",
-            timeout_s=20,
             explain=lambda: f"{differing()}\n{self.node.log_tail()}",
         )
 
@@ -220,20 +233,14 @@ def test_label_and_edit_are_applied_at_once_and_disturb_nobody(configs: Named, p
         assert not {each.uuid for each in node.share(pods, "part").devices} & {
             each.uuid for each in share.devices
         }
-        with undisturbed(pods, "part"):
-            edited = SOFT + "  sharesPerDevice: 4\n"
-            started = time.monotonic()
-            configs.put({**_DATA, "soft": edited})
-            node.wait_figure("config_loads", 1, result="applied")
-            cluster.wait_allocatable(GPU, 32, timeout_s=20)
-            told = time.monotonic() - started
+        edited = SOFT + "  sharesPerDevice: 4\n"
+        # A figure for how soon is in bench/.
+        with undisturbed(pods, "part"), configs.put_for_now(soft=edited):
+            cluster.wait_allocatable(GPU, 32)
             configs.choose("plain")
             cluster.wait_allocatable(NVIDIA, 8)
         assert node.share(pods, "whole") == share
-        # The kubelet writes its status each second; a figure for this is in bench/.
-        assert told < 10
     node.wait_exact()
-    configs.put(_DATA)
 
 
 WRONG = """\
@@ -251,19 +258,18 @@ def test_wrong_one_is_refused_and_the_last_good_one_stays(configs: Named, pods: 
     configs.choose("replicas")
     cluster.wait_allocatable(NVIDIA, 80)
     node.wait_figure("config_valid", 1)
-    configs.put({**_DATA, "replicas": WRONG})
-    told = node.wait_node_event(
-        "ConfigInvalid", "sharing.timeSlicing.resources[0]", "number of replicas must be >= 2"
-    )
-    assert "allotment-system/allotment-config, replicas" in told
-    assert "what was in force stays so" in told
-    assert node.figure("config_valid") == 0
-    assert node.figure("config_loads", result="invalid") >= 1
-    cluster.wait_allocatable(NVIDIA, 80)
-    # It works as before, and a new agent keeps to it as well.
-    pods.create(pod("a", container(SLEEP, image=BUSYBOX, limits={NVIDIA: 1})))
-    pods.wait_ready("a")
-    configs.put(_DATA)
+    with configs.put_for_now(replicas=WRONG):
+        told = node.wait_node_event(
+            "ConfigInvalid", "sharing.timeSlicing.resources[0]", "number of replicas must be >= 2"
+        )
+        assert "allotment-system/allotment-config, replicas" in told
+        assert "what was in force stays so" in told
+        wait_until(lambda: node.figure("config_valid") == 0, "word of it in the figures")
+        node.wait_figure("config_loads", 1, result="invalid")
+        cluster.wait_allocatable(NVIDIA, 80)
+        # It works as before, and a new agent keeps to it as well.
+        pods.create(pod("a", container(SLEEP, image=BUSYBOX, limits={NVIDIA: 1})))
+        pods.wait_ready("a")
     node.wait_figure("config_valid", 1)
     configs.choose("no-such")
     told = node.wait_node_event("ConfigInvalid", "specified config no-such does not exist")
@@ -296,8 +302,8 @@ def test_mode_for_each_gpu_by_rules(configs: Named, pods: Pods) -> None:
     pods.create(pod("part", container(SLEEP, image=BUSYBOX, limits=part("4Gi"))))
     pods.wait_ready("part")
     assert [each.uuid for each in node.share(pods, "part").devices] == [gpus[3]]
-    labels = cluster.api.get(cluster.node_path)["metadata"]["labels"]
-    assert labels["allotment.dev/gpu.mode.exclusive"] == "1"
-    assert labels["allotment.dev/gpu.mode.soft"] == "1"
-    assert labels["allotment.dev/gpu.mode.timeslice"] == "6"
+    modes = {"exclusive": "1", "soft": "1", "timeslice": "6"}
+    configs.wait_labels_of(
+        {f"allotment.dev/gpu.mode.{mode}": count for mode, count in modes.items()}
+    )
     node.wait_exact()

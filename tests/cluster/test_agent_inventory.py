@@ -10,7 +10,19 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from stories import GIB, PLAIN, SOFT, TWO_GPUS, NodeAgent, burn_and_stay, burnt, node_agent, part
+from stories import (
+    GIB,
+    GPU,
+    GPU_MEMORY,
+    PLAIN,
+    SOFT,
+    TWO_GPUS,
+    NodeAgent,
+    burn_and_stay,
+    burnt,
+    node_agent,
+    part,
+)
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
@@ -52,7 +64,7 @@ def wait_told(
         found = told(cluster)
         return found.devices if found is not None and is_so(found.devices) else None
 
-    return wait_until(look, what, timeout_s=30, explain=lambda: str(text_of(cluster)))
+    return wait_until(look, what, explain=lambda: str(text_of(cluster)))
 
 
 def wait_taken(cluster: Cluster, **gib: int) -> None:
@@ -95,16 +107,26 @@ def bind(
 
 
 def test_devices_are_told_from_the_start(node: NodeAgent, cluster: Cluster) -> None:
-    devices = wait_told(cluster, "two devices", lambda found: len(found) == 2)
+    # Until it is told anew, what another agent told is there.
+    devices = wait_told(
+        cluster,
+        "two soft devices",
+        lambda found: len(found) == 2 and {each.modes for each in found} == {("soft",)},
+    )
     assert [each.uuid for each in devices] == node.gpus()
     assert [each.index for each in devices] == [0, 1]
     assert {each.model for each in devices} == {"NVIDIA A100-SXM4-80GB"}
-    assert {each.modes for each in devices} == {("soft",)}
     assert {each.problem for each in devices} == {""}
     # Both together are the node's quantity, to the byte.
-    allocatable = cluster.api.get(cluster.node_path)["status"]["allocatable"]
     together = sum(each.memory_bytes for each in devices)
-    assert parse_whole(allocatable["allotment.dev/gpu-memory"]) == together
+
+    def offered() -> int:
+        allocatable = cluster.api.get(cluster.node_path)["status"]["allocatable"]
+        return parse_whole(allocatable.get(GPU_MEMORY, "0"))
+
+    wait_until(
+        lambda: offered() == together, "their memory together", explain=lambda: str(offered())
+    )
     inventory = told(cluster)
     assert inventory is not None
     assert inventory.host_budget_bytes > 0
@@ -115,6 +137,7 @@ def test_devices_are_told_from_the_start(node: NodeAgent, cluster: Cluster) -> N
 def test_what_no_scheduler_placed_is_told_as_taken(
     node: NodeAgent, cluster: Cluster, pods: Pods
 ) -> None:
+    cluster.wait_allocatable(GPU, 32)
     first, second = node.gpus()
     wait_taken(cluster)
     node.allot(
@@ -181,24 +204,22 @@ def test_what_others_write_there_is_put_right(node: NodeAgent, cluster: Cluster)
         wait_until(
             lambda: text_of(cluster) == right,
             "the right annotation",
-            timeout_s=30,
             explain=lambda: f"wanted {right}\nis {text_of(cluster)}\n{node.log_tail()}",
         )
 
 
 def test_a_node_without_parts_tells_nothing(node: NodeAgent, cluster: Cluster) -> None:
     wait_told(cluster, "two devices", lambda found: len(found) == 2)
-    node.configure(PLAIN)
-    try:
-        wait_until(lambda: text_of(cluster) is None, "no annotation", timeout_s=30)
-    finally:
-        node.configure(SOFT)
+    with node.configured(PLAIN, back_to=SOFT):
+        wait_until(lambda: text_of(cluster) is None, "no annotation")
     wait_told(cluster, "two devices", lambda found: len(found) == 2)
 
 
 def test_a_placement_that_contradicts_what_is_asked_for_is_refused(
-    node: NodeAgent, pods: Pods
+    node: NodeAgent, cluster: Cluster, pods: Pods
 ) -> None:
+    # No scheduler waits until the kubelet has GPUs to give.
+    cluster.wait_allocatable(GPU, 32)
     first, _ = node.gpus()
     body = pod("wrong", container(burn_and_stay("1Gi"), limits=part("5Gi")))
     bind(pods, body, [first], memory=6 * GIB)

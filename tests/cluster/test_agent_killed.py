@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from stories import GIB, SOFT, NodeAgent, burn, burnt, node_agent, part, undisturbed, wait_taken_on
+from stories import (
+    GIB,
+    SOFT,
+    NodeAgent,
+    burn,
+    burnt,
+    make_anew,
+    node_agent,
+    part,
+    undisturbed,
+    wait_taken_on,
+)
 from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.images import BUSYBOX
@@ -50,10 +61,18 @@ ENDING = (
 
 
 @pytest.fixture(scope="module")
-def node(cluster: Cluster) -> Iterator[NodeAgent]:
+def served(cluster: Cluster) -> Iterator[NodeAgent]:
     """Two soft GPUs."""
     with node_agent(cluster, SOFT) as agent:
         yield agent
+
+
+@pytest.fixture
+def node(served: NodeAgent) -> NodeAgent:
+    """With an agent, whatever the test before did to it."""
+    if not served.is_running:
+        served.again()
+    return served
 
 
 def asking(name: str, number: int) -> Json:
@@ -67,20 +86,28 @@ def die(node: NodeAgent, point: str) -> None:
     node.end()
     process = node.again(wait=False, environment={KILL_VARIABLE: point})
     wait_until(
-        lambda: not process.is_running or node.http("/readyz") is not None,
+        lambda: not process.is_running or node.is_served(),
         "agent that is ready or dead",
-        timeout_s=60,
         explain=node.log_tail,
     )
 
 
-def wait_death(node: NodeAgent, point: str, pods: Pods, *, timeout_s: float = 60) -> None:
+def wait_death(node: NodeAgent, point: str, pods: Pods, asked: Json | None = None) -> None:
+    """Waits until the agent has died of a step, for a pod that asks for something if one is given.
+
+    One that the kubelet refuses, as it does while it has not heard of the new agent, asks nothing.
+    """
     process = node.process
     assert process is not None
+
+    def has_died() -> bool:
+        if asked is not None and process.is_running:
+            make_anew(pods, asked)
+        return not process.is_running
+
     wait_until(
-        lambda: not process.is_running,
+        has_died,
         f"end at {point}",
-        timeout_s=timeout_s,
         explain=lambda: "\n".join([*map(pods.explain, pods.names()), node.explain()]),
     )
     assert process.wait(1) == -9, node.log_tail()
@@ -96,7 +123,7 @@ def test_killed_at_any_step_of_a_start(node: NodeAgent, pods: Pods) -> None:
         for number, (point, name) in enumerate(names.items(), start=1):
             die(node, point)
             pods.create(asking(name, number))
-            wait_death(node, point, pods)
+            wait_death(node, point, pods, asking(name, number))
         node.again()
         for number, name in enumerate(names.values(), start=1):
             wait_taken_on(pods, asking(name, number))
@@ -129,7 +156,6 @@ def test_killed_at_any_step_of_an_end(node: NodeAgent, pods: Pods) -> None:
         wait_until(
             lambda: [each.name.split("/")[1] for each in node.shares()] == ["bystander"],
             "end of all other shares",
-            timeout_s=40,
             explain=node.explain,
         )
         node.wait_exact()

@@ -55,7 +55,7 @@ class OthersPlugin:
             request = messages.RegisterRequest(
                 version="v1beta1", endpoint=SOCKET, resource_name=NVIDIA
             )
-            REGISTER.on(channel)(request, timeout=10)
+            REGISTER.on(channel)(request, timeout=60)
 
     def stop(self) -> None:
         self._ended.set()
@@ -101,7 +101,7 @@ def test_pods_of_another_plugin_go_on_and_keep_their_gpu(
 ) -> None:
     pods.create(pod("old", container(SHOW, image=BUSYBOX, limits={NVIDIA: 1}), restart="Always"))
     pods.wait_ready("old")
-    theirs = pods.logs("old").strip()
+    theirs = pods.wait_logs("old").strip()
     assert theirs in node.gpus()
     with undisturbed(pods, "old"):
         before.stop()
@@ -122,7 +122,6 @@ def test_pods_of_another_plugin_go_on_and_keep_their_gpu(
                 in (["new", "old"], ["late", "old"])
             ),
             "share of one more",
-            timeout_s=30,
             explain=node.explain,
         )
         (mine,) = (each for each in node.shares() if "/old/" not in each.name)
@@ -130,12 +129,11 @@ def test_pods_of_another_plugin_go_on_and_keep_their_gpu(
     # A container of theirs that starts again does so as before: its answer is the kubelet's.
     node.kill_container(pods, "old")
     pods.wait_restarted("old")
-    assert pods.logs("old").strip() == theirs
+    assert pods.wait_logs("old").strip() == theirs
     pods.delete("old")
     wait_until(
         lambda: len(node.shares()) == 2 and not any("/old/" in each.name for each in node.shares()),
         "both GPUs with new pods",
-        timeout_s=40,
         explain=node.explain,
     )
     assert not node.figure("refusals")

@@ -41,16 +41,17 @@ def root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def remove(api: Admin) -> None:
+def remove(cluster: Cluster) -> None:
     """Takes the DaemonSet and its pods away; roles and policy disturb nobody."""
+    api = cluster.api
     api.delete(f"{DAEMON_SETS}/allotment-agent", propagationPolicy="Foreground")
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     wait_until(
         lambda: not api.items(path, labelSelector="app.kubernetes.io/component=agent"),
         "end of the agent's pods",
-        timeout_s=60,
     )
     api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/allotment-config")
+    cluster.forget_agent()
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def installed(cluster: Cluster, manifest: str, tmp_path: Path) -> Iterator[Calla
         assert "Warning" not in said
 
     yield install
-    remove(cluster.api)
+    remove(cluster)
 
 
 def the_pod(cluster: Cluster) -> Document:
@@ -79,7 +80,7 @@ def the_pod(cluster: Cluster) -> Document:
         items = cluster.api.items(path, labelSelector="app.kubernetes.io/component=agent")
         return next((each for each in items if each["spec"].get("nodeName")), None)
 
-    return wait_until(found, "the agent's pod", timeout_s=60)
+    return wait_until(found, "the agent's pod")
 
 
 def kubeconfig_of_its_token(cluster: Cluster, pod: Document, path: Path) -> Path:
@@ -106,7 +107,6 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     wait_until(
         lambda: cluster.api.get(POLICY).get("status", {}).get("observedGeneration"),
         "the policy's type check",
-        timeout_s=30,
     )
     assert not cluster.api.get(POLICY)["status"]["typeChecking"].get("expressionWarnings")
     own = cluster.node_path
@@ -182,7 +182,7 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
 
     try:
         # The policy takes effect some time after it is there.
-        wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy", timeout_s=60)
+        wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy")
         asyncio.run(try_all())
     finally:
         cluster.api.delete(other)
@@ -225,7 +225,7 @@ def test_on_a_node_without_gpus_it_is_ready_and_offers_nothing(
     installed(of_this_tree)
     name = the_pod(cluster)["metadata"]["name"]
     agents = Pods(cluster, NAMESPACE)
-    agents.wait_ready(name, timeout_s=30)
+    agents.wait_ready(name)
     assert agents.restarts(name, "agent") == 0
 
 
@@ -236,14 +236,14 @@ def test_a_gpu_whose_pod_is_gone_by_force_is_given_on_when_its_program_has_ended
     installed(simulated)
     name = the_pod(cluster)["metadata"]["name"]
     agents = Pods(cluster, NAMESPACE)
-    agents.wait_ready(name, timeout_s=60)
-    cluster.wait_allocatable(NVIDIA, 2, timeout_s=30)
+    agents.wait_ready(name)
+    cluster.wait_allocatable(NVIDIA, 2)
     say = "from allotment.shares.processes import unseen_processes as f; print(f())"
     assert agents.exec(name, ["python3", "-c", say], container_name="agent").strip() == "None"
     # It does not end when it is asked to.
     stay = ["sh", "-c", "trap '' TERM; while true; do sleep 1; done"]
     pods.create(pod("whole", container(stay, limits={NVIDIA: "1"})))
-    pods.wait_ready("whole", timeout_s=60)
+    pods.wait_ready("whole")
     node = NodeAgent(cluster)
     share = node.share(pods, "whole")
     kubelet = cluster.components["kubelet"].process
@@ -251,16 +251,14 @@ def test_a_gpu_whose_pod_is_gone_by_force_is_given_on_when_its_program_has_ended
     try:
         path = f"/api/v1/namespaces/{pods.namespace}/pods/whole"
         cluster.api.delete(path, gracePeriodSeconds="0", propagationPolicy="Background")
-        wait_until(lambda: cluster.api.find(path) is None, "end of the pod's object", timeout_s=20)
+        wait_until(lambda: cluster.api.find(path) is None, "end of the pod's object")
         # The agent hears of it and looks for the program. It tries again after 5 s and later.
         for _ in range(20):
             assert [each.id for each in node.shares(pods.namespace)] == [share.id]
             time.sleep(0.5)
     finally:
         kubelet.send_signal(signal.SIGCONT)
-    wait_until(
-        lambda: not node.shares(pods.namespace), "end of the share", timeout_s=60, every_s=0.5
-    )
+    wait_until(lambda: not node.shares(pods.namespace), "end of the share", every_s=0.5)
     assert agents.restarts(name, "agent") == 0
 
 
@@ -270,20 +268,28 @@ def test_the_agent_becomes_ready_and_gives_shares_with_the_rights_that_it_has(
     installed(simulated)
     name = the_pod(cluster)["metadata"]["name"]
     agents = Pods(cluster, NAMESPACE)
-    agents.wait_ready(name, timeout_s=60)
-    cluster.wait_allocatable("nvidia.com/gpu", 2, timeout_s=30)
+    agents.wait_ready(name)
+    cluster.wait_allocatable("nvidia.com/gpu", 2)
     label = {"nvidia.com/device-plugin.config": "soft"}
     try:
         api.patch(cluster.node_path, {"metadata": {"labels": label}})
-        cluster.wait_allocatable("allotment.dev/gpu-compute", 200, timeout_s=30)
-        cluster.wait_allocatable("allotment.dev/gpu", 32, timeout_s=30)
-        labels = api.get(cluster.node_path)["metadata"]["labels"]
-        assert labels["nvidia.com/gpu.count"] == "2"
+        cluster.wait_allocatable("allotment.dev/gpu-compute", 200)
+        cluster.wait_allocatable("allotment.dev/gpu", 32)
+        wait_until(
+            lambda: (
+                api.get(cluster.node_path)["metadata"]["labels"].get("nvidia.com/gpu.count") == "2"
+            ),
+            "label of how many GPUs",
+        )
         limits = part("4Gi", compute=25)
         pods.create(pod("quarter", container(burn("5Gi"), limits=limits)))
         assert burnt(pods, "quarter").total_bytes == 4 * GIB
-        figures = api.text(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:9446/proxy/metrics")
-        assert 'allotment_agent_shares_made_total{mode="soft"} 1.0' in figures
+        figures = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:9446/proxy/metrics"
+        wait_until(
+            lambda: 'allotment_agent_shares_made_total{mode="soft"} 1.0' in api.text(figures),
+            "the share in the figures",
+            explain=lambda: api.text(figures),
+        )
         pods.delete()
     finally:
         api.patch(cluster.node_path, {"metadata": {"labels": dict.fromkeys(label)}})

@@ -16,9 +16,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from stories import wait_taken_on
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import TestbedError, wait_until
+from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
 from allotment.agent.device_plugin.plugins import DevicePlugins
 from allotment.agent.device_plugin.serving import Duties
@@ -135,7 +136,7 @@ class Plugin:
 
         if not self._thread.is_alive():
             self._thread.start()
-        asyncio.run_coroutine_threadsafe(started(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(started(), self._loop).result(PATIENCE_S)
 
     def offer(self, *resources: Resource) -> None:
         assert self._plugins is not None
@@ -154,7 +155,7 @@ class Plugin:
             found = (status["capacity"].get(resource), status["allocatable"].get(resource))
             return found == (str(capacity), str(allocatable))
 
-        wait_until(said, f"{resource} {allocatable} of {capacity}", timeout_s=60)
+        wait_until(said, f"{resource} {allocatable} of {capacity}")
 
     def stop(self) -> None:
         async def ended() -> None:
@@ -162,12 +163,12 @@ class Plugin:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(ended(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(ended(), self._loop).result(PATIENCE_S)
 
     def close(self) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
 
@@ -176,12 +177,14 @@ def plugin(cluster: Cluster, pods: Pods) -> Iterator[Plugin]:
     made = Plugin(cluster)
     made.start()
     yield made
-    pods.delete()
-    made.offer()
-    for resource in (SHARE, GPU):
-        wait_until(partial(is_free, cluster, resource), f"free {resource}", timeout_s=30)
-    time.sleep(1.5)  # for what is given up to leave the kubelet
-    made.close()
+    try:
+        pods.delete()
+        made.offer()
+        for resource in (SHARE, GPU):
+            wait_until(partial(is_free, cluster, resource), f"free {resource}")
+            wait_until(partial(is_withdrawn, cluster, resource), f"withdrawal of {resource}")
+    finally:
+        made.close()
     for spec in made.tenancy.cdi.glob("allotment.dev-share-*"):
         with contextlib.suppress(OSError):
             spec.unlink()
@@ -199,6 +202,12 @@ def held_of(cluster: Cluster, resource: str) -> Mapping[str, frozenset[str]]:
 
 def is_free(cluster: Cluster, resource: str) -> bool:
     return not held_of(cluster, resource)
+
+
+def is_withdrawn(cluster: Cluster, resource: str) -> bool:
+    """Whether the node says that it has none of it, so that the next test's word is its own."""
+    status = cluster.api.get(cluster.node_path)["status"]
+    return {status[part].get(resource, "0") for part in ("capacity", "allocatable")} == {"0"}
 
 
 def uid(pods: Pods, name: str) -> str:
@@ -291,13 +300,16 @@ def test_a_new_kubelet_knows_what_is_offered_and_running_pods_stay(
     plugin.wait_status(SHARE, 3, 3)
     plugin.wait_status(GPU, 1, 1)
     assert pods.restarts("stays") == 0
-    pods.create(pod("later", container(TELL, limits={SHARE: 1})))
+    # The node's status may be the one of before: then the kubelet knows of no plugin yet.
+    later = pod("later", container(TELL, limits={SHARE: 1}))
+    pods.create(later)
+    wait_taken_on(pods, later)
     pods.wait_phase("later", "Succeeded")
     ids = held_of(cluster, SHARE)["stays/main"]
     end_program(pods, "stays")
     pods.wait_restarted("stays")
     assert (SHARE, ids) in plugin.tenancy.prepared[before:]
-    assert pods.logs("stays").strip() == f"{uid(pods, 'stays')}/main"
+    assert pods.wait_logs("stays").strip() == f"{uid(pods, 'stays')}/main"
 
 
 def test_containers_restart_though_their_resource_is_offered_no_more(
@@ -324,7 +336,8 @@ def test_a_plugin_that_was_away_finds_its_containers_again(plugin: Plugin, pods:
     time.sleep(1)
     plugin.start()
     plugin.offer_and_wait(shares(2))
-    pods.wait_restarted("holds")
+    # The kubelet, which has found no plugin, tries again after 10 s, 20 s, 40 s.
+    pods.wait_restarted("holds", timeout_s=150)
     pods.wait_phase("waits", "Succeeded")
 
 

@@ -116,7 +116,7 @@ def pods(whole: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
     del scheduler
     made = Pods(whole, whole.make_namespace(f"dialects-{next(_NAMES)}"))
     yield made
-    made.delete(timeout_s=60)
+    made.delete()
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -127,8 +127,12 @@ def test_a_pod_of_each_dialect_has_the_share_that_it_asks_for(
     body = example(name)
     made = pods.create(body)
     pod_name = made["metadata"]["name"]
-    pods.wait_phase(pod_name, "Succeeded", timeout_s=90)
-    found = pods.get(pod_name)
+    pods.wait_phase(pod_name, "Succeeded", timeout_s=120)
+    found = pods.wait(
+        pod_name,
+        lambda each: not expected.receipt or expected.receipt in each["metadata"]["annotations"],
+        f"receipt {expected.receipt}",
+    )
     annotations = found["metadata"]["annotations"]
     placement = json.loads(annotations[PLACEMENT])
     assert placement["pod"] == found["metadata"]["uid"]

@@ -34,9 +34,7 @@ def pods(testbed_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             found.wait("placed", lambda each: "nodeName" in each["spec"], "placed")
             for name in ("large", "elsewhere", "foreign"):
                 found.wait(name, lambda each: each["status"].get("conditions"), "condition")
-        wait_until(
-            lambda: not scheduler.process.is_running, "the end of the scheduler", timeout_s=10
-        )
+        wait_until(lambda: not scheduler.process.is_running, "the end of the scheduler")
         yield found
 
 

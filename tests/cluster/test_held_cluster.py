@@ -116,12 +116,12 @@ def test_what_is_printed_works_and_ctrl_c_is_no_error(below_make: Terminal, tmp_
             allocatable = api.get("/api/v1/nodes/node-1")["status"]["allocatable"]
             return str(allocatable.get(resource, "0")) != "0"
 
-        assert offers("allotment.dev/gpu")
+        wait_until(lambda: offers("allotment.dev/gpu"), "parts of GPUs")
         # The guide's step, the other way round: the label chooses another one of the ConfigMap.
         label = {"nvidia.com/device-plugin.config": "default"}
         api.patch("/api/v1/nodes/node-1", {"metadata": {"labels": label}})
-        wait_until(lambda: offers("nvidia.com/gpu"), "whole GPUs", timeout_s=30)
-        assert not offers("allotment.dev/gpu")
+        wait_until(lambda: offers("nvidia.com/gpu"), "whole GPUs")
+        wait_until(lambda: not offers("allotment.dev/gpu"), "no parts of GPUs")
 
     # Meant for a terminal anywhere: it ends the agent of this cluster alone.
     ending = re.search(r"nsenter .* -- pkill -f '.*'", below_make.said)

@@ -91,7 +91,7 @@ def test_a_nodes_pods_are_known_as_they_come_and_go(cluster: Cluster, pods: Pods
                 pod("a", container(SLEEP), annotations={"allotment.dev/class": "latency"}),
             )
             uid = PodUid(made["metadata"]["uid"])
-            found = await node.wait_for(uid, timeout_s=20)
+            found = await node.wait_for(uid, timeout_s=60)
             assert found is not None
             assert str(found) == f"{pods.namespace}/a"
             assert found.annotations["allotment.dev/class"] == "latency"
@@ -161,19 +161,37 @@ def test_while_the_server_is_away_what_is_known_stays_and_then_it_goes_on_or_beg
                 await asyncio.to_thread(cluster.start, "kube-apiserver")
             await asyncio.to_thread(create_anew, pods, pod("after", container(SLEEP)))
             await until(lambda: names(node, pods.namespace) == {"before", "after"})
-            assert node.problem is None
+            await until(lambda: node.problem is None)
             # A server that has just started knows nothing of the past: "too old resource version".
             late = NodePods(api, node=cluster.node_name)
             late._following._version = "1"  # noqa: SLF001 - as after days without the server
             beside = asyncio.create_task(late.run())
             await until(lambda: names(late, pods.namespace) == {"before", "after"})
-            assert late.is_synced
-            assert late.problem is None
+            await until(lambda: late.is_synced and late.problem is None)
             beside.cancel()
 
         return [node.run()], body()
 
     following(cluster, test)
+
+
+def heartbeat(status: dict[str, Any]) -> str:
+    """When the kubelet last wrote all of the node's status."""
+    return str(
+        next(each for each in status["conditions"] if each["type"] == "Ready")["lastHeartbeatTime"]
+    )
+
+
+def amounts(status: dict[str, Any], resource: str) -> set[str | None]:
+    """What is there of a resource, by capacity and by what pods may have."""
+    return {status[part].get(resource) for part in ("capacity", "allocatable")}
+
+
+async def wait_status(condition: Callable[[], bool]) -> None:
+    """Waits for what is read from the API server."""
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.05)
 
 
 def test_quantities_and_conditions_outlive_the_kubelets_writes(cluster: Cluster) -> None:
@@ -187,31 +205,31 @@ def test_quantities_and_conditions_outlive_the_kubelets_writes(cluster: Cluster)
         async def body() -> None:
             await node.set_capacity({MEMORY: 158 << 30, COMPUTE: 200})
             await node.set_condition("GpuHealthy", "True", reason="AllHealthy", message="2 GPUs")
-            assert await settled(node, timeout_s=30)
+            assert await settled(node, timeout_s=60)
             assert status()["capacity"][MEMORY] == status()["allocatable"][MEMORY] == "158Gi"
             # A kubelet that starts registers the node, and writes all of its status.
+            before = heartbeat(status())
             await asyncio.to_thread(cluster.restart, "kubelet")
-            await asyncio.to_thread(cluster.wait_node_ready)
-            await asyncio.sleep(6)  # one update of the status, every 5 s
+            await wait_status(lambda: heartbeat(status()) != before)
+            await wait_status(lambda: amounts(status(), COMPUTE) == {"200"})
             now = await asyncio.to_thread(status)
-            assert now["capacity"][COMPUTE] == now["allocatable"][COMPUTE] == "200"
             (condition,) = (each for each in now["conditions"] if each["type"] == "GpuHealthy")
             assert (condition["status"], condition["reason"]) == ("True", "AllHealthy")
             # Someone takes it away by hand.
             gone = {"status": {"capacity": {MEMORY: None}, "allocatable": {MEMORY: None}}}
             began = time.monotonic()
             await asyncio.to_thread(cluster.api.patch, f"{cluster.node_path}/status", gone)
-            await until(lambda: not node.is_settled)
-            assert await settled(node, timeout_s=30)
+            await wait_status(lambda: amounts(status(), MEMORY) == {"158Gi"})
+            assert await settled(node, timeout_s=60)
             print(f"capacity is back after {time.monotonic() - began:.3f} s")  # noqa: T201
             await node.set_capacity({COMPUTE: 100})
-            assert await settled(node, timeout_s=30)
+            assert await settled(node, timeout_s=60)
             now = await asyncio.to_thread(status)
             assert MEMORY not in now["capacity"]
             assert MEMORY not in now["allocatable"]
             assert now["capacity"][COMPUTE] == "100"
             await node.set_capacity({})
-            assert await settled(node, timeout_s=30)
+            assert await settled(node, timeout_s=60)
             assert not OWNED & status()["capacity"].keys()
 
         return [node.run()], body()
@@ -243,7 +261,7 @@ def test_labels_are_ours_alone_and_go_also_after_a_restart_and_come_with_a_new_n
             await first.set_labels(labels, owned_prefixes=("nvidia.com/",))
             await asyncio.to_thread(api.patch, path, {"metadata": {"labels": {"team": "ml"}}})
             await first.set_capacity({COMPUTE: 200})
-            assert await settled(first, timeout_s=30)
+            assert await settled(first, timeout_s=60)
             await asyncio.to_thread(api.delete, path)
             await until(lambda: first.current is None)
             again = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": fake_node}}
@@ -311,11 +329,11 @@ def test_events_are_what_kubectl_describe_shows(cluster: Cluster, pods: Pods) ->
                 events.tell(
                     of_pod, reason="ShareRefused", message="need 8Gi, have 4Gi", is_warning=True
                 )
-                await events.flush(timeout_s=30)
+                await events.flush(timeout_s=60)
             events.tell(of_node, reason="GpuUnhealthy", message="XID 79", is_warning=True)
             gone = Reference("Pod", "x", "u", "no-such-namespace")
             events.tell(gone, reason="ShareReady", message="x", is_warning=False)
-            await events.flush(timeout_s=30)
+            await events.flush(timeout_s=60)
 
         return [], body()
 

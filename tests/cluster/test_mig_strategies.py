@@ -60,7 +60,6 @@ def wait_labels(cluster: Cluster, wanted: dict[str, str]) -> None:
     wait_until(
         lambda: wanted.items() <= labels(cluster).items(),
         f"labels {wanted}",
-        timeout_s=30,
         explain=lambda: str({key: labels(cluster).get(key) for key in wanted}),
     )
 
@@ -108,7 +107,7 @@ def test_slices_beside_a_soft_gpu(cluster: Cluster, pods: Pods) -> None:
             cluster.wait_allocatable(SMALL, 4)
             cut(node, "less")
             cluster.wait_allocatable(LARGE, 0)
-            wait_until(lambda: f"{LARGE}.count" not in labels(cluster), "labels gone", timeout_s=30)
+            wait_until(lambda: f"{LARGE}.count" not in labels(cluster), "labels gone")
             # No program is in it at the moment, and it is the pod's.
             with pytest.raises(
                 TestbedError, match=f"in use.* by share {pods.namespace}/slice/main"

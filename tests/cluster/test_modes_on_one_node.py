@@ -76,7 +76,7 @@ def pods(whole: Cluster, scheduler: Scheduler) -> Iterator[Pods]:
     del scheduler
     made = Pods(whole, whole.make_namespace(f"modes-{next(_NAMES)}"))
     yield made
-    made.delete(timeout_s=60)
+    made.delete()
 
 
 def stays(
@@ -158,7 +158,7 @@ def test_pods_of_every_mode_and_syntax_run_at_once(node: NodeAgent, pods: Pods) 
     for each in found.values():
         on_gpus.setdefault(each["devices"][0], set()).add(each.get("mode", "soft"))
     assert all(len(modes) == 1 for modes in on_gpus.values())
-    pods.delete(timeout_s=60)
+    pods.delete()
     node.wait_exact()
 
 
@@ -185,15 +185,14 @@ def test_eight_pods_on_a_gpu_of_seven_slices(node: NodeAgent, pods: Pods) -> Non
             if each["reason"] == "FailedScheduling" and "1g.10gb" in each["message"]
         ],
         "why the eighth waits",
-        timeout_s=60,
         explain=lambda: pods.explain(waits),
     )
     assert told
     starts = {placed(pods, name)["slices"][0][1] for name in ready()}
     assert starts == set(range(7))
     pods.delete(next(iter(ready())))
-    pods.wait_ready(waits, timeout_s=90)
-    pods.delete(timeout_s=60)
+    pods.wait_ready(waits)
+    pods.delete()
     node.wait_exact()
 
 
@@ -207,7 +206,7 @@ def test_every_example_has_its_slices(node: NodeAgent, pods: Pods) -> None:
     for name in names:
         pods.wait_phase(name, "Succeeded", timeout_s=120)
         assert placed(pods, name)["mode"] == "mig"
-    pods.delete(timeout_s=60)
+    pods.delete()
     node.wait_exact()
 
 
@@ -220,18 +219,17 @@ def test_a_gpu_of_several_modes_has_the_one_that_is_asked_for(node: NodeAgent, p
     """Soft while a soft share is there, MIG after the last one has gone."""
     last = {"allotment.dev/uuids": node.gpus()[4]}
     pods.create(stays("first", "1Gi", {GPU: "1", GPU_MEMORY: "4Gi"}, last))
-    pods.wait_ready("first", timeout_s=90)
+    pods.wait_ready("first")
     pods.create(
         stays("second", "1Gi", {GPU: "1"}, {**last, "allotment.dev/mig-profile": "2g.20gb"})
     )
     wait_until(
         lambda: any(each["reason"] == "FailedScheduling" for each in pods.events("second")),
         "the second one to wait",
-        timeout_s=60,
     )
     pods.delete("first")
-    pods.wait_ready("second", timeout_s=90)
+    pods.wait_ready("second")
     assert burnt(pods, "second").total_bytes == 20096 * MIB
     assert node.share(pods, "second").devices[0].uuid.startswith("MIG-")
-    pods.delete(timeout_s=60)
+    pods.delete()
     node.wait_exact()

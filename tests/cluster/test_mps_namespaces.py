@@ -7,30 +7,17 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from mps_daemons import CLIENT, HALF_OF_AN_A100, HALVES, RPC_FAILURE, Gpus
 from stories import NVIDIA, NodeAgent, node_agent
 from testbed.api import ApiError
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
-from allotment.modes.mps import MpsPlace, MpsStatus
-
-HALVES = """\
-version: v1
-sharing:
-  mps:
-    resources:
-      - name: nvidia.com/gpu
-        replicas: 2
-"""
-CLIENT = (Path(__file__).parents[1] / "local" / "mps_client.py").read_text("utf-8")
 UNDONE = 'env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 python3 -c "$0"'
-RPC_FAILURE = 806
-HALF_OF_AN_A100 = 54
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +27,7 @@ def node(cluster: Cluster) -> Iterator[NodeAgent]:
     with node_agent(cluster, HALVES, simulated=str(description)) as agent:
         cluster.wait_allocatable(NVIDIA, 2)
         yield agent
+        Gpus(agent).wait_stopped()
 
 
 def test_a_container_is_held_by_its_namespace_also_by_the_next_daemon(
@@ -56,15 +44,14 @@ def test_a_container_is_held_by_its_namespace_also_by_the_next_daemon(
                 return found if len(found) >= lines else None
             return None
 
-        return wait_until(
-            read, f"{lines} lines", timeout_s=60, explain=lambda: pods.explain("kept")
-        )
+        return wait_until(read, f"{lines} lines", explain=lambda: pods.explain("kept"))
 
     held: dict[str, Any] = {"multiprocessors": HALF_OF_AN_A100, "is_client": True}
     files, first = said(2)
     assert files == "control"
     assert json.loads(first) == held
-    status = daemon_of(node)
+    (uuid,) = node.gpus()
+    status = Gpus(node).status(uuid)
     assert (status.protocol, len(status.parts)) == (3, 1)
     assert status.daemon is not None
     node.cluster.node.run(["kill", f"-{int(signal.SIGKILL)}", str(status.daemon)])
@@ -73,8 +60,3 @@ def test_a_container_is_held_by_its_namespace_also_by_the_next_daemon(
     *_, again, last = said(5)
     assert json.loads(again) == held
     assert json.loads(last)["seconds"] > 0
-
-
-def daemon_of(node: NodeAgent) -> MpsStatus:
-    (uuid,) = node.gpus()
-    return MpsPlace(node.cluster.node.path(f"/run/allotment/mps/{uuid}")).status()

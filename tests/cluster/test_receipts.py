@@ -67,7 +67,7 @@ def tenant(control_plane: Cluster) -> Iterator[Api]:
             return "allotment-records" in str(error)
         return False
 
-    wait_until(is_held, "the policies are in force", timeout_s=60)
+    wait_until(is_held, "the policies are in force")
     yield api
     api.close()
 
@@ -127,6 +127,15 @@ def test_who_binds_writes_a_record_on_a_binding_and_on_no_new_pod(
     installing.bind(
         control_plane, "scheduler", namespace="other-system", role="creators", everywhere=True
     )
+
+    def may_create() -> bool:
+        try:
+            scheduler.post(TEAM, pod("probe", container(["sleep"])), dryRun="All")
+        except ApiError:
+            return False
+        return True
+
+    wait_until(may_create, "right to create pods")
     with pytest.raises(ApiError, match="is written when the pod is placed"):
         scheduler.post(TEAM, pod("own", container(["sleep"]), annotations=GIVEN["hami"]))
     tenant.post(TEAM, pod("waits", container(["sleep"])))
@@ -171,7 +180,7 @@ def test_no_controller_writes_a_record_for_a_tenant(control_plane: Cluster, tena
             for each in events
         )
 
-    wait_until(is_told, "the controller is refused", timeout_s=60)
+    wait_until(is_told, "the controller is refused")
     assert not tenant.items(TEAM, labelSelector="app=forged")
     tenant.delete(f"{path}/forged")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling import GIB, Scheduler, placements, scheduler_config
+from stories import burn, burnt
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 
@@ -21,11 +22,10 @@ def test_a_pod_runs_on_the_gpu_that_was_chosen_for_it(own_cluster: Callable[...,
     pods = Pods(cluster, "default")
     limits: dict[str, str | int] = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": "60Gi"}
     for name in ("a", "b"):
-        burn = container(["allot", "burn", "--memory", "59Gi"], limits=limits)
-        pods.create(pod(name, burn))
+        pods.create(pod(name, container(burn("59Gi"), limits=limits)))
     for name in ("a", "b"):
         pods.wait_phase(name, "Succeeded", timeout_s=120)
-        assert "59" in pods.logs(name)
+        assert burnt(pods, name).got_bytes == 59 * GIB
     placed = placements([pods.get(name) for name in ("a", "b")])
     parts = [placed[name]["containers"]["main"] for name in ("a", "b")]
     assert [each["memory"] for each in parts] == [60 * GIB, 60 * GIB]

@@ -53,7 +53,7 @@ def pods(control_plane: Cluster) -> Iterator[Pods]:
         yield made
 
 
-def nodes_of(pods: Pods, number: int, *, timeout_s: float) -> Counter[str]:
+def nodes_of(pods: Pods, number: int) -> Counter[str]:
     """Where so many pods are, by the first word of the node's name."""
     path = f"/api/v1/namespaces/{pods.namespace}/pods"
     found: list[str] = []
@@ -66,7 +66,7 @@ def nodes_of(pods: Pods, number: int, *, timeout_s: float) -> Counter[str]:
         ]
         return len(found) >= number
 
-    wait_until(are_bound, f"{number} bound pods", timeout_s=timeout_s, explain=lambda: str(found))
+    wait_until(are_bound, f"{number} bound pods", explain=lambda: str(found))
     return Counter(each.partition("-")[0] for each in found)
 
 
@@ -81,16 +81,16 @@ def test_they_go_where_no_gpu_is_and_those_with_gpus_go_to_gpus(
     with Scheduler(control_plane) as scheduler:
         scheduler.wait_ready()
         create_plain(pods)
-        assert nodes_of(pods, PLAIN, timeout_s=60) == {"plain": PLAIN}
+        assert nodes_of(pods, PLAIN) == {"plain": PLAIN}
         pods.create(gpu_pod("share"))
-        assert nodes_of(pods, PLAIN + 1, timeout_s=60) == {"plain": PLAIN, "gpu": 1}
+        assert nodes_of(pods, PLAIN + 1) == {"plain": PLAIN, "gpu": 1}
 
 
 def test_while_nobody_answers_they_are_placed_as_ever(pods: Pods) -> None:
     create_plain(pods)
     pods.create(gpu_pod("share"))
     # As kube-scheduler likes: on the nodes of which the least is taken.
-    assert nodes_of(pods, PLAIN, timeout_s=60)["gpu"] > 0
+    assert nodes_of(pods, PLAIN)["gpu"] > 0
     # Who asks for a GPU waits for whoever knows which.
     (share,) = (
         each

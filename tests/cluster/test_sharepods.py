@@ -85,12 +85,11 @@ def defined(whole: Cluster, scheduler: Scheduler) -> Cluster:
     def told() -> bool:
         return "without a status" in log.read_text("utf-8")
 
-    wait_until(told, "a word about the definition", timeout_s=60, explain=lambda: tail(log))
+    wait_until(told, "a word about the definition", explain=lambda: tail(log))
     whole.kubectl_run("apply", "-f", str(MANIFEST))
     wait_until(
         lambda: "SharePods are served" in log.read_text("utf-8"),
         "serving",
-        timeout_s=60,
         explain=lambda: tail(log),
     )
     return whole
@@ -131,7 +130,6 @@ class SharePods:
         wait_until(
             lambda: self.status(name).get("PodStatus", {}).get("phase") == phase,
             f"SharePod {name} in phase {phase}",
-            timeout_s=90,
             explain=lambda: f"{self.status(name)}\n{self.pods.explain(name)}",
         )
         return self.status(name)
@@ -140,7 +138,6 @@ class SharePods:
         wait_until(
             lambda: word in self.status(name).get("PodStatus", {}).get("message", ""),
             f"{word!r} on SharePod {name}",
-            timeout_s=60,
             explain=lambda: f"{self.status(name)}\n{self.pods.explain(name)}",
         )
         found: Json = self.status(name)["PodStatus"]
@@ -149,7 +146,7 @@ class SharePods:
     def wait_gone(self, name: str) -> None:
         """Waits until the pod has gone with the SharePod."""
         self.cluster.api.delete(f"{self._path}/{name}")
-        wait_until(lambda: name not in self.pods.names(), f"end of pod {name}", timeout_s=60)
+        wait_until(lambda: name not in self.pods.names(), f"end of pod {name}")
 
     def columns(self) -> list[dict[str, str]]:
         """What `kubectl get sharepods` prints."""
@@ -175,7 +172,7 @@ def sharepods(defined: Cluster, request: pytest.FixtureRequest) -> Iterator[Shar
     yield made
     for each in defined.api.items(f"/apis/kubeshare.nthu/v1/namespaces/{name}/sharepods"):
         made.wait_gone(each["metadata"]["name"])
-    pods.delete(timeout_s=60)
+    pods.delete()
 
 
 def staying(seconds: int = 600) -> dict[str, object]:
@@ -229,9 +226,9 @@ def test_a_pod_goes_with_its_sharepod_and_comes_again_without(
     first = sharepods.pods.get("kept")["metadata"]["uid"]
     sharepods.pods.delete("kept", wait=False)
     wait_until(
-        lambda: sharepods.status("kept")["PodObjectMeta"]["uid"] != first,
+        lambda: sharepods.status("kept").get("PodObjectMeta", {}).get("uid") not in {None, first},
         "another pod",
-        timeout_s=60,
+        explain=lambda: str(sharepods.status("kept")),
     )
     sharepods.wait_phase("kept", "Running")
     sharepods.wait_gone("kept")
@@ -258,9 +255,13 @@ def test_what_is_wrong_is_on_the_sharepod_and_is_made_when_corrected(
     told = sharepods.wait_told("greedy", "kubeshare/gpu_limit is '2.0'")
     assert told["reason"] == "ErrValueError"
     namespace = sharepods.pods.namespace
-    described = sharepods.cluster.kubectl_run("-n", namespace, "describe", "shp", "greedy")
-    assert "ErrValueError" in described
-    assert "kubeshare/gpu_limit is '2.0'" in described.split("Events:")[1]
+    words = ("-n", namespace, "describe", "shp", "greedy")
+    assert "ErrValueError" in sharepods.cluster.kubectl_run(*words)
+    wait_until(
+        lambda: "gpu_limit is '2.0'" in sharepods.cluster.kubectl_run(*words).split("Events:")[1],
+        "event",
+        explain=lambda: sharepods.cluster.kubectl_run(*words),
+    )
     assert sharepods.pods.names() == []
     sharepods.cluster.kubectl_run(
         *("-n", namespace, "annotate", "--overwrite", "shp", "greedy", "kubeshare/gpu_limit=1.0")

@@ -39,7 +39,7 @@ def test_node_is_a_real_kubelets(cluster: Cluster) -> None:
 def test_pod_runs_and_is_read(pods: Pods) -> None:
     pods.create(pod("talker", container(["sh", "-c", "echo hello; sleep 1000"], image=BUSYBOX)))
     pods.wait_ready("talker")
-    wait_until(lambda: pods.logs("talker") == "hello\n", "log", timeout_s=10)
+    wait_until(lambda: pods.logs("talker") == "hello\n", "log")
     assert pods.exec("talker", ["echo", "inside"]) == "inside\n"
     assert pods.wait_event("talker", reason="Scheduled")
     pods.delete("talker")
@@ -136,7 +136,7 @@ def test_reboot_starts_pods_again(cluster: Cluster, pods: Pods) -> None:
     cluster.node.run(["sh", "-c", "mkdir -p /run/allotment && touch /run/allotment/of-this-boot"])
     cluster.reboot_node()
     assert not cluster.node.path("/run/allotment").exists()
-    pods.wait_restarted("comes-back")
+    pods.wait_restarted("comes-back", timeout_s=150)
 
 
 def test_what_dies_is_named_with_its_log(own_cluster: Callable[..., Cluster]) -> None:
@@ -165,6 +165,17 @@ def traces_of(link: Link, state: Path) -> list[str]:
     return found
 
 
+def of_clusters(state: dict[str, object]) -> dict[str, object]:
+    """Of what `machine_state` tells, what may come of a cluster: others write logs meanwhile."""
+    words = ("allotment", "cdi", "cni", "container", "etcd", "kube", "nvidia", "pods")
+    return {
+        name: [each for each in found if any(word in each.name for word in words)]
+        if isinstance(found, list)
+        else found
+        for name, found in state.items()
+    }
+
+
 def _read(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
 
@@ -185,10 +196,10 @@ def test_cluster_leaves_nothing_behind(
         assert len(inside) >= 10  # first, six servers, a shim, its two containers
         assert any("interface" in trace for trace in traces_of(link, state))
         assert any("/sys/fs/cgroup" in trace for trace in traces_of(link, state))
-        assert machine_state() == machine_before
+        assert of_clusters(machine_state()) == of_clusters(machine_before)
     assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
     assert traces_of(link, state) == []
-    assert machine_state() == machine_before
+    assert of_clusters(machine_state()) == of_clusters(machine_before)
     assert (
         sorted(path.name for path in state.iterdir() if path.name in {"etcd", "containerd"}) == []
     )
@@ -228,7 +239,6 @@ def test_command_line_brings_one_up_and_killing_it_leaves_nothing(
     wait_until(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in inside),
         "end of the sandbox's processes",
-        timeout_s=20,
     )
     subprocess.run([*command, "down", "--state", str(state)], env=environment, check=True)
     assert not (state / "etcd").exists()
@@ -272,13 +282,10 @@ def test_processes_of_the_node_are_signalled_and_waited_for(cluster: Cluster) ->
 
 
 def test_what_runs_too_long_on_the_node_is_ended(cluster: Cluster) -> None:
-    started = time.monotonic()
     with pytest.raises(TestbedError, match=r"longer than 0\.2 s"):
-        cluster.node.run(["sleep", "100"], timeout_s=0.2)
-    assert time.monotonic() - started < 10
-    assert children_of(os.getpid()) == [
-        pid for pid in children_of(os.getpid()) if b"sleep" not in _command(pid)
-    ]
+        cluster.node.run(["sleep", "987654"], timeout_s=0.2)
+    assert [pid for pid in children_of(os.getpid()) if b"987654" in _command(pid)] == []
+    assert [pid for pid in processes_of(cluster.node.pid) if b"987654" in _command(pid)] == []
 
 
 def _command(pid: int) -> bytes:
@@ -334,6 +341,8 @@ def test_waiting_ends_with_what_explains_it() -> None:
 
 
 def test_images_are_named_for_the_node(cluster: Cluster) -> None:
-    known: list[Json] = cluster.wait_node_ready()["status"].get("images", [])
-    names = {name for image in known for name in image["names"]}
-    assert {TOOLS, BUSYBOX} <= names
+    def names() -> set[str]:
+        known: list[Json] = cluster.api.get(cluster.node_path)["status"].get("images", [])
+        return {name for image in known for name in image["names"]}
+
+    wait_until(lambda: {TOOLS, BUSYBOX} <= names(), "images", explain=lambda: str(names()))

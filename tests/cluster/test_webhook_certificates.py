@@ -33,8 +33,7 @@ PODS = "/api/v1/namespaces/default/pods"
 CONFIGURATION = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/allotment-scheduler"
 )
-LOOK_S = 90
-"""The scheduler looks at its certificates every 30 s."""
+PROGRAM = Path(__file__).with_name("looking_often.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def control_plane(
         with made.log("scheduler").open("w", encoding="utf-8") as log:
             process = made.node.popen(
                 [
-                    *(sys.executable, "-m", "allotment", "scheduler"),
+                    *(sys.executable, str(PROGRAM)),
                     *("--kubeconfig", str(installing.as_account(made))),
                     *("--listen", f"0.0.0.0:{EXTENDER_PORT}"),
                     *("--metrics-listen", f"0.0.0.0:{METRICS_PORT}"),
@@ -141,7 +140,6 @@ def translated(cluster: Cluster) -> None:
     wait_until(
         is_translated,
         "an answer of the webhook",
-        timeout_s=LOOK_S,
         explain=lambda: f"{said}\n{tail(cluster.log('scheduler'))}",
     )
 
@@ -200,25 +198,38 @@ def test_the_api_server_is_answered_and_nobody_else(control_plane: Cluster, show
     others: tuple[Json | None, ...] = (None, kept(control_plane, "allotment-kube-scheduler"))
     for shows in others:
         assert not is_let_in(control_plane, WEBHOOK_PORT, bundle, name=SERVICE, shows=shows)
-    assert failed(control_plane, "webhook", "no_certificate") == 1
-    assert failed(control_plane, "webhook", "wrong_certificate") == 1
+
+    def are_counted() -> bool:
+        reasons = ("no_certificate", "wrong_certificate")
+        return all(failed(control_plane, "webhook", each) == 1 for each in reasons)
+
+    wait_until(
+        are_counted,
+        "one of each",
+        explain=lambda: tail(control_plane.log("scheduler")),
+    )
 
 
 def test_an_api_server_that_trusts_another_is_counted_and_set_right(
     control_plane: Cluster, shown: Shown
 ) -> None:
     """Its words for it are Go's, as kube-scheduler's are."""
-    found = control_plane.api.get(CONFIGURATION)
     other = base64.b64encode(shown.authority.read_bytes()).decode()
-    found["webhooks"][0]["clientConfig"]["caBundle"] = other
-    control_plane.api.put(CONFIGURATION, found)
+    webhooks = [{"name": "pods.allotment.dev", "clientConfig": {"caBundle": other}}]
 
     def is_counted() -> bool:
+        # Again where it was set right before the API server asked.
+        control_plane.api.patch(CONFIGURATION, {"webhooks": webhooks}, kind="strategic")
         with suppress(ApiError):
             control_plane.api.post(PODS, foreign(), dryRun="All")
         return failed(control_plane, "webhook", "distrusted") >= 1
 
-    wait_until(is_counted, "the figure", timeout_s=20)
+    wait_until(
+        is_counted,
+        "the figure",
+        every_s=0.2,
+        explain=lambda: tail(control_plane.log("scheduler")),
+    )
     translated(control_plane)
 
 
@@ -231,15 +242,16 @@ def test_who_is_locked_out_by_a_new_authority_is_told_and_counted(control_plane:
     wait_until(
         lambda: warned(control_plane, "AuthorityReplaced") == ["allotment-kube-scheduler"],
         "the event",
-        timeout_s=LOOK_S,
         explain=lambda: tail(control_plane.log("scheduler")),
     )
     with pytest.raises(ssl.SSLCertVerificationError):
         is_let_in(control_plane, EXTENDER_PORT, trusted, name=EXTENDER, shows=before)
+    wait_until(lambda: failed(control_plane, "extender", "distrusted") >= 1, "the figure")
     wait_until(
-        lambda: failed(control_plane, "extender", "distrusted") >= 1, "the figure", timeout_s=10
+        lambda: "start it again" in control_plane.log("scheduler").read_text("utf-8"),
+        "what to do",
+        explain=lambda: tail(control_plane.log("scheduler")),
     )
-    assert "start it again" in tail(control_plane.log("scheduler"))
     after = kept(control_plane, "allotment-kube-scheduler")
     trusted = base64.b64decode(after["ca.crt"])
     assert is_let_in(control_plane, EXTENDER_PORT, trusted, name=EXTENDER, shows=after)
@@ -256,7 +268,6 @@ def test_a_secret_that_somebody_has_spoilt_is_told_and_left(control_plane: Clust
         wait_until(
             lambda: warned(control_plane, "CertificatesUnreadable") == ["allotment-webhook"],
             "the event",
-            timeout_s=LOOK_S,
             explain=lambda: tail(control_plane.log("scheduler")),
         )
         assert kept(control_plane, "allotment-webhook")["ca.crt"] == good["ca.crt"]

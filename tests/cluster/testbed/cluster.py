@@ -29,7 +29,7 @@ from testbed.certificates import SERVICE_ADDRESS, Credentials, make_credentials
 from testbed.components import Component
 from testbed.node import NodeSettings
 from testbed.sandbox import Process, Sandbox, processes_of, remove_stale_control_groups
-from testbed.waiting import TestbedError, tail, wait_until
+from testbed.waiting import PATIENCE_S, TestbedError, tail, wait_until
 
 __all__ = ["Cluster", "NodeSettings"]
 
@@ -175,7 +175,7 @@ class Cluster:
         # Pods are refused until their namespace has its service account.
         self.wait_namespace("default")
 
-    def wait_node_ready(self, *, timeout_s: float = 60) -> Json:
+    def wait_node_ready(self, *, timeout_s: float = PATIENCE_S) -> Json:
         """Waits until the node is Ready and untainted, and returns it."""
 
         def ready() -> Json | None:
@@ -190,7 +190,7 @@ class Cluster:
             ready, "Ready node", timeout_s=timeout_s, explain=lambda: tail(self.log("kubelet"))
         )
 
-    def wait_namespace(self, name: str, *, timeout_s: float = 30) -> None:
+    def wait_namespace(self, name: str, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until pods can be created in a namespace."""
         path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
         wait_until(
@@ -289,9 +289,7 @@ class Cluster:
         keep = {self.node.pid, *(self._components[name].process.pid for name in _CONTROL_PLANE)}
         for name in reversed(_NODE):
             self.stop(name, signal.SIGKILL)
-        wait_until(
-            lambda: not _kill(processes_of(self.node.pid) - keep), "end of the node", timeout_s=20
-        )
+        wait_until(lambda: not _kill(processes_of(self.node.pid) - keep), "end of the node")
         node.forget_boot(self.node)
         for name in _NODE:
             self.start(name)
@@ -387,7 +385,7 @@ class Cluster:
             )
 
     def wait_allocatable(
-        self, resource: str, amount: int | str | None = None, *, timeout_s: float = 30
+        self, resource: str, amount: int | str | None = None, *, timeout_s: float = PATIENCE_S
     ) -> str:
         """Waits until the node offers this much of a resource (any but 0 if not given)."""
 
@@ -412,7 +410,7 @@ class Cluster:
             has = str(error)
         return f"allocatable: {has}\n{tail(self.log('agent'))}"
 
-    def wait_agent(self, agent: Process, *, timeout_s: float = 60) -> None:
+    def wait_agent(self, agent: Process, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until the agent has some resource taken on by the kubelet.
 
         Raises:
@@ -430,22 +428,38 @@ class Cluster:
         except TestbedError as error:
             raise TestbedError(f"{error}\n{self._explain_resources()}") from None
 
-    def stop_agent(self, agent: Process, *, timeout_s: float = 30) -> None:
+    def stop_agent(self, agent: Process, *, timeout_s: float = PATIENCE_S) -> None:
         """Ends the agent and forgets what it kept: the next one finds a fresh node."""
         agent.stop()
+        self.forget_agent(timeout_s=timeout_s)
 
+    def forget_agent(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Waits until the node offers nothing of an agent that has ended; removes what it kept."""
+        try:
+            self._wait_withdrawn(timeout_s)
+        finally:
+            self._remove_agents_files()
+
+    def _wait_withdrawn(self, timeout_s: float) -> None:
         def is_withdrawn() -> bool:
             allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
             return all(value == "0" for key, value in allocatable.items() if _is_devices(key))
 
-        wait_until(is_withdrawn, "withdrawal of the agent's resources", timeout_s=timeout_s)
+        wait_until(
+            is_withdrawn,
+            "withdrawal of the agent's resources",
+            timeout_s=timeout_s,
+            explain=self._explain_resources,
+        )
+
+    def _remove_agents_files(self) -> None:
         for folder in ("/run/allotment", "/run/cdi"):
             inside = self.node.path(folder)
             for entry in inside.iterdir() if inside.is_dir() else ():
                 if entry.is_dir():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
-                    entry.unlink()
+                    entry.unlink(missing_ok=True)
 
     # ---- a cluster that another process holds ----------------------------------------------------
 

@@ -25,7 +25,7 @@ class Component:
     is_ready: Callable[[], bool]
     """Asked until it is true, each time after a start."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 60
+    timeout_s: float = 120
     """For how long it may come up; a busy machine takes ten times an idle one's."""
     _process: Process | None = None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from testbed.components import Component, answers
 from testbed.control_plane import Plan
 from testbed.images import PAUSE
-from testbed.sandbox import Sandbox, make_control_group
+from testbed.sandbox import Sandbox, make_control_group, remove_control_group
 from testbed.waiting import TestbedError
 
 RUNTIME_SOCKET = "/run/containerd/containerd.sock"
@@ -110,13 +110,16 @@ _MOUNTED = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/")
 
 
 def forget_boot(sandbox: Sandbox) -> None:
-    """Empties what a reboot would: /run, and mounts. Everything of the node has to be stopped."""
+    """Empties what a reboot would: /run, mounts, control groups. All of the node has to be over."""
     lines = Path(f"/proc/{sandbox.pid}/mounts").read_text(encoding="utf-8").splitlines()
     points = [line.split()[1] for line in lines]
     for point in reversed([point for point in points if point.startswith(_MOUNTED)]):
         sandbox.run(["umount", "--lazy", point], check=False)
     for name in _OF_ONE_BOOT:
         sandbox.run(["rm", "-rf", f"/run/{name}"])
+    # The kubelet would ask the container runtime about each container of before, 3 s each.
+    remove_control_group(sandbox.control_group)
+    make_control_group(sandbox.control_group)
     sandbox.run(["mkdir", "-p", "/run/cdi", "/run/netns"])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
 from testbed.images import TOOLS
-from testbed.waiting import TestbedError, wait_until
+from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
 ALLOTMENT = "allotment.dev"
 
@@ -87,7 +88,7 @@ class Pods:
         condition: Callable[[Json], Any],
         what: str,
         *,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
     ) -> Json:
         """Waits until `condition` holds for the pod and returns the pod.
 
@@ -103,7 +104,7 @@ class Pods:
             check, f"{what} of pod {name}", timeout_s=timeout_s, explain=lambda: self.explain(name)
         )
 
-    def wait_phase(self, name: str, *phases: str, timeout_s: float = 60) -> Json:
+    def wait_phase(self, name: str, *phases: str, timeout_s: float = PATIENCE_S) -> Json:
         """Waits for one of these phases. Where it ends in another, that is said at once."""
 
         def check(found: Json) -> bool:
@@ -114,7 +115,7 @@ class Pods:
 
         return self.wait(name, check, f"phase {' or '.join(phases)}", timeout_s=timeout_s)
 
-    def wait_ready(self, name: str, *, timeout_s: float = 60) -> Json:
+    def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> Json:
         """Waits until all of its containers run."""
 
         def check(found: Json) -> bool:
@@ -123,7 +124,7 @@ class Pods:
 
         return self.wait(name, check, "readiness", timeout_s=timeout_s)
 
-    def wait_waiting(self, name: str, reason: str, *, timeout_s: float = 60) -> str:
+    def wait_waiting(self, name: str, reason: str, *, timeout_s: float = PATIENCE_S) -> str:
         """Waits until a container waits for this reason, as CreateContainerConfigError; why."""
 
         def waiting(found: Json) -> str | None:
@@ -143,7 +144,12 @@ class Pods:
         return 0
 
     def wait_restarted(
-        self, name: str, *, more_than: int = 0, container_name: str = "main", timeout_s: float = 60
+        self,
+        name: str,
+        *,
+        more_than: int = 0,
+        container_name: str = "main",
+        timeout_s: float = PATIENCE_S,
     ) -> None:
         """Waits until a container was started again and runs."""
 
@@ -160,13 +166,29 @@ class Pods:
         query = {"container": container_name, "previous": str(previous).lower()}
         return self.cluster.api.text(f"{self._path}/{name}/log", **query)
 
+    def wait_logs(self, name: str, container_name: str = "main", *, lines: int = 1) -> str:
+        """Waits until a container has written so many lines, and returns all that it wrote.
+
+        One that runs, or is ready, may not have come to its first word.
+        """
+
+        def said() -> str | None:
+            with contextlib.suppress(ApiError):  # it has not started
+                text = self.logs(name, container_name)
+                return text if text.count("\n") >= lines else None
+            return None
+
+        return wait_until(
+            said, f"words of {name}/{container_name}", explain=lambda: self.explain(name)
+        )
+
     def exec(
         self,
         name: str,
         command: Sequence[str],
         container_name: str = "main",
         *,
-        timeout_s: float = 30,
+        timeout_s: float = PATIENCE_S,
     ) -> str:
         """Runs a command in a container and returns its standard output.
 
@@ -185,7 +207,7 @@ class Pods:
         return sorted(found, key=lambda event: str(event["metadata"]["creationTimestamp"]))
 
     def wait_event(
-        self, name: str, *, reason: str, contains: str = "", timeout_s: float = 30
+        self, name: str, *, reason: str, contains: str = "", timeout_s: float = PATIENCE_S
     ) -> Json:
         """Waits for an event on a pod and returns it."""
 
@@ -202,7 +224,7 @@ class Pods:
             explain=lambda: self.explain(name),
         )
 
-    def delete(self, *names: str, wait: bool = True, timeout_s: float = 60) -> None:
+    def delete(self, *names: str, wait: bool = True, timeout_s: float = PATIENCE_S) -> None:
         """Deletes pods, all without names; unless told otherwise, waits until they are gone."""
         if not names:
             self.cluster.api.delete(self._path)

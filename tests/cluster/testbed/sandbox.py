@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from testbed.waiting import TestbedError, wait_until
+from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
 _FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 _SUBNETS = ipaddress.ip_network("198.18.0.0/15")
@@ -73,9 +73,7 @@ class Process:
         """The program's process id, seen from the machine."""
         if self._pid is None:
             # nsenter has to fork to enter a process namespace; the program is its only child.
-            self._pid = wait_until(
-                self._find_child, f"process of {self.command[0]}", timeout_s=10, every_s=0.002
-            )
+            self._pid = wait_until(self._find_child, f"process of {self.command[0]}", every_s=0.002)
         return self._pid
 
     def _find_child(self) -> int | None:
@@ -111,14 +109,14 @@ class Process:
         except subprocess.TimeoutExpired:
             raise TestbedError(f"{self.command[0]} still runs after {timeout_s:g} s") from None
 
-    def stop(self, *, number: int = signal.SIGTERM, timeout_s: float = 20) -> int | None:
+    def stop(self, *, number: int = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int | None:
         """Signals it and waits for its status; where that is not enough, kills it: None."""
         self.send_signal(number)
         try:
             return self.wait(timeout_s)
         except TestbedError:
             self.send_signal(signal.SIGKILL)
-            self.wait(10)
+            self.wait(PATIENCE_S)
             return None
 
 
@@ -161,7 +159,7 @@ class Sandbox:
             )
         assert self._outer.stdout is not None
         if self._outer.stdout.readline().strip() != "ready":
-            self._outer.wait(10)
+            self._outer.wait(PATIENCE_S)
             raise TestbedError(f"cannot make namespaces:\n{log.read_text(encoding='utf-8')}")
         self._pid = children_of(self._outer.pid)[0]
         self._link = self._join_networks()
@@ -172,11 +170,11 @@ class Sandbox:
             # The first process ends when all others have; unshare ends after it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid or self._outer.pid, signal.SIGKILL)
-            self._outer.wait(60)
+            self._outer.wait(PATIENCE_S)
             if self._outer.stdout is not None:
                 self._outer.stdout.close()
         for process in self._processes:
-            process.wait(60)
+            process.wait(PATIENCE_S)
         self._processes.clear()
         if self._link is not None:
             # The kernel takes an interface away some time after its namespace.
@@ -240,7 +238,7 @@ class Sandbox:
         command: Sequence[str | Path],
         *,
         environment: Mapping[str, str] | None = None,
-        timeout_s: float = 30,
+        timeout_s: float = PATIENCE_S,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program in the sandbox to its end.
@@ -259,7 +257,7 @@ class Sandbox:
             out, err = process.popen.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
-            out, err = process.popen.communicate(timeout=10)
+            out, err = process.popen.communicate(timeout=PATIENCE_S)
             raise TestbedError(f"{words} takes longer than {timeout_s:g} s\n{out}{err}") from None
         status = process.popen.returncode
         if check and status != 0:
@@ -323,7 +321,7 @@ def _delegate(group: Path) -> None:
                 (folder / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
 
-def remove_control_group(name: str, *, timeout_s: float = 10) -> None:
+def remove_control_group(name: str, *, timeout_s: float = 60) -> None:
     """Removes a group and all below it, once the last processes of it have ended."""
     end = time.monotonic() + timeout_s
     roots = [hierarchy / name.strip("/") for hierarchy in _hierarchies()]

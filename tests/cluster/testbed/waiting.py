@@ -6,9 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+PATIENCE_S: Final = 90.0
+"""For what takes seconds on an idle machine: a busy one may take ten times as long. What comes soon
+costs no more for it."""
 
 
 class TestbedError(Exception):
@@ -22,7 +26,7 @@ def wait_until(
     condition: Callable[[], T | None],
     what: str,
     *,
-    timeout_s: float,
+    timeout_s: float = PATIENCE_S,
     every_s: float = 0.05,
     explain: Callable[[], str] = str,
 ) -> T:
