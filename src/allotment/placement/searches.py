@@ -81,6 +81,7 @@ class Search:
             self._steps.sort(key=lambda step: self._hardness(step[0]))
         self._requests = [in_each_mode(wanted.request) for wanted, _ in self._steps]
         self._effort = effort
+        self._began = effort.left
         self._classes: list[Hashable] | None = None
         self._hopeless: set[Hashable] = set()
         self._is_over: bool | None = None
@@ -142,7 +143,7 @@ class Search:
                 return found
             if self._effort.is_spent or self._is_over:
                 break
-        if number and self._is_over is None:
+        if self._is_over is None and self._spent >= _EFFORT_OF_A_CONTAINER * len(self._steps):
             self._is_over = self._has_hopeless()
         if number >= self.refusal.depth and not self._is_over:
             self.refusal = Refusal(
@@ -152,14 +153,18 @@ class Search:
             self._hopeless.add(signature)
         return None
 
+    @property
+    def _spent(self) -> int:
+        return self._began - self._effort.left
+
     def _has_hopeless(self) -> bool:
         """Tell whether a container has no place even by itself: beside others it has none either.
 
-        It would else be found out once for each way to place those before it.
+        It would else be found out once for each way to place those before it. Looked at when as
+        much was spent already as that takes, so that it is not taken off the effort.
         """
         states = self._view.states({})
         for (wanted, _), requests in zip(self._steps, self._requests, strict=True):
-            self._effort.left -= _EFFORT_OF_A_CONTAINER
             attempts = tuple(
                 Attempt(request, tuple(judge(state, request) for state in states))
                 for request in requests
@@ -373,7 +378,7 @@ class Search:
             self._classes = [
                 (
                     twins[number],
-                    replace(state, device=_ANY, layout=None),
+                    replace(state, device=_ANY, layout=None, mig_off=""),
                     _cut_alike(state.layout),
                     tuple(_admits(each, state.device) for each in wishes),
                 )

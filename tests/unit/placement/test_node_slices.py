@@ -377,3 +377,14 @@ def test_who_has_no_place_by_itself_is_found_out_before_all_ways_to_place_the_ot
     need = pod_of(small, small, slices(gib=1, modes=(SOFT,)), slices(gib=1, count=2))
     rejection = refused(there, need)
     assert (rejection.reason, rejection.text[:14]) == ("company", "container c2: ")
+
+
+def test_gpus_that_leave_mig_off_for_reasons_of_their_own_are_alike_for_others() -> None:
+    whys = [f"MIG is off, and others have switched it off {number} times" for number in range(16)]
+    devices = [
+        replace(cut_device(f"GPU-{number}", is_on=False, modes=(SOFT,)), mig=None, mig_off=why)
+        for number, why in enumerate(whys)
+    ]
+    half = [slices(gib=13, count=9, modes=(SOFT,)), slices(gib=13, count=8, modes=(SOFT,))]
+    rejection = refused(Node(node_of(*devices)), pod_of(*half))
+    assert rejection.reason != "undecided"
