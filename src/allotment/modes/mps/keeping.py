@@ -56,7 +56,7 @@ class Keeping:
                 hint=f"if it is not needed: nvidia-smi -i {self._uuid} -c DEFAULT",
             )
         others = self._gpu.computing()
-        if others and not is_ours:
+        if others and mode is ComputeMode.DEFAULT:
             raise BusyError(
                 f"GPU {self._uuid} is in use by other programs"
                 f" ({', '.join(map(str, others[:8]))}), which MPS would lock out",

@@ -274,6 +274,17 @@ def test_a_mode_that_somebody_set_while_nobody_kept_the_daemon_stays(scene: Scen
     assert scene.place.status().mode_before is None
 
 
+def test_who_computes_is_asked_for_again_when_a_supervisor_died_before_it_kept_the_gpu(
+    scene: Scene,
+) -> None:
+    scene.place.write(MpsStatus(mode_before=int(ComputeMode.DEFAULT)))
+    scene.gpu.there = (4711,)
+    with pytest.raises(BusyError, match=r"in use by other programs \(4711\)"):
+        scene.supervisor().begin()
+    assert scene.gpu.set_to == []
+    assert scene.place.status().mode_before is None
+
+
 def test_a_gpu_that_somebody_computes_on_is_left_alone(scene: Scene) -> None:
     scene.gpu.there = (4711,)
     with pytest.raises(BusyError, match=r"in use by other programs \(4711\)"):
