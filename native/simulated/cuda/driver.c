@@ -2,7 +2,6 @@
 // Initialisation, versions and what injected faults do to calls.
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "simulated/cuda/driver.h"
 
@@ -59,11 +58,7 @@ CUresult driver_ready(void) {
 
 CUresult driver_gpu_usable(int gpu) {
   const allot_gpu_faults *faults = &driver.machine.machine->faults.gpus[gpu];
-  uint32_t hang_us = allot_load(&faults->hang_us);
-  if (__builtin_expect(hang_us != 0, 0)) {
-    struct timespec pause = {.tv_sec = hang_us / 1000000, .tv_nsec = hang_us % 1000000 * 1000};
-    nanosleep(&pause, NULL);
-  }
+  allot_wait_out(&faults->hang_us);
   if (allot_load(&faults->lost) != 0) return CUDA_ERROR_UNKNOWN;
   const allot_handle *own = &driver.machine;
   return (CUresult)allot_load(&own->machine->processes[own->slot].failed);

@@ -234,6 +234,8 @@ void allot_engine_wait(allot_handle *handle, allot_point point);
 // When to look again whether a HOST work may begin.
 uint64_t allot_engine_ready_at(const allot_handle *handle, allot_point point);
 void allot_sleep_until(uint64_t time_ns);
+// Waits for as long as a fault says, in microseconds, and no longer than it stands.
+void allot_wait_out(const uint32_t *fault_us);
 
 // ---- history.c ----
 

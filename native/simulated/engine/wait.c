@@ -12,6 +12,8 @@
 // A dead process leaves the GPU to others earlier than computed, so sleep no longer in company.
 #define COMPANY_NS 20000000ull
 #define HOST_NS 10000000ull
+// How soon a call that hangs sees that its GPU does so no more.
+#define FAULT_NS 10000000ull
 #define DEPTH 8
 
 void allot_sleep_until(uint64_t time_ns) {
@@ -29,6 +31,17 @@ void allot_sleep_until(uint64_t time_ns) {
                            .tv_nsec = (long)(time_ns % 1000000000u)};
   // The bare system call: a thread must not be cancelled in here.
   syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+void allot_wait_out(const uint32_t *fault_us) {
+  uint64_t all = allot_load(fault_us) * 1000ull;
+  if (__builtin_expect(all == 0, 1)) return;
+  uint64_t began = allot_now_ns();
+  for (uint64_t now = began; all != 0 && now - began < all; now = allot_now_ns()) {
+    uint64_t left = began + all - now;
+    allot_sleep_until(now + (left < FAULT_NS ? left : FAULT_NS));
+    all = allot_load(fault_us) * 1000ull;
+  }
 }
 
 typedef struct need {

@@ -60,7 +60,7 @@ nvmlReturn_t nvml_enter_cut(nvmlGpuInstance_t handle, nvml_gpu *gpu, int *slot) 
 
 nvmlReturn_t nvml_begin_change(const nvml_gpu *gpu, unsigned int call, int *lock) {
   if (allot_is_tenant()) return NVML_ERROR_NO_PERMISSION;
-  nvml_wait_out(&gpu->faults->mig_slow_us[call]);
+  allot_wait_out(&gpu->faults->mig_slow_us[call]);
   if (allot_load(&gpu->faults->mig_ends_before) >> call & 1) kill(getpid(), SIGKILL);
   uint32_t error = allot_load(&gpu->faults->mig_errors[call]);
   if (error != 0) return (nvmlReturn_t)error;

@@ -9,9 +9,6 @@
 
 #include "simulated/nvml/library.h"
 
-// How soon a call that hangs sees that its GPU no longer does.
-#define LOOK_NS 10000000u
-
 // A device handle is the address of one of these: a GPU's at its number, a MIG device's at its
 // place. As the real ones, a MIG device's handle names another one when it was made anew.
 struct nvmlDevice_st {
@@ -200,18 +197,8 @@ nvmlReturn_t nvml_find(nvmlDevice_t device, nvml_gpu *gpu) {
   return nvml_is_mig_device(gpu) ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
-void nvml_wait_out(const uint32_t *fault_us) {
-  uint64_t began = allot_now_ns();
-  for (uint64_t all; (all = allot_load(fault_us) * 1000ull) != 0;) {
-    uint64_t passed = allot_now_ns() - began;
-    if (passed >= all) return;
-    uint64_t next = all - passed < LOOK_NS ? all - passed : LOOK_NS;
-    nanosleep(&(struct timespec){.tv_nsec = (long)next}, NULL);
-  }
-}
-
 nvmlReturn_t nvml_ask(const nvml_gpu *gpu) {
-  nvml_wait_out(&gpu->faults->hang_us);
+  allot_wait_out(&gpu->faults->hang_us);
   return nvml_is_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 

@@ -40,8 +40,6 @@ nvmlDevice_t nvml_device(int place);
 bool nvml_is_mig_device(const nvml_gpu *gpu);
 // A GPU of any machine, whether the process has its node or not.
 nvml_gpu nvml_bare(allot_handle *engine, int index);
-// Waits for as long as a fault says, and no longer than it stands.
-void nvml_wait_out(const uint32_t *fault_us);
 bool nvml_is_lost(const nvml_gpu *gpu);
 // Has the process the GPU's device node? Without it the GPU is not there, and has no index.
 bool nvml_has_node(int gpu);
