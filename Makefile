@@ -30,7 +30,7 @@ test: lint types $(VENV)/.developer native testbed ## lint, types and every test
 unit: $(VENV)/.developer ## the tests that need no process but their own
 	$(python) -m pytest tests/unit $(PYTEST_ARGS)
 
-hunt: $(VENV)/.developer ## property tests with examples that nobody has tried, 2,000 of each
+hunt: $(VENV)/.developer ## property tests with examples that nobody has tried, up to 2,000 of each
 	HYPOTHESIS_PROFILE=thorough $(python) -m pytest -m hypothesis --timeout=3600 $(HUNT_ARGS)
 
 lint: $(VENV)/.developer ## ruff, import-linter, clang-format

@@ -245,15 +245,6 @@ def test_pods_use_the_daemon_of_who_was_first_and_the_agent_follows(
         run.stop()
 
 
-@contextlib.contextmanager
-def configured(node: NodeAgent, text: str) -> Iterator[None]:
-    node.configure(text)
-    try:
-        yield
-    finally:
-        node.configure(HALVES)
-
-
 UNEVEN = """\
 version: v1
 allotment:
@@ -269,7 +260,7 @@ def test_uneven_shares_of_gpus_that_may_be_in_the_mode(
 ) -> None:
     gpus.wait_stopped()
     try:
-        with configured(node, UNEVEN):
+        with node.configured(UNEVEN, back_to=HALVES):
             cluster.wait_allocatable(GPU, 32)
             shares_are_uneven(cluster, node, gpus, pods)
             pods.delete()

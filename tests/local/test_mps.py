@@ -63,7 +63,7 @@ def test_a_part_is_no_more_than_a_part(machine: Machine) -> None:
     assert half[1]["seconds"] > 1.6 * whole[1]["seconds"]
 
 
-def test_the_daemon_is_back_soon_after_it_was_killed_and_the_shares_are_named(
+def test_the_daemon_is_back_after_it_was_killed_and_the_shares_are_named(
     machine: Machine,
 ) -> None:
     held = [machine.start("hold", options=("--name", name)) for name in ("left", "right")]

@@ -30,14 +30,14 @@ _HOST = "HOST"
 def command(*, output: str, state: Path | None) -> None:
     """Show every share with its limits and its use of each GPU, and the processes that use it.
 
-    MODE is how a share is held to its limits: `soft`, `mps` or `mig`. A LIMIT like 12Gi+host is
-    that of an oversubscribed share, and HOST is how much of what it uses may lie on the host: all
-    of it while `allot suspend` has it off the GPU. COMPUTE is its guarantee and its ceiling in
-    percent of the GPU, its class where that is another than normal, and its weight where that is
-    another than 100; it is `-` where none was asked for and nobody takes turns. In mode mps it is
-    the part of the multiprocessors of each process. GPU TIME is what its kernels took so far:
-    measured where some share of the GPU asked for compute. `allot top` shows how much of the GPU
-    that is at the moment.
+    MODE is how a share is held to its limits: `soft`, `mps`, `mig`, `exclusive` or `timeslice`. A
+    LIMIT like 12Gi+host is that of an oversubscribed share, and HOST is how much of what it uses
+    may lie on the host: all of it while `allot suspend` has it off the GPU. COMPUTE is its
+    guarantee and its ceiling in percent of the GPU, its class where that is another than normal,
+    and its weight where that is another than 100; it is `-` where none was asked for and nobody
+    takes turns. In mode mps it is the part of the multiprocessors of each process. GPU TIME is
+    what its kernels took so far: measured where some share of the GPU asked for compute. `allot
+    top` shows how much of the GPU that is at the moment.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, an own
     loader): its limit is not in force. It is `exclusive` or `timeslice` for a share of a mode that

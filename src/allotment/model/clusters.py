@@ -75,7 +75,7 @@ class NodeDevice:
     mig: NodeMig | None = None
     """None: its node cuts no slices from it for who asks."""
     mig_off: str = ""
-    """Why it does so for nobody now, and serves its other modes. Empty: nothing keeps it."""
+    """Why no slice is cut from it for a time, though its modes allow it. Empty: it is not so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
