@@ -97,8 +97,8 @@ def test_an_oversubscribed_share_is_marked(allot: Allot, tmp_path: Path) -> None
     assert made.returncode == 0, made.stderr
     assert "HOST" in allot("ps").stdout
     # What it has on the host; and it takes turns, though it asked for no compute.
-    assert line_of(allot, "over").split()[3:8] == ["1.5Gi+host", "0B", "0B", "0B", "0:100"]
-    assert line_of(allot, "plain").split()[3:8] == ["1Gi", "0B", "-", "0B", "0:100"]
+    assert line_of(allot, "over").split()[4:9] == ["1.5Gi+host", "0B", "0B", "0B", "0:100"]
+    assert line_of(allot, "plain").split()[4:9] == ["1Gi", "0B", "-", "0B", "0:100"]
 
 
 def line_of(allot: Allot, name: str) -> str:
