@@ -6,6 +6,7 @@ The nodes have no kubelet: what is bound stays Pending, which is all that a sche
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import urllib.error
@@ -199,7 +200,7 @@ class Scheduler:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return 0, str(error)
 
     def wait_ready(self, *, timeout_s: float = 60) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -306,7 +307,7 @@ class NodeAgent:
         try:
             with opener.open(f"http://{self.cluster.address}:9446{path}", timeout=10) as answer:
                 return str(answer.read().decode())
-        except OSError:
+        except (OSError, http.client.HTTPException):  # it may end in the middle of an answer
             return None
 
     def figure(self, name: str, **labels: str) -> float:

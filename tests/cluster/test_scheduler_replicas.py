@@ -115,7 +115,7 @@ class Replica:
         try:
             with urllib.request.urlopen(url, timeout=2) as answer:
                 return int(answer.status) == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
 
@@ -269,7 +269,7 @@ def answered(endpoint: Address, context: ssl.SSLContext) -> int | None:
         with connection.getresponse() as answer:
             answer.read()
             return answer.status
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
