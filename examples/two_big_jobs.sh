@@ -39,6 +39,6 @@ both=$((($(date +%s%N) - began) / 1000000))
 
 for name in first second; do
   echo "$name:"
-  sed 's/^/  /; s/, [^,]* between its events.*//' "$out/$name"
+  sed 's/^/  /; s/, [^,]* between events.*//' "$out/$name"
 done
 echo "one job alone took $alone ms, two together $both ms"

@@ -14,6 +14,7 @@
 
 #include "bus_guard.h"
 #include "lease.h"
+#include "mapping.h"
 
 // Crash tests define this to stop the process at each step of an operation.
 #ifndef LEASE_STEP
@@ -24,11 +25,6 @@
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
 #define store(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
-
-static int path_in(const char *directory, const char *name, char *path, size_t size) {
-  int length = snprintf(path, size, "%s/%s", directory, name);
-  return length < 0 || (size_t)length >= size ? -ENAMETOOLONG : 0;
-}
 
 typedef struct part {
   size_t at;
@@ -45,7 +41,7 @@ static bool write_part(int descriptor, const part *one) {
 static int create_file(const char *directory, const char *name, const part parts[2],
                        size_t allocated, size_t size) {
   char path[4096], draft[4096];
-  int error = path_in(directory, name, path, sizeof path);
+  int error = allot_path_in(directory, name, path, sizeof path);
   if (error != 0) return error;
   int length = snprintf(draft, sizeof draft, "%s/.%s-%d", directory, name, (int)getpid());
   if (length < 0 || (size_t)length >= sizeof draft) return -ENAMETOOLONG;
@@ -100,7 +96,7 @@ int allot_contract_create(const char *directory, const char *uuid) {
 // Is this a device of ours, so that its `leases` are to be as we make them?
 static int check_contract(const char *directory) {
   char path[4096];
-  int error = path_in(directory, "contract", path, sizeof path);
+  int error = allot_path_in(directory, "contract", path, sizeof path);
   if (error != 0) return error;
   int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (descriptor < 0) return -errno;
@@ -159,7 +155,7 @@ static int restore(int descriptor, const damage *found) {
 int allot_leases_mend(const char *directory) {
   char path[4096];
   int error = check_contract(directory);
-  if (error == 0) error = path_in(directory, "leases", path, sizeof path);
+  if (error == 0) error = allot_path_in(directory, "leases", path, sizeof path);
   if (error != 0) return error;
   // Who may only read it can still tell that it is whole.
   int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -178,41 +174,19 @@ int allot_leases_mend(const char *directory) {
 // The caller holds the state folder's lock. No lock on `contract` itself: a container has it open,
 // and could hold that while all starts of the machine wait.
 
-typedef struct opened {
-  int descriptor;
-  allot_contract *contract;
-} opened;
-
-static int open_contract(const char *directory, opened *file) {
-  char path[4096];
-  int error = path_in(directory, "contract", path, sizeof path);
+static int open_contract(const char *directory, allot_contract **contract) {
+  void *mapped = NULL;
+  int error = allot_map_in(directory, "contract", sizeof **contract, O_RDWR, &mapped);
   if (error != 0) return error;
-  file->descriptor = open(path, O_RDWR | O_CLOEXEC);
-  if (file->descriptor < 0) return -errno;
-  struct stat status;
-  void *mapped = MAP_FAILED;
-  if (fstat(file->descriptor, &status) != 0) {
-    error = -errno;
-  } else if ((uint64_t)status.st_size < sizeof(allot_contract)) {
-    error = -EINVAL;
-  } else {
-    mapped =
-        mmap(NULL, sizeof(allot_contract), PROT_READ | PROT_WRITE, MAP_SHARED, file->descriptor, 0);
-    if (mapped == MAP_FAILED) error = -errno;
-  }
-  if (error == 0) {
-    file->contract = mapped;
-    if (file->contract->magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
-    if (error == 0 && file->contract->version != ALLOT_LEASE_VERSION) error = -EPROTO;
-    if (error != 0) munmap(mapped, sizeof(allot_contract));
-  }
-  if (error != 0) close(file->descriptor);
+  *contract = mapped;
+  if ((*contract)->magic != ALLOT_CONTRACT_MAGIC) error = -EINVAL;
+  if (error == 0 && (*contract)->version != ALLOT_LEASE_VERSION) error = -EPROTO;
+  if (error != 0) munmap(mapped, sizeof **contract);
   return error;
 }
 
-static void close_contract(const opened *file) {
-  munmap(file->contract, sizeof(allot_contract));
-  close(file->descriptor);
+static void close_contract(allot_contract *contract) {
+  munmap(contract, sizeof *contract);
 }
 
 // The programs of shares can cut this file short: guarded.
@@ -228,18 +202,10 @@ static int wake_places(void *argument) {
 
 // Wakes whoever waits for a turn, or holds one, to look at the new terms.
 static void wake_all(const char *directory) {
-  char path[4096];
-  if (path_in(directory, "leases", path, sizeof path) != 0) return;
-  int descriptor = open(path, O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return;
-  struct stat status;
-  void *mapped = MAP_FAILED;
-  size_t size = offsetof(allot_leases_file, states);
-  if (fstat(descriptor, &status) == 0 && (uint64_t)status.st_size >= size) {
-    mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  }
-  close(descriptor);
-  if (mapped == MAP_FAILED) return;
+  const size_t size = offsetof(allot_leases_file, states);
+  void *mapped = NULL;
+  int error = allot_map_in(directory, "leases", size, O_RDWR, &mapped);
+  if (error != 0) return;
   allot_guarded(wake_places, mapped);
   munmap(mapped, size);
 }
@@ -286,45 +252,45 @@ static void put_terms(allot_contract *contract, int seat, uint64_t terms) {
 
 int allot_contract_take(const char *directory, const char *share_id, uint64_t terms,
                         uint64_t *serial) {
-  opened file;
-  if (!is_valid(terms) || strlen(share_id) >= sizeof file.contract->seats[0].share_id) {
+  allot_contract *contract = NULL;
+  if (!is_valid(terms) || strlen(share_id) >= sizeof contract->seats[0].share_id) {
     return -EINVAL;
   }
-  int result = open_contract(directory, &file);
+  int result = open_contract(directory, &contract);
   if (result != 0) return result;
-  result = is_promised_too_much(file.contract, -1, terms) ? -ERANGE : -ENOSPC;
+  result = is_promised_too_much(contract, -1, terms) ? -ERANGE : -ENOSPC;
   for (int seat = 0; seat < (int)ALLOT_SEATS && result == -ENOSPC; seat++) {
-    allot_contract_seat *one = &file.contract->seats[seat];
+    allot_contract_seat *one = &contract->seats[seat];
     if (one->terms & ALLOT_TERMS_TAKEN) continue;
     memset(one->share_id, 0, sizeof one->share_id);
     strcpy(one->share_id, share_id);
     LEASE_STEP("named");
-    *serial = ++file.contract->serial;
+    *serial = ++contract->serial;
     LEASE_STEP("numbered");
     store(&one->serial, *serial);
     LEASE_STEP("seated");
-    put_terms(file.contract, seat, terms | ALLOT_TERMS_TAKEN);
+    put_terms(contract, seat, terms | ALLOT_TERMS_TAKEN);
     result = seat;
   }
-  close_contract(&file);
+  close_contract(contract);
   if (result >= 0) wake_all(directory);
   return result;
 }
 
 static int change(const char *directory, int seat, uint64_t serial, uint64_t terms) {
-  opened file;
+  allot_contract *contract = NULL;
   if (seat < 0 || seat >= (int)ALLOT_SEAT_UNBOOKED) return -EINVAL;
-  int error = open_contract(directory, &file);
+  int error = open_contract(directory, &contract);
   if (error != 0) return error;
-  const allot_contract_seat *one = &file.contract->seats[seat];
+  const allot_contract_seat *one = &contract->seats[seat];
   if (!(one->terms & ALLOT_TERMS_TAKEN) || one->serial != serial) {
     error = -ESTALE;
-  } else if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(file.contract, seat, terms)) {
+  } else if ((terms & ALLOT_TERMS_TAKEN) && is_promised_too_much(contract, seat, terms)) {
     error = -ERANGE;
   } else {
-    put_terms(file.contract, seat, terms);
+    put_terms(contract, seat, terms);
   }
-  close_contract(&file);
+  close_contract(contract);
   if (error == 0) wake_all(directory);
   return error;
 }

@@ -21,6 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "mapping.h"
+#include "slots.h"
+
 // Crash tests define this to stop the process at each step of an operation.
 #ifndef LEASE_STEP
 #define LEASE_STEP(name) ((void)0)
@@ -304,11 +307,8 @@ void allot_lease_look(const allot_leases *leases, uint64_t now_ns, allot_lease *
 
 // ---- locks of places ----
 
-static struct flock place_lock(int place, short type) {
-  return (struct flock){.l_type = type,
-                        .l_whence = SEEK_SET,
-                        .l_start = (off_t)(ALLOT_PLACE_LOCK_BASE + place),
-                        .l_len = 1};
+static int64_t byte_of(int place) {
+  return ALLOT_PLACE_LOCK_BASE + place;
 }
 
 // What a dead owner's work took that it could not charge itself. Its work ended with it, soon after
@@ -322,9 +322,8 @@ static uint64_t left_by_dead(const allot_leases *leases, int place) {
 
 // Frees the place if its owner is dead. Under its lock, or it might be a newcomer's by then.
 static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64_t now_ns) {
-  struct flock lock = place_lock(place, F_WRLCK);
   LEASE_STEP("reaping");
-  if (fcntl(descriptor, F_OFD_SETLK, &lock) != 0) return false;
+  if (allot_slot_try(descriptor, byte_of(place)) != 1) return false;
   LEASE_STEP("found dead");
   allot_event ended = {.kind = ALLOT_EVENT_LEAVE,
                        .place = place,
@@ -335,8 +334,7 @@ static bool free_if_dead(allot_leases *leases, int descriptor, int place, uint64
   outcome done = decide(leases, &ended, 1);
   tell(leases, &done);
   store(&leases->file->heads[place].pid, 0);
-  lock.l_type = F_UNLCK;
-  fcntl(descriptor, F_OFD_SETLK, &lock);
+  allot_slot_release(descriptor, byte_of(place));
   return true;
 }
 
@@ -401,25 +399,6 @@ void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease
 
 // ---- files ----
 
-static int open_path(const char *path, int flags) {
-  int descriptor = open(path, flags | O_CLOEXEC, 0644);
-  return descriptor < 0 ? -errno : descriptor;
-}
-
-static int map_file(const char *path, size_t size, int protection, void **mapped) {
-  int descriptor = open_path(path, protection & PROT_WRITE ? O_RDWR : O_RDONLY);
-  if (descriptor < 0) return descriptor;
-  struct stat status;
-  int error = fstat(descriptor, &status) != 0 ? -errno : 0;
-  if (error == 0 && (uint64_t)status.st_size < size) error = -EINVAL;
-  if (error == 0) {
-    *mapped = mmap(NULL, size, protection, MAP_SHARED, descriptor, 0);
-    if (*mapped == MAP_FAILED) error = -errno;
-  }
-  close(descriptor);
-  return error;
-}
-
 static int check_heads(const allot_contract *contract, const allot_leases_file *file) {
   if (contract->magic != ALLOT_CONTRACT_MAGIC || file->magic != ALLOT_LEASES_MAGIC) return -EINVAL;
   if (contract->version != ALLOT_LEASE_VERSION || file->version != ALLOT_LEASE_VERSION) {
@@ -434,9 +413,9 @@ int allot_leases_open(allot_leases *leases, const char *contract_path, const cha
   if (seat < 0 || seat >= (int)ALLOT_SEATS) return -EINVAL;
   if (strlen(leases_path) >= sizeof leases->path) return -ENAMETOOLONG;
   void *contract = NULL, *file = NULL;
-  int error = map_file(contract_path, sizeof(allot_contract), PROT_READ, &contract);
+  int error = allot_map_file(contract_path, sizeof(allot_contract), O_RDONLY, &contract);
   if (error != 0) return error;
-  error = map_file(leases_path, sizeof(allot_leases_file), PROT_READ | PROT_WRITE, &file);
+  error = allot_map_file(leases_path, sizeof(allot_leases_file), O_RDWR, &file);
   if (error == 0) {
     error = check_heads(contract, file);
     if (error != 0) munmap(file, sizeof(allot_leases_file));
@@ -478,18 +457,7 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static int take_place(allot_leases *leases, int descriptor, int place) {
-  int error = prepare_place(descriptor, place);
-  if (error != 0) return error;
-  // The mapping, not the descriptor, keeps the lock: programs close descriptors they do not know.
-  void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
-  if (keeper == MAP_FAILED) return -errno;
-  if (madvise(keeper, 1, MADV_DONTFORK) != 0) {
-    error = -errno;
-    munmap(keeper, 1);
-    return error;
-  }
-  leases->place_map = keeper;
+static void take_place(allot_leases *leases, int place) {
   leases->place = place;
   allot_place_head *head = &leases->file->heads[place];
   store(&head->pid, (int32_t)getpid());
@@ -506,25 +474,23 @@ static int take_place(allot_leases *leases, int descriptor, int place) {
   tell(leases, &done);
   // Most of all after the machine was started again.
   reap(leases, now);
-  return 0;
-}
-
-static int join_with(allot_leases *leases, int descriptor) {
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    struct flock lock = place_lock(place, F_WRLCK);
-    if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return take_place(leases, descriptor, place);
-    if (errno != EAGAIN && errno != EACCES) return -errno;
-  }
-  return -ENOSPC;
 }
 
 int allot_leases_join(allot_leases *leases) {
   if (leases->place >= 0) return 0;
-  int descriptor = open_path(leases->path, O_RDWR);
+  int descriptor = allot_open(leases->path, O_RDWR);
   if (descriptor < 0) return descriptor;
-  int result = join_with(leases, descriptor);
+  void *keeper = NULL;
+  int place = allot_slot_claim(descriptor, ALLOT_PLACE_LOCK_BASE, (int)ALLOT_PLACES, &keeper);
+  int error = place < 0 ? place : prepare_place(descriptor, place);
   close(descriptor);
-  return result;
+  if (error != 0) {
+    if (keeper != NULL) munmap(keeper, 1);
+    return error;
+  }
+  leases->place_map = keeper;
+  take_place(leases, place);
+  return 0;
 }
 
 void allot_leases_leave(allot_leases *leases) {

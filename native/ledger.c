@@ -8,13 +8,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "bus_guard.h"
+#include "mapping.h"
+#include "slots.h"
 
 // The agent's own mark in `last`: no slot has this index, so there is nothing to help.
 #define AGENT_SLOT 0xffffull
@@ -85,25 +86,16 @@ static bool change_use(allot_ledger *ledger, int slot, int device, enum change k
 
 // ---- files ----
 
-static int open_in(const char *directory, const char *name, int flags) {
-  char path[4096];
-  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-  if (length < 0 || (size_t)length >= sizeof path) return -ENAMETOOLONG;
-  int descriptor = open(path, flags | O_CLOEXEC, 0600);
-  return descriptor < 0 ? -errno : descriptor;
-}
-
 static void remove_in(const char *directory, const char *name) {
   char path[4096];
-  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-  if (length > 0 && (size_t)length < sizeof path) unlink(path);
+  if (allot_path_in(directory, name, path, sizeof path) == 0) unlink(path);
 }
 
 // Writes a new file of `size` bytes that starts with `head`. Every block is allocated now: a full
 // disk is an error here instead of a SIGBUS in a tenant later.
 static int create_file(const char *directory, const char *name, const void *head, size_t head_size,
                        size_t size, mode_t mode) {
-  int descriptor = open_in(directory, name, O_RDWR | O_CREAT | O_EXCL);
+  int descriptor = allot_open_in(directory, name, O_RDWR | O_CREAT | O_EXCL);
   if (descriptor < 0) return descriptor;
   int error = posix_fallocate(descriptor, 0, (off_t)size);
   if (error == 0 && pwrite(descriptor, head, head_size, 0) != (ssize_t)head_size) error = EIO;
@@ -133,22 +125,6 @@ int allot_ledger_create(const char *directory, const allot_policy *policy) {
   return error;
 }
 
-static int map_file(const char *directory, const char *name, size_t size, bool writable,
-                    void **mapped) {
-  int descriptor = open_in(directory, name, writable ? O_RDWR : O_RDONLY);
-  if (descriptor < 0) return descriptor;
-  struct stat status;
-  int error = fstat(descriptor, &status) != 0 ? -errno : 0;
-  if (error == 0 && (uint64_t)status.st_size < size) error = -EINVAL;
-  if (error == 0) {
-    *mapped =
-        mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, descriptor, 0);
-    if (*mapped == MAP_FAILED) error = -errno;
-  }
-  close(descriptor);
-  return error;
-}
-
 static int check_heads(void *argument) {
   const allot_ledger *ledger = argument;
   const allot_policy *policy = ledger->policy;
@@ -165,11 +141,11 @@ int allot_ledger_open(allot_ledger *ledger, const char *directory) {
   *ledger = (allot_ledger){.slot = -1};
   if (strlen(directory) >= sizeof ledger->directory) return -ENAMETOOLONG;
   void *policy = NULL, *usage = NULL;
-  int error = map_file(directory, "policy", sizeof(allot_policy), false, &policy);
+  int error = allot_map_in(directory, "policy", sizeof(allot_policy), O_RDONLY, &policy);
   if (error != 0) return error;
-  error = map_file(directory, "usage", sizeof(allot_usage), true, &usage);
+  error = allot_map_in(directory, "usage", sizeof(allot_usage), O_RDWR, &usage);
   if (error == -EACCES || error == -EROFS || error == -EPERM) {
-    error = map_file(directory, "usage", sizeof(allot_usage), false, &usage);
+    error = allot_map_in(directory, "usage", sizeof(allot_usage), O_RDONLY, &usage);
   }
   ledger->policy = policy;
   ledger->usage = error == 0 ? usage : NULL;
@@ -191,23 +167,8 @@ void allot_ledger_close(allot_ledger *ledger) {
 
 // ---- slots ----
 
-static struct flock slot_lock(int slot, short type) {
-  return (struct flock){.l_type = type,
-                        .l_whence = SEEK_SET,
-                        .l_start = (off_t)(ALLOT_SLOT_LOCK_BASE + slot),
-                        .l_len = 1};
-}
-
-// Locks the slot for this open file description: 1 taken, 0 someone else's, or a negative errno.
-static int try_lock(int descriptor, int slot) {
-  struct flock lock = slot_lock(slot, F_WRLCK);
-  if (fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return 1;
-  return errno == EAGAIN || errno == EACCES ? 0 : -errno;
-}
-
-static void unlock(int descriptor, int slot) {
-  struct flock lock = slot_lock(slot, F_UNLCK);
-  fcntl(descriptor, F_OFD_SETLK, &lock);
+static int64_t byte_of(int slot) {
+  return ALLOT_SLOT_LOCK_BASE + slot;
 }
 
 // Gives back all that the slot has. The caller holds the slot's lock.
@@ -227,14 +188,14 @@ static int reap_with(allot_ledger *ledger, int descriptor) {
   for (int slot = 0; slot < ALLOT_MAX_SLOTS && (uint32_t)slot < high; slot++) {
     uint32_t *state = &ledger->usage->slots[slot].state;
     if (slot == ledger->slot || load(state) == ALLOT_SLOT_FREE) continue;
-    int locked = try_lock(descriptor, slot);
+    int locked = allot_slot_try(descriptor, byte_of(slot));
     if (locked < 0) return locked;
     if (locked == 0) continue;
     if (load(state) != ALLOT_SLOT_FREE) {
       clear_slot(ledger, slot);
       cleared++;
     }
-    unlock(descriptor, slot);
+    allot_slot_release(descriptor, byte_of(slot));
   }
   return cleared;
 }
@@ -250,7 +211,7 @@ static int reap_guarded(void *argument) {
 }
 
 int allot_ledger_reap(allot_ledger *ledger) {
-  int descriptor = open_in(ledger->directory, "usage", O_RDWR);
+  int descriptor = allot_open_in(ledger->directory, "usage", O_RDWR);
   if (descriptor < 0) return descriptor;
   reaping one = {ledger, descriptor};
   int cleared = allot_guarded(reap_guarded, &one);
@@ -261,45 +222,16 @@ int allot_ledger_reap(allot_ledger *ledger) {
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
   if (slot < 0 || slot >= ALLOT_MAX_SLOTS) return false;
   if (load(&ledger->usage->slots[slot].state) == ALLOT_SLOT_FREE) return false;
-  int descriptor = open_in(ledger->directory, "usage", O_RDONLY);
+  int descriptor = allot_open_in(ledger->directory, "usage", O_RDONLY);
   if (descriptor < 0) return true;  // unknown: never declare a running process dead
-  struct flock lock = slot_lock(slot, F_WRLCK);
-  bool alive = fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  bool alive = allot_slot_is_owned(descriptor, byte_of(slot));
   close(descriptor);
   return alive;
 }
 
-static size_t read_start(const char *path, char *buffer, size_t size) {
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return 0;
-  ssize_t got = read(descriptor, buffer, size);
-  close(descriptor);
-  return got < 0 ? 0 : (size_t)got;
-}
-
-// Field 22 of /proc/self/stat. Field 2 may hold blanks and parentheses, so count from the last ')'.
-static uint64_t own_start_time(void) {
-  char text[1024];
-  text[read_start("/proc/self/stat", text, sizeof text - 1)] = '\0';
-  uint64_t start = 0;
-  int blanks = 0;
-  for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
-    if (*at == ' ') blanks++;
-    if (blanks == 20 && *at >= '0' && *at <= '9') start = start * 10 + (uint64_t)(*at - '0');
-  }
-  return start;
-}
-
 static void describe_owner(allot_slot *slot) {
-  char text[sizeof slot->command];
-  size_t length = read_start("/proc/self/cmdline", text, sizeof text - 1);
-  for (size_t i = 0; i < length; i++) {
-    if (text[i] == '\0') text[i] = ' ';
-  }
-  while (length > 0 && text[length - 1] == ' ') length--;
-  memset(slot->command, 0, sizeof slot->command);
-  memcpy(slot->command, text, length);
-  slot->start_time = own_start_time();
+  allot_own_command(slot->command, sizeof slot->command);
+  slot->start_time = allot_start_time("/proc/self/stat");
   slot->pid = (int32_t)getpid();
 }
 
@@ -313,42 +245,19 @@ static void take_slot(allot_ledger *ledger, int slot) {
   store(&taken->held_ns, 0);
   store(&taken->throttled, 0);
   store(&taken->movable, 0);
-  uint32_t *high = &ledger->usage->high_slot;
-  uint32_t seen = load(high);
-  while (seen <= (uint32_t)slot &&
-         !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false, __ATOMIC_SEQ_CST,
-                                      __ATOMIC_SEQ_CST)) {
-  }
+  allot_slot_note_high(&ledger->usage->high_slot, slot);
   store(&taken->state, (uint32_t)ALLOT_SLOT_TAKEN);
   ledger->slot = slot;
 }
 
-static int attach_with(allot_ledger *ledger, int descriptor) {
-  for (int slot = 0; slot < ALLOT_MAX_SLOTS; slot++) {
-    int locked = try_lock(descriptor, slot);
-    if (locked < 0) return locked;
-    if (locked == 0) continue;
-    // The mapping, not the descriptor, keeps the lock: programs close descriptors they do not know.
-    void *keeper = mmap(NULL, 1, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (keeper == MAP_FAILED) return -errno;
-    if (madvise(keeper, 1, MADV_DONTFORK) != 0) {
-      int error = -errno;
-      munmap(keeper, 1);
-      return error;
-    }
-    ledger->slot_map = keeper;
-    take_slot(ledger, slot);
-    return 0;
-  }
-  return -ENOSPC;
-}
-
 int allot_ledger_attach(allot_ledger *ledger) {
-  int descriptor = open_in(ledger->directory, "usage", O_RDWR);
+  int descriptor = allot_open_in(ledger->directory, "usage", O_RDWR);
   if (descriptor < 0) return descriptor;
-  int result = attach_with(ledger, descriptor);
+  int slot = allot_slot_claim(descriptor, ALLOT_SLOT_LOCK_BASE, ALLOT_MAX_SLOTS, &ledger->slot_map);
   close(descriptor);
-  return result;
+  if (slot < 0) return slot;
+  take_slot(ledger, slot);
+  return 0;
 }
 
 // ---- what the shim calls ----
@@ -445,11 +354,12 @@ static int change_limit(void *argument) {
 // lock on `policy` itself: a container has it open, and could hold that.
 static int change_limit_in(allot_ledger *ledger, int descriptor, int device, uint64_t bytes,
                            bool force, uint64_t *used) {
-  void *policy =
-      mmap(NULL, sizeof(allot_policy), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (policy == MAP_FAILED) return -errno;
+  void *policy = NULL;
+  int result = allot_map(descriptor, sizeof(allot_policy), sizeof(allot_policy),
+                         PROT_READ | PROT_WRITE, &policy);
+  if (result != 0) return result;
   const limit_change change = {ledger, policy, device, bytes, force, used};
-  int result = -EINVAL;
+  result = -EINVAL;
   if (device >= 0 && (uint32_t)device < ledger->policy->device_count && bytes > 0) {
     result = allot_ledger_reap(ledger);
     if (result >= 0) result = allot_guarded(change_limit, (void *)&change);
@@ -463,7 +373,7 @@ int allot_ledger_set_limit(const char *directory, int device, uint64_t bytes, bo
   allot_ledger ledger;
   int result = allot_ledger_open(&ledger, directory);
   if (result != 0) return result;
-  int descriptor = open_in(directory, "policy", O_RDWR);
+  int descriptor = allot_open_in(directory, "policy", O_RDWR);
   if (descriptor < 0) {
     result = descriptor;
   } else {

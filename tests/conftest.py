@@ -9,14 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+import native_programs
+from allotment import libraries
 
 ROOT = Path(__file__).resolve().parent.parent
+#: PYTHONUNBUFFERED would hide that a program under test forgets to flush what a test waits for.
+# xdist gives its workers the size of a terminal.
+FOREIGN_VARIABLES = {"COLUMNS", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LINES", "PYTHONUNBUFFERED"}
 
 # Failures print the blob that reproduces them; a slow shared machine is no failure.
 settings.register_profile(
@@ -26,8 +35,18 @@ settings.register_profile(
 settings.register_profile(
     "ci", settings.get_profile("default"), max_examples=40, derandomize=True, database=None
 )
+settings.register_profile("long", settings.get_profile("ci"), max_examples=400)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# What a machine may lack though .ci/run has installed all that can be installed.
+MAY_BE_SKIPPED = (
+    "no NAT in this kernel",  # kube-proxy needs it, and a kernel cannot be installed
+    "no time namespace can be made here",  # likewise
+    "this file system cannot",  # what the disk is, is not ours to choose
+    "this machine is arm64",  # the emulated tests run natively there
+    "this machine has a GPU",  # tests of what happens without one
+)
 
 # Whoever starts the tests in the background (`&` in a script, nohup) hands down that these signals
 # are ignored, and programs under test would not be ended by them.
@@ -36,22 +55,68 @@ for ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(ignored, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Takes a measurement again that another load of the machine may have spoilt.
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shortens the temporary folder of a worker: a socket's path has at most 107 bytes."""
+    if worker := getattr(config, "workerinput", None):
+        number = worker["workerid"].removeprefix("gw")
+        config.option.basetemp = Path(config.option.basetemp).with_name(number)
 
-    Each repetition is in pytest's closing line; what is broken is broken three times.
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Defines `--fail-on-skip`, which .ci/run gives."""
+    parser.addoption(
+        "--fail-on-skip",
+        action="store_true",
+        help="fail a test that is skipped for a reason that is not in MAY_BE_SKIPPED",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turns a skip into a failure under `--fail-on-skip`."""
+    report = yield
+    if report.skipped and item.config.getoption("fail_on_skip") and not hasattr(report, "wasxfail"):
+        assert isinstance(report.longrepr, tuple)
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(MAY_BE_SKIPPED):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, which --fail-on-skip does not allow: {reason}"
+    return report
+
+
+class RoomScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Keeps each file on one worker, and mixes files that wait with files that compute.
+
+    Tests of tests/cluster mostly wait for servers, those of the other rooms keep a core busy. Every
+    second worker takes the cluster's files first, so that both kinds run side by side.
     """
-    for item in items:
-        if item.get_closest_marker("measured"):
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=["AssertionError"]))
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        is_cluster_worker = int(node.gateway.id.removeprefix("gw")) % 2 == 0
+        preferred = (
+            scope
+            for scope in self.workqueue
+            if scope.startswith("tests/cluster/") == is_cluster_worker
+        )
+        if (scope := next(preferred, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RoomScheduling:
+    """Distributes tests over the workers of `-n`."""
+    return RoomScheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def outside_of_shares() -> Iterator[None]:
-    """A developer's own share, machine or state folder must not reach into the tests."""
+    """A developer's own share, machine or Python settings must not reach into the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("ALLOTMENT_") or name in {"CUDA_VISIBLE_DEVICES", "LD_PRELOAD"}:
+            if name.startswith("ALLOTMENT_") or name in FOREIGN_VARIABLES:
                 patch.delenv(name)
         yield
 
@@ -65,7 +130,7 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def native_dir() -> Path:
     """The folder of this machine's native libraries, as `make native` installs them."""
-    folder = ROOT / "src" / "allotment" / "_native" / platform.machine()
+    folder = Path(libraries.__file__).parent / "_native" / platform.machine()
     if not (folder / "liballotment-shim.so").exists():
         pytest.fail(f"{folder} has no libraries\n\nhint: make native")
     return folder
@@ -97,28 +162,6 @@ def sanitizing_cc() -> list[str]:
     return pytest.skip("no gcc or clang for the sanitizers (Debian: apt-get install gcc libc6-dev)")
 
 
-def make_native(compiler: list[str], *targets: str, sanitizers: str = "") -> Path:
-    """Calls native/Makefile and returns the folder that it builds into.
-
-    Incremental, in native/build/, so that only the first run of a clone takes its time.
-    """
-    command = ["make", "-C", str(ROOT / "native"), "-s", "-j2", f"CC={' '.join(compiler)}"]
-    # This make is no part of one that may have started the tests.
-    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    variant = "-".join([platform.machine(), *filter(None, sanitizers.split(","))])
-    folder = ROOT / "native" / "build" / variant
-    paths = [f"build/{variant}/{target}" for target in targets]
-    done = subprocess.run(
-        [*command, f"SANITIZE={sanitizers}", *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
 @pytest.fixture(scope="session")
 def native_build(sanitizing_cc: list[str]) -> Callable[..., Path]:
     """Builds native libraries with sanitizers: `native_build("thread")` is the folder of all.
@@ -127,7 +170,7 @@ def native_build(sanitizing_cc: list[str]) -> Callable[..., Path]:
     """
 
     def build(sanitizers: str, *libraries: str) -> Path:
-        return make_native(sanitizing_cc, *libraries, sanitizers=sanitizers)
+        return native_programs.make(sanitizing_cc, libraries, sanitizers=sanitizers)
 
     return build
 
@@ -137,12 +180,8 @@ def native_objects(request: pytest.FixtureRequest) -> Callable[[list[str], str],
     """Compiles sources of native/ for a test program: `native_objects(["ledger.c"], "thread")`."""
 
     def build(sources: list[str], sanitizers: str) -> list[Path]:
-        if not sources:
-            return []
         compiler = request.getfixturevalue("sanitizing_cc" if sanitizers else "cc")
-        objects = [f"objects/tests/{source}.o" for source in sources]
-        folder = make_native(compiler, *objects, sanitizers=sanitizers)
-        return [folder / name for name in objects]
+        return native_programs.objects(compiler, sources, sanitizers=sanitizers)
 
     return build
 

@@ -34,7 +34,8 @@ def commands(
     command: click.Command, path: str, parent: click.Context | None
 ) -> Iterator[tuple[str, click.Command, click.Context]]:
     """`command` and all that are below it, each with its full name and a context."""
-    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
+    name = path.rpartition(" ")[2]
+    context = click.Context(command, parent, name, **command.context_settings)
     yield path, command, context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write src/allotment/agent/kubelet/proto/*_pb2.py and .pyi from the kubelet's .proto files there.
+"""Write *_pb2.py and .pyi beside the kubelet's .proto files: the agent's, and those of the tests.
 
 The compiler is the oldest that is to be supported: what it writes runs with its own protobuf and
 all later ones, and what a newer one writes does not run with older ones. It has an environment of
@@ -21,8 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src"
-FOLDER = SOURCE / "allotment" / "agent" / "kubelet" / "proto"
+SOURCES = {
+    ROOT / "src": "allotment/agent/kubelet/proto/*.proto",
+    ROOT / "tests" / "twins": "*.proto",
+}
+"""Import roots, with the files below them."""
 VERSION = "1.71.2"
 UNAVAILABLE = 3
 
@@ -37,12 +40,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"grpcio-tools {VERSION} cannot be had: {error}", file=sys.stderr)
         return UNAVAILABLE
+    differing = sum(
+        _generate(compiler, root, files, check=check) for root, files in SOURCES.items()
+    )
+    return int(check and differing > 0)
+
+
+def _generate(compiler: Path, root: Path, files: str, *, check: bool) -> int:
+    """Write or compare the messages below one import root; return how many files differ."""
+    differing = 0
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
-        _compile(compiler, made)
-        differing = 0
+        _compile(compiler, root, files, made)
         for path in sorted(made.rglob("*_pb2.py*")):
-            target = SOURCE / path.relative_to(made)
+            target = root / path.relative_to(made)
             text = _headed(path)
             if target.exists() and target.read_text("utf-8") == text:
                 continue
@@ -50,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{'differs' if check else 'writing'}: {target.relative_to(ROOT)}")
             if not check:
                 target.write_text(text, "utf-8")
-    return int(check and differing > 0)
+    return differing
 
 
 def _compiler(folder: Path) -> Path:
@@ -74,9 +85,9 @@ def _headed(path: Path) -> str:
     return header + path.read_text("utf-8")
 
 
-def _compile(python: Path, into: Path) -> None:
+def _compile(python: Path, root: Path, files: str, into: Path) -> None:
     # Named by their whole path: Python keeps all messages of a process in one pool, by file name.
-    names = [str(path.relative_to(SOURCE)) for path in sorted(FOLDER.glob("*.proto"))]
+    names = [str(path.relative_to(root)) for path in sorted(root.glob(files))]
     subprocess.run(
         [
             str(python),
@@ -84,13 +95,13 @@ def _compile(python: Path, into: Path) -> None:
             "ignore",
             "-m",
             "grpc_tools.protoc",
-            f"--proto_path={SOURCE}",
+            f"--proto_path={root}",
             f"--python_out={into}",
             f"--pyi_out={into}",
             *names,
         ],
         check=True,
-        cwd=SOURCE,
+        cwd=root,
     )
 
 

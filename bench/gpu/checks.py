@@ -10,11 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from places import Place
+from bench.gpu.rig import GpuRig
+from bench.harness.options import Options
+from bench.harness.results import Result, check
+from bench.overhead.rig import ShareRig
 
 HERE: Final = Path(__file__).resolve().parent
 MIB: Final = 1 << 20
@@ -30,66 +33,36 @@ _MODES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One expectation; `is_right` is None where it could not be tried here."""
-
-    name: str
-    is_right: bool | None
-    seen: str
-
-    def to_document(self) -> dict[str, Any]:
-        """Give the check as JSON's types."""
-        return asdict(self)
-
-
-def run_all(place: Place, *, python: str, with_torch: bool) -> list[Check]:
-    """Run every check that this place and this Python can."""
-    results: list[Check] = []
+def gpu_checks(rig: GpuRig, options: Options) -> Iterator[Result]:
+    """Run every check that this GPU and this Python can."""
+    rig.require_torch()
     with tempfile.TemporaryDirectory(prefix="allotment-bench-") as state:
-        runner = Runner(place=place, state=Path(state), python=python)
+        runner = Runner(rig=rig.shares, state=Path(state), python=options.python)
         for group in (_views, _burns, _torch_fills, _torch_graphs, _torch_rate):
             print(f"checking: {group.__name__.strip('_')}", file=sys.stderr)
-            if group in (_torch_fills, _torch_graphs, _torch_rate) and not with_torch:
+            if group.__name__.startswith("_torch") and rig.torch is None:
                 name = group.__name__.strip("_").replace("_", " ")
-                results.append(Check(name=name, is_right=None, seen="no PyTorch here"))
+                yield check(name, is_right=None, seen="no PyTorch here")
                 continue
-            results.extend(group(runner))
-    return results
-
-
-def render_text(results: list[Check]) -> str:
-    """Write the checks for a terminal."""
-    return "\n".join(f"{_verdict(check):<11}{check.name}: {check.seen}" for check in results)
-
-
-def render_markdown(results: list[Check]) -> str:
-    """Write the checks as a table."""
-    lines = ["| check | seen | |", "| --- | --- | --- |"]
-    lines += [f"| {check.name} | {check.seen} | {_verdict(check)} |" for check in results]
-    return "\n".join(lines)
-
-
-def _verdict(check: Check) -> str:
-    return {True: "right", False: "WRONG", None: "not tried"}[check.is_right]
+            yield from group(runner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
     """Runs programs inside `allot run` and outside of it."""
 
-    place: Place
+    rig: ShareRig
     state: Path
     python: str
 
     def shared(self, *command: str, memory: str = "4Gi") -> list[str]:
-        """Give the command line of a program inside a share of its own."""
-        spec = ["--simulated", self.place.spec] if self.place.spec else []
+        """Return the command line of a program inside a share of its own."""
+        spec = ["--simulated", self.rig.spec] if self.rig.spec else []
         allot = [sys.executable, "-m", "allotment", "run", "--memory", memory, *spec]
-        return [*allot, "--gpu", self.place.device.uuid, "--", *command]
+        return [*allot, "--gpu", self.rig.device.uuid, "--", *command]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Give the environment of `allot run`."""
+        """Return the environment of `allot run`."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("ALLOTMENT_")
         }
@@ -119,7 +92,7 @@ class Runner:
         command = [self.python, str(HERE / "scenario.py"), name]
         environment = self.environment(variables or {})
         if not inside:
-            environment |= self.place.bare()
+            environment |= self.rig.bare()
         program = subprocess.Popen(
             self.shared(*command) if inside else command,
             env=environment,
@@ -139,10 +112,10 @@ class Runner:
             program.communicate("\n", timeout=SCENARIO_SECONDS)
 
 
-def _views(runner: Runner) -> Iterator[Check]:
+def _views(runner: Runner) -> Iterator[Result]:
     seen, _ = runner.answer(runner.shared(sys.executable, str(HERE / "views.py")))
     cuda, nvml, smi = seen["cuda"], seen["nvml"], seen["nvidia_smi"]
-    yield Check(
+    yield check(
         name="CUDA shows the share",
         is_right=not any(cuda["results"])
         and cuda["devices"] == 1
@@ -150,7 +123,7 @@ def _views(runner: Runner) -> Iterator[Check]:
         seen=f"{cuda['devices']} device, total {cuda['total_bytes']}, free {cuda['free_bytes']}",
     )
     used = LIMIT - cuda["free_bytes"]
-    yield Check(
+    yield check(
         name="NVML v1 and v2 agree with CUDA",
         is_right=nvml["devices"] == 1
         and all(
@@ -160,19 +133,19 @@ def _views(runner: Runner) -> Iterator[Check]:
         seen=f"total {nvml['v1']['total_bytes']}, used {nvml['v1']['used_bytes']} (v1), "
         f"{nvml['v2']['used_bytes']} (v2); CUDA used {used}",
     )
-    yield Check(
+    yield check(
         name="NVML lists the share's process as the share sees it",
         is_right=nvml["processes"] == {str(seen["pid"]): used},
         seen=f"{nvml['processes']}, process {seen['pid']}",
     )
-    yield Check(
+    yield check(
         name="nvidia-smi shows the share",
         is_right=None if smi is None else smi["devices"] == 1 and smi["total_mib"] == LIMIT // MIB,
         seen="no nvidia-smi here" if smi is None else str(smi),
     )
 
 
-def _burns(runner: Runner) -> Iterator[Check]:
+def _burns(runner: Runner) -> Iterator[Result]:
     for api in ("plain", "async", "pool", "vmm", "managed", "array"):
         options = ["--memory", "6Gi", "--chunk", "2Mi", "--api", api, "-o", "json"]
         report, status = runner.answer(
@@ -182,9 +155,9 @@ def _burns(runner: Runner) -> Iterator[Check]:
         before, after = process["memory_before"], process["memory_after"]
         name = f"`allot burn --api {api}` gets all of its share and no more"
         if before is None or after is None:
-            yield Check(name=name, is_right=False, seen=str(process["errors"]))
+            yield check(name=name, is_right=False, seen=str(process["errors"]))
             continue
-        yield Check(
+        yield check(
             name=name,
             is_right=status == 9
             and before["total_bytes"] == LIMIT
@@ -197,7 +170,7 @@ def _burns(runner: Runner) -> Iterator[Check]:
     report, status = runner.answer(
         runner.shared(sys.executable, "-m", "allotment", "burn", *options, "-o", "json")
     )
-    yield Check(
+    yield check(
         name="graphs of kernels run in a share",
         is_right=status == 0 and report["kernels"] > 0,
         seen=f"{report['kernels']} kernels, {report['gpu_seconds']} s by events",
@@ -209,12 +182,12 @@ def _configuration(setting: str) -> dict[str, str]:
     return {"PYTORCH_CUDA_ALLOC_CONF": setting} if setting else {}
 
 
-def _torch_fills(runner: Runner) -> Iterator[Check]:
+def _torch_fills(runner: Runner) -> Iterator[Result]:
     for mode, setting in _MODES.items():
         with runner.scenario("refill", _configuration(setting)) as seen:
-            physical = runner.place.used_by(seen["pid"])
+            physical = runner.rig.used_by(seen["pid"])
         unused = seen["left_bytes"]
-        yield Check(
+        yield check(
             name=f"PyTorch, {mode}: all of the share, and no more",
             is_right=seen["total_bytes"] == LIMIT
             and seen["refusal"] == "OutOfMemoryError"
@@ -223,19 +196,19 @@ def _torch_fills(runner: Runner) -> Iterator[Check]:
             seen=f"{seen['got_bytes']} in tensors, {seen['reserved_bytes']} reserved, {unused} "
             f"left; {physical} by NVML outside; then {seen['refusal']}",
         )
-        yield Check(
+        yield check(
             name=f"PyTorch, {mode}: what is given back can be had again",
             is_right=seen["got_bytes"] >= seen["first_got_bytes"] - GRANULE,
             seen=f"first {seen['first_got_bytes']}, then {seen['got_bytes']}",
         )
 
 
-def _torch_graphs(runner: Runner) -> Iterator[Check]:
+def _torch_graphs(runner: Runner) -> Iterator[Result]:
     for mode, setting in _MODES.items():
         with runner.scenario("graphs", _configuration(setting)) as seen:
             # Simulated kernels take time and compute nothing.
-            right = runner.place.machine is not None or seen["wrong"] == 0
-            yield Check(
+            right = runner.rig.machine is not None or seen["wrong"] == 0
+            yield check(
                 name=f"PyTorch CUDA graphs, {mode}",
                 is_right=right and seen["refusal"] == "OutOfMemoryError",
                 seen=f"{seen['replays']} replays, {seen['wrong']} wrong; too large: "
@@ -243,7 +216,7 @@ def _torch_graphs(runner: Runner) -> Iterator[Check]:
             )
 
 
-def _torch_rate(runner: Runner) -> Iterator[Check]:
+def _torch_rate(runner: Runner) -> Iterator[Result]:
     ratios = []
     for _ in range(3):
         with runner.scenario("train", inside=False) as bare:
@@ -252,7 +225,7 @@ def _torch_rate(runner: Runner) -> Iterator[Check]:
             pass
         ratios.append(shared["steps_per_second"] / bare["steps_per_second"])
     middle = sorted(ratios)[1]
-    yield Check(
+    yield check(
         name="PyTorch training in a share, rate beside the whole GPU",
         is_right=middle > 0.97,
         seen=f"{middle:.3f} (median of 3 pairs)",

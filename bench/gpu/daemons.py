@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from grounds import Ground
-
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError
-from allotment.model.requests import MPS
+from allotment.model.modes import MPS
 from allotment.modes.mps import DaemonState, MpsPlace, Supervisor
-from allotment.modes.mps.supervision import Timing
+from allotment.modes.mps.supervisor import Timing
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import look
+from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import control_of, parts, place_of
+from bench.compute.rig import Rig
 
 PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.2
@@ -48,35 +47,35 @@ class _AsItIs:
         return self.settings.computing()
 
 
-def settings_of(ground: Ground) -> GpuSettings:
-    """Return what tells the ground's GPU's compute mode."""
-    return GpuSettings(ground.devices[0].uuid, machine=ground.machine)
+def settings_of(rig: Rig) -> GpuSettings:
+    """Return the settings of the rig's GPU."""
+    return GpuSettings(rig.devices[0].uuid, machine=rig.machine)
 
 
 @contextmanager
-def daemon(ground: Ground, *, change_settings: bool) -> Iterator[MpsPlace]:
-    """Have shares of mode mps find a daemon on the ground's GPU; none runs afterwards.
+def daemon(rig: Rig, *, change_settings: bool) -> Iterator[MpsPlace]:
+    """Have shares of mode mps find a daemon on the rig's GPU; none runs afterwards.
 
     Raises `AllotError` where there can be none. With `change_settings` it is the product's own, by
     the first `allot run`.
     """
-    folder, uuid = StateFolder(ground.state), ground.devices[0].uuid
+    folder, uuid = StateFolder(rig.state), rig.devices[0].uuid
     folder.prepare()
     place = place_of(folder, uuid)
     if change_settings:
         yield place
         await_that(lambda: place.status().state is DaemonState.STOPPED, "the daemon does not stop")
         return
-    place.prepare(simulated=ground.machine is not None)
+    place.prepare(simulated=rig.machine is not None)
     with place.owned() as mine:
         if not mine:
             raise BusyError(f"another process keeps the daemon at {place.root}")
         supervisor = Supervisor(
             place,
-            control_of(folder, uuid, machine=ground.machine),
-            _AsItIs(settings_of(ground)),
-            shares=lambda: [each.name for each in look(folder) if each.mode == MPS],
-            parts=lambda: parts(look(folder), uuid),
+            control_of(folder, uuid, machine=rig.machine),
+            _AsItIs(settings_of(rig)),
+            shares=lambda: [each.name for each in list_shares(folder) if each.mode == MPS],
+            parts=lambda: parts(list_shares(folder), uuid),
             timing=Timing(idle=_FOR_GOOD_S),
         )
         supervisor.begin()
@@ -102,7 +101,7 @@ def await_that(holds: Callable[[], bool], complaint: str) -> float:
 
 
 def _drive(supervisor: Supervisor, over: threading.Event) -> None:
-    """Look after the daemon until it is over; what waits for the daemon then says that it waits."""
+    """Supervise the daemon until the end of the bench."""
     while not over.is_set():
         try:
             pause = supervisor.step()

@@ -20,16 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from checks import LIMIT, Check
-from daemons import PATIENCE_S, await_that, daemon, settings_of
-from findings import Finding
-from grounds import Ground, Terms
-from scenes import Part, kill_below, play
-from turns import rate_of
-
 from allotment.devices.compute_modes import ComputeMode
 from allotment.model.errors import AllotError, PrerequisiteError
 from allotment.modes.mps import MpsPlace
+from bench.compute.rig import Rig, Terms
+from bench.compute.scene import Part, kill_below, play
+from bench.gpu.checks import LIMIT
+from bench.gpu.daemons import PATIENCE_S, await_that, daemon, settings_of
+from bench.gpu.rig import GpuRig
+from bench.gpu.turns import rate_of
+from bench.harness.options import Options
+from bench.harness.results import Result, check
 
 HERE: Final = Path(__file__).resolve().parent
 HALF: Final = Terms(compute="50", memory="4Gi", others=("--mode", "mps"))
@@ -40,7 +41,7 @@ _ENDLESS_S: Final = 600
 _LOADED: Final = ("mps-0", "mps-1")
 """Shares that compute while their daemon is killed."""
 _UNIT: Final = 2
-"""Multiprocessors that the driver gives out together (a TPC)."""
+"""Multiprocessors that the driver assigns together (a TPC)."""
 _MULTIPROCESSORS: Final = """
 import ctypes
 cuda, device, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
@@ -53,51 +54,55 @@ print(count.value)
 """
 
 
-def measure_mps(
-    ground: Ground, *, quick: bool, change_settings: bool, python: str, with_torch: bool
-) -> Iterator[Check | Finding]:
-    """Check and measure shares of mode mps on the ground's GPU 0; without a daemon say why not.
+def gpu_mps(gpu: GpuRig, options: Options) -> Iterator[Result]:
+    """Check and measure shares of mode mps."""
+    with gpu.machine() as rig:
+        yield from _mps(rig, options, with_torch=gpu.torch is not None)
+
+
+def _mps(rig: Rig, options: Options, *, with_torch: bool) -> Iterator[Result]:
+    """Check and measure shares of mode mps on the rig's GPU 0; without a daemon report why.
 
     RuntimeError or `subprocess.SubprocessError` where a program fails that should not.
     """
-    print("measuring: shares of mode mps", file=sys.stderr)
-    before = settings_of(ground).compute_mode()
+    quick, change_settings = options.is_quick, options.change_settings
+    before = settings_of(rig).compute_mode()
     asked = [sys.executable, "-c", _MULTIPROCESSORS]
     bare = subprocess.run(
-        asked, env=ground.bare(0), capture_output=True, text=True, check=True, timeout=_ENDLESS_S
+        asked, env=rig.bare(0), capture_output=True, text=True, check=True, timeout=_ENDLESS_S
     )
     try:
-        with daemon(ground, change_settings=change_settings):
-            first = _run(ground, HALF, asked)
+        with daemon(rig, change_settings=change_settings):
+            first = _run(rig, HALF, asked)
             if first.returncode != 0:
                 raise PrerequisiteError(first.stderr.strip())
             yield _half(int(first.stdout), int(bare.stdout))
-            yield from _limits(ground)
-            yield _kept(ground, before, change_settings=change_settings)
+            yield from _limits(rig)
+            yield _kept(rig, before, change_settings=change_settings)
     except AllotError as error:
-        yield Check(name="shares of mode mps", is_right=None, seen=error.message)
+        yield check(name="shares of mode mps", is_right=None, seen=error.message)
         return
-    yield _throughput(ground, quick=quick, change_settings=change_settings)
+    yield _throughput(rig, quick=quick, change_settings=change_settings)
     if with_torch and not quick:
-        yield _ceiling(ground, change_settings=change_settings, python=python)
-    with daemon(ground, change_settings=change_settings) as place:
-        killed = _kill(ground, place, rounds=1 if quick else 3)
-        again = _run(ground, HALF, [sys.executable, "-c", _MULTIPROCESSORS])
+        yield _ceiling(rig, change_settings=change_settings, python=options.python)
+    with daemon(rig, change_settings=change_settings) as place:
+        killed = _kill(rig, place, rounds=1 if quick else 3)
+        again = _run(rig, HALF, [sys.executable, "-c", _MULTIPROCESSORS])
     yield _back(killed)
     yield from judge_kills(killed, again.returncode)
-    after = settings_of(ground).compute_mode()
-    yield Check(
+    after = settings_of(rig).compute_mode()
+    yield check(
         name="the GPU's compute mode is what it was",
         is_right=after is before,
         seen=f"{before.name} before, {after.name} after",
     )
 
 
-def _run(ground: Ground, terms: Terms, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(rig: Rig, terms: Terms, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run to the end in a share."""
     return subprocess.run(
-        [*ground.shared(terms, 0, "mps-0"), *command],
-        env=ground.outside(),
+        [*rig.shared(terms, 0, "mps-0"), *command],
+        env=rig.outside(),
         capture_output=True,
         text=True,
         timeout=_ENDLESS_S,
@@ -105,7 +110,7 @@ def _run(ground: Ground, terms: Terms, command: Sequence[str]) -> subprocess.Com
     )
 
 
-def _limits(ground: Ground) -> Iterator[Check]:
+def _limits(rig: Rig) -> Iterator[Result]:
     burn = [sys.executable, "-m", "allotment", "burn", "--chunk", "2Mi", "-o", "json"]
     for name, words in (
         ("a program of mode mps gets its share's memory and no more", ["--memory", "6Gi"]),
@@ -114,17 +119,17 @@ def _limits(ground: Ground) -> Iterator[Check]:
             ["--memory", "3Gi", "--processes", "2"],
         ),
     ):
-        done = _run(ground, HALF, [*burn, *words])
+        done = _run(rig, HALF, [*burn, *words])
         report = _document(done)
-        yield Check(
+        yield check(
             name=name,
             is_right=done.returncode == 9 and 0 < report["got_bytes"] <= LIMIT,
             seen=f"got {report['got_bytes']} of {LIMIT}, exit status {done.returncode}",
         )
 
 
-def _half(part: int, whole: int) -> Check:
-    return Check(
+def _half(part: int, whole: int) -> Result:
+    return check(
         name="a share of 50 % has half of the multiprocessors",
         is_right=abs(part - whole / 2) <= _UNIT,
         seen=f"{part} of {whole}",
@@ -140,11 +145,11 @@ def _document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def _kept(ground: Ground, before: ComputeMode, *, change_settings: bool) -> Check:
+def _kept(rig: Rig, before: ComputeMode, *, change_settings: bool) -> Result:
     """Look at the compute mode while there is a daemon."""
-    now = settings_of(ground).compute_mode()
+    now = settings_of(rig).compute_mode()
     wanted = ComputeMode.EXCLUSIVE_PROCESS if change_settings else before
-    return Check(
+    return check(
         name="the GPU is kept for the clients of MPS"
         if change_settings
         else "a daemon runs without any change of the GPU's settings",
@@ -153,22 +158,22 @@ def _kept(ground: Ground, before: ComputeMode, *, change_settings: bool) -> Chec
     )
 
 
-def _throughput(ground: Ground, *, quick: bool, change_settings: bool) -> Finding:
+def _throughput(rig: Rig, *, quick: bool, change_settings: bool) -> Result:
     seconds, rounds = (1.7, 1) if quick else (5.0, 3)
     had: dict[str, list[float]] = {"bare": [], "soft": [], "mps": []}
     for _ in range(rounds):
-        had["bare"].append(_together(ground, None, seconds))
-        had["soft"].append(_together(ground, replace(HALF, others=()), seconds))
-        with daemon(ground, change_settings=change_settings):
-            had["mps"].append(_together(ground, HALF, seconds))
+        had["bare"].append(_together(rig, None, seconds))
+        had["soft"].append(_together(rig, replace(HALF, others=()), seconds))
+        with daemon(rig, change_settings=change_settings):
+            had["mps"].append(_together(rig, HALF, seconds))
     rate = {way: statistics.median(figures) for way, figures in had.items()}
     ratios = [mps / bare for mps, bare in zip(had["mps"], had["bare"], strict=True)]
-    return Finding(
-        question="side by side",
+    return Result(
+        topic="side by side",
         name="two programs whose kernels fill a quarter of the GPU, mode mps",
-        without=f"{rate['bare']:.0f} kernels/s",
+        beside=f"{rate['bare']:.0f} kernels/s",
         seen=f"{rate['mps']:.0f} kernels/s (mode soft: {rate['soft']:.0f})",
-        reached=statistics.median(ratios),
+        value=statistics.median(ratios),
         unit="x",
         target=THROUGHPUT_TARGET,
         at_least=True,
@@ -179,36 +184,36 @@ def _throughput(ground: Ground, *, quick: bool, change_settings: bool) -> Findin
     )
 
 
-def _together(ground: Ground, terms: Terms | None, seconds: float) -> float:
+def _together(rig: Rig, terms: Terms | None, seconds: float) -> float:
     """Return how many kernels two programs finish in a second."""
-    command = _load(ground, seconds, is_in_half=terms is HALF)
+    command = _load(rig, seconds, is_in_half=terms is HALF)
     parts = [Part(command=command, terms=terms, name=f"mps-{number}") for number in range(2)]
-    recording = play(ground, parts, is_sampled=False)
+    recording = play(rig, parts, is_sampled=False)
     work_ns = [float(rate_of(recording, part)) for part in range(2)]
     return sum(work_ns) / _KERNEL_NS
 
 
-def _load(ground: Ground, seconds: float, *, is_in_half: bool) -> list[str]:
-    """Give a load whose grids are a quarter of the whole GPU's, also where it sees half of it."""
+def _load(rig: Rig, seconds: float, *, is_in_half: bool) -> list[str]:
+    """Return a load whose grids are a quarter of the whole GPU's, also where it sees half of it."""
     words = ("--progress", "--kernels", _KERNEL_NS, "--seconds", seconds)
-    return ground.program("load", *words, "--fills-one-in", 2 if is_in_half else 4)
+    return rig.program("load", *words, "--fills-one-in", 2 if is_in_half else 4)
 
 
-def _ceiling(ground: Ground, *, change_settings: bool, python: str) -> Finding:
-    """Hold a program that wants all of the GPU to half of it, with nobody beside it."""
+def _ceiling(rig: Rig, *, change_settings: bool, python: str) -> Result:
+    """Hold a program that wants all of the GPU to half of it, alone on the GPU."""
     seconds = 5.0
     command = [python, str(HERE / "torch_load.py"), "--size", "8192", "--seconds", str(seconds)]
-    alone = float(rate_of(play(ground, [Part(command=command)], is_sampled=False), 0))
-    with daemon(ground, change_settings=change_settings):
+    alone = float(rate_of(play(rig, [Part(command=command)], is_sampled=False), 0))
+    with daemon(rig, change_settings=change_settings):
         part = Part(command=command, terms=HALF, name="mps-0")
-        held = float(rate_of(play(ground, [part], is_sampled=False), 0))
+        held = float(rate_of(play(rig, [part], is_sampled=False), 0))
     percent = held / alone * 100
-    return Finding(
-        question="a part of the multiprocessors",
+    return Result(
+        topic="a part of the multiprocessors",
         name="products of 8192 in a share of 50 %, mode mps",
-        without="100 %",
+        beside="100 %",
         seen=f"{percent:.1f} %",
-        reached=percent,
+        value=percent,
         unit="%",
         target=60.0,
         samples=1,
@@ -229,11 +234,11 @@ class Killed:
     """With which the programs ended."""
 
 
-def _kill(ground: Ground, place: MpsPlace, *, rounds: int) -> list[Killed]:
+def _kill(rig: Rig, place: MpsPlace, *, rounds: int) -> list[Killed]:
     """Kill the daemon under load, and see when another takes clients."""
     seen = []
     for _ in range(rounds):
-        with _two_loads(ground) as loads:
+        with _two_loads(rig) as loads:
             before = place.status()
             if before.daemon is None:
                 message = "there is no daemon to kill"
@@ -255,14 +260,13 @@ def _kill(ground: Ground, place: MpsPlace, *, rounds: int) -> list[Killed]:
     return seen
 
 
-def _back(killed: Sequence[Killed]) -> Finding:
+def _back(killed: Sequence[Killed]) -> Result:
     waits = [each.back_s for each in killed]
-    return Finding(
-        question="kills",
+    return Result(
+        topic="kills",
         name="daemon killed under load: ready for clients again",
-        without="",
         seen=f"p50 {statistics.median(waits):.2f} s",
-        reached=max(waits),
+        value=max(waits),
         unit="s",
         target=BACK_TARGET_S,
         samples=len(waits),
@@ -270,23 +274,23 @@ def _back(killed: Sequence[Killed]) -> Finding:
     )
 
 
-def judge_kills(killed: Sequence[Killed], status_after: int) -> Iterator[Check]:
+def judge_kills(killed: Sequence[Killed], status_after: int) -> Iterator[Result]:
     """Check what has to hold beside the time; `status_after` is of a share that came later."""
     named = [each.named == frozenset(_LOADED) for each in killed]
-    yield Check(
+    yield check(
         name="a daemon's end names the shares that were on it",
         is_right=all(named),
         seen=f"both in {sum(named)} of {len(killed)}; last:"
         f" {', '.join(sorted(killed[-1].named)) or 'none'}",
     )
     ended = [all(each.statuses) for each in killed]
-    yield Check(
+    yield check(
         name="programs whose daemon was killed end with an error",
         is_right=all(ended),
         seen=f"both in {sum(ended)} of {len(killed)}; last: exit status"
         f" {' and '.join(map(str, killed[-1].statuses))}",
     )
-    yield Check(
+    yield check(
         name="a new share runs after its daemon was killed",
         is_right=status_after == 0,
         seen=f"exit status {status_after}",
@@ -294,13 +298,13 @@ def judge_kills(killed: Sequence[Killed], status_after: int) -> Iterator[Check]:
 
 
 @contextmanager
-def _two_loads(ground: Ground) -> Iterator[list[subprocess.Popen[str]]]:
+def _two_loads(rig: Rig) -> Iterator[list[subprocess.Popen[str]]]:
     """Two shares that compute; what is left of them is killed at the end."""
-    command = _load(ground, _ENDLESS_S, is_in_half=True)
+    command = _load(rig, _ENDLESS_S, is_in_half=True)
     programs = [
         subprocess.Popen(
-            [*ground.shared(HALF, 0, name), *command],
-            env=ground.outside(),
+            [*rig.shared(HALF, 0, name), *command],
+            env=rig.outside(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -40,7 +40,7 @@ def fill() -> dict[str, Any]:
 
 
 def refill() -> dict[str, Any]:
-    """Fill up, give everything back, and fill up again: the second time gets as much."""
+    """Allocate all memory, free it, and allocate again: the second time gets as much."""
     first = fill()
     kept.clear()
     torch.cuda.synchronize()

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from asked import CAPS, SPLITS
-from findings import Finding
-from grounds import Ground, Terms
-from scenes import SECOND, Part, Recording, play
+from bench.compute.rig import Rig, Terms
+from bench.compute.scene import SECOND, Part, Recording, play
+from bench.compute.sizes import CAPS, SPLITS
+from bench.gpu.rig import GpuRig
+from bench.harness.options import Options
+from bench.harness.quantiles import quantile
+from bench.harness.results import Result
 
 HERE: Final = Path(__file__).resolve().parent
 _SETTLING_NS: Final = SECOND
@@ -34,10 +37,10 @@ class Kind:
     command: Sequence[str]
 
 
-def kinds(ground: Ground, *, python: str, with_torch: bool) -> list[Kind]:
-    """Say what runs: PyTorch's products of several sizes, else the bench's own kernels."""
+def kinds(rig: Rig, *, python: str, with_torch: bool) -> list[Kind]:
+    """Return what runs: PyTorch's products of several sizes, else the bench's own kernels."""
     if not with_torch:
-        spin = ground.program("load", "--progress", "--kernels")
+        spin = rig.program("load", "--progress", "--kernels")
         return [
             Kind(name="200us kernels", command=[*spin, "200000"]),
             Kind(name="graphs of 1,000 kernels", command=[*spin, "20000", "--graph", "1000"]),
@@ -51,25 +54,30 @@ def kinds(ground: Ground, *, python: str, with_torch: bool) -> list[Kind]:
     ]
 
 
-def turning(ground: Ground, *, quick: bool, python: str, with_torch: bool) -> Iterator[Finding]:
+def gpu_turns(gpu: GpuRig, options: Options) -> Iterator[Result]:
     """Ask all questions of every kind of program; a share is of GPU 0."""
+    gpu.require_torch()
+    with gpu.machine() as rig:
+        yield from _turns(rig, options, with_torch=gpu.torch is not None)
+
+
+def _turns(rig: Rig, options: Options, *, with_torch: bool) -> Iterator[Result]:
+    quick, python = options.is_quick, options.python
     seconds = 1.7 if quick else 6.0
-    several = kinds(ground, python=python, with_torch=with_torch)
+    several = kinds(rig, python=python, with_torch=with_torch)
     for kind in several:
         print(f"measuring: shares of time, {kind.name}", file=sys.stderr)
-        alone = rate_of(_play(ground, [(kind, None)], seconds), 0)
-        yield _ceilings(ground, kind, alone, seconds, CAPS[1:2] if quick else CAPS)
+        alone = rate_of(_play(rig, [(kind, None)], seconds), 0)
+        yield _ceilings(rig, kind, alone, seconds, CAPS[1:2] if quick else CAPS)
         for split in SPLITS[:1] if quick else SPLITS[:3]:
-            yield from _split(ground, kind, alone, seconds, split)
+            yield from _split(rig, kind, alone, seconds, split)
     if not quick:
-        yield _lending(ground, several[1])
+        yield _lending(rig, several[1])
     if with_torch:
-        yield _latency(ground, several, seconds=seconds * 2, python=python)
+        yield _latency(rig, several, seconds=seconds * 2, python=python)
 
 
-def _play(
-    ground: Ground, programs: Sequence[tuple[Kind, Terms | None]], seconds: float
-) -> Recording:
+def _play(rig: Rig, programs: Sequence[tuple[Kind, Terms | None]], seconds: float) -> Recording:
     parts = [
         Part(
             command=[*kind.command, "--seconds", str(seconds)],
@@ -78,17 +86,17 @@ def _play(
         )
         for number, (kind, terms) in enumerate(programs)
     ]
-    return play(ground, parts, is_sampled=False)
+    return play(rig, parts, is_sampled=False)
 
 
 def rate_of(recording: Recording, part: int) -> float:
-    """Tell what a part finished in a second, after its first one."""
+    """Return what a part finished in a second, after its first second."""
     begin = recording.begun_ns + _SETTLING_NS
     return rate_between(recording, part, begin, recording.ended_ns)
 
 
 def rate_between(recording: Recording, part: int, from_ns: int, to_ns: int) -> float:
-    """Tell what a part finished in a second, over some time."""
+    """Return what a part finished in a second, between two moments."""
     progress = recording.answers[part][0]["progress"]
     times = [at for at, _ in progress]
     first = min(bisect_left(times, from_ns), len(progress) - 1)
@@ -99,19 +107,17 @@ def rate_between(recording: Recording, part: int, from_ns: int, to_ns: int) -> f
     return float((after - before) / (ended - began) * SECOND)
 
 
-def _ceilings(
-    ground: Ground, kind: Kind, alone: float, seconds: float, caps: Sequence[int]
-) -> Finding:
+def _ceilings(rig: Rig, kind: Kind, alone: float, seconds: float, caps: Sequence[int]) -> Result:
     seen = [
-        rate_of(_play(ground, [(kind, Terms(compute=str(cap)))], seconds), 0) / alone * 100
+        rate_of(_play(rig, [(kind, Terms(compute=str(cap)))], seconds), 0) / alone * 100
         for cap in caps
     ]
-    return Finding(
-        question="ceilings",
+    return Result(
+        topic="ceilings",
         name=f"ceilings of {' '.join(map(str, caps))} %: {kind.name}",
-        without="100 %",
+        beside="100 %",
         seen=f"{' '.join(f'{each:.1f}' for each in seen)} %",
-        reached=max(abs(had - cap) for had, cap in zip(seen, caps, strict=True)),
+        value=max(abs(had - cap) for had, cap in zip(seen, caps, strict=True)),
         unit="points",
         target=2.0,
         samples=len(caps),
@@ -121,32 +127,32 @@ def _ceilings(
 
 
 def _split(
-    ground: Ground, kind: Kind, alone: float, seconds: float, split: Sequence[int]
-) -> Iterator[Finding]:
-    inside = _play(ground, [(kind, Terms(compute=f"{part}:100")) for part in split], seconds)
-    outside = _play(ground, [(kind, None)] * len(split), seconds)
+    rig: Rig, kind: Kind, alone: float, seconds: float, split: Sequence[int]
+) -> Iterator[Result]:
+    inside = _play(rig, [(kind, Terms(compute=f"{part}:100")) for part in split], seconds)
+    outside = _play(rig, [(kind, None)] * len(split), seconds)
     seen = [rate_of(inside, part) / alone * 100 for part in range(len(split))]
     bare = [rate_of(outside, part) / alone * 100 for part in range(len(split))]
     due = [part + (100 - sum(split)) / len(split) for part in split]
     name = "/".join(map(str, split))
-    yield Finding(
-        question="splits",
+    yield Result(
+        topic="splits",
         name=f"contended {name}: {kind.name}",
-        without=f"{' '.join(f'{each:.1f}' for each in bare)} %",
+        beside=f"{' '.join(f'{each:.1f}' for each in bare)} %",
         seen=f"{' '.join(f'{each:.1f}' for each in seen)} %",
-        reached=max(abs(had - want) for had, want in zip(seen, due, strict=True)),
+        value=max(abs(had - want) for had, want in zip(seen, due, strict=True)),
         unit="points",
         target=2.0,
         samples=len(split),
         method="shares that always want more, each a guarantee with a ceiling of 100; then the "
         "same programs together without limits; each against itself alone",
     )
-    yield Finding(
-        question="throughput",
+    yield Result(
+        topic="throughput",
         name=f"work done together, {name}: {kind.name}",
-        without=f"{sum(bare):.1f} %",
+        beside=f"{sum(bare):.1f} %",
         seen=f"{sum(seen):.1f} %",
-        reached=sum(seen) / sum(bare) * 100,
+        value=sum(seen) / sum(bare) * 100,
         unit="%",
         target=97.0,
         at_least=True,
@@ -155,7 +161,7 @@ def _split(
     )
 
 
-def _lending(ground: Ground, kind: Kind) -> Finding:
+def _lending(rig: Rig, kind: Kind) -> Result:
     parts = [
         Part(command=[*kind.command, "--seconds", "9"], terms=Terms(compute="30:100"), name="a"),
         Part(
@@ -164,16 +170,15 @@ def _lending(ground: Ground, kind: Kind) -> Finding:
             name="b",
         ),
     ]
-    recording = play(ground, parts, is_sampled=False)
+    recording = play(rig, parts, is_sampled=False)
     (wake,) = recording.answers[1][0]["wakes_ns"]
     alone = rate_between(recording, 0, wake - 2 * SECOND, wake)
     after = rate_between(recording, 0, wake + SECOND // 5, wake + 3 * SECOND - SECOND // 5)
-    return Finding(
-        question="lending",
+    return Result(
+        topic="lending",
         name=f"30:100 beside a 70 that wakes: {kind.name}",
-        without="",
         seen=f"{after / alone * 100:.1f} % from 200 ms after the wake on",
-        reached=abs(after / alone * 100 - 30),
+        value=abs(after / alone * 100 - 30),
         unit="points",
         target=2.0,
         samples=1,
@@ -181,12 +186,12 @@ def _lending(ground: Ground, kind: Kind) -> Finding:
     )
 
 
-def _latency(ground: Ground, several: Sequence[Kind], *, seconds: float, python: str) -> Finding:
+def _latency(rig: Rig, several: Sequence[Kind], *, seconds: float, python: str) -> Result:
     service = [python, str(HERE / "torch_load.py"), "--size", "2048", "--rate", str(_RATE)]
     service += ["--seconds", str(seconds)]
     job = [*several[2].command, "--seconds", str(seconds)]
-    alone = _p99(play(ground, [Part(command=service)], is_sampled=False))
-    bare = _p99(play(ground, [Part(command=service), Part(command=job)], is_sampled=False))
+    alone = _p99(play(rig, [Part(command=service)], is_sampled=False))
+    bare = _p99(play(rig, [Part(command=service), Part(command=job)], is_sampled=False))
     limits = (
         Terms(compute="10:100", share_class="latency"),
         Terms(compute="0:100", share_class="besteffort"),
@@ -195,15 +200,15 @@ def _latency(ground: Ground, several: Sequence[Kind], *, seconds: float, python:
         Part(command=command, terms=terms, name=name)
         for command, terms, name in zip((service, job), limits, ("s", "j"), strict=True)
     ]
-    recording = play(ground, parts, is_sampled=False)
+    recording = play(rig, parts, is_sampled=False)
     kernels = recording.answers[1][0]["kernels"]
     kernel_ms = seconds * 1000 / max(1, kernels)
-    return Finding(
-        question="latency",
+    return Result(
+        topic="latency",
         name="p99 of a latency service beside a best-effort job of products of 8192",
-        without=f"{bare:.2f} ms (alone {alone:.2f} ms)",
+        beside=f"{bare:.2f} ms (alone {alone:.2f} ms)",
         seen=f"{_p99(recording):.2f} ms",
-        reached=_p99(recording),
+        value=_p99(recording),
         unit="ms",
         target=1.2 * alone + kernel_ms,
         samples=int(seconds * _RATE),
@@ -213,5 +218,4 @@ def _latency(ground: Ground, several: Sequence[Kind], *, seconds: float, python:
 
 
 def _p99(recording: Recording) -> float:
-    ordered = sorted(recording.answers[0][0]["latencies_ns"])
-    return float(ordered[round(0.99 * (len(ordered) - 1))]) / 1e6
+    return quantile(recording.answers[0][0]["latencies_ns"], 0.99) / 1e6

@@ -61,6 +61,7 @@ static inline bool governed(void) {
   X(cuLibraryGetGlobal) \
   X(cuMemAdvise) \
   X(cuMemGetAddressRange_v2) \
+  X(cuMemGetDefaultMemPool) \
   X(cuMemPoolGetAttribute) \
   X(cuMemPrefetchAsync) \
   X(cuModuleGetGlobal_v2) \

@@ -90,6 +90,7 @@
   X(cuMemMapArrayAsync_ptsz) \
   X(cuMemPoolCreate) \
   X(cuMemPoolDestroy) \
+  X(cuMemPoolImportFromShareableHandle) \
   X(cuMemPoolSetAttribute) \
   X(cuMemPoolTrimTo) \
   X(cuMemRelease) \

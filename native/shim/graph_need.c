@@ -10,8 +10,11 @@
 
 #include "charge.h"
 #include "driver.h"
+#include "pools.h"
 
 #define DEEPEST_CHILD 64
+// More than any device has: a graph that allocates memory of an unknown kind is refused.
+#define NOT_UNDERSTOOD_BYTES (UINT64_MAX / 4)
 
 typedef struct piece {
   CUdeviceptr pointer;
@@ -46,12 +49,17 @@ static void remember(reader *in, CUdeviceptr pointer, uint64_t bytes, int device
 static void read_allocation(reader *in, CUgraphNode node) {
   CUDA_MEM_ALLOC_NODE_PARAMS parameters;
   if (DRIVER(USED(cuGraphMemAllocNodeGetParams)(node, &parameters)) != CUDA_SUCCESS) return;
-  if (parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
-  CUdevice ordinal = parameters.poolProps.location.id;
-  int device = process_device(in->own, ordinal);
-  if (device < 0) return;
+  const CUmemLocation *location = &parameters.poolProps.location;
+  int device = pool_device(in->own, location, parameters.poolProps.allocType);
+  if (device == POOL_UNCHARGED) return;
+  CUdevice ordinal = location->id;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) DRIVER(USED(cuCtxGetDevice)(&ordinal));
   graph_need *need = in->need;
   uint64_t bytes = round_up(parameters.bytesize, CHARGE_GRANULE);
+  if (device < 0) {
+    device = 0;
+    bytes = NOT_UNDERSTOOD_BYTES;
+  }
   need->most[device] = sum_of(need->most[device], bytes);
   in->live[device] = sum_of(in->live[device], bytes);
   if (in->live[device] > need->least[device]) need->least[device] = in->live[device];

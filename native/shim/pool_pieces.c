@@ -84,6 +84,10 @@ static bool reserve_growth(pool_request *request) {
   return fits;
 }
 
+static void let_go(pool_state *pool, uint64_t bytes) {
+  pool->held -= bytes < pool->held ? bytes : pool->held;
+}
+
 static bool keep_pooled(const pool_request *request, CUdeviceptr pointer) {
   process *own = request->own;
   record added = {.space = SPACE_POINTER,
@@ -95,10 +99,12 @@ static bool keep_pooled(const pool_request *request, CUdeviceptr pointer) {
   record displaced;
   bool was_displaced;
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
-  if (was_displaced && displaced.kind != KIND_POOLED) record_displaced(own, &displaced);
-  if (!was_displaced || displaced.kind != KIND_POOLED) {
-    __atomic_add_fetch(&request->pool->allocations, 1, __ATOMIC_RELAXED);
+  if (was_displaced && displaced.kind == KIND_POOLED) {
+    let_go(&own->pools[displaced.owner - 1], displaced.bytes);
+    return true;
   }
+  if (was_displaced) record_displaced(own, &displaced);
+  __atomic_add_fetch(&request->pool->allocations, 1, __ATOMIC_RELAXED);
   return true;
 }
 
@@ -116,6 +122,7 @@ typedef CUresult pool_call(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool
 
 // The pool grew where it had room by the records: that must not stand.
 static CUresult take_back(pool_request *request, CUdeviceptr pointer) {
+  let_go(request->pool, request->bytes);
   DRIVER(REAL(cuMemFree_v2)(pointer));
   pool_trim(request->own, request->pool);
   return CUDA_ERROR_OUT_OF_MEMORY;
@@ -128,6 +135,7 @@ static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, poo
   uint64_t before = pool->charged;
   CUdeviceptr made = 0;
   CUresult result = DRIVER(call(&made, request->bytes, pool->handle, request->stream));
+  if (result == CUDA_SUCCESS) pool->held += request->bytes;
   pool_settle(request->own, pool, request->growth);
   if (result != CUDA_SUCCESS) return result;
   if (request->growth == 0 && pool->charged > before) return take_back(request, made);
@@ -137,7 +145,20 @@ static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, poo
   return CUDA_SUCCESS;
 }
 
-static CUresult allocate(pool_request *request, CUdeviceptr *pointer, pool_call *call) {
+// What is no pool at all is an error of the driver's.
+static CUresult refuse_unknown(CUmemoryPool handle) {
+  uint64_t bytes;
+  CUresult result =
+      DRIVER(USED(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes));
+  return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
+static CUresult allocate(pool_request *request, CUmemoryPool handle, CUdeviceptr *pointer,
+                         pool_call *call) {
+  if (request->pool == NULL) return refuse_unknown(handle);
+  if (request->pool->device == POOL_UNCHARGED) {
+    return DRIVER(call(pointer, request->bytes, handle, request->stream));
+  }
   uint64_t whole = round_up(request->bytes, CHARGE_GRANULE);
   request->growth = whole < POOL_GROWTH ? POOL_GROWTH : whole;
   pthread_mutex_t *lock = &request->own->devices[request->pool->device].pool_lock;
@@ -159,24 +180,22 @@ static CUresult allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstre
   if (refusal != CUDA_SUCCESS || at.context == NULL) return refusal;
   CUmemoryPool handle;
   if (stream_is_capturing(stream)) return CUDA_SUCCESS;
-  if (DRIVER(USED(cuDeviceGetMemPool)(&handle, at.ordinal)) != CUDA_SUCCESS) return CUDA_SUCCESS;
-  pool_state *pool = pool_known(at.own, handle);
-  if (pool == NULL) return CUDA_SUCCESS;
   *handled = true;
-  pool_request request = {at.own, pool, stream, bytes, 0};
-  return allocate(&request, pointer, call);
+  refusal = DRIVER(USED(cuDeviceGetMemPool)(&handle, at.ordinal));
+  if (refusal != CUDA_SUCCESS) return refusal;
+  pool_request request = {at.own, pool_known(at.own, handle), stream, bytes, 0};
+  return allocate(&request, handle, pointer, call);
 }
 
 static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
                               CUstream stream, pool_call *call) {
   process *own = process_attach();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
-  pool_state *pool = bytes == 0 || pointer == NULL ? NULL : pool_known(own, handle);
-  if (pool == NULL || stream_is_capturing(stream)) {
+  if (bytes == 0 || pointer == NULL || handle == NULL || stream_is_capturing(stream)) {
     return DRIVER(call(pointer, bytes, handle, stream));
   }
-  pool_request request = {own, pool, stream, bytes, 0};
-  return allocate(&request, pointer, call);
+  pool_request request = {own, pool_known(own, handle), stream, bytes, 0};
+  return allocate(&request, handle, pointer, call);
 }
 
 CUDA_WRAPPER(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream)) {
@@ -211,7 +230,9 @@ CUDA_WRAPPER(cuMemAllocFromPoolAsync_ptsz,
 // ---- freeing ----
 
 // One piece less; `stream` 0: at once. With the device's pool lock held.
-static void piece_gone(process *own, pool_state *pool, uint64_t stream) {
+static void piece_gone(process *own, const record *gone, uint64_t stream) {
+  pool_state *pool = &own->pools[gone->owner - 1];
+  let_go(pool, gone->bytes);
   uint32_t left = __atomic_sub_fetch(&pool->allocations, 1, __ATOMIC_RELAXED);
   if (pool->handle == NULL) {
     if (left == 0) pool_bury(own, pool);
@@ -227,7 +248,7 @@ static void piece_gone(process *own, pool_state *pool, uint64_t stream) {
 void pools_lost(process *own, const record *lost) {
   pool_state *pool = &own->pools[lost->owner - 1];
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
-  piece_gone(own, pool, 0);
+  piece_gone(own, lost, 0);
   pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
 }
 
@@ -244,7 +265,7 @@ static CUresult free_piece(process *own, const record *known, CUstream stream, f
   if (taken && result == CUDA_SUCCESS && pool->handle == NULL) {
     result = DRIVER(REAL(cuStreamSynchronize)(stream));
   }
-  if (taken && result == CUDA_SUCCESS) piece_gone(own, pool, stream_identity(stream));
+  if (taken && result == CUDA_SUCCESS) piece_gone(own, &gone, stream_identity(stream));
   if (taken && result != CUDA_SUCCESS) {
     records_keep(&own->records, &gone);
   }

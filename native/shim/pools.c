@@ -27,13 +27,13 @@ pool_state *pool_find(process *own, CUmemoryPool handle) {
 }
 
 // NULL: there are too many pools. Two threads that add the same pool get the same place.
-static pool_state *add_pool(process *own, CUmemoryPool handle, CUdevice ordinal, int device) {
+static pool_state *add_pool(process *own, CUmemoryPool handle, int device) {
   pthread_mutex_lock(&own->pool_table_lock);
   pool_state *added = pool_find(own, handle);
   for (uint32_t i = 0; i < MAX_POOLS && added == NULL; i++) {
     if (is_taken(&own->pools[i])) continue;
     added = &own->pools[i];
-    *added = (pool_state){.handle = handle, .ordinal = ordinal, .device = (int16_t)device};
+    *added = (pool_state){.handle = handle, .device = (int16_t)device};
     __atomic_store_n(&added->taken, 1, __ATOMIC_RELEASE);
     if (i >= own->pool_count) __atomic_store_n(&own->pool_count, i + 1, __ATOMIC_RELEASE);
   }
@@ -45,21 +45,94 @@ uint64_t pool_id(const process *own, const pool_state *pool) {
   return (uint64_t)(pool - own->pools) + 1;
 }
 
-// A device's default pool is met without having been made. What is neither known nor a default pool
-// is another process's or not of a device.
-pool_state *pool_known(process *own, CUmemoryPool handle) {
-  pool_state *pool = pool_find(own, handle);
-  if (pool != NULL) return pool;
-  int count = 0;
-  DRIVER(USED(cuDeviceGetCount)(&count));
-  for (CUdevice ordinal = 0; ordinal < count; ordinal++) {
-    CUmemoryPool its_pool;
-    if (DRIVER(USED(cuDeviceGetDefaultMemPool)(&its_pool, ordinal)) != CUDA_SUCCESS) continue;
-    if (its_pool != handle) continue;
-    int device = process_device(own, ordinal);
-    return device < 0 ? NULL : add_pool(own, handle, ordinal, device);
+// ---- which memory a pool hands out ----
+
+int pool_device(process *own, const CUmemLocation *location, CUmemAllocationType type) {
+  CUdevice current;
+  bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  int unknown = POOL_UNCHARGED - 1, device = -1;
+  if (!managed && type != CU_MEM_ALLOCATION_TYPE_PINNED) return unknown;
+  switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      device = process_device(own, location->id);
+      break;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+      device = process_device(own, location->localized.deviceId);
+      break;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      if (!managed) return POOL_UNCHARGED;
+      __attribute__((fallthrough));
+    case CU_MEM_LOCATION_TYPE_NONE:
+      // Managed memory may all come to the program's device, wherever it is preferred.
+      if (managed && DRIVER(USED(cuCtxGetDevice)(&current)) == CUDA_SUCCESS) {
+        device = process_device(own, current);
+      }
+      break;
+    default:
+      break;
+  }
+  return device < 0 ? unknown : device;
+}
+
+#define MAX_NUMA_NODES 64 /* whose pools are looked for */
+
+static pool_state *learn(process *own, CUmemoryPool handle, const CUmemLocation *location,
+                         CUmemAllocationType type) {
+  int device = pool_device(own, location, type);
+  return device < POOL_UNCHARGED ? NULL : add_pool(own, handle, device);
+}
+
+// Drivers since CUDA 13.2 say of every pool what it is.
+static bool learn_by_attributes(process *own, CUmemoryPool handle, pool_state **learned) {
+  int type = 0, at = 0, id = 0;
+  if (DRIVER(USED(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type)) != 0 ||
+      DRIVER(USED(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &at)) != 0 ||
+      DRIVER(USED(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id)) != 0) {
+    return false;
+  }
+  CUmemLocation location = {.type = (CUmemLocationType)at, .id = id};
+  *learned = learn(own, handle, &location, (CUmemAllocationType)type);
+  return true;
+}
+
+static bool is_default(CUmemoryPool handle, CUmemLocation *location, CUmemAllocationType type) {
+  CUmemoryPool pool;
+  CUresult result = DRIVER(USED(cuMemGetDefaultMemPool)(&pool, location, type));
+  // Before CUDA 13 devices alone had pools that the program did not make.
+  bool is_plain =
+      location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+  if (result != CUDA_SUCCESS && is_plain) {
+    result = DRIVER(USED(cuDeviceGetDefaultMemPool)(&pool, location->id));
+  }
+  return result == CUDA_SUCCESS && pool == handle;
+}
+
+// Is it one of the pools that each place has?
+static pool_state *learn_by_place(process *own, CUmemoryPool handle) {
+  static const CUmemLocationType places[] = {CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_NONE,
+                                             CU_MEM_LOCATION_TYPE_HOST,
+                                             CU_MEM_LOCATION_TYPE_HOST_NUMA};
+  int devices = 0;
+  DRIVER(USED(cuDeviceGetCount)(&devices));
+  const int ids[] = {devices, 1, 1, MAX_NUMA_NODES};
+  for (int i = 0; i < 4; i++) {
+    for (int id = 0; id < ids[i]; id++) {
+      CUmemLocation location = {.type = places[i], .id = id};
+      for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED;
+           type++) {
+        if (!is_default(handle, &location, (CUmemAllocationType)type)) continue;
+        return learn(own, handle, &location, (CUmemAllocationType)type);
+      }
+    }
   }
   return NULL;
+}
+
+pool_state *pool_known(process *own, CUmemoryPool handle) {
+  pool_state *pool = pool_find(own, handle);
+  if (pool != NULL || learn_by_attributes(own, handle, &pool)) return pool;
+  return learn_by_place(own, handle);
 }
 
 // ---- what a pool reserves ----
@@ -76,6 +149,8 @@ bool pool_settle(process *own, pool_state *pool, uint64_t ahead) {
   CUresult result = pool_read(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
   bool is_gone = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
   if (is_gone) reserved = 0;
+  // Whatever the driver counts as reserved, what the program holds is taken.
+  if (!is_gone && reserved < pool->held) reserved = pool->held;
   charge_correct(own, pool->device, pool->charged + ahead, reserved);
   pool->charged = reserved;
   if (pool->may_shrink == 0) return !is_gone;
@@ -125,6 +200,7 @@ void pools_waited(process *own, uint64_t stream) {
   uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);
   for (uint32_t i = 0; i < count && stream != NO_STREAM && stream != EVERY_STREAM; i++) {
     pool_state *pool = &own->pools[i];
+    if (pool->device == POOL_UNCHARGED) continue;
     pthread_mutex_lock(&own->devices[pool->device].pool_lock);
     if (pool->freed_in == stream && pool->freed_in_many == 0) pool->freed_in = 0;
     pthread_mutex_unlock(&own->devices[pool->device].pool_lock);
@@ -149,6 +225,7 @@ static void forget_contents(process *own, pool_state *pool) {
   uint64_t id = pool_id(own, pool);
   records_sweep(&own->records, is_of_pool, &id);
   __atomic_store_n(&pool->allocations, 0, __ATOMIC_RELAXED);
+  pool->held = 0;
   pool_forget_streams(own, pool);
 }
 
@@ -162,6 +239,7 @@ void pool_bury(process *own, pool_state *pool) {
 }
 
 static void reset_pool(process *own, pool_state *pool) {
+  pool->held = 0;  // of what a reset left, the driver knows
   if (pool->handle == NULL || !pool_settle(own, pool, 0)) {
     pool_bury(own, pool);
   } else if (pool->charged == 0) {
@@ -175,37 +253,29 @@ void pools_reset(process *own, int device) {
 
 // ---- pools themselves ----
 
-// The device that a pool's memory comes from, or -1: none.
-static CUdevice ordinal_of(const CUmemPoolProps *properties) {
-  switch (properties->location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return properties->location.id;
-    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
-      return properties->location.localized.deviceId;
-    case CU_MEM_LOCATION_TYPE_NONE: {
-      // Managed memory without a preference may all come to the program's device.
-      CUdevice current = 0;
-      if (properties->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED) return -1;
-      DRIVER(USED(cuCtxGetDevice)(&current));
-      return current;
-    }
-    default:
-      return -1;
-  }
+// A pool of memory that is not understood can be made: nothing is allocated from it.
+CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties)) {
+  if (!governed()) return REAL(cuMemPoolCreate)(pool, properties);
+  process *own = process_attach();
+  if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
+  CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
+  if (result != CUDA_SUCCESS) return result;
+  if (pool_device(own, &properties->location, properties->allocType) < POOL_UNCHARGED)
+    return result;
+  if (learn(own, *pool, &properties->location, properties->allocType) != NULL) return result;
+  DRIVER(REAL(cuMemPoolDestroy)(*pool));
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUDA_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties)) {
-  CUresult result = DRIVER(REAL(cuMemPoolCreate)(pool, properties));
-  if (result != CUDA_SUCCESS || !governed()) return result;
-  CUdevice ordinal = ordinal_of(properties);
-  if (ordinal < 0) return result;
-  target at;
-  result = target_device(&at, ordinal);
-  if (result == CUDA_SUCCESS && add_pool(at.own, *pool, ordinal, at.device) == NULL) {
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (result != CUDA_SUCCESS) DRIVER(REAL(cuMemPoolDestroy)(*pool));
-  return result;
+// Its memory is charged to the process that made it, and nothing can be allocated from it here.
+CUDA_WRAPPER(cuMemPoolImportFromShareableHandle,
+             (CUmemoryPool * pool, void *handle, CUmemAllocationHandleType type,
+              unsigned long long flags)) {
+  CUresult result = DRIVER(REAL(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags));
+  process *own = result == CUDA_SUCCESS && governed() ? process_state() : NULL;
+  if (own == NULL || add_pool(own, *pool, POOL_UNCHARGED) != NULL) return result;
+  DRIVER(REAL(cuMemPoolDestroy)(*pool));
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
@@ -213,6 +283,11 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
   process *own = process_state();
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
   if (pool == NULL) return DRIVER(REAL(cuMemPoolDestroy)(handle));
+  if (pool->device == POOL_UNCHARGED) {
+    CUresult result = DRIVER(REAL(cuMemPoolDestroy)(handle));
+    if (result == CUDA_SUCCESS) __atomic_store_n(&pool->taken, 0, __ATOMIC_RELEASE);
+    return result;
+  }
   // What is freed in a stream but not done yet has to be gone before nothing can be read any more.
   bool is_pending = __atomic_load_n(&own->pools_may_shrink, __ATOMIC_RELAXED) != 0;
   if (is_pending && !context_is_capturing()) DRIVER(REAL(cuCtxSynchronize)());
@@ -229,7 +304,7 @@ CUDA_WRAPPER(cuMemPoolDestroy, (CUmemoryPool handle)) {
 static CUresult changed(CUmemoryPool handle, CUresult result) {
   process *own = governed() ? process_state() : NULL;
   pool_state *pool = own == NULL ? NULL : pool_find(own, handle);
-  if (pool == NULL) return result;
+  if (pool == NULL || pool->device == POOL_UNCHARGED) return result;
   pthread_mutex_lock(&own->devices[pool->device].pool_lock);
   settle_charged(own, pool);
   pthread_mutex_unlock(&own->devices[pool->device].pool_lock);

@@ -25,8 +25,8 @@ void pools_lost(process *own, const record *lost);
 // ---- between pools.c and pool_pieces.c ----
 
 pool_state *pool_find(process *own, CUmemoryPool handle);
-// As pool_find, and also a device's default pool, which is met without having been made. NULL: the
-// pool is another process's, or its memory is not a device's.
+// As pool_find, and also pools that are met without having been made. NULL: which memory the pool
+// hands out is not understood, or it is of a device outside the share.
 pool_state *pool_known(process *own, CUmemoryPool handle);
 uint64_t pool_id(const process *own, const pool_state *pool);
 
@@ -40,6 +40,10 @@ void pool_trim(process *own, pool_state *pool);
 void pool_forget_streams(process *own, pool_state *pool);
 // Gives back all that a destroyed pool had, and its place.
 void pool_bury(process *own, pool_state *pool);
+
+// The device that is charged for such memory, POOL_UNCHARGED, or less: it is not understood, or of
+// no device of the share.
+int pool_device(process *own, const CUmemLocation *location, CUmemAllocationType type);
 
 // Calls for every pool of the device, taking its lock.
 void pools_each(process *own, int device, void (*visit)(process *, pool_state *));

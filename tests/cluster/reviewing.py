@@ -28,14 +28,14 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import wait_until
 
-from allotment.dialects.systems import foreign_dialects
+from allotment.dialects.foreign.settings import foreign_dialects
 from allotment.kube.clients import connect
 from allotment.kube.quotas import FollowedQuotas
-from allotment.scheduler.quota import QuotaBook
-from allotment.scheduler.quota_following import QuotaFeed
-from allotment.scheduler.settings_file import FileSettings
-from allotment.scheduler.webhook import WebhookSettings
-from allotment.scheduler.webhook_serving import ListenSettings, WebhookService
+from allotment.scheduler.admission.webhook import WebhookSettings
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.feed import QuotaFeed
+from allotment.scheduler.serving import ListenSettings, WebhookService
+from allotment.scheduler.settings import FileSettings
 
 Document = dict[str, Any]
 

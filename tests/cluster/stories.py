@@ -38,7 +38,7 @@ from allotment.agent.kubelet.proto.deviceplugin_pb2 import ContainerAllocateResp
 from allotment.agent.protocols import CheckpointEntry
 from allotment.model.errors import StateError
 from allotment.model.shares import Share
-from allotment.shares.records import read_record
+from allotment.shares.record import read_record
 
 MIB: Final = 1024**2
 GIB: Final = 1024**3

@@ -263,7 +263,7 @@ def test_wrong_one_is_refused_and_the_last_good_one_stays(configs: Named, pods: 
             "ConfigInvalid", "sharing.timeSlicing.resources[0]", "number of replicas must be >= 2"
         )
         assert "allotment-system/allotment-config, replicas" in told
-        assert "what was in force stays so" in told
+        assert "the previous configuration stays in force" in told
         wait_until(lambda: node.figure("config_valid") == 0, "word of it in the figures")
         node.wait_figure("config_loads", 1, result="invalid")
         cluster.wait_allocatable(NVIDIA, 80)

@@ -29,7 +29,7 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.kube.inventories import CORDONS, DEVICES, decode
-from allotment.model.clusters import NodeDevice, NodeInventory, Taken
+from allotment.model.clusters import NodeDevice, NodeInventory, TakenPart
 from allotment.model.quantities import parse_whole
 
 SECOND = "second-scheduler"
@@ -72,7 +72,7 @@ def wait_taken(cluster: Cluster, **gib: int) -> None:
     wanted = {int(key.strip("_")): amount * GIB for key, amount in gib.items()}
 
     def is_so(devices: tuple[NodeDevice, ...]) -> bool:
-        found = {each.index: each.taken.memory for each in devices if each.taken != Taken()}
+        found = {each.index: each.taken.memory for each in devices if each.taken != TakenPart()}
         return found == wanted
 
     wait_told(cluster, f"taken {wanted}", is_so)

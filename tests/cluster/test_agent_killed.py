@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent is killed between any two steps: whatever was half done is done by the next one.
 
-`ALLOTMENT_KILL_AT` names a step at which the agent kills itself (`allotment.shares.steps`). Each
-agent here dies at another one, of what pods are starting or ending at that moment; the last one
-lives, and finds what all of them left.
+`ALLOTMENT_KILL_AT` names a step at which the agent kills itself (`allotment.shares.failpoints`).
+Each agent here dies at another one, of what pods are starting or ending at that moment; the last
+one lives, and finds what all of them left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
-from allotment.shares.steps import KILL_VARIABLE
+from allotment.shares.failpoints import KILL_VARIABLE
 
 SLEEP = ["sleep", "1000"]
 

@@ -82,12 +82,12 @@ WRONG = {
     ),
     "annotation-of-no-container": Wrong(
         part("4Gi"),
-        ("allotment.dev/compute names container 'train', which the pod has not", "main"),
+        ("allotment.dev/compute names container 'train', which is not in the pod", "main"),
         {"allotment.dev/compute": "train=0:80"},
     ),
     "unknown-annotation": Wrong(
         part("4Gi"),
-        ("the annotation 'allotment.dev/clas' is not known", "did you mean", "class"),
+        ("the annotation 'allotment.dev/clas' is unknown", "did you mean", "class"),
         {"allotment.dev/clas": "latency"},
     ),
     "unknown-word": Wrong(
@@ -102,12 +102,12 @@ WRONG = {
     ),
     "placement-of-others": Wrong(
         part("4Gi"),
-        ("allotment.dev/placement names container 'worker', which the pod has not",),
+        ("allotment.dev/placement names container 'worker', which is not in the pod",),
         placed(worker={"devices": ["GPU-1"]}),
     ),
     "placement-on-another-node": Wrong(
         part("4Gi"),
-        ("names GPU-00000000-0000-0000-0000-000000000000, which this node has not", "it has: GPU-"),
+        ("names GPU-00000000-0000-0000-0000-000000000000, not on this node", "it has: GPU-"),
         placed(main={"devices": ["GPU-00000000-0000-0000-0000-000000000000"]}),
     ),
     "placement-of-another-pod": Wrong(

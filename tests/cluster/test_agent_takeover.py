@@ -17,6 +17,7 @@ from testbed.images import BUSYBOX
 from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
+from allotment.agent.configuring import PLUGIN_FOLDER
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as messages
 from allotment.agent.kubelet.services import (
     ALLOCATE,
@@ -26,7 +27,6 @@ from allotment.agent.kubelet.services import (
     REGISTER,
     handlers,
 )
-from allotment.agent.settings import PLUGIN_FOLDER
 
 SHOW = ["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; sleep 1000"]
 SOCKET = "nvidia-gpu.sock"

@@ -238,7 +238,7 @@ def test_a_gpu_whose_pod_is_gone_by_force_is_given_on_when_its_program_has_ended
     agents = Pods(cluster, NAMESPACE)
     agents.wait_ready(name)
     cluster.wait_allocatable(NVIDIA, 2)
-    say = "from allotment.shares.processes import unseen_processes as f; print(f())"
+    say = "from allotment.shares.process_tree import unseen_processes as f; print(f())"
     assert agents.exec(name, ["python3", "-c", say], container_name="agent").strip() == "None"
     # It does not end when it is asked to.
     stay = ["sh", "-c", "trap '' TERM; while true; do sleep 1; done"]

@@ -16,18 +16,18 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from podresources import POD_RESOURCES_SOCKET, PodResources
 from stories import wait_taken_on
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
-from allotment.agent.device_plugin.plugins import DevicePlugins
-from allotment.agent.device_plugin.serving import Duties
+from allotment.agent.configuring import CHECKPOINT, PLUGIN_FOLDER
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
-from allotment.agent.kubelet.podresources import PodResources
-from allotment.agent.protocols import SHARE_ANNOTATION, Answer
+from allotment.agent.plugin.registration import DevicePlugins
+from allotment.agent.plugin.serving import Duties
+from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer
 from allotment.agent.resources import Resource, Slot
-from allotment.agent.settings import CHECKPOINT, PLUGIN_FOLDER, POD_RESOURCES_SOCKET
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
 from allotment.model.pods import Owner, Pod
 from allotment.shares.cdi import CDI_VERSION, KIND, spec_name, write_spec
@@ -60,12 +60,14 @@ class Tenancy:
     allocated: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     prepared: list[tuple[str, frozenset[str]]] = field(default_factory=list)
 
-    def answer(self, resource: Resource, ids: Sequence[str]) -> Answer:
+    def answer(self, resource: Resource, ids: Sequence[str]) -> AllocateAnswer:
         if self.refuses_allocate is not None:
             raise self.refuses_allocate
         self.allocated.append((resource.name, frozenset(ids)))
         share = os.urandom(6).hex()
-        return Answer(annotations={SHARE_ANNOTATION: share}, cdi_devices=(f"{KIND}={share}",))
+        return AllocateAnswer(
+            annotations={SHARE_ANNOTATION: share}, cdi_devices=(f"{KIND}={share}",)
+        )
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
         self.prepared.append((resource, ids))
@@ -118,7 +120,8 @@ class Plugin:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         duties = Duties(
-            tenancy=self.tenancy,
+            allocate=self.tenancy.answer,
+            pre_start=self.tenancy.prepare,
             reports=self.reports,
             links=lambda: self.links,
             policy=lambda: "distributed",

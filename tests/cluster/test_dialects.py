@@ -22,7 +22,7 @@ from testbed.api import Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods
 
-from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
+from allotment.dialects.foreign.kubeshare import KIND, pod_of_sharepod
 
 EXAMPLES = installing.ROOT / "examples" / "dialects"
 _NAMES = itertools.count(1)

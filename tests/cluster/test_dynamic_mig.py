@@ -189,7 +189,7 @@ def test_of_eight_at_once_seven_run(cluster: Cluster, pods: Pods) -> None:
         )
         (waiting,) = (name for name in names if not _is_running(pods, name))
         told = pods.wait_event(waiting, reason="ShareRefused")["message"]
-        assert "has as many 1g.10gb or others with its engines as it can have" in told
+        assert "has the most 1g.10gb or profiles with its engines that fit" in told
         assert len(set(slices(node))) == 7
         others = [name for name in names if name != waiting]
         with undisturbed(pods, *others[1:]):

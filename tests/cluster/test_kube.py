@@ -16,11 +16,10 @@ from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 
 from allotment.kube.clients import Api, connect
-from allotment.kube.configmaps import FollowedConfigMap
 from allotment.kube.errors import DeniedError, KubeError
 from allotment.kube.events import Events, Reference
-from allotment.kube.nodes import LABELS_ANNOTATION, OwnNode
-from allotment.kube.pods import NodePods
+from allotment.kube.nodes import LABELS_ANNOTATION, NodePods, OwnNode
+from allotment.kube.quotas import FollowedConfigMap
 from allotment.model.pods import PodUid
 
 MEMORY = "allotment.dev/gpu-memory"
@@ -369,9 +368,9 @@ def test_the_agent_is_refused_what_is_not_its_business(cluster: Cluster) -> None
 @pytest.mark.parametrize(
     ("part", "change", "says"),
     [
-        ("user", {"token": "wrong"}, "does not know this client"),
+        ("user", {"token": "wrong"}, "does not accept these credentials"),
         ("cluster", {"certificate-authority": None}, "certificate authority of this cluster"),
-        ("cluster", {"server": "https://127.0.0.1:9"}, "asked again until it answers"),
+        ("cluster", {"server": "https://127.0.0.1:9"}, "retrying until it answers"),
     ],
     ids=["token", "certificate", "address"],
 )

@@ -26,7 +26,7 @@ from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
 from testbed.waiting import TestbedError, wait_until
 
-from allotment.agent.settings import PLUGIN_FOLDER
+from allotment.agent.configuring import PLUGIN_FOLDER
 
 GUIDES = installing.ROOT / "docs" / "guides"
 PROFILES = ("default-scheduler", "allotment-scheduler")
@@ -351,7 +351,7 @@ def test_the_guide_leads_from_one_to_the_other_and_back(walk: Walk) -> None:
     if system.labels:
         assert old in "".join(guide.said.values())
 
-    guide.walk("Install, and touch nobody", until=APPLIED)
+    guide.walk("Install without touching any pod", until=APPLIED)
     mine = pod("mine", container(["true"], limits=system.limits))
     mine["spec"]["schedulerName"] = system.scheduler
     (cluster.state / "my-pod.yaml").write_text(yaml.safe_dump(mine), "utf-8")

@@ -180,7 +180,7 @@ def test_a_gpu_that_is_kept_for_somebody_else_is_told_of_until_it_is_free(
             gpus.settings(uuid).set_compute_mode(ComputeMode.PROHIBITED)
         pods.create(pod("waits", half("spin", "100", "10", "20"), restart="OnFailure"))
         event = pods.wait_event("waits", reason="ShareRefused")
-        assert "compute mode PROHIBITED, which somebody else set" in event["message"]
+        assert "compute mode PROHIBITED, set outside Allotment" in event["message"]
         modes = {gpus.settings(uuid).compute_mode() for uuid in gpus.uuids}
         assert modes == {ComputeMode.PROHIBITED}
     finally:

@@ -96,11 +96,11 @@ def test_a_record_is_a_scheduler_s_to_write_and_nobody_s_to_change(
     del control_plane
     path, record = f"{TEAM}/{system}", GIVEN[system]
     tenant.post(TEAM, pod(system, container(["sleep"]), annotations={"note": "mine"}))
-    assert "cannot be changed but by a scheduler" in refused(tenant, path, record)
+    assert "only a scheduler may change" in refused(tenant, path, record)
     annotate(scheduler, path, record)
     lowered = {key: f"{text}1" for key, text in record.items()}
-    assert "cannot be changed but by a scheduler" in refused(tenant, path, lowered)
-    assert "cannot be changed" in refused(tenant, path, dict.fromkeys(record))
+    assert "only a scheduler may change" in refused(tenant, path, lowered)
+    assert "only a scheduler may change" in refused(tenant, path, dict.fromkeys(record))
     # What is nobody's record stays its owner's.
     annotate(tenant, path, {"note": "still mine"})
     tenant.delete(path)
@@ -109,7 +109,7 @@ def test_a_record_is_a_scheduler_s_to_write_and_nobody_s_to_change(
 @pytest.mark.parametrize("system", GIVEN)
 def test_no_pod_is_created_with_a_record(tenant: Api, system: str) -> None:
     body = pod(f"{system}-forged", container(["sleep"]), annotations=GIVEN[system])
-    with pytest.raises(ApiError, match="is written when the pod is placed"):
+    with pytest.raises(ApiError, match="when it places the pod"):
         tenant.post(TEAM, body)
     # One that was translated has its own placement, and is not read: it may be copied.
     body["metadata"]["annotations"] |= {"allotment.dev/dialect": "hami"}
@@ -136,7 +136,7 @@ def test_who_binds_writes_a_record_on_a_binding_and_on_no_new_pod(
         return True
 
     wait_until(may_create, "right to create pods")
-    with pytest.raises(ApiError, match="is written when the pod is placed"):
+    with pytest.raises(ApiError, match="when it places the pod"):
         scheduler.post(TEAM, pod("own", container(["sleep"]), annotations=GIVEN["hami"]))
     tenant.post(TEAM, pod("waits", container(["sleep"])))
     binding = {
@@ -195,7 +195,7 @@ def test_what_it_asks_for_by_annotations_stays_while_it_has_it(tenant: Api, sche
     tenant.post(TEAM, body)
     annotate(tenant, path, {ASKS: "2Gi"})
     annotate(scheduler, path, GIVEN["kai"])
-    assert "cannot be changed once it has its GPUs" in refused(tenant, path, {ASKS: "1Gi"})
+    assert "cannot change once it has its GPUs" in refused(tenant, path, {ASKS: "1Gi"})
     tenant.patch(path, {"metadata": {"labels": {"app": "b"}}})
     tenant.delete(path)
 

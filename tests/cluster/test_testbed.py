@@ -47,7 +47,7 @@ def test_pod_runs_and_is_read(pods: Pods) -> None:
 
 
 def test_tools_run_the_tree(pods: Pods) -> None:
-    check = "import grpc, lightkube, prometheus_client, structlog"
+    check = "import aiohttp, grpc, prometheus_client, structlog"
     pods.create(
         pod(
             "tools",

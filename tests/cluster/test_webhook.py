@@ -35,7 +35,7 @@ from testbed.waiting import TestbedError, wait_until
 
 from allotment.cli.scheduler import command
 from allotment.model.quantities import parse_whole
-from allotment.scheduler.settings_file import read_file_settings
+from allotment.scheduler.settings import read_file_settings
 
 DEFAULT = "/api/v1/namespaces/default/pods"
 _NUMBERS = count(1)
@@ -143,7 +143,7 @@ def test_a_privileged_share_and_two_dialects_are_refused(
     del answering
     body = foreign("privileged")
     body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    assert "it is privileged" in refused(control_plane.api, place, body)
+    assert "a privileged container cannot" in refused(control_plane.api, place, body)
     mixed = foreign("mixed")
     mixed["spec"]["containers"][0]["resources"]["limits"] |= {"tencent.com/vcuda-core": "50"}
     assert "in two ways" in refused(control_plane.api, place, mixed)
@@ -225,7 +225,7 @@ def test_a_label_leaves_no_share_of_ours_to_itself(
     label = {"allotment.dev/webhook": "ignore"}
     privileged = pod("privileged", container(["true"], limits={GPU: "1"}), labels=label)
     privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    assert "it is privileged" in refused(control_plane.api, place, privileged)
+    assert "a privileged container cannot" in refused(control_plane.api, place, privileged)
     body = pod("small", container(["true"], limits={MEMORY: "2Gi"}), labels=label)
     made = control_plane.api.post(place, body)
     assert made["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
@@ -236,18 +236,18 @@ def test_a_label_leaves_no_share_of_ours_to_itself(
     for key in ("allotment.dev/webhook", "hami.io/webhook"):
         control_plane.api.patch(namespace, {"metadata": {"labels": {key: "ignore"}}})
         wait_until(
-            lambda: "are left alone by" in tried(control_plane.api, place, privileged),
+            lambda: "webhook ignores" in tried(control_plane.api, place, privileged),
             "the namespace's label",
         )
         control_plane.api.post(place, foreign(f"by-{key.partition('.')[0]}"))
         control_plane.api.patch(namespace, {"metadata": {"labels": {key: None}}})
         wait_until(
-            lambda: "it is privileged" in tried(control_plane.api, place, privileged),
+            lambda: "a privileged container cannot" in tried(control_plane.api, place, privileged),
             "the webhook again",
         )
     system = "/api/v1/namespaces/kube-system/pods"
     own = plain("own", **{GPU: "1"})
-    assert "are left alone by" in refused(control_plane.api, system, own)
+    assert "webhook ignores" in refused(control_plane.api, system, own)
     control_plane.api.post(system, plain("cpu", cpu="1"), dryRun="All")
 
 
@@ -317,7 +317,7 @@ def test_what_the_command_prints_holds_the_dialects_as_they_are_configured(
         own = plain("own", **{GPU: "1"})
         control_plane.make_namespace("webhook-legacy")
         legacy = "/api/v1/namespaces/webhook-legacy/pods"
-        wait_until(lambda: "are left alone by" in tried(api, legacy, own), "the rule")
+        wait_until(lambda: "webhook ignores" in tried(api, legacy, own), "the rule")
         probe = WRITTEN["kubeshare"][0]
         file = read_file_settings(path)
         with webhook(control_plane, file=file, probe=probe):

@@ -22,8 +22,8 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import tail, wait_until
 
-from allotment.scheduler.certificates import Lives, next_client, next_set
-from allotment.scheduler.guards import load_chain
+from allotment.scheduler.tls.authority import Lives, next_client, next_set
+from allotment.scheduler.tls.context import load_chain
 
 WEBHOOK_PORT, EXTENDER_PORT, METRICS_PORT = 9443, 9447, 9448
 SERVICE = "allotment-webhook.allotment-system.svc"
@@ -248,7 +248,7 @@ def test_who_is_locked_out_by_a_new_authority_is_told_and_counted(control_plane:
         is_let_in(control_plane, EXTENDER_PORT, trusted, name=EXTENDER, shows=before)
     wait_until(lambda: failed(control_plane, "extender", "distrusted") >= 1, "the figure")
     wait_until(
-        lambda: "start it again" in control_plane.log("scheduler").read_text("utf-8"),
+        lambda: "only at start" in control_plane.log("scheduler").read_text("utf-8"),
         "what to do",
         explain=lambda: tail(control_plane.log("scheduler")),
     )

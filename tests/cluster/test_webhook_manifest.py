@@ -38,7 +38,7 @@ from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import wait_until
 
-from allotment.scheduler.certificates import Lives
+from allotment.scheduler.tls.authority import Lives
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _NUMBERS = count(1)
@@ -123,7 +123,7 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
         labels={"allotment.dev/webhook": "ignore"},
     )
     wait_until(
-        lambda: "is written when a pod is bound" in tried(admin, place, unseen),
+        lambda: "only Allotment's scheduler writes the annotation" in tried(admin, place, unseen),
         "the policy",
     )
     admin.post(place, pod("a", container(["true"], limits={GPU: "1", MEMORY: "2Gi"})))
@@ -131,12 +131,12 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
     for path in (own, f"{own}/status"):
         with pytest.raises(ApiError) as caught:
             admin.patch(path, {"metadata": {"annotations": placement}})
-        assert "cannot be changed" in str(caught.value)
+        assert "cannot change" in str(caught.value)
         assert caught.value.status == 403
     for target in (f"{own}/binding", f"{place.removesuffix('/pods')}/bindings"):
         with pytest.raises(ApiError) as caught:
             admin.post(target, binding("a", placement="{}"))
-        assert "by Allotment's scheduler alone" in str(caught.value)
+        assert "only Allotment's scheduler writes" in str(caught.value)
     # What is not its own business, others may still do: annotate, and bind without a placement.
     admin.patch(own, {"metadata": {"annotations": {"example.com/note": "x"}}})
     admin.patch(own, {"metadata": {"annotations": {"allotment.dev/class": "besteffort"}}})

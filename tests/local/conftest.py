@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from mig_hands import CONFIGURATIONS
+from warm_commands import WarmCommands, can_be_warm
+
+if TYPE_CHECKING:
+    from tests.conftest import CommandLine
 
 # A command takes half a second alone, and ten times that on a machine that does other things.
 TIMEOUT_S = 300
@@ -26,3 +34,39 @@ def mig_file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIGURATIONS, "utf-8")
     return path
+
+
+class WarmCommandLine:
+    """`allot` of tests/conftest.py, whose calls are forks of a process that has it loaded."""
+
+    def __init__(self, cold: CommandLine, commands: WarmCommands) -> None:
+        self.cold = cold
+        self.state: Path = cold.state
+        self.environment = cold.environment
+        self.command = cold.command
+        self._commands = commands
+
+    def __call__(
+        self, *arguments: str | Path, stdin: str = "", timeout_s: float = 50, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs to the end; the caller looks at `returncode`, `stdout` and `stderr`."""
+        environment = self.environment(**variables)
+        if not can_be_warm(environment):
+            return self.cold(*arguments, stdin=stdin, timeout_s=timeout_s, **variables)
+        words = [str(each) for each in arguments]
+        return self._commands.run(words, env=environment, stdin=stdin, timeout_s=timeout_s)
+
+
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """The process that has the commands loaded; it starts with the first of them."""
+    with WarmCommands() as commands:
+        yield commands
+
+
+@pytest.fixture
+def allot(allot: CommandLine, warm_commands: WarmCommands) -> CommandLine | WarmCommandLine:
+    """The command line on a fresh state folder. COLD_COMMANDS=1: a new interpreter for each."""
+    if os.environ.get("COLD_COMMANDS"):
+        return allot
+    return WarmCommandLine(allot, warm_commands)

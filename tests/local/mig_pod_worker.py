@@ -9,14 +9,15 @@ from pathlib import Path
 
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.model.mig import MigPlace
+from allotment.model.modes import MIG
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import MIG, Request
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, ShareId
-from allotment.shares import slicing
 from allotment.shares.folders import StateFolder
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.mig import allocate
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 root, spec, share = Path(sys.argv[1]), sys.argv[2], ShareId(sys.argv[3])
 machine = machine_path(root, spec)
@@ -33,7 +34,7 @@ owner = Owner(
     place=0,
 )
 shares.prepare(
-    Order(
+    ShareOrder(
         Request(parse_memory("1Gi"), mode=MIG, mig_profile="1g.10gb"),
         Injection.CDI,
         id=share,
@@ -41,8 +42,10 @@ shares.prepare(
         devices=(devices[0].uuid,),
         slices=(MigPlace("1g.10gb", 3),),
     ),
-    devices,
+    NodePolicy(devices=devices),
 )
 shares.end(share)
-problems = slicing.settle_one(folder, machine, devices[0].uuid, 0, may_reset=False, patience_s=60)
+problems = allocate.free_orphans_on(
+    folder, machine, devices[0].uuid, 0, may_reset=False, patience_s=60
+)
 assert not problems, problems

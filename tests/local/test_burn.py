@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from patience import wait_until
+from rounds import undisturbed
 
 from allotment import ledger
 from allotment.devices import simulated
 from allotment.devices.faults import set_fault
+from allotment.devices.packing import read_machine
 
 Allot = Any  # tests/conftest.py: CommandLine
 MIB = 1 << 20
@@ -33,13 +35,13 @@ class Gpu:
 
     def __init__(self, machine: Path, native: Path, folder: Path) -> None:
         self.machine = machine
-        self.device = simulated.read_machine(machine).devices[0]
+        self.device = read_machine(machine).devices[0]
         self.share = folder / "share"
         self.share.mkdir()
         policy = ledger.DevicePolicy(
             uuid=self.device.uuid, memory_limit=LIMIT, context_bytes=self.device.context_bytes
         )
-        ledger.create(self.share, ledger.Policy("burn", "burn", (policy,)))
+        ledger.create(self.share, ledger.LedgerPolicy("burn", "burn", (policy,)))
         self.bare = {
             **os.environ,
             "LD_LIBRARY_PATH": str(native / "simulated"),
@@ -178,9 +180,14 @@ def test_it_ends_after_the_launches_that_were_asked_for(gpu: Gpu, streams: str) 
 @pytest.mark.measured
 def test_kernels_fill_the_gpu_and_never_run_at_once(gpu: Gpu) -> None:
     options = ("--launches", "20", "--streams", "4", "--kernel", "5ms")
-    report, _ = burn(*options, environment=gpu.shared)
-    assert report["wall_seconds"] >= 20 * 0.005 * 0.99
-    assert report["gpu_seconds"] == pytest.approx(20 * 0.005, rel=0.2)
+    right = pytest.approx(20 * 0.005, rel=0.2)
+
+    def gpu_seconds() -> float:
+        report, _ = burn(*options, environment=gpu.shared)
+        assert report["wall_seconds"] >= 20 * 0.005 * 0.99
+        return float(report["gpu_seconds"])
+
+    assert undisturbed(gpu_seconds, right.__eq__) == right
 
 
 def test_requests_come_at_their_rate(gpu: Gpu) -> None:
@@ -279,8 +286,8 @@ def test_no_room_for_the_context_is_a_lack_of_memory(gpu: Gpu, processes: str) -
 @pytest.mark.parametrize(
     ("options", "variables", "hint"),
     [
-        (("--device", "1"), {}, "there is one device here: --device 0"),
-        ((), {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is ''"),
+        (("--device", "1"), {}, "this process sees one device: --device 0"),
+        ((), {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES=''"),
     ],
 )
 def test_a_missing_device_has_its_own_next_step(

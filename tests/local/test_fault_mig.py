@@ -17,7 +17,7 @@ def test_mig_calls_are_broken_and_mended(allot: Allot) -> None:
         *SPEC, "--mig-slow", "create-gpu=2s", "--mig-error", "create-compute=23", "--reset"
     )
     assert broken.returncode == 0, broken.stderr
-    assert broken.stdout.count(": create-gpu takes 2s more\n") == 2
+    assert broken.stdout.count(": create-gpu is delayed by 2s\n") == 2
     assert broken.stdout.count(": create-compute fails with 23\n") == 2
     kept = allot(*SPEC, "--mig-slow", "create-compute=1s", "--mig-error", "create-gpu=0")
     assert kept.stdout.count(": create-compute fails with 23\n") == 2
@@ -28,7 +28,7 @@ def test_mig_calls_are_broken_and_mended(allot: Allot) -> None:
     ("arguments", "said"),
     [
         pytest.param(("--mig-slow", "nonsense=2s"), "calls: set-mode, create-gpu", id="call"),
-        pytest.param(("--mig-slow", "reset"), "with a value", id="no value"),
+        pytest.param(("--mig-slow", "reset"), "is not CALL=VALUE", id="no value"),
         pytest.param(("--mig-slow", "reset=soon"), "soon", id="time"),
         pytest.param(("--mig-error", "reset=-1"), "nvmlReturn_t", id="error"),
     ],

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from allotment.agent.health.actions import XidPolicy
-from allotment.agent.health.records import Rules, State
-from allotment.agent.health.sightings import Answered, Gone, Sighting
+from allotment.agent.health.records import HealthState, Rules
 from allotment.agent.health.watching import HealthWatch
-from allotment.agent.inventory import GpuWatch
+from allotment.agent.health.xids import XidPolicy
+from allotment.agent.inventory import Gone, GpuWatch, Sighting
 from allotment.devices import faults, layout
 from allotment.devices.events import GpuEvent
 from allotment.devices.simulated import SimulatedMachine
@@ -137,7 +136,7 @@ def test_a_gpu_is_listened_to_before_it_is_listed_however_late_it_is(
     async def script() -> None:
         # The second look is an hour away: that who is late is heard is not its doing.
         watch, heard = GpuWatch(machine=path, patience_s=0.5, poll_s=3600.0), list[GpuEvent]()
-        watch.hear(lambda seen: heard.append(seen) if isinstance(seen, GpuEvent) else None)
+        watch.hear(lambda _, seen: heard.append(seen) if isinstance(seen, GpuEvent) else None)
         async with watching(watch), asyncio.timeout(90):
             async for inventory in watch.changes():
                 assert {device.uuid for device in inventory.devices} <= watch.listening()
@@ -165,19 +164,15 @@ def test_a_gpu_that_hangs_later_stays_listed_and_costs_one_thread(
             await until(lambda: watch.listening() == set(uuids))
             threads = set(threading.enumerate())
             faults.set_fault(path, 1, hang_us=FOR_EVER_US)
-            answers: list[Sighting] = []
-            watch.hear(answers.append)
+            answers: list[tuple[str, Sighting]] = []
+            watch.hear(lambda *seen: answers.append(seen))
             await until(lambda: troubled(watch) == {uuids[1]: "it has not answered in time"})
             assert listed(watch) == uuids
             for _ in range(10):
                 assert isinstance(await watch.test(uuids[1]), str)
                 assert isinstance(await watch.test(uuids[2]), Look)
             assert set(threading.enumerate()) <= threads
-            others = [
-                each.uuid
-                for each in answers
-                if isinstance(each, Answered) and each.uuid != uuids[1]
-            ]
+            others = [uuid for uuid, each in answers if isinstance(each, Look) and uuid != uuids[1]]
             assert len(others) > 10, "it held up the others"
             faults.set_fault(path, 1, hang_us=0)
             await until(lambda: troubled(watch) == {})
@@ -232,13 +227,13 @@ def test_another_uuid_in_the_same_place_is_another_gpu(machine: Callable[[str], 
     new = "GPU-00000000-1111-2222-3333-444444444444"
 
     async def script() -> None:
-        watch, seen = quick(path), list[Sighting]()
-        watch.hear(seen.append)
+        watch, seen = quick(path), list[tuple[str, Sighting]]()
+        watch.hear(lambda *sighting: seen.append(sighting))
         async with watching(watch):
             await watch.first_look()
             rename_gpu(path, 1, new)
             await until(lambda: listed(watch) == [uuids[0], new])
-            assert Gone(uuid=uuids[1], is_replaced=True) in seen
+            assert (uuids[1], Gone(is_replaced=True)) in seen
             await until(lambda: watch.listening() == {uuids[0], new})
 
     asyncio.run(script())
@@ -326,10 +321,10 @@ def test_health_of_gpus_that_break_in_different_ways(machine: Callable[[str], Pa
     lost, hung, hurt, buggy, fine = uuids
 
     async def script() -> None:
-        watch, events = quick(path), list[Sighting]()
+        watch, events = quick(path), list[GpuEvent]()
         rules = Rules(silence_s=1.0, test_pause_s=0.1)
         health = HealthWatch(gpus=watch, policy=XidPolicy(), reports=Silence(), rules=rules)
-        watch.hear(lambda seen: events.append(seen) if isinstance(seen, GpuEvent) else None)
+        watch.hear(lambda _, seen: events.append(seen) if isinstance(seen, GpuEvent) else None)
         async with watching(watch, health.run()):
             await watch.first_look()
             await until(lambda: watch.listening() == set(uuids))
@@ -338,9 +333,9 @@ def test_health_of_gpus_that_break_in_different_ways(machine: Callable[[str], Pa
             faults.set_fault(path, 2, counters={"ecc_volatile_uncorrected": 2})
             faults.set_fault(path, 3, xid=31)
             await until(lambda: set(health.unhealthy) == {lost, hung, hurt})
-            await until(lambda: health.records[buggy].state is State.HEALTHY)
+            await until(lambda: health.records[buggy].state is HealthState.HEALTHY)
             await until(lambda: {each.uuid for each in events} == {lost, hurt, buggy})
-            assert health.records[fine].state is State.HEALTHY
+            assert health.records[fine].state is HealthState.HEALTHY
             assert isinstance(await watch.test(fine), Look)
             # What was lost is found; what hung answers; the reset clears the counts.
             faults.clear_faults(path)
@@ -363,7 +358,7 @@ path = Path(sys.argv[1])
 async def script():
     seen = []
     watch = GpuWatch(patience_s=5.0, poll_s=0.1)
-    watch.hear(seen.append)
+    watch.hear(lambda _, each: seen.append(each))
     running = asyncio.create_task(watch.run())
     inventory = await watch.first_look()
     assert [device.simulated for device in inventory.devices] == [False, False]

@@ -15,12 +15,11 @@ from mig_hands import look, made_by_hand, on_first
 
 from allotment.devices.mig_machine import MigDevice
 from allotment.devices.simulated import SimulatedMachine, machine_path
-from allotment.modes.mig.applying import counts_of
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.records import SliceRecord
+from allotment.modes.mig.apply import counts_of
+from allotment.modes.mig.journal import Journal, SliceRecord
 from allotment.modes.mig.slices import Slices
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import BY_NODE, Allowed, write_allowed
+from allotment.shares.mode_policy import BY_NODE, ModePolicy, write_mode_policy
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -32,7 +31,7 @@ def test_a_configuration_is_planned_applied_asserted_and_exported(
     words = ("-f", mig_file, "-c", "all-balanced", "--simulated", spec)
     before = allot("mig", "assert", *words)
     assert before.returncode == 1
-    assert "MIG is off, and not 2 x 1g.10gb, 1 x 2g.20gb, 1 x 3g.40gb" in before.stderr
+    assert "MIG is off, expected 2 x 1g.10gb, 1 x 2g.20gb, 1 x 3g.40gb" in before.stderr
     planned = allot("mig", "plan", *words, "-o", "json")
     assert planned.returncode == 0, planned.stderr
     steps = json.loads(planned.stdout)["gpus"][0]["steps"]
@@ -47,7 +46,7 @@ def test_a_configuration_is_planned_applied_asserted_and_exported(
     entries = yaml.safe_load(exported.stdout)["mig-configs"]["current"]
     assert entries[0]["mig-devices"] == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
     assert allot("mig", "assert", "-f", again, "--simulated", spec).returncode == 0
-    assert "as it is wanted" in allot("mig", "apply", *words).stdout
+    assert "already as configured" in allot("mig", "apply", *words).stdout
 
 
 @pytest.mark.timeout(600)  # twenty commands, on a machine that may be busy
@@ -136,7 +135,7 @@ def test_advice_uses_what_is_idle_and_what_could_be_switched(allot: Allot, tmp_p
     assert [each["steps"] == [] for each in switched] == [True, False]
     steps = [(each["step"], each["remark"]) for each in switched[1]["steps"]]
     assert steps == [
-        ("switch MIG on", "nobody uses it: `allot run --mig` does this by itself"),
+        ("switch MIG on", "unused: `allot run --mig` does this automatically"),
         ("make", None),
     ]
     kept_for_soft = ("devices", "set-mode", switched[1]["uuid"], "soft")
@@ -144,9 +143,9 @@ def test_advice_uses_what_is_idle_and_what_could_be_switched(allot: Allot, tmp_p
     kept = allot(*words, "3g.40gb").stdout
     assert "kept for mode soft by `allot devices set-mode`: `allot devices set-mode GPU-" in kept
     none = allot("mig", "plan", "--simulated", "t4", "--fit", "1g.10gb")
-    assert (none.returncode, "no GPU here has MIG" in none.stderr) == (3, True)
+    assert (none.returncode, "no GPU of this machine supports MIG" in none.stderr) == (3, True)
     reset = allot("mig", "plan", "--simulated", "a100-80gb", "--fit", "1g.10gb")
-    assert "by a reset: `allot devices set-mode GPU-" in reset.stdout
+    assert "needs a reset: `allot devices set-mode GPU-" in reset.stdout
 
 
 def advised(allot: Allot) -> list[tuple[str, str]]:
@@ -161,7 +160,7 @@ def test_advice_passes_an_mps_daemon_that_no_share_needs(allot: Allot) -> None:
     words = ("--simulated", "h100-80gb", "--mode", "mps", "--memory", "1Gi", "--", "true")
     assert allot("run", *words).returncode == 0
     assert advised(allot) == [
-        ("switch MIG on", "nobody uses it: `allot run --mig` does this by itself"),
+        ("switch MIG on", "unused: `allot run --mig` does this automatically"),
         ("make", None),
     ]
 
@@ -173,9 +172,9 @@ def test_advice_does_not_send_to_a_command_that_the_nodes_annotation_overrules(
     folder.prepare()
     [gpu] = SimulatedMachine(machine_path(allot.state, "h100-80gb")).devices()
     with folder.locked():
-        write_allowed(folder, gpu.uuid, Allowed(("soft",), by=BY_NODE))
+        write_mode_policy(folder, gpu.uuid, ModePolicy(("soft",), by=BY_NODE))
     [(_, remark), _] = advised(allot)
-    assert remark.startswith("kept for mode soft by the node's annotation: have mig in its node's")
+    assert remark.startswith("kept for mode soft by the node's annotation: add mig to its node's")
     assert "set-mode" not in remark
 
 
@@ -209,10 +208,13 @@ def test_a_pending_mode_is_told_and_ended_by_apply(allot: Allot, mig_file: Path)
     spec = "a30"
     machine = machine_path(allot.state, spec)
     assert on_first(machine, lambda device: device.driver.set_mode(is_on=True)) is False
-    assert "it is to be on, and is not before the GPU's next reset" in allot("doctor").stdout
+    assert "switching MIG on is pending until the GPU is reset" in allot("doctor").stdout
     words = ("-f", mig_file, "-c", "all-disabled", "--simulated", spec)
     told = allot("mig", "assert", *words)
-    assert (told.returncode, "MIG is to be on after a reset" in told.stderr) == (1, True)
+    assert (told.returncode, "switching MIG on is pending until a reset" in told.stderr) == (
+        1,
+        True,
+    )
     assert allot("mig", "apply", *words).returncode == 0
     assert allot("mig", "assert", *words).returncode == 0
 
@@ -237,7 +239,7 @@ def test_devices_and_doctor_tell_of_slices(allot: Allot, mig_file: Path) -> None
     enabled = allot("mig", "apply", "-f", mig_file, "-c", "all-enabled", "--simulated", spec)
     assert enabled.returncode == 0, enabled.stderr
     doctor = allot("doctor")
-    assert "it is on, and there is no instance" in doctor.stdout
+    assert "MIG is on without an instance" in doctor.stdout
     uuid = made_by_hand(machine, "3g.40gb", 4)
     gpu = look(machine).uuid
     record = on_first(machine, lambda device: cut_for(device, allot, "1g.10gb", 3))
@@ -251,9 +253,9 @@ def test_devices_and_doctor_tell_of_slices(allot: Allot, mig_file: Path) -> None
     assert shown == [("1g.10gb", 3, "warm"), ("3g.40gb", 4, "static")]
     placed = allot("run", "--simulated", spec, "--gpu", gpu, "--memory", "1Gi", "--", "true")
     assert placed.returncode == 3, "a GPU in MIG mode is given to nobody as a whole"
-    assert "no instance" not in allot("doctor").stdout
+    assert "without an instance" not in allot("doctor").stdout
     on_first(machine, lambda device: remove_foreign(device, record.uuid))
-    assert f"the slice 1g.10gb {record.uuid} is not there any more" in allot("doctor").stdout
+    assert f"slice 1g.10gb {record.uuid} is missing" in allot("doctor").stdout
 
 
 def cut_for(device: MigDevice, allot: Allot, name: str, start: int) -> SliceRecord:

@@ -18,9 +18,9 @@ from allotment.devices import layout
 from allotment.devices.mig_machine import MigMachine
 from allotment.devices.simulated import machine_path
 from allotment.model.errors import BusyError
-from allotment.modes.mig.applying import counts_of
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.slices import Settled, Slices
+from allotment.modes.mig.apply import counts_of
+from allotment.modes.mig.journal import Journal, foreign
+from allotment.modes.mig.slices import FreedSlices, Slices
 
 Allot = Any  # tests/conftest.py: CommandLine
 WORKER = Path(__file__).with_name("mig_worker.py")
@@ -72,17 +72,17 @@ def test_a_process_that_ends_costs_no_slice_and_touches_no_others(
     machine: Callable[[str], Path], tmp_path: Path, call: str, when: str
 ) -> None:
     path = machine("h100-80gb")
-    foreign = made_by_hand(path, "1g.10gb", 0)
+    by_hand = made_by_hand(path, "1g.10gb", 0)
     journal = tmp_path / "mig" / "GPU"
 
     def work(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(WORKER), str(path), str(journal), *words]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
 
-    def settle(*held: str) -> Settled:
+    def settle(*held: str) -> FreedSlices:
         return on_first(
             path,
-            lambda device: Slices(device.driver, Journal(journal)).settle(
+            lambda device: Slices(device.driver, Journal(journal)).free_orphans(
                 held.__contains__, keep_s=0
             ),
         )
@@ -96,9 +96,8 @@ def test_a_process_that_ends_costs_no_slice_and_touches_no_others(
     assert work(*words).returncode == -signal.SIGKILL
     end_callers(path)
     assert len(Journal(journal).read().records) == 1, "it was written down before"
-    settled = settle("share-1")
-    assert [each.uuid for each in settled.foreign] == [foreign]
-    assert [each.uuid for each in look(path).instances] == [foreign]
+    settle("share-1")
+    assert [each.uuid for each in look(path).instances] == [by_hand]
     assert Journal(journal).read().records == ()
 
 
@@ -124,15 +123,15 @@ def test_one_that_is_being_made_is_left_alone(
             os._exit(1)
     assert os.read(here, 4) == b"made"
 
-    def settle() -> Settled:
+    def settle() -> FreedSlices:
         return on_first(
             path,
-            lambda device: Slices(device.driver, journal).settle(lambda _: False, keep_s=0),
+            lambda device: Slices(device.driver, journal).free_orphans(lambda _: False, keep_s=0),
         )
 
     try:
-        settled = settle()
-        assert (settled.removed, len(settled.foreign)) == ((), 1)
+        assert settle().removed == []
+        assert len(foreign(journal.read().records, look(path).instances)) == 1
         [record] = journal.read().records
         with pytest.raises(BusyError):
             on_first(path, lambda device: Slices(device.driver, journal).remove(record.id))

@@ -17,7 +17,7 @@ from patience import wait_until
 
 from allotment.devices.simulated import machine_path
 from allotment.model.errors import BusyError
-from allotment.modes.mig.applying import counts_of
+from allotment.modes.mig.apply import counts_of
 from allotment.shares import mps_daemons
 from allotment.shares.folders import StateFolder
 

@@ -24,11 +24,11 @@ from mig_node import SMALL, SOFT, Node, asking, at, by_hand, tell
 from allotment.agent.resources import plan
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_fault, set_mig_fault
 from allotment.devices.mig_machine import LOOK_S, MigMachine
-from allotment.devices.watching import Look, Session
+from allotment.devices.watching import Look, NvmlSession
 from allotment.model.pods import ContainerKind
 from allotment.model.shares import ShareId
-from allotment.modes.mig.own_slices import without_own
-from allotment.shares import cutting, surveying
+from allotment.modes.mig.journal import without_own
+from allotment.shares.mig import cut, inspect
 
 WORKER = Path(__file__).with_name("mig_pod_worker.py")
 
@@ -115,8 +115,8 @@ def test_who_leaves_the_mode_open_has_it_as_the_node_prefers(
         assert (len(node.there(0)), len(node.there(1))) == (1, 1)
         third = node.admit("3", replace(asking(), memory=60), annotations={"x/y": "z"})
         refused = await node.start(third)
-        assert refused.startswith("in mode mig: no GPU here has room for a slice of 60Gi")
-        assert "in mode soft: " in refused
+        assert refused.startswith("mode mig: no GPU here has room for a slice of 60Gi")
+        assert "mode soft: " in refused
 
     tell(node, story)
 
@@ -151,8 +151,8 @@ def test_a_share_that_came_meanwhile_keeps_its_gpu_from_being_switched(
 ) -> None:
     assert native_dir.is_dir()
     # As if it had come after the look.
-    monkeypatch.setattr(surveying.Survey, "_why_off", lambda *_: "")
-    monkeypatch.setattr(cutting, "_TRIES", 3)
+    monkeypatch.setattr(inspect.Survey, "_why_off", lambda *_: "")
+    monkeypatch.setattr(cut, "_TRIES", 3)
     node = Node(tmp_path, "[{modes: [soft, mig]}]", "h100-80gb")
 
     async def story() -> None:
@@ -178,7 +178,7 @@ def test_of_eight_at_once_seven_run_and_the_eighth_later(tmp_path: Path, native_
         answers = await asyncio.gather(*(node.start(each) for each in pods))
         assert answers.count("") == 7
         (refused,) = (each for each in answers if each)
-        assert "has as many 1g.10gb or others with its engines as it can have" in refused
+        assert "has the most 1g.10gb or profiles with its engines that fit" in refused
         assert len(node.there()) == 7
         assert len({each.devices[0].uuid for each in node.tenants.shares}) == 7
         waiting = pods[answers.index(refused)]
@@ -228,8 +228,8 @@ def test_a_gpu_that_answers_nothing_keeps_nobody_at_another(node: Node) -> None:
         assert len(node.there(1)) == 2
         # It was not even asked where the place was chosen.
         assert for_placed < LOOK_S
-        await node.until(lambda: node.uuids[1] in node.slices.current, "the other one is told of")
-        assert node.uuids[0] not in node.slices.current
+        await node.until(lambda: node.uuids[1] in node.state.cut_gpus, "the second GPU")
+        assert node.uuids[0] not in node.state.cut_gpus
         clear_faults(node.machine)
 
     tell(node, story)
@@ -239,7 +239,7 @@ def test_a_slice_that_came_too_late_is_nobodys(
     tmp_path: Path, native_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert native_dir.is_dir()
-    monkeypatch.setattr(cutting, "WORK_S", 3.0)
+    monkeypatch.setattr(cut, "WORK_S", 3.0)
     node = Node(tmp_path, "[{mode: mig, mig: {keep: 0s}}]", "h100-80gb")
     set_mig_fault(node.machine, 0, MigCall.CREATE_GPU, MigFault(slow_us=60_000_000))
 
@@ -496,7 +496,7 @@ def test_an_ampere_gpu_is_reset_only_where_that_is_allowed(
 
     async def story() -> None:
         pod = node.admit("1", asking(), annotations=profile)
-        assert "takes it with a reset only, which is not allowed here" in await node.start(pod)
+        assert "needs a reset for it, which is not allowed here" in await node.start(pod)
         node.configure("[{mode: mig, mig: {keep: 0s, reset: true}}]")
         assert await node.start(pod) == ""
         assert node.look().is_enabled
@@ -511,7 +511,7 @@ def test_no_gpu_is_reset_under_another_that_nvlink_joins(tmp_path: Path, native_
     assert native_dir.is_dir()
     rules = "[{match: {index: [0]}, modes: [mig], mig: {reset: true}}, {mode: soft}]"
     node = Node(tmp_path, rules, "a100-40gb:2")
-    node.links = {frozenset(node.uuids): 1200}
+    node.state.links = {frozenset(node.uuids): 1200}
 
     async def story() -> None:
         soft = node.admit("1", replace(asking(), memory=4), annotations=SOFT)
@@ -540,7 +540,7 @@ def test_slices_of_others_and_of_ours_on_one_node_are_never_both(
         assert await asyncio.gather(*map(node.start, pods)) == [""] * 7
         mine = {each.devices[0].uuid for each in node.tenants.shares}
         with MigMachine(node.machine):
-            session = Session(node.machine)
+            session = NvmlSession(node.machine)
             session.open()
             looks = [session.look(index) for index in range(2)]
             session.close()

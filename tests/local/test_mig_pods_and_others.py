@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from mig_node import SMALL, Node, asking, at, by_hand, has_told, removing, soft_on, tell, told
 
-from allotment.agent import mig_fights
-from allotment.agent.announcing import announced
+from allotment.agent.inventory_publisher import build_inventory
+from allotment.agent.mig import conflicts
 from allotment.devices.mig_machine import MigDevice
 
 PAUSE_S = 600.0
@@ -132,7 +132,7 @@ def test_who_switches_mig_off_twice_has_it_off_for_a_while(
     tmp_path: Path, native_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert native_dir.is_dir()
-    monkeypatch.setattr(mig_fights, "FIRST_PAUSE_S", PAUSE_S)
+    monkeypatch.setattr(conflicts, "FIRST_PAUSE_S", PAUSE_S)
     node = Node(tmp_path, "[{modes: [mig, soft]}]", "h100-80gb")
     uuid = node.uuids[0]
 
@@ -146,7 +146,7 @@ def test_who_switches_mig_off_twice_has_it_off_for_a_while(
             assert "SliceGone" in node.reports.reasons(f"pod-{number}")
             assert not node.journal().is_switched, "what is off is not ours"
         (text,) = (each for _, reason, each in node.reports.events if reason == "MigPaused")
-        assert "others have switched it off 2 times: it is not switched on before" in text
+        assert "others have switched it off 2 times: it stays off until" in text
         assert node.reports.gauges["mig_paused", uuid] == 1
         assert [each for each in node.reports.counts if each[0] == "mig_switched_off"] == [
             ("mig_switched_off", {"device": uuid})
@@ -164,16 +164,16 @@ def test_who_switches_mig_off_twice_has_it_off_for_a_while(
         assert await node.start(soft) == "", "in another mode it serves"
         node.remove(soft)
         # Time passes.
-        node.slices._fights._clock = lambda: time.monotonic() + PAUSE_S  # noqa: SLF001
-        await node.until(lambda: not node.slices.paused, "the pause is over")
+        node.slices._conflicts._clock = lambda: time.monotonic() + PAUSE_S  # noqa: SLF001
+        await node.until(lambda: not node.state.mig_paused, "the pause is over")
         assert node.reports.gauges["mig_paused", uuid] == 0
         assert (told(node).modes, told(node).mig_off) == (("mig", "soft"), "")
         await node.until(lambda: len(node.tenants.shares) == 2, "the soft share is gone")
         assert await node.start(chosen) == ""
 
         others_reset(node)
-        await node.until(lambda: node.slices.paused, "the next pause, at once")
-        assert "switched it off 3 times" in node.slices.paused[uuid]
+        await node.until(lambda: node.state.mig_paused, "the next pause, at once")
+        assert "switched it off 3 times" in node.state.mig_paused[uuid]
 
     tell(node, story)
 
@@ -199,8 +199,8 @@ def test_a_fight_that_goes_faster_than_anybody_looks_is_seen(
         for number in range(1, 4):
             others_reset(node)
             assert await node.start(node.admit(f"{number}", asking())) == ""
-        await looking(lambda: node.slices.paused, "it is seen that it was off three times")
-        assert "switched it off 3 times" in node.slices.paused[uuid]
+        await looking(lambda: node.state.mig_paused, "it is seen that it was off three times")
+        assert "switched it off 3 times" in node.state.mig_paused[uuid]
         others_reset(node)
         refused = await node.start(node.admit("4", asking()))
         assert "others have switched it off 3 times" in refused
@@ -211,17 +211,9 @@ def test_a_fight_that_goes_faster_than_anybody_looks_is_seen(
 
 def test_whose_only_mode_is_paused_says_so_to_schedulers(node: Node) -> None:
     async def story() -> None:
-        await node.until(lambda: node.uuids[0] in node.slices.current, "it is looked at")
-        devices = {each.uuid: each for each in node.devices()}
-        found = announced(
-            node.offer,
-            devices,
-            {},
-            taken={},
-            links={},
-            cut=node.slices.current,
-            paused={node.uuids[0]: "others do this"},
-        )
+        await node.until(lambda: node.uuids[0] in node.state.cut_gpus, "it is looked at")
+        node.state.mig_paused = {node.uuids[0]: "others do this"}
+        found = build_inventory(node.state, {}, taken={})
         assert found is not None
         assert [each.problem for each in found.devices] == ["MIG is off, and others do this", ""]
 

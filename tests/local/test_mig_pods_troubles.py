@@ -78,7 +78,7 @@ def test_a_gpu_that_does_not_tell_is_told_each_time_it_stops(node: Node) -> None
 
     async def story() -> None:
         for times in (1, 2):
-            await node.until(lambda: uuid in node.slices.current, "it is known")
+            await node.until(lambda: uuid in node.state.cut_gpus, "it is known")
             set_fault(node.machine, 0, hang_us=60_000_000)
             await node.until(partial(has_told, node, "SlicesNotKnown", times), "it is told")
             clear_faults(node.machine)
@@ -163,7 +163,7 @@ def test_who_lost_a_slice_keeps_joined_gpus_from_a_reset_and_is_told_so(
 ) -> None:
     assert native_dir.is_dir()
     node = Node(tmp_path, "[{mode: mig, mig: {reset: true}}]", "a100-40gb:2")
-    node.links = {frozenset(node.uuids): 1200}
+    node.state.links = {frozenset(node.uuids): 1200}
     small = {"allotment.dev/mig-profile": "1g.5gb"}
 
     async def story() -> None:
@@ -193,7 +193,7 @@ def test_a_gpu_without_mig_is_told_of_and_serves_its_other_modes(
 
     async def story() -> None:
         await node.until(lambda: "ConfigProblem" in node.reports.reasons("node"), "it is told")
-        assert node.slices.served(node.offer) == {node.uuids[0]: ("soft",)}
+        assert node.state.served_modes() == {node.uuids[0]: ("soft",)}
         assert told(node).modes == ("soft",)
 
     tell(node, story)

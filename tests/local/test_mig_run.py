@@ -23,9 +23,8 @@ from allotment.model.mig import MigGpu
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.records import Stage
-from allotment.shares import lives
+from allotment.modes.mig.journal import Journal, Stage
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -193,7 +192,7 @@ def test_seven_run_and_the_eighth_is_told_why(machine: Machine) -> None:
     assert machine.profiles() == ["1g.10gb"] * 7
     eighth = machine.run("--mig", "1g.10gb")
     assert eighth.returncode == DoesNotFitError.exit_code
-    assert "has as many 1g.10gb or others with its engines as it can have" in eighth.stderr
+    assert "has the most 1g.10gb or profiles with its engines that fit" in eighth.stderr
     assert all(f" of share s{number}" in eighth.stderr for number in range(7))
     assert f"hint: `allot mig plan --fit 1g.10gb --simulated {SPEC}`" in eighth.stderr
     end(seven.pop(3))
@@ -228,7 +227,7 @@ def test_of_eight_at_once_seven_run(machine: Machine) -> None:
     assert len({said(line)["nvml"]["uuid"] for line in lines if line}) == 7
     [refused] = [each for each, line in zip(eight, lines, strict=True) if not line]
     _, errors = refused.communicate(timeout=60)
-    assert (refused.returncode, "as it can have" in errors) == (DoesNotFitError.exit_code, True)
+    assert (refused.returncode, "engines that fit" in errors) == (DoesNotFitError.exit_code, True)
     for each in eight:
         if each is not refused:
             end(each)
@@ -272,9 +271,11 @@ def test_a_share_with_an_older_look_does_not_come_to_a_gpu_that_is_cut(machine: 
     before = SimulatedMachine(machine.file).devices()[:1]
     program = machine.start("--mig", "1g.10gb")
     first_line(program)
-    order = lives.Order(Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=machine.file)
+    order = lifecycle.ShareOrder(
+        Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=machine.file
+    )
     with pytest.raises(DoesNotFitError):
-        lives.create(StateFolder(machine.allot.state), order, before)
+        lifecycle.create(StateFolder(machine.allot.state), order, before)
     end(program)
 
 
@@ -431,25 +432,28 @@ def test_a_driver_that_refuses_leaves_no_share(machine: Machine, call: MigCall) 
         pytest.param(
             ("--mig", "1g.10gb", "--memory", "20Gi"),
             3,
-            "1g.10gb has 9.8Gi and 12.12 %, and is to have 20Gi\n",
+            "1g.10gb has 9.8Gi and 12.12 %, need 20Gi\n",
             id="more memory than it has",
         ),
         pytest.param(
-            ("--mig", "1g.10gb", "--compute", "30"), 3, "and is to have 30 %\n", id="more compute"
+            ("--mig", "1g.10gb", "--compute", "30"), 3, ", need 30 %\n", id="more compute"
         ),
         pytest.param(
             ("--mig", "1g.10gb", "--memory", "20Gi", "--compute", "30"),
             3,
-            "(the smallest slice that has them is taken), or name 3g.40gb",
+            "(the smallest slice with them is taken), or name 3g.40gb",
             id="what would do",
         ),
         pytest.param(
-            ("--mig", "1g.10gb", "--compute", "10:80"), 2, "--compute has a ceiling", id="ceiling"
+            ("--mig", "1g.10gb", "--compute", "10:80"), 2, "slice has no ceiling", id="ceiling"
         ),
         pytest.param(("--mode", "mig,sof", "--memory", "1Gi"), 2, "'sof' is not one", id="modes"),
         pytest.param(("--mode", "mig,mig", "--memory", "1Gi"), 2, "a mode twice", id="twice"),
         pytest.param(
-            ("--mig", "1g.10gb", "--mode", "mig,soft"), 2, "how much memory", id="soft has no slice"
+            ("--mig", "1g.10gb", "--mode", "mig,soft"),
+            2,
+            "missing --memory",
+            id="soft has no slice",
         ),
         pytest.param(
             ("--mig", "9g.90gb", "--mode", "mig,soft", "--memory", "1Gi"),
@@ -460,19 +464,21 @@ def test_a_driver_that_refuses_leaves_no_share(machine: Machine, call: MigCall) 
         pytest.param(
             ("--mig", "bogus", "--mode", "mig,soft", "--memory", "1Gi"),
             2,
-            "'bogus' is no MIG profile",
+            "'bogus' is not a MIG profile",
             id="no profile at all",
         ),
-        pytest.param(("--mode", "mig", "--memory", "200Gi"), 3, "and no more", id="too much"),
+        pytest.param(("--mode", "mig", "--memory", "200Gi"), 3, "at most", id="too much"),
         pytest.param(("--mode", "mig", "--memory", "25%"), 2, "name a size or --mig", id="a part"),
-        pytest.param(("--mode", "mig"), 2, "how much memory", id="nothing said"),
+        pytest.param(("--mode", "mig"), 2, "missing --memory", id="nothing said"),
         pytest.param(("--mig", "1g.10gb", "--count", "2"), 2, "one MIG device", id="several"),
-        pytest.param(("--mig", "1g.10gb", "--mode", "soft"), 2, "mode soft cuts none", id="soft"),
-        pytest.param(("--mig", "1g.10gb", "--weight", "3"), 2, "nobody takes turns", id="weight"),
+        pytest.param(
+            ("--mig", "1g.10gb", "--mode", "soft"), 2, "mode soft creates none", id="soft"
+        ),
+        pytest.param(("--mig", "1g.10gb", "--weight", "3"), 2, "take no turns", id="weight"),
         pytest.param(("--mig", "1g.10gb", "--oversubscribe"), 2, "promised twice", id="oversub"),
         pytest.param(("--mig", "1g.10gb", "--mig-keep", "3"), 2, "unit is missing", id="keep"),
         pytest.param(
-            ("--memory", "1Gi", "--mig-keep", "3s"), 2, "none is asked for", id="keep, soft"
+            ("--memory", "1Gi", "--mig-keep", "3s"), 2, "command requests none", id="keep, soft"
         ),
     ],
 )
@@ -492,7 +498,7 @@ def test_what_is_refused_and_what_to_do(
         pytest.param("t4", ("has no MIG", "hint: MIG is in A100, A30, H100"), id="no MIG"),
         pytest.param(
             "a100-80gb",
-            ("takes it with a reset only", "`allot devices set-mode GPU-", " mig --reset`"),
+            ("needs a reset for it", "`allot devices set-mode GPU-", " mig --reset`"),
             id="a reset is needed",
         ),
     ],

@@ -13,30 +13,29 @@ from pathlib import Path
 import pytest
 
 from allotment.agent.inventory import GpuWatch
-from allotment.cli.mig_rows import mig_rows
+from allotment.cli.mig import mig_rows
 from allotment.devices.mig import GpuMig
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.mig_slices import capability_nodes
 from allotment.devices.simulated import capabilities_path, machine_path
-from allotment.devices.watching import Look, Session
+from allotment.devices.watching import Look, NvmlSession
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.requests import whole_devices
 from allotment.model.shares import Injection, ShareId
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.own_slices import without_own
+from allotment.modes.mig.journal import Journal, without_own
 from allotment.modes.mig.slices import Slices
 from allotment.shares.folders import StateFolder
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 SPEC = "h100-80gb[mig=1g.10gb*2+3g.40gb],h100-80gb"
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Session]:
-    session = Session(path)
+def opened(path: Path) -> Iterator[NvmlSession]:
+    session = NvmlSession(path)
     session.open()
     try:
         yield session
@@ -44,7 +43,7 @@ def opened(path: Path) -> Iterator[Session]:
         session.close()
 
 
-def slices(session: Session, index: int = 0) -> tuple[Device, ...]:
+def slices(session: NvmlSession, index: int = 0) -> tuple[Device, ...]:
     look = session.look(index)
     assert isinstance(look, Look)
     return look.slices
@@ -210,7 +209,7 @@ def test_a_pods_slice_is_shown_with_its_share(state_dir: Path) -> None:
         resource="nvidia.com/mig-1g.10gb",
     )
     share = pods.prepare(
-        Order(
+        ShareOrder(
             request=whole_devices(1, mode="exclusive"),
             injection=Injection.CDI,
             id=ShareId("0123456789ab"),
@@ -218,7 +217,7 @@ def test_a_pods_slice_is_shown_with_its_share(state_dir: Path) -> None:
             devices=(uuid,),
             candidates=frozenset([uuid]),
         ),
-        found,
+        NodePolicy(devices=found),
     )
     assert (folder.share(share.id) / "devices").read_text("ascii") == f"{uuid}\n"
     (rows,) = mig_rows(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from mps_machine import CLIENT, SPEC, Machine, first_line, lines
 from patience import wait_until
+from rounds import undisturbed
 
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.libraries import SIMULATED, library_path
@@ -44,23 +45,33 @@ def test_shares_compute_at_the_same_time_each_on_its_part(machine: Machine) -> N
     quarter = machine.start("spin", "1000", "10", "20", compute="25")
     assert lines(quarter)[0] == {"multiprocessors": 26, "is_client": True}
     assert machine.mode() is ComputeMode.EXCLUSIVE_PROCESS
-    both = [machine.start("spin", "20000", "100", "20") for _ in range(2)]
-    ends = [lines(each) for each in both]
-    assert [each[0] for each in ends] == [{"multiprocessors": 54, "is_client": True}] * 2
+
     # 2 s of kernels each: side by side they take little more than one of them would, when both have
     # begun at about the same time; one after the other, twice that.
-    since = max(end[1]["since"] for end in ends)
-    until = min(end[1]["until"] for end in ends)
-    overlap = until - since
-    assert overlap > 0.2
-    assert all(end[1]["seconds"] < 2.6 + 0.5 * (2.0 - min(overlap, 2.0)) for end in ends)
+    def overlap_and_slowest() -> tuple[float, float]:
+        both = [machine.start("spin", "20000", "100", "20") for _ in range(2)]
+        ends = [lines(each) for each in both]
+        assert [each[0] for each in ends] == [{"multiprocessors": 54, "is_client": True}] * 2
+        since = max(end[1]["since"] for end in ends)
+        until = min(end[1]["until"] for end in ends)
+        return until - since, max(end[1]["seconds"] for end in ends)
+
+    def are_side_by_side(found: tuple[float, float]) -> bool:
+        overlap, slowest = found
+        return overlap > 0.2 and slowest < 2.6 + 0.5 * (2.0 - min(overlap, 2.0))
+
+    found = undisturbed(overlap_and_slowest, are_side_by_side)
+    assert are_side_by_side(found), found
 
 
 @pytest.mark.measured
 def test_a_part_is_no_more_than_a_part(machine: Machine) -> None:
-    whole = lines(machine.start("spin", "10000", "40", "65535", compute="100"))
-    half = lines(machine.start("spin", "10000", "40", "65535", compute="50"))
-    assert half[1]["seconds"] > 1.6 * whole[1]["seconds"]
+    def ratio() -> float:
+        whole = lines(machine.start("spin", "10000", "40", "65535", compute="100"))
+        half = lines(machine.start("spin", "10000", "40", "65535", compute="50"))
+        return float(half[1]["seconds"] / whole[1]["seconds"])
+
+    assert undisturbed(ratio, lambda ratio: ratio > 1.6) > 1.6
 
 
 def test_the_daemon_is_back_after_it_was_killed_and_the_shares_are_named(
@@ -112,7 +123,7 @@ def test_what_a_share_lost_is_shown_with_it_and_not_with_the_next_of_its_name(
     assert shares["other"]["losses"] == []
     warned = machine.allot("ps").stderr
     assert "the control daemon ended" in warned
-    assert "programs that ran in kept lost what they had there" in warned
+    assert "programs in kept lost their memory and contexts there" in warned
     shell.terminate()
     shell.communicate(timeout=60)
     again = machine.start("hold", options=("--name", "kept"))
@@ -188,7 +199,7 @@ def test_doctor_tells_who_holds_shares_to_their_compute(machine: Machine) -> Non
     assert first_line(held)["is_client"]
     checks = json.loads(machine.allot("doctor", "-o", "json").stdout)["checks"]
     [compute] = [each["detail"] for each in checks if each["name"] == "compute"]
-    assert compute == "MPS holds shares to their part of the multiprocessors; GPUs: 1"
+    assert compute == "MPS limits shares to their multiprocessors; GPUs: 1"
     refused = machine.allot("resize", "held", "--compute", "20")
     assert refused.returncode == NotInModeError.exit_code, refused.stderr
 
@@ -251,7 +262,7 @@ def test_a_gpu_that_somebody_keeps_for_himself_is_refused(machine: Machine) -> N
     done = machine.start("spin", "100", "1", "1")
     out, errors = done.communicate(timeout=60)
     assert (done.returncode, out) == (BusyError.exit_code, "")
-    assert "compute mode EXCLUSIVE_PROCESS, which somebody else set" in errors
+    assert "compute mode EXCLUSIVE_PROCESS, set outside Allotment" in errors
     assert "nvidia-smi -i" in errors
     assert machine.mode() is ComputeMode.EXCLUSIVE_PROCESS
     assert "No shares" in machine.allot("ps").stderr
@@ -276,9 +287,9 @@ def test_a_share_is_not_suspended_and_runs_on(machine: Machine, options: tuple[s
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("--compute", "0:0"), 2, "nothing would ever run"),
+        (("--compute", "0:0"), 2, "would never let it run"),
         (("--compute", "101"), 2, "more than a whole device"),
-        (("--compute", "0.5"), 2, "less than MPS can hold to"),
+        (("--compute", "0.5"), 2, "less than MPS can enforce"),
         (("--count", "2"), 2, "is of one GPU, not of 2"),
     ],
 )

@@ -20,8 +20,13 @@ from patience import wait_until
 from allotment.devices.compute_modes import ComputeMode
 from allotment.libraries import SIMULATED, library_path
 from allotment.modes.mps import DaemonState, Limits, MpsPlace
-from allotment.modes.mps.controls import Control, MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl, folder_of, with_namespaces
+from allotment.modes.mps.control import (
+    Control,
+    MpsUnreachableError,
+    NamespaceControl,
+    folder_of,
+    with_namespaces,
+)
 from allotment.shares.folders import StateFolder
 from allotment.shares.mps_daemons import control_of
 
@@ -186,7 +191,7 @@ def test_the_last_share_takes_it_all_with_it(machine: Machine) -> None:
 def test_doctor_says_who_holds_the_parts(machine: Machine) -> None:
     held = machine.start("hold")
     assert first_line(held)["is_client"]
-    assert "the daemon holds each share to its part (MPS v3)" in machine.allot("doctor").stdout
+    assert "the daemon limits each share (MPS v3)" in machine.allot("doctor").stdout
 
 
 def test_it_is_the_daemon_that_says_which_protocol(machine: Machine) -> None:

@@ -20,6 +20,6 @@ def test_what_is_of_turns_is_refused(allot: Allot, option: tuple[str, str]) -> N
         "run", *SPEC, "--mode", "mps", "--memory", "1Gi", *option, "--", "true"
     )
     assert done.returncode == UsageError.exit_code
-    assert "nobody takes turns in mode mps" in done.stderr
-    assert "hint: leave them out" in done.stderr
+    assert "programs in mode mps take no turns" in done.stderr
+    assert "hint: remove them" in done.stderr
     assert "No shares" in allot("ps").stderr

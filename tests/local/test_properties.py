@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -38,6 +39,7 @@ from hypothesis.stateful import (
 
 from allotment import ledger
 from allotment.devices import simulated
+from allotment.devices.packing import read_machine
 from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import LimitBelowUseError
 
@@ -144,14 +146,14 @@ class World:
         spec = self.folder / "machine.yaml"
         spec.write_text(MACHINE)
         self.machine = simulated.machine_path(self.folder, str(spec))
-        self.device = simulated.read_machine(self.machine).devices[SHARED_GPU]
+        self.device = read_machine(self.machine).devices[SHARED_GPU]
         self.share = self.folder / "share"
         self.share.mkdir()
         policy = ledger.DevicePolicy(
             uuid=self.device.uuid, memory_limit=limit, context_bytes=self.device.context_bytes
         )
         ledger.create(
-            self.share, ledger.Policy(share_id="test", share_name="test", devices=(policy,))
+            self.share, ledger.LedgerPolicy(share_id="test", share_name="test", devices=(policy,))
         )
         self.address = str(self.folder / "socket")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -447,9 +449,9 @@ class ShareMachine(RuleBasedStateMachine):
 
 TestShares = pytest.mark.timeout(900)(ShareMachine.TestCase)
 TestShares.settings = settings(
+    max_examples=examples(1 / 2),  # each starts and ends a dozen processes
     stateful_step_count=25,
     suppress_health_check=list(HealthCheck),
-    deadline=None,
     # A failure is rarely the same twice: what processes do at once is not Hypothesis's to choose.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

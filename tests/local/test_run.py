@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from patience import wait_until
 
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.namespaces import can_unshare
-from allotment.shares.processes import census
+from allotment.shares.process_tree import census
+from allotment.shares.run.namespace import can_unshare
 
 SPEC = ("--simulated", "a100-80gb:2")
 _NEEDED = {"PATH", "PYTHONPATH", "ALLOTMENT_STATE"}
@@ -74,7 +74,14 @@ def test_output_input_and_status_are_the_commands(allot: Allot, inject: str) -> 
 
 
 @both
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.thorough),
+        signal.SIGSEGV,
+    ],
+)
 def test_a_signal_that_ended_the_command_ends_allot(
     allot: Allot, inject: str, number: signal.Signals
 ) -> None:
@@ -98,7 +105,15 @@ def test_a_shell_sees_128_and_the_signal(allot: Allot, inject: str) -> None:
 
 @both
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT]
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in (signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+        ),
+    ],
 )
 def test_signals_are_passed_on(
     begin: Callable[..., "subprocess.Popen[str]"], inject: str, number: signal.Signals
@@ -259,7 +274,7 @@ def test_inside_of_a_share_the_others_are_not_seen(allot: Allot) -> None:
         pytest.skip("needs CAP_SYS_ADMIN")
     inner = allot.command("ps", "--state", "/run/allotment")
     done = allot(*run(*inner, inject="namespace"))
-    assert (done.stdout, done.stderr) == ("", "No shares can be seen from inside of one.\n")
+    assert (done.stdout, done.stderr) == ("", "No shares are visible from inside a share.\n")
 
 
 @both
@@ -283,7 +298,7 @@ def test_what_cannot_run_leaves_nothing(allot: Allot, inject: str, name: str, st
     assert not (allot.state / "shares").exists()
     if status == 127:
         # It was written after `--`: the hint is not to do so.
-        assert "as in: allot run" not in done.stderr
+        assert "for example: allot run" not in done.stderr
         assert ("no such file" if "/" in name else "PATH") in done.stderr.partition("hint: ")[2]
 
 
@@ -465,7 +480,7 @@ def test_members_of_a_namespace_whatever_their_root_folder_is(
     process = begin(*run("sh", "-c", script, inject="namespace"))
     assert process.stdout
     pids = set(map(int, process.stdout.readline().split()))
-    (found,) = lives.look(StateFolder(allot.state))
+    (found,) = lifecycle.list_shares(StateFolder(allot.state))
     assert found.share
     traces = found.directory / "processes.json"
     wait_until(traces.exists)

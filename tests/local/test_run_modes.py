@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.model.errors import DoesNotFitError, UsageError
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -47,7 +48,7 @@ def test_a_gpu_that_is_kept_for_others_clients_is_shared_by_turns(
     done = run(allot, "mps,soft")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("warning: share train is of mode soft, and not mps: GPU GPU-")
-    assert "is in compute mode EXCLUSIVE_PROCESS, which somebody else set" in done.stderr
+    assert "is in compute mode EXCLUSIVE_PROCESS, set outside Allotment" in done.stderr
     assert "No shares" in allot("ps").stderr
 
 
@@ -56,9 +57,13 @@ def test_a_gpu_that_is_kept_for_others_clients_is_shared_by_turns(
     [
         ("mps,soft", ("--count", "2"), "not mps: a share of mode mps is of one GPU, not of 2"),
         ("mps,soft", ("--compute", "0.5"), "not mps: 0.5 % of a GPU's compute is less than"),
-        ("mig,soft", ("--count", "2"), "not mig: a program sees one MIG device, and no more"),
-        ("mig,soft", ("--memory", "25%"), "not mig: a part of which GPU is not known"),
-        ("mig,soft", ("--oversubscribe",), "not mig: a slice's memory is the hardware's"),
+        ("mig,soft", ("--count", "2"), "not mig: a program can use only one MIG device"),
+        ("mig,soft", ("--memory", "25%"), "not mig: a percentage needs a known GPU"),
+        (
+            "mig,soft",
+            ("--oversubscribe",),
+            "not mig: the memory of a slice cannot be promised twice",
+        ),
     ],
 )
 def test_what_a_mode_cannot_give_the_next_one_does(
@@ -73,7 +78,7 @@ def test_what_none_of_the_modes_can_give_cannot_be_meant(allot: Allot) -> None:
     done = run(allot, "mps,mig", "--count", "2")
     assert done.returncode == UsageError.exit_code
     assert "mode mps: a share of mode mps is of one GPU" in done.stderr
-    assert "\nmode mig: a program sees one MIG device" in done.stderr
+    assert "\nmode mig: a program can use only one MIG device" in done.stderr
     assert "hint: ask for one GPU, or for --mode soft" in done.stderr
 
 

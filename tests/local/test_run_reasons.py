@@ -27,7 +27,7 @@ def test_gpus_that_are_kept_for_other_modes_are_not_called_unable(allot: Allot) 
     ("spec", "modes", "reasons"),
     [
         ("p100", "mig,mps,soft", {"mig": "has no MIG", "mps": "MPS shares no GPU before Volta"}),
-        ("a100-80gb", "mig,soft", {"mig": "MIG is off, and this GPU takes it with a reset only"}),
+        ("a100-80gb", "mig,soft", {"mig": "MIG is off, and this GPU needs a reset for it"}),
     ],
 )
 def test_a_mode_that_is_not_had_says_why(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from patience import wait_until
 
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 RUN = ("run", "--simulated", "t4", "--memory", "1Gi")

@@ -13,7 +13,7 @@ from modes_machine import SPEC, Machine, end, finished
 
 from allotment.model.errors import BusyError, DoesNotFitError, NotFoundError, UsageError
 from allotment.shares import mps_daemons
-from allotment.shares.modes_of_gpus import Allowed, allowed_on, write_allowed
+from allotment.shares.mode_policy import ModePolicy, mode_policy_of, write_mode_policy
 
 Allot = Any  # tests/conftest.py: CommandLine
 INTERRUPTED = 130
@@ -71,7 +71,7 @@ def test_a_drained_gpu_takes_nothing_of_its_old_mode_and_then_the_new(machine: M
     old = machine.run("--memory", "1Gi")
     assert (old.returncode, "kept for mode mps" in old.stderr) == (3, True)
     new = machine.run("--memory", "1Gi", "--mode", "mps")
-    assert (new.returncode, "have shares of mode soft there" in new.stderr) == (3, True)
+    assert (new.returncode, "have shares of mode soft on it" in new.stderr) == (3, True)
     assert draining.poll() is None
     end(share)
     code, output, errors = finished(draining)
@@ -99,7 +99,7 @@ def test_interrupting_the_wait_leaves_the_gpu_draining_and_says_so(machine: Mach
     draining.send_signal(signal.SIGINT)
     code, output, errors = finished(draining)
     assert (code, output) == (INTERRUPTED, "")
-    assert "goes on draining for mps" in errors
+    assert "continues to drain for mps" in errors
     assert machine.said() == ("soft", ["mps"], True)
     end(share)
     assert machine.said() == (None, ["mps"], False), "it is over by itself"
@@ -137,7 +137,7 @@ def test_of_two_at_once_the_later_holds_and_the_earlier_says_so(machine: Machine
     second = machine.drain("exclusive")
     code, _, errors = finished(first)
     assert code == BusyError.exit_code
-    assert "somebody else said meanwhile" in errors
+    assert "another command has changed" in errors
     assert "is for exclusive" in errors
     end(share)
     assert finished(second)[0] == 0
@@ -184,7 +184,7 @@ def test_a_daemon_that_no_share_needs_is_waited_for(machine: Machine) -> None:
 @pytest.mark.parametrize("modes", ["exclusive", "exclusive,timeslice"])
 def test_a_gpu_that_no_share_of_this_machine_comes_to_is_told(machine: Machine, modes: str) -> None:
     told = machine.set(modes)
-    assert (told.returncode, "`allot run` and `allot cdi` make no shares" in told.stderr) == (
+    assert (told.returncode, "`allot run` and `allot cdi` create no shares" in told.stderr) == (
         0,
         True,
     )
@@ -206,11 +206,11 @@ def test_a_gpu_that_no_share_of_this_machine_comes_to_is_told(machine: Machine, 
         pytest.param(("UUID", "soft,"), 2, "there is no mode ''", id="comma"),
         pytest.param(("UUID", "default,soft"), 2, "no mode 'default'", id="default and others"),
         pytest.param(("UUID", "mig"), 2, "has no MIG", id="no MIG"),
-        pytest.param(("UUID", "soft", "--timeout", "5m"), 2, "--timeout is of --drain", id="wait"),
+        pytest.param(("UUID", "soft", "--timeout", "5m"), 2, "--timeout needs --drain", id="wait"),
         pytest.param(("UUID", "soft", "--drain", "--timeout", "5"), 2, "unit", id="unit"),
         pytest.param(("GPU-ffffffff", "soft"), NotFoundError.exit_code, "no GPU", id="no GPU"),
         pytest.param(("0", "soft"), NotFoundError.exit_code, "no GPU '0'", id="a number"),
-        pytest.param(("gpu-", "soft"), UsageError.exit_code, "may be any of", id="several"),
+        pytest.param(("gpu-", "soft"), UsageError.exit_code, "matches several GPUs", id="several"),
     ],
 )
 def test_what_cannot_be_meant(
@@ -242,12 +242,12 @@ def test_a_file_that_cannot_be_read_keeps_everybody_off_one_gpu_until_it_is_set(
 def test_what_the_node_says_is_not_changed_here(machine: Machine) -> None:
     machine.folder.prepare()
     with machine.folder.locked():
-        write_allowed(machine.folder, machine.uuids[0], Allowed(("soft",), by="node"))
+        write_mode_policy(machine.folder, machine.uuids[0], ModePolicy(("soft",), by="node"))
     for modes in ("mps", "default"):
         done = machine.set(modes)
         assert done.returncode == UsageError.exit_code
         assert "allotment.dev/device-modes" in done.stderr
-    found = allowed_on(machine.folder, machine.uuids[0])
+    found = mode_policy_of(machine.folder, machine.uuids[0])
     assert found is not None
     assert found.modes == ("soft",)
 

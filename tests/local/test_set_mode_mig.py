@@ -17,8 +17,8 @@ from allotment.devices.simulated import SimulatedMachine
 from allotment.model.errors import BusyError, DoesNotFitError, PrerequisiteError
 from allotment.modes.mig.journal import Journal
 from allotment.modes.mig.slices import Slices
-from allotment.shares import changing_modes
-from allotment.shares.changing_modes import ModeChange
+from allotment.shares.drain import ModeChange
+from allotment.shares.mig import inspect
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -110,7 +110,7 @@ def test_a_gpu_that_needs_a_reset_gets_one_if_it_may(ampere: Machine) -> None:
     machine = ampere
     refused = machine.set("mig")
     assert refused.returncode == PrerequisiteError.exit_code
-    assert "with a reset only" in refused.stderr
+    assert "only with a reset" in refused.stderr
     assert "--reset" in refused.stderr
     assert machine.said() == (None, None, False)
     done = machine.set("mig", "--reset")
@@ -189,7 +189,7 @@ def test_a_reset_that_fails_takes_the_mode_back(
     def fails(*_: object) -> None:
         raise PrerequisiteError("nvidia-smi does not reset it")
 
-    monkeypatch.setattr(changing_modes, "reset", fails)
+    monkeypatch.setattr(inspect, "reset", fails)
     device = SimulatedMachine(machine.file).devices()[1]
     change = ModeChange(
         folder=machine.folder, device=device, machine=machine.file, modes=("soft",), may_reset=True

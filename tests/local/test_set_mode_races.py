@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from modes_machine import Machine
+from patience import wait_until
 
 from allotment.devices.simulated import SimulatedMachine
 from allotment.model.errors import BusyError, DoesNotFitError
@@ -18,9 +19,10 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
 from allotment.modes.mig.journal import Journal
-from allotment.shares import changing_modes, lives, slicing
-from allotment.shares.changing_modes import ModeChange
-from allotment.shares.modes_of_gpus import allowed_on, modes_on
+from allotment.shares import drain, lifecycle
+from allotment.shares.drain import ModeChange
+from allotment.shares.mig import allocate
+from allotment.shares.mode_policy import mode_policy_of, modes_on
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -44,19 +46,19 @@ def _placed_pod(machine: Machine) -> None:
         kind=ContainerKind.REGULAR,
         resource="allotment.dev/gpu",
     )
-    order = lives.Order(
+    order = lifecycle.ShareOrder(
         Request(parse_memory("1Gi")),
         Injection.ENVIRONMENT,
         machine=machine.file,
         owner=owner,
         devices=(machine.uuids[0],),
     )
-    lives.create(machine.folder, order, SimulatedMachine(machine.file).devices())
+    lifecycle.create(machine.folder, order, SimulatedMachine(machine.file).devices())
 
 
 def _end_pod(machine: Machine) -> None:
-    [found] = lives.look(machine.folder)
-    lives.destroy(machine.folder, found, force=True)
+    [found] = lifecycle.list_shares(machine.folder)
+    lifecycle.destroy(machine.folder, found, force=True)
 
 
 def _change(machine: Machine, *modes: str) -> ModeChange:
@@ -65,7 +67,7 @@ def _change(machine: Machine, *modes: str) -> ModeChange:
 
 
 def _modes(machine: Machine) -> frozenset[str]:
-    return modes_on(lives.look(machine.folder), machine.uuids[0])
+    return modes_on(lifecycle.list_shares(machine.folder), machine.uuids[0])
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None
             if reached == name and waiting:
                 waiting.pop()()
 
-        monkeypatch.setattr(changing_modes, "step", step)
+        monkeypatch.setattr(drain, "failpoint", step)
 
     return at
 
@@ -95,7 +97,7 @@ def test_one_that_comes_at_the_last_moment_has_the_gpu_to_itself(
         _change(machine, "mig").carry_out(patience_s=None)
     assert machine.mig() == (False, 0)
     assert _modes(machine) == {"soft"}
-    assert allowed_on(machine.folder, machine.uuids[0]) is None
+    assert mode_policy_of(machine.folder, machine.uuids[0]) is None
     assert not Journal(machine.folder.mig / machine.uuids[0]).is_switched
 
 
@@ -156,9 +158,13 @@ def test_what_is_left_on_another_gpu_is_not_waited_for(
     left = machine.share("--mig", "1g.10gb", gpu=1)
     os.killpg(left.pid, signal.SIGKILL)
     left.wait(timeout=30)
-    with machine.folder.locked():
-        lives.recover(machine.folder)
-    assert machine.uuids[1] in slicing.in_need(machine.folder)
+
+    def is_in_need() -> bool:
+        with machine.folder.locked():
+            lifecycle.recover(machine.folder)
+        return machine.uuids[1] in allocate.in_need(machine.folder)
+
+    wait_until(is_in_need, "its program lives on")
     _change(machine, "soft").carry_out(patience_s=patience_s)
     assert machine.mig(1) == (True, 1), "nobody has asked it anything"
 

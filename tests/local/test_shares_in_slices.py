@@ -19,14 +19,15 @@ from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import machine_path
 from allotment.model.errors import DoesNotFitError, NotFoundError
+from allotment.model.modes import MIG
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import MIG, Request
+from allotment.model.requests import Request
 from allotment.model.shares import Injection
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.records import SliceRecord, Stage
+from allotment.modes.mig.journal import Journal, SliceRecord, Stage, new_id
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.placing import Order
-from allotment.shares.static_slices import create_in_static, free_slices
+from allotment.shares.mig.allocate import find_static, free_slices
+from allotment.shares.placing import MigTerms, ShareOrder
 
 Allot = Any  # tests/conftest.py: CommandLine
 SPEC = "h100-80gb"
@@ -146,7 +147,7 @@ def test_a_slice_is_of_one_mode_at_a_time(halves: Halves) -> None:
     halves.hold("--memory", "4Gi", "--name", "one")
     refused = halves.run("--memory", "4Gi", "--mode", "mps")
     assert refused.returncode == DoesNotFitError.exit_code
-    assert "shares of mode soft there (one)" in refused.stderr
+    assert "shares of mode soft on it (one)" in refused.stderr
     assert halves.run("--memory", "4Gi", "--mode", "mps", place=1).returncode == 0
 
 
@@ -221,7 +222,7 @@ def test_what_is_half_made_is_not_free_and_no_share_comes_into_it(
         profile = next(each for each in seen.profiles if each.name == "1g.10gb")
         journal = Journal(folder.mig / device.uuid)
         record = SliceRecord(
-            id=journal.new_id(),
+            id=new_id(),
             gpu=device.uuid,
             profile=profile.number,
             name=profile.name,
@@ -244,11 +245,11 @@ def test_what_is_half_made_is_not_free_and_no_share_comes_into_it(
         static = gpus.ask_one(0, die_making, patience_s=60)
     assert [each.uuid for each in free_slices(folder, machine)] == [static]
     request = Request(parse_memory("1Gi"), mode=MIG, mig_profile="1g.10gb")
-    order = Order(request, Injection.ENVIRONMENT, machine=machine)
-    made = create_in_static(folder, order)
-    assert made is not None
-    assert [each.uuid for each in made[0].devices] == [static]
-    assert create_in_static(folder, replace(order, name="next")) is None
+    terms = MigTerms(reuses=True)
+    order = ShareOrder(request, Injection.ENVIRONMENT, machine=machine, mig=terms)
+    made, _ = lifecycle.create(folder, order, ())
+    assert [each.uuid for each in made.devices] == [static]
+    assert find_static(folder, replace(order, name="next")) is None
 
 
 # ---- all of one ----------------------------------------------------------------------------------
@@ -298,9 +299,9 @@ def test_a_device_is_had_by_its_name(halves: Halves) -> None:
     assert seen["nvml"]["uuid"] == halves.slices[1]
     assert seen["had_mib"] > 38 << 10
     for options, code, words in (
-        (("--mode", "mig", "--memory", "60Gi"), 3, "less than 60Gi"),
+        (("--mode", "mig", "--memory", "60Gi"), 3, "need 60Gi, have"),
         (("--mig", "1g.10gb"), 3, "not a 1g.10gb"),
-        (("--memory", "1Gi", "--mig-reuse"), 2, "none is asked for"),
+        (("--memory", "1Gi", "--mig-reuse"), 2, "this command requests none"),
     ):
         refused = halves.run(*options)
         assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
@@ -318,9 +319,10 @@ def test_it_is_had_on_the_gpu_that_is_named(allot: Allot, tmp_path: Path) -> Non
 
     def had(*selectors: str) -> list[str] | None:
         chosen = replace(request, selectors=selectors)
-        order = Order(chosen, Injection.ENVIRONMENT, machine=machine, name="one")
-        made = create_in_static(folder, order)
-        return None if made is None else [each.uuid for each in made[0].devices]
+        terms = MigTerms(reuses=True)
+        order = ShareOrder(chosen, Injection.ENVIRONMENT, machine=machine, mig=terms)
+        found = find_static(folder, order)
+        return None if found is None else [each.uuid for each in found[1]]
 
     assert had(rows[0]["uuid"]) is None
     assert had(rows[2]["uuid"]) == [rows[2]["mig_slices"][0]["uuid"]]

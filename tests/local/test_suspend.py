@@ -30,10 +30,10 @@ from suspended_shares import (
 from allotment.model.errors import BusyError
 from allotment.model.formats import format_bytes
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import find
-from allotment.shares.namespaces import can_unshare
-from allotment.shares.stopping import members
-from allotment.shares.suspending import suspend
+from allotment.shares.lifecycle import find
+from allotment.shares.process_tree import census
+from allotment.shares.run.namespace import can_unshare
+from allotment.shares.suspend import suspend
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -141,9 +141,9 @@ def test_it_can_be_removed_when_its_programs_were_killed(
     os.kill(runner, signal.SIGSTOP)  # it does not end the share then
     try:
         wait_until(lambda: is_stopped(runner))
-        for pid in members(found, share):
+        for pid in census([(share, found.directory)])[share.id]:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not members(found, share))
+        wait_until(lambda: not census([(share, found.directory)])[share.id])
         done = allot("rm", "job", "--force")
         assert done.returncode == 0, done.stderr
     finally:
@@ -194,7 +194,7 @@ def test_without_checkpoints_the_shim_moves_what_can_move(
     begin("kept", "60Gi", 1, "--oversubscribe", spec=("--simulated", str(old)))
     done = allot("suspend", "job")
     assert done.returncode == 0, done.stderr
-    assert "its memory stays booked" in done.stdout
+    assert "memory stays booked" in done.stdout
     wait_until(lambda: is_stopped(pid))
     again = allot("suspend", "job")
     assert (again.returncode, "is suspended already" in again.stderr) == (7, True)
@@ -230,7 +230,7 @@ def test_a_program_without_the_shim_is_checkpointed_too(allot: Allot, folder: St
         assert used_bytes(allot) == 0
         assert find(folder, "job").booked_memory().popitem()[1] == 0
         done = allot("resume", "job")
-        assert done.stdout == "job: resumed, 1 process goes on\n", done.stderr
+        assert done.stdout == "job: resumed, 1 process continues\n", done.stderr
         assert "is in use by 1 process (" in allot("rm", "job").stderr
         assert used_bytes(allot) == before
         process.communicate()
@@ -251,7 +251,7 @@ def test_nothing_is_restored_where_outsiders_have_the_room(begin: Holders, allot
         assert stranger.stdout.readline() == "ready\n"
         done = allot("resume", "job")
         assert done.returncode == 3, done.stderr
-        assert "programs outside of shares have 78" in done.stderr
+        assert "programs outside of shares use 78" in done.stderr
         assert is_stopped(pid)
         stranger.communicate()
     done = allot("resume", "job")

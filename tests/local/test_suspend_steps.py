@@ -31,9 +31,9 @@ from suspended_shares import (
 from allotment.devices.checkpoints import DriverRefusal, ProcessState
 from allotment.model.errors import BusyError, DoesNotFitError, NotFoundError, PrerequisiteError
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import find
-from allotment.shares.resuming import resume
-from allotment.shares.suspending import suspend
+from allotment.shares.lifecycle import find
+from allotment.shares.resume import resume
+from allotment.shares.suspend import suspend
 
 Allot = Any  # tests/conftest.py: CommandLine
 

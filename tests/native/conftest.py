@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from mig_gpu import Gpu, Program
 
+import native_programs
+from allotment.devices.packing import read_machine
 from shim_hosts import Share, ShimHosts
 
 GIB = 1 << 30
@@ -29,15 +31,14 @@ def share_of(tmp_path: Path, machine: Callable[[str], Path]) -> Callable[..., Sh
     ) -> Share:
         # Late: most tests here make no share.
         from allotment import ledger
-        from allotment.devices import simulated
 
         nonlocal made
         made += 1
         path = machine(spec)
-        devices = [simulated.read_machine(path).devices[i] for i in order]
+        devices = [read_machine(path).devices[i] for i in order]
         directory = tmp_path / f"share-{made}"
         directory.mkdir()
-        policy = ledger.Policy(
+        policy = ledger.LedgerPolicy(
             share_id=f"share-{made}",
             share_name="test",
             devices=tuple(
@@ -56,32 +57,38 @@ def share_of(tmp_path: Path, machine: Callable[[str], Path]) -> Callable[..., Sh
 
 
 @pytest.fixture(scope="session")
-def shim_hosts(
-    cc: list[str],
-    native_dir: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> ShimHosts:
+def shim_hosts(cc: list[str], native_dir: Path) -> ShimHosts:
     """Host programs and shim without sanitizers."""
-    return ShimHosts(cc, native_dir, "plain", tmp_path_factory.mktemp("shim-plain"))
+    return ShimHosts(cc, native_dir, "plain", native_programs.build_folder("") / "hosts")
 
 
 @pytest.fixture(scope="session")
 def sanitized_hosts(
-    sanitizing_cc: list[str],
-    native_build: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    sanitizing_cc: list[str], native_build: Callable[[str], Path]
 ) -> Callable[[str], ShimHosts]:
     """Host programs, shim and simulated driver, all built with the sanitizers asked for."""
     made: dict[str, ShimHosts] = {}
 
     def make(sanitizers: str) -> ShimHosts:
         if sanitizers not in made:
-            folder = tmp_path_factory.mktemp(f"shim-{sanitizers.replace(',', '-')}")
             libraries = native_build(sanitizers)
-            made[sanitizers] = ShimHosts(sanitizing_cc, libraries, sanitizers, folder)
+            made[sanitizers] = ShimHosts(sanitizing_cc, libraries, sanitizers, libraries / "hosts")
         return made[sanitizers]
 
     return make
+
+
+@pytest.fixture
+def hosts_of(shim_hosts: ShimHosts, request: pytest.FixtureRequest) -> Callable[[str], ShimHosts]:
+    """Host programs of a build: `hosts_of("plain")`, `hosts_of("thread")`."""
+
+    def find(build: str) -> ShimHosts:
+        if build == "plain":
+            return shim_hosts
+        make: Callable[[str], ShimHosts] = request.getfixturevalue("sanitized_hosts")
+        return make(build)
+
+    return find
 
 
 @pytest.fixture

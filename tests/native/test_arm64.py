@@ -15,7 +15,7 @@ import pytest
 
 import build_native
 from allotment import ledger
-from allotment.devices import simulated
+from allotment.devices.packing import read_machine
 
 ARCH = "aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")
@@ -34,6 +34,7 @@ def emulator() -> str:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)  # builds four libraries, unless ziglang remembers them
 def test_a_share_is_exact(emulator: str, machine: Callable[[str], Path], tmp_path: Path) -> None:
     build_native.build(ARCH, tmp_path)
@@ -49,13 +50,13 @@ def test_a_share_is_exact(emulator: str, machine: Callable[[str], Path], tmp_pat
         check=True,
     )
     path = machine("t4")
-    (device,) = simulated.read_machine(path).devices
+    (device,) = read_machine(path).devices
     share = tmp_path / "share"
     share.mkdir()
     limit = ledger.DevicePolicy(
         uuid=device.uuid, memory_limit=LIMIT, context_bytes=device.context_bytes
     )
-    ledger.create(share, ledger.Policy(share_id="arm", share_name="arm", devices=(limit,)))
+    ledger.create(share, ledger.LedgerPolicy(share_id="arm", share_name="arm", devices=(limit,)))
     done = subprocess.run(
         [
             *(emulator, "-L", str(SYSTEM)),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import build_native
+import native_programs
 
 NATIVE = build_native.NATIVE
 PROGRAMS = sorted((NATIVE / "tests").rglob("test_*.c"))
@@ -21,6 +22,7 @@ BUILDS = ("plain", "address,undefined", "thread")
 HEADER_PACKAGES = {"cuda.h": "nvidia-cuda-runtime", "nvml.h": "nvidia-nvml-dev"}
 DECLARED = ("sources", "sanitizers", "machine", "needs", "libraries", "measures")
 CANNOT_RUN_HERE = 77
+SIMULATED = {"nvml", "simulated"}
 # A leak in a test program is a bug of the test; leaks of libraries show in their own tests.
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
@@ -59,23 +61,31 @@ def sources(declared: dict[str, list[str]]) -> list[str]:
     ]
 
 
+def is_thorough(program: Path, build: str) -> bool:
+    """Whether only `make test-all` runs this build.
+
+    What runs in a user's process (ledger, leases, the shim's parts) is sanitized in every run, but
+    for the long programs that stop it at every step.
+    """
+    is_long = program.parent.name in SIMULATED or program.stem == "test_crashes"
+    return build != "plain" and is_long
+
+
 def cases() -> list[object]:
     """One for each program and each of its builds."""
-    return [
-        pytest.param(
-            program,
-            build,
-            id=f"{program.relative_to(NATIVE / 'tests')}[{build}]",
-            marks=[pytest.mark.measured] if "measures" in needs(program) else [],
-        )
-        for program in PROGRAMS
-        for build in needs(program).get("sanitizers", BUILDS)
-    ]
+    found: list[object] = []
+    for program in PROGRAMS:
+        declared = needs(program)
+        for build in declared.get("sanitizers", BUILDS):
+            marks = [pytest.mark.measured] if "measures" in declared else []
+            if is_thorough(program, build):
+                marks.append(pytest.mark.thorough)
+            name = f"{program.relative_to(NATIVE / 'tests')}[{build}]"
+            found.append(pytest.param(program, build, id=name, marks=marks))
+    return found
 
 
-def link_program(
-    program: Path, build: str, *, compiler: list[str], parts: list[Path], output: Path
-) -> None:
+def link_program(program: Path, build: str, *, compiler: list[str], parts: list[Path]) -> Path:
     """Compiles `program` and links it with `parts`: objects and libraries."""
     recipe = build_native.read_recipe()
     sanitizers = [f"-fsanitize={build}", "-fno-sanitize-recover=all", "-Wno-error"]
@@ -93,11 +103,11 @@ def link_program(
         *map(str, parts),
         *(f"-Wl,-rpath,{part.parent}" for part in parts if ".so" in part.name),
         *recipe["libs"],
-        "-o",
-        str(output),
+        *native_programs.link_options("" if build == "plain" else build),
     ]
-    done = subprocess.run(command, cwd=NATIVE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    folder = native_programs.build_folder("" if build == "plain" else build) / "programs"
+    output = folder / program.relative_to(NATIVE / "tests").with_suffix("")
+    return native_programs.compile_program(command, program, parts, output)
 
 
 @pytest.mark.parametrize(("program", "build"), cases())
@@ -119,8 +129,7 @@ def test_program(
         folder = request.getfixturevalue("native_dir" if is_plain else "native_build")
         folder = folder if is_plain else folder(build, *libraries)
         parts += [folder / name for name in libraries]
-    executable = tmp_path / program.stem
-    link_program(program, build, compiler=compiler, parts=parts, output=executable)
+    executable = link_program(program, build, compiler=compiler, parts=parts)
     environment = {**os.environ, **SANITIZER_OPTIONS}
     if spec := declared.get("machine"):
         environment["ALLOTMENT_SIMULATED_MACHINE"] = str(machine(spec[0]))

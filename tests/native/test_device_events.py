@@ -15,7 +15,7 @@ from allotment.devices import faults
 from allotment.devices.events import EventKind, GpuEvent, Listeners
 from allotment.devices.nvml import Nvml
 from allotment.devices.simulated import SimulatedMachine
-from allotment.devices.watching import Asker, Failure, Look, Session
+from allotment.devices.watching import Asker, Look, NvmlSession, ReadFailure
 from allotment.model.errors import NoDevicesError
 
 pytestmark = pytest.mark.usefixtures("native_dir")
@@ -30,8 +30,8 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Session]:
-    session = Session(path)
+def opened(path: Path) -> Iterator[NvmlSession]:
+    session = NvmlSession(path)
     session.open()
     try:
         yield session
@@ -177,9 +177,9 @@ def test_an_error_says_what_kind_it_is(machine: Callable[[str], Path]) -> None:
     faults.set_fault(path, 0, lost=True)
     with opened(path) as session:
         lost = session.look(0)
-        assert lost == Failure(message="NVML: GPU is lost", is_lost=True)
+        assert lost == ReadFailure(message="NVML: GPU is lost", is_lost=True)
         beyond = session.look(5)
-        assert isinstance(beyond, Failure)
+        assert isinstance(beyond, ReadFailure)
         assert not beyond.is_lost
 
 
@@ -201,7 +201,7 @@ def test_a_driver_that_is_not_loaded_is_said_and_tried_again(
 ) -> None:
     path = machine("t4")
     faults.set_driver_fault(path, nvml_not_loaded=True)
-    session = Session(path)
+    session = NvmlSession(path)
     with pytest.raises(NoDevicesError, match="Driver Not Loaded"):
         session.open()
     with pytest.raises(NoDevicesError, match="not initialised"):

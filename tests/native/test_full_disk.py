@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from allotment.devices import layout
-from allotment.devices.packing import identity
+from allotment.devices.packing import identity, pack, pack_mig
 from allotment.devices.simulated import parse_spec
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
 
@@ -44,7 +44,9 @@ def test_a_machine_that_does_not_fit_is_not_made(allot: Allot) -> None:
 
 
 def test_a_context_whose_ring_does_not_fit_is_out_of_memory(allot: Allot, native_dir: Path) -> None:
-    machine = allot.state / "simulated" / identity(parse_spec("t4")) / "machine"
+    described = parse_spec("t4")
+    name = identity(pack(described), pack_mig(described))
+    machine = allot.state / "simulated" / name / "machine"
     script = (
         '"$PYTHON" -m allotment devices --simulated t4 >/dev/null && '
         'dd if=/dev/zero of="$STATE/full" bs=4k status=none; '

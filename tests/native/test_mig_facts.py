@@ -11,8 +11,8 @@ import pytest
 
 from allotment.devices import faults
 from allotment.devices.facts import FactReader, MigFacts
+from allotment.devices.geometries import profile_name
 from allotment.devices.mig_machine import MigDevice, MigMachine
-from allotment.devices.mig_names import profile_name
 from allotment.devices.simulated import SimulatedMachine
 from allotment.model.errors import AllotError, DoesNotFitError, NotFoundError, UsageError
 from allotment.model.mig import MigGpu

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from allotment.devices.faults import set_fault
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.faults import clear_faults, set_fault
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.devices.topology import PairScores, read_pair_scores
 
 pytestmark = pytest.mark.usefixtures("native_dir")
@@ -37,14 +38,16 @@ def test_points_are_for_where_a_pair_meets(tmp_path: Path) -> None:
     assert len(scores) == 15
 
 
-@pytest.mark.measured
-@pytest.mark.parametrize(("lost", "hang_us"), [(True, 0), (None, 4_000_000)], ids=["lost", "hangs"])
+@pytest.mark.parametrize(
+    ("lost", "hang_us"), [(True, 0), (None, 60_000_000)], ids=["lost", "hangs"]
+)
 def test_a_sick_gpu_hides_only_itself(tmp_path: Path, lost: bool | None, hang_us: int) -> None:  # noqa: FBT001 - a parameter
     machine = machine_path(tmp_path, "t4:16")
     set_fault(machine, 5, lost=lost, hang_us=hang_us)
     started = time.monotonic()
     scores, uuids = read(machine, patience_s=0.5)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 20
+    clear_faults(machine)
     sick = uuids.pop(5)
     assert set(scores) == {frozenset(pair) for pair in combinations(uuids, 2)}
     assert not any(sick in pair for pair in scores)

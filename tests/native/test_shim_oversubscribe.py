@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import build_native
 from allotment import ledger
-from allotment.devices import simulated
+from allotment.devices.packing import read_machine
 from allotment.ledger import leases
 from allotment.model.compute import Compute
-from shim_hosts import Share
+from shim_hosts import Share, ShimHosts, case_names
 
-SOURCE = build_native.NATIVE / "tests" / "shim" / "host_oversubscribe.c"
-CASES = re.findall(r'^    \{"(\w+)",', SOURCE.read_text(), re.MULTILINE)
+SANITIZED = ("address,undefined", "thread")
 GIB = 1 << 30
 LIMITS = {"more_than_the_device": 40 * GIB, "sets_take_turns": 3 * GIB}
 TURNS = {"sets_take_turns", "a_suspended_set_is_on_the_host"}
@@ -34,31 +31,45 @@ def sit(folder: Path, directory: Path, uuid: str) -> leases.Seat:
     return seat
 
 
-@pytest.mark.parametrize("build", ["plain", "address,undefined", "thread"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.timeout(300)  # the first of a build compiles libraries and programs
-def test_case(
-    case: str,
+@pytest.mark.parametrize(
+    "build",
+    ["plain", *(pytest.param(each, marks=pytest.mark.thorough) for each in SANITIZED)],
+)
+@pytest.mark.timeout(600)  # the first of a build compiles libraries and programs
+def test_cases(
     build: str,
     *,
     machine: Callable[[str], Path],
+    hosts_of: Callable[[str], ShimHosts],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if build == "plain":
-        hosts = request.getfixturevalue("shim_hosts")
-    else:
-        hosts = request.getfixturevalue("sanitized_hosts")(build)
-    path = machine("t4[memory=1474Mi]" if case in TURNS else "t4")
-    device = simulated.read_machine(path).devices[0]
-    directory = tmp_path / "share"
+    def make_share(case: str) -> Share:
+        return share_for(case, tmp_path, machine("t4[memory=1474Mi]" if case in TURNS else "t4"))
+
+    hosts_of(build).expect_each(
+        "host_oversubscribe",
+        case_names("host_oversubscribe"),
+        make_share,
+        folder=tmp_path / "cases",
+    )
+
+
+def share_for(case: str, folder: Path, path: Path) -> Share:
+    """A share of the machine's GPU as the case wants it."""
+    device = read_machine(path).devices[0]
+    directory = folder / f"share-{case}"
     directory.mkdir()
+    seat = None
+    if case in TURNS:
+        turns = folder / f"turns-{case}"
+        turns.mkdir()
+        seat = sit(turns, directory, device.uuid)
     one = ledger.DevicePolicy(
         uuid=device.uuid,
         memory_limit=LIMITS.get(case, GIB),
         context_bytes=device.context_bytes,
-        seat=sit(tmp_path, directory, device.uuid) if case in TURNS else None,
+        seat=seat,
         is_oversubscribed=True,
     )
-    ledger.create(directory, ledger.Policy(share_id="one", share_name="one", devices=(one,)))
-    hosts.expect("host_oversubscribe", case, Share(directory, path, (device.uuid,)), cwd=tmp_path)
+    ledger.create(directory, ledger.LedgerPolicy(share_id="one", share_name="one", devices=(one,)))
+    return Share(directory, path, (device.uuid,))

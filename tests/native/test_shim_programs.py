@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the shim's host programs in shares: plain, and with every part sanitized.
 
-What each case checks is said in its C function; a case ends with 0 and without a word.
+One process a program and build runs all cases (`run_case` in native/tests/shim/host.h). What each
+case checks is said in its C function; a case that passes prints nothing.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import build_native
-from shim_hosts import Share
+from shim_hosts import Share, ShimHosts, case_names
 
-SOURCES = build_native.NATIVE / "tests" / "shim"
 PROGRAMS = (
     "host_graphs",
     "host_lookup",
@@ -26,40 +24,39 @@ PROGRAMS = (
     "host_pools",
     "host_processes",
 )
-BUILDS = ("plain", "address,undefined", "thread")
-#: A sanitizer's runtime cannot be in two namespaces of a process.
-NO_NAMESPACES = re.compile("namespace")
 
 
-def cases() -> list[object]:
-    """Every case of every program, in every build that can run it."""
-    found: list[object] = []
-    for program in PROGRAMS:
-        text = (SOURCES / f"{program}.c").read_text()
-        table = text[text.index("static const test_case cases[]") :]
-        for case in re.findall(r'\{"(\w+)",', table):
-            for build in BUILDS:
-                if build != "plain" and NO_NAMESPACES.search(case):
-                    continue
-                found.append(pytest.param(program, case, build, id=f"{program}-{case}-{build}"))
-    return found
+def cases(program: str, build: str) -> list[str]:
+    """The cases of a program that this build can run."""
+    # A sanitizer's runtime cannot be in two namespaces of a process.
+    return [name for name in case_names(program) if build == "plain" or "namespace" not in name]
 
 
-@pytest.mark.parametrize(("program", "case", "build"), cases())
-@pytest.mark.timeout(300)  # the first of a build compiles libraries and programs
+def builds() -> list[object]:
+    """Every program in every build."""
+    return [
+        pytest.param(
+            program,
+            build,
+            id=f"{program}-{build}",
+            marks=[] if build == "plain" else [pytest.mark.thorough],
+        )
+        for program in PROGRAMS
+        for build in ("plain", "address,undefined", "thread")
+    ]
+
+
+@pytest.mark.parametrize(("program", "build"), builds())
+@pytest.mark.timeout(600)  # the first of a build compiles libraries and programs
 def test_host_program(
     program: str,
-    case: str,
     build: str,
     *,
     share_of: Callable[..., Share],
+    hosts_of: Callable[[str], ShimHosts],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if build == "plain":
-        hosts = request.getfixturevalue("shim_hosts")
-    else:
-        hosts = request.getfixturevalue("sanitized_hosts")(build)
+    hosts = hosts_of(build)
     variables = {}
     if program == "host_plugin":
         hosts.library("plugin", "-l:libcuda.so.1", "-ldl", output="plugin.so")
@@ -70,6 +67,26 @@ def test_host_program(
         )
         other = hosts.library("other_library", "-nostdlib", output="other.so")
         variables = {"OLD_DRIVER": str(old), "OTHER_LIBRARY": str(other)}
-    four_gpus = program == "host_nvml"
-    share = share_of("a100-80gb:4", order=(2, 0)) if four_gpus else share_of()
-    hosts.expect(program, case, share, cwd=tmp_path, **variables)
+
+    def make_share(_: str) -> Share:
+        return share_of("a100-80gb:4", order=(2, 0)) if program == "host_nvml" else share_of()
+
+    hosts.expect_each(
+        program, cases(program, build), make_share, folder=tmp_path / "cases", variables=variables
+    )
+
+
+def test_pools_of_a_driver_that_describes_them(
+    share_of: Callable[..., Share], hosts_of: Callable[[str], ShimHosts], tmp_path: Path
+) -> None:
+    """Since CUDA 13.2 a pool's attributes say which memory it hands out."""
+    machine = tmp_path / "machine.yaml"
+    machine.write_text(
+        "driver: 595.45.04\ncuda: 13.2\ngpus: [{model: a100-80gb, count: 2}]\n", "utf-8"
+    )
+    hosts_of("plain").expect_each(
+        "host_pools",
+        cases("host_pools", "plain"),
+        lambda _: share_of(str(machine)),
+        folder=tmp_path / "cases",
+    )

@@ -17,7 +17,8 @@ import pytest
 from mig_gpu import Gpu, Program, minors, refused
 
 from allotment.devices.models import MODELS
-from allotment.devices.simulated import MACHINE_VARIABLE, capabilities_path, reset_gpu
+from allotment.devices.packing import MACHINE_VARIABLE
+from allotment.devices.simulated import capabilities_path, reset_gpu
 from allotment.model.errors import BusyError
 
 IN_USE = pynvml.NVML_ERROR_IN_USE
@@ -64,7 +65,7 @@ def test_a_reset_puts_a_mode_into_force_and_takes_what_was_cut(
     user = program(path, CUDA_VISIBLE_DEVICES="1")
     assert user.ask("begin") == 0
     nvml.nvmlDeviceSetMigMode(handle, 1)
-    with pytest.raises(BusyError, match="NVLink joins"):
+    with pytest.raises(BusyError, match="joined to it by NVLink"):
         reset_gpu(path, 0)
     assert nvml.nvmlDeviceGetMigMode(handle) == [0, 1]
     reset_gpu(path, 2)  # nothing joins it to the others

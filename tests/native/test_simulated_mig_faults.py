@@ -17,7 +17,8 @@ from mig_gpu import Gpu, minors, refused
 
 from allotment.devices import faults
 from allotment.devices.faults import MigCall, MigFault
-from allotment.devices.simulated import MACHINE_VARIABLE, reset_gpu
+from allotment.devices.packing import MACHINE_VARIABLE
+from allotment.devices.simulated import reset_gpu
 from allotment.model.errors import StateError
 
 

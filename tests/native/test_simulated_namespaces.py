@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allotment.shares.namespaces import can_unshare
+from allotment.shares.run.namespace import can_unshare
 
 pytestmark = [
     pytest.mark.skipif(not can_unshare(), reason="a pid namespace of its own needs CAP_SYS_ADMIN"),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from allotment.devices.simulated import read_machine
-from allotment.shares.namespaces import can_unshare
+from allotment.devices.packing import read_machine
+from allotment.shares.run.namespace import can_unshare
 
 # Tells all that CUDA and NVML let it see, each by its own numbers.
 PROGRAM = """

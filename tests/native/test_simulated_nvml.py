@@ -178,7 +178,7 @@ def test_a_model_is_told_as_described(key: str, nvml_on: Callable[[str], Any]) -
     assert nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) == model.sm_clock_max
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     assert pci.pciDeviceId == model.pci_device << 16 | 0x10DE
-    assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) == model.pcie_generation
+    assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) == model.core.pcie_generation
     assert nvml.nvmlDeviceGetNumGpuCores(handle) in {64 * model.sm_count, 128 * model.sm_count}
     uuid = nvml.nvmlDeviceGetUUID(handle)
     for found in (
@@ -489,7 +489,6 @@ def test_processes_are_listed_with_their_memory(
         holder(path, native_dir, 0, 3 * GIB, "busy") as first,
         holder(path, native_dir, 0, 5 * GIB, "busy") as second,
     ):
-        time.sleep(1.1)  # figures are of the last second
         listed = {each.pid: each for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
         assert set(listed) == {first.pid, second.pid}
         assert 3 * GIB + context <= listed[first.pid].usedGpuMemory < 4 * GIB + context
@@ -497,10 +496,15 @@ def test_processes_are_listed_with_their_memory(
         assert nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2).used == total
         assert nvml.nvmlDeviceGetComputeRunningProcesses(t4) == []
         assert nvml.nvmlDeviceGetGraphicsRunningProcesses(gpu) == []
-        assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu >= 50
-        parts = {each.pid: each.smUtil for each in nvml.nvmlDeviceGetProcessUtilization(gpu, 0)}
-        assert set(parts) == {first.pid, second.pid}
-        assert all(15 <= part <= 75 for part in parts.values()), "two busy ones share"
+
+        def are_busy() -> bool:
+            rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
+            parts = {each.pid: each.smUtil for each in nvml.nvmlDeviceGetProcessUtilization(gpu, 0)}
+            both_share = all(15 <= part <= 75 for part in parts.values())
+            return rates.gpu >= 50 and set(parts) == {first.pid, second.pid} and both_share
+
+        while not are_busy():  # figures are of the last second; the test's time-out ends it
+            time.sleep(0.1)
         assert nvml.nvmlDeviceGetPowerUsage(gpu) > 200_000
     assert nvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
     assert nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2).used == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from allotment.devices.simulated import GpuTimes, ProcessTime, gpu_times, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import GpuTimes, ProcessTime, gpu_times
 from allotment.model.errors import StateError
 
 MS = 1_000_000

@@ -10,15 +10,61 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from inspect import isawaitable
 from random import Random
 from typing import Any
 
-import httpx2
+from allotment.kube.clients import Api, Backoff, HttpRequest
 
-from allotment.kube.backoff import Backoff
-from allotment.kube.clients import Api
+SERVER = "https://server"
 
-Answer = httpx2.Response | httpx2.HTTPError
+
+@dataclass
+class Reply:
+    """An answer, whole or as it comes."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes]
+    retry_after: str | None = None
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        if isinstance(self.body, bytes):
+            yield self.body
+        else:
+            async for chunk in self.body:
+                yield chunk
+
+
+def answered(item: object, status: int = 200) -> Reply:
+    """An answer that is an object."""
+    return Reply(status, json.dumps(item).encode())
+
+
+class TransportTwin:
+    """A transport without a network: a function answers."""
+
+    def __init__(self, answer: Callable[[HttpRequest], Reply | Awaitable[Reply]]) -> None:
+        self._answer = answer
+
+    @asynccontextmanager
+    async def open(self, request: HttpRequest) -> AsyncIterator[Reply]:
+        reply = self._answer(request)
+        yield await reply if isawaitable(reply) else reply
+
+    async def aclose(self) -> None:
+        pass
+
+
+def api_of(
+    answer: Callable[[HttpRequest], Reply | Awaitable[Reply]], *, namespace: str = "default"
+) -> Api:
+    """A connection to a server that is a function."""
+    return Api(TransportTwin(answer), server=SERVER, namespace=namespace)
 
 
 class Watch:
@@ -47,10 +93,10 @@ class Server:
     """Answers by kind of request, each with the next that is prepared; the last one for ever."""
 
     def __init__(self) -> None:
-        self.requests: list[httpx2.Request] = []
-        self.lists: deque[Answer] = deque()
-        self.watches: deque[Answer | Watch] = deque()
-        self.writes: deque[Answer] = deque()
+        self.requests: list[HttpRequest] = []
+        self.lists: deque[Reply | OSError] = deque()
+        self.watches: deque[Reply | OSError | Watch] = deque()
+        self.writes: deque[Reply | OSError] = deque()
 
     def new_watch(self, *lines: object) -> Watch:
         """Prepare a watch."""
@@ -59,35 +105,32 @@ class Server:
         return watch
 
     def client(self) -> Api:
-        http = httpx2.AsyncClient(
-            transport=httpx2.MockTransport(self._answer), base_url="https://server"
-        )
-        return Api(http, server="https://server", namespace="here")
+        return api_of(self._answer, namespace="here")
 
-    def asked(self, kind: str) -> list[httpx2.Request]:
+    def asked(self, kind: str) -> list[HttpRequest]:
         """All requests of a kind: lists, watches or writes."""
         return [each for each in self.requests if _kind(each) == kind]
 
     def bodies(self) -> list[Any]:
         """What was written."""
-        return [json.loads(each.content) for each in self.asked("writes")]
+        return [json.loads(each.body or b"") for each in self.asked("writes")]
 
-    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    async def _answer(self, request: HttpRequest) -> Reply:
         self.requests.append(request)
         await asyncio.sleep(0)  # as over a network: others come to run meanwhile
-        waiting: deque[Any] = getattr(self, _kind(request))
+        waiting: deque[Reply | OSError | Watch] = getattr(self, _kind(request))
         answer = waiting[0] if len(waiting) == 1 else waiting.popleft()
         if isinstance(answer, Watch):
-            return httpx2.Response(200, content=answer.stream())
-        if isinstance(answer, httpx2.HTTPError):
+            return Reply(200, answer.stream())
+        if isinstance(answer, OSError):
             raise answer
-        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.content)
+        return answer
 
 
-def _kind(request: httpx2.Request) -> str:
+def _kind(request: HttpRequest) -> str:
     if request.method != "GET":
         return "writes"
-    return "watches" if "watch" in request.url.params else "lists"
+    return "watches" if "watch" in request.params else "lists"
 
 
 def impatient() -> Backoff:
@@ -95,16 +138,16 @@ def impatient() -> Backoff:
     return Backoff(first_s=0.001, most_s=0.01, random=Random(1))  # noqa: S311 - the same each time
 
 
-def listed(*items: object, version: str = "1", next_page: str = "") -> httpx2.Response:
+def listed(*items: object, version: str = "1", next_page: str = "") -> Reply:
     """A list of objects, as of a version."""
     metadata = {"resourceVersion": version, "continue": next_page}
-    return httpx2.Response(200, json={"metadata": metadata, "items": list(items)})
+    return answered({"metadata": metadata, "items": list(items)})
 
 
-def refused(code: int, message: str = "no", **details: object) -> httpx2.Response:
+def refused(code: int, message: str = "no", **details: object) -> Reply:
     """A Status object."""
     status = {"kind": "Status", "code": code, "message": message, "details": details or None}
-    return httpx2.Response(code, json=status)
+    return answered(status, code)
 
 
 def pod(name: str = "train", *, version: str = "1", **changes: dict[str, Any]) -> dict[str, Any]:

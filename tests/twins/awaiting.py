@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["until"]
-
 
 async def until(holds: Callable[[], object], *, within_s: float = 40.0) -> None:
     """Return when it holds; raise `TimeoutError` when it does not in so many seconds.

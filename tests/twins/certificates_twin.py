@@ -17,9 +17,9 @@ from threading import Thread
 
 from allotment.kube.errors import ConflictError, ObjectMissingError
 from allotment.kube.webhooks import KeptSecret, Webhook
-from allotment.scheduler.certificates import CertificateSet, Lives, next_client, next_set
-from allotment.scheduler.certificates_keeping import CertificateKeeper, Door, KeepingSettings
-from allotment.scheduler.guards import Failure, Guard, load_chain
+from allotment.scheduler.tls.authority import CertificateSet, Lives, next_client, next_set
+from allotment.scheduler.tls.context import HandshakeFailure, ReloadingTlsContext, load_chain
+from allotment.scheduler.tls.rotation import CertificateKeeper, KeepingSettings, TlsEndpoint
 
 NAMES = ("localhost", "127.0.0.1", "webhook.allotment-system.svc")
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -193,7 +193,7 @@ def guarded(replica: CertificateKeeper, data: Mapping[str, bytes] | None) -> Non
         asyncio.run(work(port))
 
 
-def reached(guard: Guard, data: Mapping[str, bytes] | None, bundle: bytes) -> bool:
+def reached(guard: ReloadingTlsContext, data: Mapping[str, bytes] | None, bundle: bytes) -> bool:
     """Whether somebody with these files, who trusts this bundle, is answered.
 
     As the API server and kube-scheduler do, and asyncio's clients do not, it says why it goes.
@@ -220,7 +220,7 @@ class Heard:
     handshakes: list[tuple[str, str]] = field(default_factory=list)
     amiss: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def handshake_failed(self, door: Door, failure: Failure) -> None:
+    def handshake_failed(self, door: TlsEndpoint, failure: HandshakeFailure) -> None:
         self.handshakes.append((door.value, failure.value))
 
     def secret_amiss(self, name: str, uid: str, *, reason: str, text: str) -> None:
@@ -251,7 +251,7 @@ class Kept:
             ConfigurationTwin(),
             KeepingSettings(names=NAMES, lives=self.lives, client_authority=client_authority),
             clients=self.clients,
-            told=self.heard,
+            observer=self.heard,
             leads=leads,
             clock=clock or Clock(),
         )

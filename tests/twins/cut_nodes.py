@@ -13,14 +13,15 @@ from allotment.model.clusters import (
     NodeInventory,
     NodeMig,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
 from allotment.model.compute import Compute
 from allotment.model.mig import MigHold, MigProfile
+from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import MIG, SOFT, Constraints, Request
+from allotment.model.requests import Constraints, Request
 
 GIB = 1 << 30
 NOTHING_SAID = MemoryAmount("0", size_bytes=0)
@@ -41,7 +42,7 @@ def cut_device(
     is_on: bool = True,
     modes: tuple[str, ...] = (SOFT, MIG),
     numa: int | None = None,
-    taken: Taken | None = None,
+    taken: TakenPart | None = None,
 ) -> NodeDevice:
     """Return a GPU that can be cut, with slices for which no placement stands."""
     return NodeDevice(
@@ -51,7 +52,7 @@ def cut_device(
         index=index,
         numa_node=numa,
         modes=modes,
-        taken=taken or Taken(),
+        taken=taken or TakenPart(),
         mig=NodeMig(
             profiles=shared_profiles(model),
             slices=tuple(piece(model, name, start, hold=hold) for name, start, hold in pieces),

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import httpx2
+from api_server_twin import Reply, answered, api_of
 
-from allotment.dialects.decisions import write_booking
-from allotment.kube.clients import Api
+from allotment.dialects.own.placement import write_booking
+from allotment.kube.clients import HttpRequest
 from allotment.kube.inventories import DEVICES, encode
 from allotment.model.clusters import (
     NodeDevice,
@@ -18,12 +18,11 @@ from allotment.model.clusters import (
     PlacedContainer,
     PlacedDevice,
     PodBooking,
-    Taken,
+    TakenPart,
 )
 from allotment.model.pods import PodUid
-from allotment.scheduler.explaining import explained
-from allotment.scheduler.explaining_answers import Explanation
-from allotment.scheduler.explaining_evidence import Evidence, read_evidence
+from allotment.scheduler.explain import explained
+from allotment.scheduler.explain_evidence import Evidence, Explanation, read_evidence
 
 GI = 1 << 30
 Json = dict[str, Any]
@@ -43,7 +42,7 @@ def node(
     devices: int = 2,
     memory: int = 40 * GI,
     problem: str = "",
-    taken: Mapping[int, Taken] | None = None,
+    taken: Mapping[int, TakenPart] | None = None,
 ) -> Json:
     inventory = NodeInventory(
         name=name,
@@ -54,7 +53,7 @@ def node(
                 memory_bytes=memory,
                 index=index,
                 problem=problem,
-                taken=(taken or {}).get(index, Taken()),
+                taken=(taken or {}).get(index, TakenPart()),
             )
             for index in range(devices)
         ),
@@ -136,10 +135,7 @@ class Twin:
 
     def read(self, name: str, *, systems: Collection[str] = ()) -> Evidence:
         async def read() -> Evidence:
-            http = httpx2.AsyncClient(
-                transport=httpx2.MockTransport(self._answer), base_url="https://server"
-            )
-            async with Api(http, server="https://server") as api:
+            async with api_of(self._answer) as api:
                 return await read_evidence(api, "ml", name, systems=systems)
 
         return asyncio.run(read())
@@ -153,12 +149,12 @@ class Twin:
     ) -> Explanation:
         return explained(self.read(name, systems=systems), **options)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    def _answer(self, request: HttpRequest) -> Reply:
         assert request.method == "GET"
-        path = request.url.path
+        path = request.path
         if path.endswith(self.forbidden):
-            return httpx2.Response(403, json={"kind": "Status", "code": 403, "message": "no"})
-        chosen = request.url.params.get("fieldSelector", "").removeprefix("metadata.name=")
+            return answered({"kind": "Status", "code": 403, "message": "no"}, 403)
+        chosen = request.params.get("fieldSelector", "").removeprefix("metadata.name=")
         mine = [each for each in self.pods if each["metadata"]["namespace"] == "ml"]
         lists = {
             "/api/v1/nodes": self.nodes,
@@ -169,8 +165,8 @@ class Twin:
             "/api/v1/namespaces/ml/resourcequotas": self.quotas,
         }
         if path in lists:
-            return httpx2.Response(200, json={"metadata": {}, "items": lists[path] or None})
+            return answered({"metadata": {}, "items": lists[path] or None})
         for each in mine:
             if path == f"/api/v1/namespaces/ml/pods/{each['metadata']['name']}":
-                return httpx2.Response(200, json=each)
-        return httpx2.Response(404, json={"kind": "Status", "code": 404, "message": "not there"})
+                return answered(each)
+        return answered({"kind": "Status", "code": 404, "message": "not there"}, 404)

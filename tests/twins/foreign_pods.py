@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from allotment.dialects.foreign import ForeignDialect, ForeignPod
-from allotment.dialects.native import applied, wanted_of, written
-from allotment.dialects.taking_over import node_view, taken_over
+from allotment.dialects.foreign.adoption import adopted_usage, node_view
+from allotment.dialects.foreign.base import ForeignDialect
+from allotment.dialects.foreign.settings import DialectSettings, read_sections, settings_of
+from allotment.dialects.foreign.translate import applied, wanted_of, written
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -22,7 +23,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
-from allotment.model.pods import PodUid
+from allotment.model.pods import ForeignPod, PodUid
 
 Result = TypeVar("Result")
 
@@ -70,6 +71,10 @@ texts = st.one_of(
     ),
 )
 """What people write, and what nobody would."""
+
+
+def load_settings(text: str) -> DialectSettings:
+    return settings_of(read_sections(text))
 
 
 def booking(**parts: list[PlacedDevice]) -> PodBooking:
@@ -127,7 +132,7 @@ def taken(
     dialect: ForeignDialect, subject: ForeignPod, node: NodeInventory = INVENTORY
 ) -> PodBooking | None:
     """What a dialect's system has given a pod that runs."""
-    return taken_over(subject, node, (dialect,), uid=PodUid(""))
+    return adopted_usage(subject, node, (dialect,), uid=PodUid(""))
 
 
 def check_take_over(dialect: ForeignDialect, subject: ForeignPod) -> None:

@@ -7,8 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["held_port"]
-
 
 @contextmanager
 def held_port() -> Iterator[int]:

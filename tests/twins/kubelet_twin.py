@@ -11,22 +11,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from allotment.agent.protocols import (
-    SHARE_ANNOTATION,
-    Answer,
-    CheckpointEntry,
-    Tenancy,
-)
+from allotment.agent.allocation import Tenants
+from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY, GPU_SHARE, Offer, Resource, Slot
-from allotment.agent.tenancy import ShareOrder
+from allotment.model.accounting import beside, phases
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
-from allotment.model.phases import beside, phases
 from allotment.model.pods import Container, ContainerKind, Owner, Pod, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.shares.placing import ShareOrder, fresh_id
+from allotment.shares.pods import NodePolicy
 
 NVIDIA_GPU = "nvidia.com/gpu"
 UNIT = 1 << 30
@@ -55,12 +52,10 @@ OFFER = Offer(
 )
 
 
-def respond(resource: Resource, ids: Sequence[str], share: ShareId) -> Answer:
-    """The answer of a node with CDI."""
-    del resource, ids
-    return Answer(
-        annotations={SHARE_ANNOTATION: share}, cdi_devices=(f"allotment.dev/share={share}",)
-    )
+def any_policy(order: ShareOrder) -> NodePolicy:
+    """What a twin of the store does not look at."""
+    del order
+    return NodePolicy(devices=())
 
 
 # ---- the state folder ----------------------------------------------------------------------------
@@ -79,11 +74,13 @@ class StoreTwin:
         self.lock = threading.RLock()
         """As the state folder's: who makes or ends a share is alone."""
 
-    def prepare(self, order: ShareOrder) -> Share:
+    def prepare(self, order: ShareOrder, policy: NodePolicy) -> Share:
+        del policy
         with self.lock:
             return self._prepare(order)
 
     def _prepare(self, order: ShareOrder) -> Share:
+        assert order.owner is not None
         self.prepared.append(order.id)
         there = self.shares.get(order.id)
         if there is not None:
@@ -126,7 +123,7 @@ class StoreTwin:
     def _place(self, order: ShareOrder, need: int) -> tuple[str, ...]:
         room = {
             uuid: ROOM - self.booked(uuid, seen_by=order.owner)
-            for uuid in (order.devices or order.candidates)
+            for uuid in (order.devices or order.candidates or ())
         }
         fitting = sorted((uuid for uuid in room if room[uuid] >= need), key=lambda each: room[each])
         if order.devices and len(fitting) == len(set(order.devices)):
@@ -303,7 +300,7 @@ class KubeletTwin:
     def tell(self, pod: PodTwin) -> None:
         self.news.append((pod.uid, pod.seen()))
 
-    def admit(self, pod: PodTwin, tenancy: Tenancy | None) -> bool:
+    def admit(self, pod: PodTwin, tenancy: Tenants | None) -> bool:
         """Take a pod in: ids for each of its containers. `tenancy` None: another plugin answers."""
         self.table = [each for each in self.table if each.pod in self.pods]
         self.table = [each for each in self.table if not self.pods[each.pod].has_ended]
@@ -313,7 +310,7 @@ class KubeletTwin:
         self.tell(pod)
         return not pod.has_ended
 
-    def _allocate(self, pod: PodTwin, tenancy: Tenancy | None) -> bool:
+    def _allocate(self, pod: PodTwin, tenancy: Tenants | None) -> bool:
         reuse: dict[str, set[str]] = {}
         for container in pod.containers:
             if container.resource is None:
@@ -323,10 +320,7 @@ class KubeletTwin:
                 return False
             share = None
             if tenancy is not None:
-                resource = self.offer.resource(container.resource)
-                assert resource is not None
-                answer = tenancy.answer(resource, sorted(ids))
-                share = ShareId(answer.annotations[SHARE_ANNOTATION])
+                share = fresh_id()
             self.table.append(
                 CheckpointEntry(
                     pod=pod.uid,
@@ -362,7 +356,7 @@ class KubeletTwin:
         self,
         pod: PodTwin,
         container: ContainerTwin,
-        tenancy: Tenancy,
+        tenancy: Tenants,
         resolves: Callable[[ShareId], bool],
     ) -> str:
         """Start a container; return why it waits. `resolves`: does the runtime know the name?"""
@@ -371,7 +365,7 @@ class KubeletTwin:
             return ""
         entry = self.entry(pod, container)
         try:
-            await tenancy.prepare(container.resource, entry.ids)
+            await tenancy.pre_start(container.resource, entry.ids)
         except AllotError as error:
             return error.message
         if pod.uid not in self.pods or container.state is not State.WAITING:
@@ -407,7 +401,7 @@ class KubeletTwin:
         del self.pods[pod.uid]
         self.news.append((pod.uid, None))
 
-    def forget(self, tenancy: Tenancy) -> None:
+    def forget(self, tenancy: Tenants) -> None:
         """The checkpoint is lost: all pods are given ids anew when the kubelet starts."""
         self.table = []
         for pod in self.pods.values():

@@ -18,9 +18,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from allotment.devices.simulated import MACHINE_VARIABLE, capabilities_path
-
-__all__ = ["Gpu", "Program", "minors", "refused"]
+from allotment.devices.packing import MACHINE_VARIABLE
+from allotment.devices.simulated import capabilities_path
 
 SLICE = Path(__file__).parents[1] / "native" / "cuda_slice.py"
 

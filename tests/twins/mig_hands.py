@@ -10,8 +10,6 @@ from typing import TypeVar
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.model.mig import MigGpu
 
-__all__ = ["CONFIGURATIONS", "look", "made_by_hand", "on_first"]
-
 T = TypeVar("T")
 
 # In the shapes that NVIDIA ships for its models.

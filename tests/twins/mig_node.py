@@ -13,25 +13,26 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kubelet_twin import ContainerTwin, KubeletTwin, PodsTwin, PodTwin, ReportsTwin, respond
+from kubelet_twin import ContainerTwin, KubeletTwin, PodsTwin, PodTwin, ReportsTwin
 
-from allotment.agent.announcing import announced
+from allotment.agent.allocation import Patience, Tenants
 from allotment.agent.config.overlay import load
-from allotment.agent.cut_gpus import CutGpu
+from allotment.agent.inventory_publisher import build_inventory
+from allotment.agent.mig.slices import NodeSlices
+from allotment.agent.mig.state import CutGpu
+from allotment.agent.node_state import NodeState
 from allotment.agent.resources import GPU_SHARE, Offer, plan
-from allotment.agent.slices import NodeSlices
-from allotment.agent.tenancy import Patience, Tenants
-from allotment.agent.tenancy.node_shares import NodeShares
 from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine, machine_path
-from allotment.devices.watching import Session
+from allotment.devices.watching import NvmlSession
 from allotment.model.clusters import NodeDevice, NodeMig
+from allotment.model.devices import Device
 from allotment.model.mig import MigGpu
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.shares import Injection, ShareId
+from allotment.model.shares import ShareId
 from allotment.modes.mig.journal import Journal
 from allotment.shares.folders import StateFolder
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 TENANT = Path(__file__).parents[1] / "local" / "mig_tenant.py"
 SPEC = "h100-80gb:2"
@@ -45,18 +46,34 @@ UNKNOWN = 999
 T = TypeVar("T")
 
 
+class LiveState(NodeState):
+    """The state of a node whose devices are read when they are asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        super().__init__()
+
+    @property
+    def devices(self) -> Mapping[str, Device]:
+        return {each.uuid: each for each in self._node.devices()}
+
+    @devices.setter
+    def devices(self, devices: Mapping[str, Device]) -> None:
+        pass
+
+
 class Node:
     """A node's agent without a kubelet: its tenancy and its slices, on simulated GPUs."""
 
     def __init__(self, root: Path, rules: str = "[{mode: mig}]", spec: str = SPEC) -> None:
         self.root = root
-        self.links: dict[frozenset[str], int] = {}
         self.machine = machine_path(root, spec)
         self.spec = spec
         self.folder = StateFolder(root / "state")
         self.uuids = [each.uuid for each in self.devices()]
+        self.state = LiveState(self)
         self.configure(rules)
-        self.kubelet = KubeletTwin(self.offer)
+        self.kubelet = KubeletTwin(self.state.offer)
         self.pods = PodsTwin()
         self.pods.is_synced = True
         self.start_agent()
@@ -64,7 +81,7 @@ class Node:
     def configure(self, rules: str) -> None:
         config = f"version: v1\nflags: {{migStrategy: mixed}}\nallotment: {{devices: {rules}}}"
         self.config = load(config, source="c.yaml")
-        self.offer = self.planned()
+        self.state.offer = self.planned()
 
     def planned(self) -> Offer:
         return plan(self.devices(), {}, self.config)
@@ -84,9 +101,7 @@ class Node:
         self.slices = NodeSlices(
             self.folder,
             machine=self.machine,
-            offer=lambda: self.offer,
-            devices=lambda: {each.uuid: each for each in self.devices()},
-            links=lambda: self.links,
+            state=self.state,
             shares=lambda: self.tenants.shares,
             reports=self.reports,
             look_s=1.0,
@@ -94,17 +109,10 @@ class Node:
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
-            offer=lambda: self.offer,
+            offer=lambda: self.state.offer,
             reports=self.reports,
-            store=NodeShares(
-                shares,
-                devices=self.devices,
-                unhealthy=dict,
-                problems=tuple,
-                injection=lambda _: Injection.CDI,
-                mig=self.slices.terms,
-            ),
-            respond=respond,
+            store=shares,
+            policy=lambda _: NodePolicy(devices=self.devices(), mig=self.slices.terms()),
             clear=self.slices.clear,
             patience=PATIENCE,
         )
@@ -150,7 +158,7 @@ class Node:
 
     def seen(self, gpu: int = 0) -> CutGpu:
         """What the agent knows of a GPU: nothing is there before it has looked."""
-        return self.slices.current.get(self.uuids[gpu], NOT_SEEN)
+        return self.state.cut_gpus.get(self.uuids[gpu], NOT_SEEN)
 
     def there(self, gpu: int = 0) -> list[tuple[str, int]]:
         seen = self.look(gpu)
@@ -220,7 +228,7 @@ def tell(node: Node, story: Story, *, keeps: bool = True) -> None:
     """Tells a story while the agent's loops run; `keeps`: that of its slices as well."""
 
     async def told() -> None:
-        session = Session(node.machine)
+        session = NvmlSession(node.machine)
         session.open()  # the agent holds NVML for as long as it lives
         await node.tenants.adopt()
         loops = [asyncio.create_task(node.tenants.run())]
@@ -260,9 +268,7 @@ def removing(start: int, *, is_off: bool = False) -> Callable[[MigDevice], None]
 
 def told(node: Node) -> NodeDevice:
     """What schedulers hear of the first GPU."""
-    devices = {each.uuid: each for each in node.devices()}
-    cut, paused = node.slices.current, node.slices.paused
-    found = announced(node.offer, devices, {}, taken={}, links={}, cut=cut, paused=paused)
+    found = build_inventory(node.state, {}, taken={})
     assert found is not None
     return found.devices[0]
 

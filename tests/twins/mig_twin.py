@@ -16,8 +16,6 @@ from allotment.devices.mig import MadeCompute
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, NotFoundError
 from allotment.model.mig import MigGpu, MigInstance, MigProfile
 
-__all__ = ["A100", "Crash", "MigTwin", "Twin"]
-
 _GIB = 1 << 30
 
 

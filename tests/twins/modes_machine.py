@@ -12,8 +12,6 @@ from allotment.devices.mig_machine import MigDevice, MigMachine
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.shares.folders import StateFolder
 
-__all__ = ["SPEC", "Machine", "end", "finished"]
-
 Allot = Any  # tests/conftest.py: CommandLine
 T = TypeVar("T")
 SPEC = "h100-80gb:2"

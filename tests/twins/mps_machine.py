@@ -14,8 +14,6 @@ from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.modes.mps import MpsPlace, MpsStatus
 
-__all__ = ["CLIENT", "SPEC", "Machine", "first_line", "lines"]
-
 Allot = Any  # tests/conftest.py: CommandLine
 CLIENT = Path(__file__).parents[1] / "local" / "mps_client.py"
 SPEC = "a100-80gb:2"

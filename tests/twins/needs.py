@@ -6,8 +6,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from allotment.model.compute import Compute
+from allotment.model.modes import SOFT
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import SOFT, Constraints, Preferences, Request
+from allotment.model.requests import Constraints, Preferences, Request
 
 
 def request(

@@ -6,19 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from allotment.kube.nodes import Node
+from allotment.kube.nodes import NodeFields
 
 
 class OwnNodeTwin:
     """Says what a test lets it say, and remembers what is written into it."""
 
     def __init__(self, *, is_known: bool = True) -> None:
-        self.current: Node | None = Node(name="n1", uid="u") if is_known else None
+        self.current: NodeFields | None = NodeFields(name="n1", uid="u") if is_known else None
         self.written: list[tuple[str, str | None]] = []
         self._changed = asyncio.Event()
 
     def say(self, annotations: Mapping[str, str]) -> None:
-        self.current = Node(name="n1", uid="u", annotations=annotations)
+        self.current = NodeFields(name="n1", uid="u", annotations=annotations)
         self._changed.set()
 
     async def changes(self) -> AsyncIterator[None]:

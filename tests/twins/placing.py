@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
-from allotment.placement.cluster import Cluster
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
 
 CHAIN = DeviceChain()
 
 
-def place(there: Node, need: PodNeed) -> PodBooking | NodeRejection:
+def place(there: Node, need: PodNeed) -> PodBooking | Refusal:
     return there.place(need, [CHAIN] * len(need.containers))
 
 

@@ -3,17 +3,19 @@
 
 from pathlib import Path
 
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.ledger import read_contract
 from allotment.model.compute import Compute
+from allotment.model.modes import SOFT
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import SOFT, Request
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 GI = 1 << 30
 
@@ -33,8 +35,8 @@ class Node:
             self.folder, machine=self.machine, spec="t4:2", folders=NodeFolders(cdi=self.cdi)
         )
 
-    def prepare(self, order: Order) -> Share:
-        return self.shares.prepare(order, self.devices)
+    def prepare(self, order: ShareOrder) -> Share:
+        return self.shares.prepare(order, NodePolicy(devices=self.devices))
 
     def specs(self) -> list[Path]:
         return sorted(self.cdi.iterdir()) if self.cdi.exists() else []
@@ -42,7 +44,7 @@ class Node:
     def check(self) -> None:
         """Nothing is half there, and every seat is some share's."""
         assert [path.name for path in self.folder.shares.iterdir() if "-" in path.name] == []
-        found = lives.look(self.folder)
+        found = lifecycle.list_shares(self.folder)
         assert [each.problem for each in found] == [None] * len(found)
         seats = [
             (seat.share_id, path.name)
@@ -92,9 +94,9 @@ def order(
     injection: Injection = Injection.CDI,
     devices: tuple[str, ...] = (),
     candidates: frozenset[str] | None = None,
-) -> Order:
+) -> ShareOrder:
     compute = Compute(guarantee * 100, is_governed=guarantee > 0)
-    return Order(
+    return ShareOrder(
         request or Request(parse_memory(memory), compute=compute),
         injection,
         id=ShareId(f"{number:012x}"),
@@ -111,7 +113,7 @@ def in_force(node: Node, share: Share) -> int:
     return found.terms.compute.guarantee // 100
 
 
-def pair() -> tuple[Order, Order]:
+def pair() -> tuple[ShareOrder, ShareOrder]:
     """An init container's order, and that of the one that follows it on the same device."""
     init = owner("fetch", kind=ContainerKind.INIT, place=0)
     return (

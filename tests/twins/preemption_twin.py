@@ -11,15 +11,15 @@ from typing import Any
 
 from scheduler_twin import cluster_pod, node, pod_json
 
-from allotment.kube.budgets import Budget, Protected, against
-from allotment.kube.cluster_feed import ClusterPod
-from allotment.model.clusters import PodBooking
-from allotment.scheduler.book import Book, BookSettings, Order
-from allotment.scheduler.keeping import BookKeeper, DialectQuotas
-from allotment.scheduler.needs import need_of
-from allotment.scheduler.nominations import NominatedCluster
-from allotment.scheduler.preempting import Preemption
-from allotment.scheduler.quota import QuotaBook
+from allotment.dialects.own.registry import need_of
+from allotment.kube.quotas import Budget, against
+from allotment.model.clusters import ClusterPod, PodBooking, Protected
+from allotment.scheduler.core.book import BindOrder, Book
+from allotment.scheduler.core.cluster_events import ClusterEventHandler
+from allotment.scheduler.core.nominations import NominatedCluster
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.reservations import BookSettings
+from allotment.scheduler.extender.preemption import Preemption
 
 WHOLE = {"allotment.dev/gpu": "1"}
 TENTH = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": "8Gi"}
@@ -35,7 +35,7 @@ class Scene:
         self.book = Book(self.cluster, settings=BookSettings(candidates=1))
         self.pods: dict[str, ClusterPod] = {}
         self.quotas = QuotaBook()
-        quotas = DialectQuotas(self.quotas)
+        quotas = self.quotas
         self.budgets: list[Budget] = []
         self.said: dict[str, int] = {}
         """By node, how many victims of the last answer go against a budget."""
@@ -47,7 +47,7 @@ class Scene:
             leads=lambda: self.leads,
             clock=lambda: self.now,
         )
-        self.keeper = BookKeeper(
+        self.keeper = ClusterEventHandler(
             self.book,
             quotas,
             nominations=self.preemption.nominations,
@@ -118,7 +118,7 @@ class Scene:
         """Bind as kube-scheduler would; the GPU that the pod got, or empty."""
         pod = self.pods[f"uid-{name}"]
         order = self.book.begin_bind(need_of(pod), where, now=self.now, version=pod.version)
-        if not isinstance(order, Order):
+        if not isinstance(order, BindOrder):
             return ""
         self.book.bound(order.booking, now=self.now)
         self.tell(replace(pod, node=where, booking=order.booking, version="", nominated_node=""))

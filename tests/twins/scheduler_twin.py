@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from allotment.dialects.decisions import read_booking
-from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, read_booking
 from allotment.kube.bindings import Binding
-from allotment.kube.cluster_feed import ClusterPod, to_cluster_pod
+from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.errors import ConflictError, KubeError
 from allotment.kube.objects import PodObject
-from allotment.model.clusters import NodeDevice, NodeInventory, PodBooking, PodNeed
+from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, PodBooking, PodNeed
 from allotment.model.pods import PodUid
-from allotment.placement.cluster import Cluster
-from allotment.scheduler.book import Book, BookSettings
+from allotment.placement.cluster.cluster import Cluster
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.reservations import BookSettings
 
 GIB = 1 << 30
 

@@ -32,12 +32,11 @@ from scheduler_twin_world import (
     inventory,
 )
 
-from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.kube.bindings import Binding
 from allotment.kube.errors import KubeError
 from allotment.model.pods import PodUid
-from allotment.scheduler.book import State
-from allotment.scheduler.holdings import HELD
+from allotment.scheduler.core.reservations import HELD, ReservationState
 
 FORGED = '{"version": 1, "pod": "another", "node": "b", "containers": {}}'
 parts = st.sampled_from(["100%", "100%", "37.5%", "12.5%"])
@@ -267,13 +266,15 @@ class SchedulerSteps(RuleBasedStateMachine):
         for replica in self.world.replicas:
             book = replica.book
             book.cluster.check_invariants()
-            replica.quotas.quotas.check_invariants()
+            replica.quotas.check_invariants()
             for uid in self.server.remembered:
                 state, booking = book.state(uid), book.booking(uid)
-                assert (booking is not None) == (state is State.EXPECTED or state in HELD)
+                assert (booking is not None) == (
+                    state is ReservationState.EXPECTED or state in HELD
+                )
                 if booking is not None:
                     assert book.cluster.booking(uid) == booking
-                if state in {State.RESERVED, State.UNKNOWN}:
+                if state in {ReservationState.RESERVED, ReservationState.UNKNOWN}:
                     # Whoever has reserved is at work on the end of that.
                     assert uid in replica.binder._tasks  # noqa: SLF001 - to say which
 
@@ -296,10 +297,10 @@ class SchedulerSteps(RuleBasedStateMachine):
             )
             for replica in self.world.replicas:
                 counts = replica.book.counts()
-                assert not counts[State.RESERVED]
-                assert not counts[State.UNKNOWN]
+                assert not counts[ReservationState.RESERVED]
+                assert not counts[ReservationState.UNKNOWN]
                 assert not replica.binder.under_way
-                bound = [each for each in replica.quotas.quotas._entries.values() if each.is_bound]  # noqa: SLF001
+                bound = [each for each in replica.quotas._entries.values() if each.is_bound]  # noqa: SLF001
                 assert len(bound) == given
             self.nothing_is_given_twice()
             for uid in list(self.server.pods):
@@ -308,7 +309,7 @@ class SchedulerSteps(RuleBasedStateMachine):
             self._settle()
             for replica in self.world.replicas:
                 assert not any(replica.book.counts().values())
-                assert not replica.quotas.quotas._entries  # noqa: SLF001 - nothing is counted
+                assert not replica.quotas._entries  # noqa: SLF001 - nothing is counted
                 for uid in self.server.remembered:
                     assert replica.book.cluster.booking(uid) is None
         finally:

@@ -22,21 +22,26 @@ from typing import Any
 
 from scheduler_twin import cluster_pod_of
 
-from allotment.dialects.decisions import read_booking
-from allotment.dialects.placements import PLACEMENT
-from allotment.kube.backoff import Backoff
+from allotment.dialects.own.placement import PLACEMENT, read_booking
 from allotment.kube.bindings import Binding
-from allotment.kube.cluster_feed import ClusterPod
+from allotment.kube.clients import Backoff
 from allotment.kube.errors import ConflictError, DeniedError, KubeError, UnreachableError
-from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import NodeDevice, NodeInventory, PodBooking, PodNeed
+from allotment.model.clusters import (
+    ClusterPod,
+    NamespaceQuota,
+    NodeDevice,
+    NodeInventory,
+    PodBooking,
+    PodNeed,
+)
 from allotment.model.pods import PodUid
-from allotment.placement.cluster import Cluster
-from allotment.scheduler.binding import Binder
-from allotment.scheduler.book import Book, BookSettings
-from allotment.scheduler.extender import Extender, NotLeadingError
-from allotment.scheduler.keeping import BookKeeper, DialectQuotas
-from allotment.scheduler.quota import QuotaBook
+from allotment.placement.cluster.cluster import Cluster
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.cluster_events import ClusterEventHandler
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.reservations import BookSettings
+from allotment.scheduler.extender.binder import Binder
+from allotment.scheduler.extender.extender import Extender, NotLeadingError
 
 MEMORY = 8 << 20
 NODES = {"a": 1, "b": 2}
@@ -277,15 +282,15 @@ class Replica:
     def __init__(self, server: Server, name: str) -> None:
         self.server, self.loop, self.name = server, server.loop, name
         self.lease_until = -math.inf
-        self.quotas = DialectQuotas(QuotaBook())
+        self.quotas = QuotaBook()
         hard = {"limits.allotment.dev/gpu": str(QUOTA)}
-        self.quotas.quotas.set_quotas([NamespaceQuota(namespace="ns", name="q", hard=hard)])
+        self.quotas.set_quotas([NamespaceQuota(namespace="ns", name="q", hard=hard)])
         self.book = Book(
             Cluster(node_policies=("binpack",), device_policies=("binpack",)),
             settings=BookSettings(candidates=2),
             quotas=self.quotas,
         )
-        self.keeper = BookKeeper(self.book, self.quotas, clock=self.loop.time)
+        self.keeper = ClusterEventHandler(self.book, self.quotas, clock=self.loop.time)
         self.pods: dict[str, ClusterPod] = {}
         self.binder = Binder(
             self.book,
@@ -298,7 +303,7 @@ class Replica:
         self.extender = Extender(
             self.book,
             self.binder,
-            told=Nobody(),
+            observer=Nobody(),
             pods=self.pods.get,
             leads=lambda: bool(self.left_s()),
             clock=self.loop.time,
@@ -403,7 +408,7 @@ class World:
             old.kill()
         else:  # it ends by itself, and says so
             old.lease_until = -math.inf
-            old.book.rest(now=self.loop.now)
+            old.book.step_down(now=self.loop.now)
             drained = old.start(old.binder.drain(timeout_s=5))
             for call in list(self.server.calls):
                 if call.of is old and carried_out.random() < 0.7:
@@ -422,7 +427,7 @@ class World:
         self.leading = 1 - self.leading
         self.leader.hear()
         self.pass_time(0)
-        old.book.rest(now=self.loop.now)
+        old.book.step_down(now=self.loop.now)
         self.loop.settle()
 
     # ---- kube-scheduler --------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from typing import Any
 
-import httpx2
+from api_server_twin import Reply, answered, api_of
 
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, HttpRequest
 
 Json = dict[str, Any]
 GROUP = "/apis/kubeshare.nthu/v1"
@@ -42,9 +42,7 @@ class ClusterTwin:
         self._news = asyncio.Event()
 
     def api(self) -> Api:
-        transport = httpx2.MockTransport(self._answer)
-        http = httpx2.AsyncClient(transport=transport, base_url="https://server")
-        return Api(http, server="https://server")
+        return api_of(self._answer)
 
     # ---- what a test does -----------------------------------------------------------------------
 
@@ -98,43 +96,43 @@ class ClusterTwin:
 
     # ---- what is asked --------------------------------------------------------------------------
 
-    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    async def _answer(self, request: HttpRequest) -> Reply:
         await asyncio.sleep(0)
-        path = request.url.path
+        path = request.path
         self.requests.append((request.method, path))
         if path.startswith(GROUP) and not self.is_defined:
             return _refused(HTTPStatus.NOT_FOUND)
         if path == GROUP:
             names = ["sharepods", *(["sharepods/status"] if self.has_status else [])]
-            return httpx2.Response(200, json={"resources": [{"name": each} for each in names]})
+            return answered({"resources": [{"name": each} for each in names]})
         parts = path.strip("/").split("/")
         if "namespaces" not in parts:
             return self._list(parts[-1], request)
         if parts[-2] == "namespaces":
             item = {"metadata": {"name": parts[-1], "labels": self.namespaces.get(parts[-1], {})}}
-            return httpx2.Response(200, json=item)
+            return answered(item)
         return self._one(parts[parts.index("namespaces") + 1 :], request)
 
-    def _one(self, parts: list[str], request: httpx2.Request) -> httpx2.Response:
+    def _one(self, parts: list[str], request: HttpRequest) -> Reply:
         """Answer about one object: its namespace, what kind it is, its name."""
         if request.method == "POST":
-            return self._create(parts[0], json.loads(request.content))
+            return self._create(parts[0], json.loads(request.body or b""))
         if request.method == "PATCH":
-            return self._patch(parts[0], parts[2], json.loads(request.content))
+            return self._patch(parts[0], parts[2], json.loads(request.body or b""))
         found = self.objects.get((parts[1], parts[0], parts[2]))
-        return httpx2.Response(200, json=found) if found else _refused(HTTPStatus.NOT_FOUND)
+        return answered(found) if found else _refused(HTTPStatus.NOT_FOUND)
 
-    def _list(self, kind: str, request: httpx2.Request) -> httpx2.Response:
+    def _list(self, kind: str, request: HttpRequest) -> Reply:
         if not self.may_list:
             return _refused(HTTPStatus.FORBIDDEN, f"{kind} is forbidden")
-        chosen = _chooses(request.url.params.get("labelSelector", ""))
-        if "watch" in request.url.params:
-            since = int(request.url.params["resourceVersion"])
-            return httpx2.Response(200, content=self._stream(kind, since, chosen))
+        chosen = _chooses(request.params.get("labelSelector", ""))
+        if "watch" in request.params:
+            since = int(request.params["resourceVersion"])
+            return Reply(200, self._stream(kind, since, chosen))
         items = [each for (other, *_), each in self.objects.items() if other == kind]
         version = str(len(self._history))
         body = {"metadata": {"resourceVersion": version}, "items": list(filter(chosen, items))}
-        return httpx2.Response(200, json=body)
+        return answered(body)
 
     async def _stream(
         self, kind: str, since: int, chosen: Callable[[Json], bool]
@@ -149,7 +147,7 @@ class ClusterTwin:
                 return
             await news.wait()
 
-    def _create(self, namespace: str, item: Json) -> httpx2.Response:
+    def _create(self, namespace: str, item: Json) -> Reply:
         if self.refusal is not None:
             return _refused(*self.refusal)
         name = item["metadata"]["name"]
@@ -164,9 +162,9 @@ class ClusterTwin:
             spec=item["spec"],
             status={"phase": "Pending"},
         )
-        return httpx2.Response(201, json=made)
+        return answered(made, 201)
 
-    def _patch(self, namespace: str, name: str, change: Json) -> httpx2.Response:
+    def _patch(self, namespace: str, name: str, change: Json) -> Reply:
         item = self.objects.get(("sharepods", namespace, name))
         if item is None:
             return _refused(HTTPStatus.NOT_FOUND)
@@ -174,7 +172,7 @@ class ClusterTwin:
             return _refused(HTTPStatus.CONFLICT, "it has changed")
         status = merged(item.get("status", {}), change["status"])
         self.written.append(status)
-        return httpx2.Response(200, json=self.put("sharepods", namespace, name, status=status))
+        return answered(self.put("sharepods", namespace, name, status=status))
 
 
 def merged(before: Any, patch: Any) -> Any:  # noqa: ANN401 - JSON
@@ -199,5 +197,5 @@ def _chooses(selector: str) -> Callable[[Json], bool]:
     return chooses
 
 
-def _refused(code: int, message: str = "no") -> httpx2.Response:
-    return httpx2.Response(code, json={"kind": "Status", "code": code, "message": message})
+def _refused(code: int, message: str = "no") -> Reply:
+    return answered({"kind": "Status", "code": code, "message": message}, code)

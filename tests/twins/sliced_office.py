@@ -11,15 +11,15 @@ from typing import Any
 from mig_profiles import profiles
 from scheduler_twin import GIB, Bindery, Told, cluster_pod_of, pod_json
 
-from allotment.dialects.decisions import read_booking
-from allotment.dialects.placements import PLACEMENT
-from allotment.kube.cluster_feed import ClusterPod
-from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig
-from allotment.placement.cluster import Cluster
-from allotment.scheduler.binding import Binder
-from allotment.scheduler.book import Book, BookSettings, Quotas
-from allotment.scheduler.extender import Extender
-from allotment.scheduler.needs import NeedSettings
+from allotment.dialects.own.placement import PLACEMENT, read_booking
+from allotment.dialects.own.registry import NeedSettings
+from allotment.model.clusters import ClusterPod, NodeDevice, NodeInventory, NodeMig
+from allotment.placement.cluster.cluster import Cluster
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.core.reservations import BookSettings
+from allotment.scheduler.extender.binder import Binder
+from allotment.scheduler.extender.extender import Extender
 
 MODEL = "H100-80GB"
 PROFILES = profiles(MODEL)
@@ -58,7 +58,7 @@ class Office:
         *nodes: NodeInventory,
         needs: NeedSettings | None = None,
         bindery: Bindery | None = None,
-        quotas: Quotas | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self.now = 10.0
         self.nodes = nodes
@@ -76,7 +76,7 @@ class Office:
         self.extender = Extender(
             self.book,
             Binder(self.book, self.bindery, clock=lambda: self.now),
-            told=self.told,
+            observer=self.told,
             pods=self.pods.get,
             clock=lambda: self.now,
         )

@@ -10,15 +10,16 @@ from placing import cluster_of
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
-    NodeRejection,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import PodUid
-from allotment.model.requests import EXCLUSIVE, SOFT, TIMESLICE, Constraints, Preferences
-from allotment.placement.cluster import Cluster
+from allotment.model.requests import Constraints, Preferences
+from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.explain import Refusal
 
 GI = 1 << 30
 MODES = (SOFT, EXCLUSIVE, TIMESLICE)
@@ -28,7 +29,7 @@ def inventory(
     name: str,
     *sizes: int,
     model: str = "T4",
-    taken: Sequence[Taken] = (),
+    taken: Sequence[TakenPart] = (),
     budget: int = 0,
     problems: Sequence[str] = (),
     cpu: int = 8000,
@@ -45,7 +46,7 @@ def inventory(
                 index=index,
                 numa_node=index // 2,
                 modes=MODES,
-                taken=taken[index] if index < len(taken) else Taken(),
+                taken=taken[index] if index < len(taken) else TakenPart(),
                 problem=problems[index] if index < len(problems) else "",
             )
             for index, memory in enumerate(sizes)
@@ -88,6 +89,6 @@ def binpack(*nodes: NodeInventory, devices: Sequence[str] = ("binpack",)) -> Clu
     return cluster_of(*nodes, policy="binpack", devices=devices)
 
 
-def uuids(booking: PodBooking | NodeRejection) -> list[str]:
+def uuids(booking: PodBooking | Refusal) -> list[str]:
     assert isinstance(booking, PodBooking), booking
     return [each.uuid for one in booking.containers for each in one.devices]

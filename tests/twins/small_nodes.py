@@ -6,18 +6,19 @@ from allotment.model.clusters import (
     NodeInventory,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.requests import EXCLUSIVE, SOFT, TIMESLICE, Request
+from allotment.model.requests import Request
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 MODES = (SOFT, EXCLUSIVE, TIMESLICE)
 
 
 def device(
-    index: int, memory: int, *, numa: int | None = None, taken: Taken | None = None
+    index: int, memory: int, *, numa: int | None = None, taken: TakenPart | None = None
 ) -> NodeDevice:
     return NodeDevice(
         uuid=f"GPU-{index}",
@@ -27,7 +28,7 @@ def device(
         numa_node=numa,
         modes=MODES,
         max_shares=4,
-        taken=taken or Taken(),
+        taken=taken or TakenPart(),
     )
 
 

@@ -19,28 +19,12 @@ from typing import Any, Self
 
 from patience import wait_until
 
-from allotment.devices.checkpoints import DriverRefusal, ProcessState
+from allotment.devices.checkpoints import Checkpoints, DriverRefusal, ProcessState
 from allotment.devices.simulated import SimulatedMachine, gpu_times
 from allotment.model.devices import Device
 from allotment.model.shares import Suspension
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import find, look
-
-__all__ = [
-    "GI",
-    "HOLDER",
-    "KILLED",
-    "SPEC",
-    "FakeDriver",
-    "Holders",
-    "OldDriver",
-    "devices_of",
-    "gpu_ns",
-    "is_stopped",
-    "no_readings",
-    "ps",
-    "suspension",
-]
+from allotment.shares.lifecycle import find, list_shares
 
 Allot = Any  # tests/conftest.py: CommandLine
 GI = 1 << 30
@@ -50,7 +34,7 @@ KILLED = 9
 
 
 @dataclass(frozen=True)
-class FakeDriver:
+class FakeDriver(Checkpoints):
     """Keeps states in a file. The step of that number is refused with `code`, or ends `allot`."""
 
     path: Path
@@ -159,7 +143,9 @@ class Holders:
 
         def ready() -> list[int]:
             assert process.poll() is None, process.communicate()[1]
-            there = [each for each in look(self._folder) if each.name == name and each.ledger]
+            there = [
+                each for each in list_shares(self._folder) if each.name == name and each.ledger
+            ]
             users = there[0].ledger.processes if there and there[0].ledger else ()
             return [user.pid for user in users if user.used[0] >= GI]
 
@@ -189,6 +175,8 @@ def ps(allot: Allot) -> list[dict[str, Any]]:
 
 def gpu_ns(allot: Allot, pid: int) -> int:
     """For how long a process has computed, by the machine's own account."""
-    (machine,) = {found.share.machine for found in look(StateFolder(allot.state)) if found.share}
+    (machine,) = {
+        found.share.machine for found in list_shares(StateFolder(allot.state)) if found.share
+    }
     (times,) = gpu_times(Path(machine or "")).values()
     return sum(each.busy_ns for each in times.processes if each.pid == pid)

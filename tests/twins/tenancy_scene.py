@@ -16,11 +16,11 @@ from kubelet_twin import (
     PodTwin,
     ReportsTwin,
     StoreTwin,
-    respond,
+    any_policy,
 )
 
+from allotment.agent.allocation import Patience, Tenants
 from allotment.agent.resources import GPU_SHARE
-from allotment.agent.tenancy import Patience, Tenants
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
 
@@ -47,7 +47,7 @@ class Scene:
             offer=lambda: OFFER,
             reports=self.reports,
             store=self.store,
-            respond=respond,
+            policy=any_policy,
             clock=lambda: self.store.clock,
             patience=self.patience,
         )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and not item.get_closest_marker("timeout")
         ):
             item.add_marker(pytest.mark.timeout(LONG_S))
+
+
+@pytest.fixture
+def common_folder() -> Iterator[Path]:
+    """A folder that all users can reach and write to. Those of pytest are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        yield folder

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 import allotment
 from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
-from allotment.agent.settings import KUBELET_SOCKET
+from allotment.agent.configuring import KUBELET_SOCKET
 from allotment.cli.agent import command
 from allotment.cli.scheduler import command as scheduler_command
-from allotment.dialects.kubeshare_sharepods import GROUP, KIND
+from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
-from allotment.scheduler.admission_rules import IGNORE_LABELS
+from allotment.scheduler.admission.rules import IGNORE_LABELS
+from allotment.scheduler.admission.webhook import PATH
 from allotment.scheduler.running import EXTENDER_PORT
-from allotment.scheduler.webhook import PATH
 
 Document = dict[str, Any]
 
@@ -150,6 +150,14 @@ def test_the_image_is_of_this_version(root: Path, container: Document) -> None:
     for paths in re.findall(r"^COPY (?!--)(.+) \S+$", recipe, re.MULTILINE):
         for path in paths.split():
             assert (root / path).exists(), path
+
+
+def test_whatever_the_image_installs_is_pinned(root: Path) -> None:
+    recipe = (root / "deploy" / "Containerfile").read_text("utf-8").replace("\\\n", " ")
+    installs = [line for line in re.split(r"\n|&&", recipe) if "pip install" in line]
+    assert installs
+    assert [line for line in installs if "--constraint" not in line] == []
+    assert "-m build" not in recipe  # would install in an environment of its own
 
 
 # ---- the scheduler -------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import generate_cli_reference
+import generate_facts
+import site_links
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -57,6 +61,105 @@ def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
 def test_cli_reference_is_up_to_date(root: Path) -> None:
     written = (root / "docs" / "reference" / "cli.md").read_text()
     assert written == generate_cli_reference.render(), "run `make docs`"
+
+
+def test_facts_are_up_to_date() -> None:
+    marked = set()
+    for document in generate_facts.documents():
+        text = document.read_text()
+        assert text == generate_facts.render(text), f"{document}: run `make docs`"
+        # A comment there would end the paragraph.
+        assert not re.search(r"^ *<!-- fact", text, re.MULTILINE), document
+        marked |= {mark["name"] for mark in generate_facts.MARK.finditer(text)}
+    assert marked == set(generate_facts.FACTS), "a fact that no page marks"
+
+
+def test_a_fact_that_differs_is_renewed() -> None:
+    assert generate_facts.render("a <!-- fact: ledger.slots -->1<!-- /fact --> b") == (
+        "a <!-- fact: ledger.slots -->768<!-- /fact --> b"
+    )
+
+
+def test_the_count_of_entry_points_is_that_of_the_exports(root: Path) -> None:
+    exports = (root / "tests" / "unit" / "shim_exports.txt").read_text().split()
+    owned = [name for name in exports if name.startswith(("cu", "nvml"))]
+    assert generate_facts.owned_entry_points() == len(owned)
+
+
+def unknown_commits(root: Path, text: str) -> list[str]:
+    """The commits that a page of results names, that are not here and not marked so."""
+    lines = [line for line in text.splitlines() if "not in this repository" not in line]
+    named = re.findall(r"\bcommit:? ([0-9a-f]{7,40})\b", "\n".join(lines))
+    found = [["git", "cat-file", "-e", f"{commit}^{{commit}}"] for commit in named]
+    done = [subprocess.run(each, cwd=root, capture_output=True, check=False) for each in found]
+    return [commit for commit, ran in zip(named, done, strict=True) if ran.returncode]
+
+
+def test_commits_that_results_name_exist(root: Path) -> None:
+    history = subprocess.run(
+        ["git", "rev-parse", "--is-shallow-repository"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if history.stdout.strip() != "false":
+        pytest.skip("no full git history here (a shallow clone: git fetch --unshallow)")
+    page = (root / "docs" / "performance-details.md").read_text()
+    assert unknown_commits(root, page) == []
+    assert unknown_commits(root, "- commit: 0123abc\n") == ["0123abc"]
+
+
+@pytest.mark.parametrize(
+    ("source", "here", "target", "site"),
+    [
+        ("docs/guides/mig.md", "guides/mig.md", "../concepts/modes.md#a", "../concepts/modes.md#a"),
+        ("docs/guides/mig.md", "guides/mig.md", "#a", "#a"),
+        ("docs/guides/mig.md", "guides/mig.md", "https://example.com", "https://example.com"),
+        ("docs/guides/mig.md", "guides/mig.md", "../../SECURITY.md", "../project/security.md"),
+        ("docs/guides/mig.md", "guides/mig.md", "../../native/ledger.h", None),
+        ("docs/guides/mig.md", "guides/mig.md", "no.md", "no.md"),
+        ("SECURITY.md", "project/security.md", "docs/concepts/modes.md", "../concepts/modes.md"),
+    ],
+)
+def test_the_site_has_links_of_its_own(
+    source: str, here: str, target: str, site: str | None
+) -> None:
+    pages = {"guides/mig.md", "concepts/modes.md", "project/security.md"}
+    assert site_links.site_target(target, source=source, here=here, pages=pages) == site
+
+
+def build_site(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Not quietly: mkdocs counts no warning then."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--config-file", config, "--site-dir", site],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_site_builds_without_a_warning(root: Path, tmp_path: Path) -> None:
+    done = build_site(root / "mkdocs.yml", tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "index.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"?https?://[^\" >]+\.(?:js|css|woff2?)", page)
+
+
+def test_a_broken_link_fails_the_site(root: Path, tmp_path: Path) -> None:
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "index.md").write_text("# A page\n\n[a](no.md) [b](#none)\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        f"INHERIT: {root}/mkdocs.yml\ndocs_dir: {pages}\nnav: [index.md]\n"
+        f"hooks: [{root}/tools/site_links.py]\n"
+    )
+    done = build_site(config, tmp_path / "site")
+    assert done.returncode == 1
+    assert "link 'no.md'" in done.stderr
+    assert "'#none'" in done.stderr
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "types", "native", "bench", "docs"])

@@ -12,41 +12,46 @@ from typing import TYPE_CHECKING
 import pytest
 
 from allotment.burn.drivers import MemoryInfo
-from allotment.burn.latencies import Latencies
-from allotment.burn.plans import BurnPlan
-from allotment.burn.reports import BurnDevice, BurnError, BurnReport, ProcessReport
+from allotment.burn.reports import (
+    BurnDevice,
+    BurnError,
+    BurnPlan,
+    BurnReport,
+    Latencies,
+    ProcessReport,
+)
 from allotment.cli import devices as devices_command
 from allotment.cli.documents import shares_document
 from allotment.cli.explain import document as explain_document
 from allotment.cli.machines import DeviceRow
-from allotment.cli.mig_plans import Planned, plan_document
-from allotment.cli.mig_rows import MigRow
+from allotment.cli.mig import MigRow
+from allotment.cli.mig_fits import Planned, plan_document
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.clusters import NodeDevice, PlacedDevice
 from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Runner, Share, ShareDevice, ShareId
-from allotment.modes.mig.applying import Change
-from allotment.scheduler.explaining_answers import (
-    Asked,
+from allotment.modes.mig.apply import GpuChange
+from allotment.placement.explain import RefusalGroup, refuse
+from allotment.scheduler.explain_evidence import (
+    ContainerSummary,
+    DevicePart,
     Explanation,
-    Group,
-    Obstacle,
     Obstacles,
-    Part,
+    PodCondition,
     Standing,
 )
-from allotment.scheduler.explaining_evidence import Condition
-from allotment.shares.modes_of_gpus import Allowed
-from allotment.shares.views import (
+from allotment.shares.mode_policy import ModePolicy
+from allotment.shares.status import (
     ComputeView,
     DeviceView,
     LiveState,
     LossView,
     OutsideView,
-    Overview,
     ProcessView,
+    ShareStatus,
     ShareView,
 )
 
@@ -119,7 +124,7 @@ def devices_example() -> object:
         power_mw=5,
         processes=(DeviceProcess(pid=6, used_bytes=7),),
     )
-    allowed = Allowed(("soft",))
+    allowed = ModePolicy(("soft",))
     row = DeviceRow(device, 8, ("train",), reading, guaranteed=3000, allowed=allowed)
     problem = Problem(index=1, uuid=None, message="lost")
     slices = {UUID: [SLICE]}
@@ -128,7 +133,7 @@ def devices_example() -> object:
 
 def mig_plan_example() -> object:
     """What `allot mig plan` prints of a GPU with something to do."""
-    change = Change(gpu=UUID, make=(("1g.10gb", 6),))
+    change = GpuChange(gpu=UUID, make=(("1g.10gb", 6),))
     return plan_document([Planned(index=0, uuid=UUID, names={}, change=change)])
 
 
@@ -184,7 +189,7 @@ def shares_example() -> object:
     view = ShareView(
         "s", "train", LiveState.RUNNING, share, (device,), (process,), None, losses=(loss,)
     )
-    return shares_document(Overview((view,), (OUTSIDE,)))
+    return shares_document(ShareStatus((view,), (OUTSIDE,)))
 
 
 def burn_example() -> object:
@@ -206,8 +211,10 @@ def burn_example() -> object:
 
 def explain_example() -> object:
     """What `allot explain pod` prints of a pod of which there is everything to say."""
-    part = Part(uuid=UUID, memory=1, guarantee=2, index=3, model="A100", memory_total=4)
-    asked = Asked(name="train", kind="regular", text="a GPU with 1Gi", mode="soft", parts=(part,))
+    part = DevicePart(PlacedDevice(UUID, 1, 2), NodeDevice(uuid=UUID, model="A100", memory_bytes=4))
+    asked = ContainerSummary(
+        name="train", kind="regular", text="a GPU with 1Gi", mode="soft", parts=(part,)
+    )
     explanation = Explanation(
         namespace="lab",
         name="one",
@@ -216,12 +223,12 @@ def explain_example() -> object:
         scheduler="allotment-scheduler",
         policies=("fragmentation",),
         containers=(asked,),
-        obstacles=(Obstacle(Obstacles.QUOTA, "need 2, have 1"),),
-        condition=Condition(type="PodScheduled", reason="Unschedulable", message="0/1 nodes"),
+        obstacles=(refuse(Obstacles.QUOTA, "need 2, have 1"),),
+        condition=PodCondition(type="PodScheduled", reason="Unschedulable", message="0/1 nodes"),
         nodes=2,
         fitting=("a",),
         proposal=(asked,),
-        refused=(Group("no-gpu", "need a GPU, have no GPU", ("b",), "they are T4"),),
+        refused=(RefusalGroup("no-gpu", "need a GPU, have no GPU", ("b",), "they are T4"),),
         others=("nvidia.com/gpu",),
     )
     return explain_document(explanation, ["quotas: refused"])

@@ -9,7 +9,7 @@
 
 static CUresult find_managed(CUdeviceptr address, size_t size, range **found) {
   TRY(size > 0 ? memory_check(address, size, found) : CUDA_ERROR_INVALID_VALUE);
-  return (*found)->kind == RANGE_MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return range_is_managed(*found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult check_managed(CUdeviceptr address, size_t size) {

@@ -114,12 +114,13 @@ void context_destroy_children(context *dying);
 
 // ---- the process -------------------------------------------------------------------------------
 
+struct pool;
+
 typedef struct device {
   pthread_mutex_t submit_lock;
   event *marked[ALLOT_RING_WORKS];  // whose mark is work n, at n % ALLOT_RING_WORKS
   context *primary;
   unsigned primary_flags;
-  struct pool *default_pool, *current_pool;
   uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 } device;
 
@@ -262,7 +263,8 @@ void host_free_locked(range *freed);
 void imported_free_locked(range *freed);
 
 // pools.c
-void pools_reset(int gpu);  // the device was reset: its pools lose what they hold
+bool range_is_managed(const range *asked);  // also of a pool of managed memory
+void pools_reset(int gpu);                  // the device was reset: its pools lose what they hold
 // Gives back what pools hold above their thresholds; at each synchronisation.
 void pools_release_surplus(int gpu);
 

@@ -42,7 +42,7 @@ static CUresult check(const CUDA_MEMSET_NODE_PARAMS *fill, bool *zeros, int *man
     bool whole = memory->kind == RANGE_PLAIN || memory->kind == RANGE_GRAPH;
     *zeros = fill->value == 0 && whole && !memory->touched;
     memory->touched = memory->touched || !*zeros;
-    *managed = memory->kind == RANGE_MANAGED ? memory->gpu : -1;
+    *managed = range_is_managed(memory) ? memory->gpu : -1;
   }
   UNLOCK();
   return result;

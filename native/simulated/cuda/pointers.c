@@ -52,7 +52,7 @@ static CUresult answer(void *data, CUpointer_attribute attribute, const range *a
       put_address(data, address);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (is_device(asked) && asked->kind != RANGE_MANAGED) return CUDA_ERROR_INVALID_VALUE;
+      if (is_device(asked) && !range_is_managed(asked)) return CUDA_ERROR_INVALID_VALUE;
       put_address(data, address);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
@@ -63,7 +63,7 @@ static CUresult answer(void *data, CUpointer_attribute attribute, const range *a
       put(data, &asked->id, sizeof asked->id);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      put_int(data, asked->kind == RANGE_MANAGED);
+      put_int(data, range_is_managed(asked));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       put_int(data,

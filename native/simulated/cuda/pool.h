@@ -5,10 +5,20 @@
 
 #include "simulated/cuda/driver.h"
 
+// Which memory a pool hands out: cuMemPoolCreate's location and type of allocation.
+typedef struct pool_place {
+  CUmemAllocationType type;
+  CUmemLocationType at;
+  int gpu;   // DEVICE: by the machine's number; else -1
+  int node;  // HOST_NUMA; else 0
+} pool_place;
+
 typedef struct pool {
   object head;
   struct pool *next;
-  int gpu;
+  pool_place place;
+  bool is_default;  // of its place: the driver made it
+  bool is_current;  // of its place, set by the program
   CUmemAllocationHandleType handle_types;
   uint64_t threshold, most;  // most 0: no limit of its own
   uint64_t reserved, reserved_high, used, used_high;
@@ -20,11 +30,17 @@ typedef struct pool {
   struct chunk *chunks;
 } pool;
 
-pool *pool_new(int gpu);
-pool *pool_default(int gpu);
-pool *pool_current(int gpu);
+// CUDA_ERROR_INVALID_VALUE: no pool can be there.
+CUresult pool_place_of(const CUmemLocation *location, CUmemAllocationType type, pool_place *place);
+pool_place pool_place_on(int gpu);  // plain memory of a GPU
+bool pool_same_place(const pool_place *one, const pool_place *other);
+pool *pool_new(const pool_place *place);
+pool *pool_default(const pool_place *place);
+pool *pool_current(const pool_place *place);
+void pool_make_current(pool *chosen);
 CUresult pool_of(CUmemoryPool handle, pool **found);
-CUresult pool_allocate_locked(pool *from, uint64_t size, CUdeviceptr *address);
+// `gpu`: where a pool without a GPU of its own takes managed memory from.
+CUresult pool_allocate_locked(pool *from, int gpu, uint64_t size, CUdeviceptr *address);
 void pool_close(pool *dying);  // its descriptor
 
 #endif

@@ -31,29 +31,41 @@ static int property(const pool *asked, CUmemPool_attribute attribute, int *value
       *value = (int)asked->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
       return 1;
     case CU_MEMPOOL_ATTR_ALLOCATION_TYPE:
-      *value = CU_MEM_ALLOCATION_TYPE_PINNED;
+      *value = (int)asked->place.type;
       return 1;
     case CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES:
       *value = (int)asked->handle_types;
       return 1;
     case CU_MEMPOOL_ATTR_LOCATION_ID:
-      *value = driver_ordinal(asked->gpu);
+      *value = asked->place.gpu >= 0 ? driver_ordinal(asked->place.gpu) : asked->place.node;
       return 1;
     case CU_MEMPOOL_ATTR_LOCATION_TYPE:
-      *value = CU_MEM_LOCATION_TYPE_DEVICE;
+      *value = (int)asked->place.at;
       return 1;
     case CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED:
       *value = 0;
+      return 1;
+    case CU_MEMPOOL_ATTR_LOCALITY_DOMAIN_ID:
+      *value = -1;
       return 1;
     default:
       return 0;
   }
 }
 
+// Since which CUDA a driver has the attribute (nvidia-cuda-runtime's driver_types.h, 13.0 to 13.5).
+static uint32_t since(CUmemPool_attribute attribute) {
+  if (attribute < CU_MEMPOOL_ATTR_ALLOCATION_TYPE) return 0;
+  return attribute < CU_MEMPOOL_ATTR_LOCALITY_DOMAIN_ID ? 13020 : 13050;
+}
+
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
   pool *asked;
   TRY(pool_of(handle, &asked));
   if (value == NULL) return CUDA_ERROR_INVALID_VALUE;
+  if (driver.machine.machine->description.cuda_version < since(attribute)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   LOCK();
   const uint64_t *bytes = number(asked, attribute);
   int small = 0;
@@ -115,7 +127,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *list, si
     TRY(driver_gpu(ordinal, &gpu));
     if (list[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
       access |= 1u << ordinal;
-    } else if (gpu == changed->gpu) {
+    } else if (gpu == changed->place.gpu) {
       return CUDA_ERROR_INVALID_VALUE;  // a device cannot lose its own pool
     } else {
       access &= ~(1u << ordinal);
@@ -133,29 +145,62 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle,
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   int gpu;
   TRY(driver_gpu(location->id, &gpu));
-  bool may = gpu == asked->gpu || (asked->access & 1u << location->id) != 0;
+  bool is_everywhere = asked->place.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  bool may = is_everywhere || gpu == asked->place.gpu || (asked->access & 1u << location->id) != 0;
   *flags = may ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *handle, CUdevice device) {
-  int gpu;
-  TRY(driver_gpu(device, &gpu));
+// ---- the pools of a place ----------------------------------------------------------------------
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *handle, CUmemLocation *location,
+                                CUmemAllocationType type) {
+  pool_place place;
+  ENTER();
+  TRY(pool_place_of(location, type, &place));
   if (handle == NULL) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  *handle = (CUmemoryPool)pool_default(gpu);
+  *handle = (CUmemoryPool)pool_default(&place);
   UNLOCK();
   return *handle != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuDeviceGetMemPool(CUmemoryPool *handle, CUdevice device) {
-  int gpu;
-  TRY(driver_gpu(device, &gpu));
+CUresult cuMemGetMemPool(CUmemoryPool *handle, CUmemLocation *location, CUmemAllocationType type) {
+  pool_place place;
+  ENTER();
+  TRY(pool_place_of(location, type, &place));
   if (handle == NULL) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  *handle = (CUmemoryPool)pool_current(gpu);
+  *handle = (CUmemoryPool)pool_current(&place);
   UNLOCK();
   return *handle != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool handle) {
+  pool_place place;
+  pool *chosen;
+  ENTER();
+  TRY(pool_place_of(location, type, &place));
+  TRY(pool_of(handle, &chosen));
+  if (chosen->imported || !pool_same_place(&chosen->place, &place)) return CUDA_ERROR_INVALID_VALUE;
+  LOCK();
+  pool_make_current(chosen);
+  UNLOCK();
+  return CUDA_SUCCESS;
+}
+
+static CUmemLocation location_of(CUdevice device) {
+  return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *handle, CUdevice device) {
+  CUmemLocation location = location_of(device);
+  return cuMemGetDefaultMemPool(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED);
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool *handle, CUdevice device) {
+  CUmemLocation location = location_of(device);
+  return cuMemGetMemPool(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
@@ -163,31 +208,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   pool *chosen;
   TRY(driver_gpu(device, &gpu));
   TRY(pool_of(handle, &chosen));
-  if (chosen->gpu != gpu) return CUDA_ERROR_INVALID_DEVICE;
-  LOCK();
-  driver.devices[gpu].current_pool = chosen;
-  UNLOCK();
-  return CUDA_SUCCESS;
-}
-
-static CUresult of_device(const CUmemLocation *location, CUmemAllocationType type) {
-  if (location == NULL) return CUDA_ERROR_INVALID_VALUE;
-  bool device = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
-  return device && type == CU_MEM_ALLOCATION_TYPE_PINNED ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult cuMemGetDefaultMemPool(CUmemoryPool *handle, CUmemLocation *location,
-                                CUmemAllocationType type) {
-  TRY(of_device(location, type));
-  return cuDeviceGetDefaultMemPool(handle, location->id);
-}
-
-CUresult cuMemGetMemPool(CUmemoryPool *handle, CUmemLocation *location, CUmemAllocationType type) {
-  TRY(of_device(location, type));
-  return cuDeviceGetMemPool(handle, location->id);
-}
-
-CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool handle) {
-  TRY(of_device(location, type));
-  return cuDeviceSetMemPool(location->id, handle);
+  if (chosen->place.gpu != gpu) return CUDA_ERROR_INVALID_DEVICE;
+  CUmemLocation location = location_of(device);
+  return cuMemSetMemPool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, handle);
 }

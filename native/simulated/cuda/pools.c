@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory pools. A pool takes device memory in chunks and hands out pieces of them; what is freed
+// Memory pools. A pool takes memory in chunks and hands out pieces of them; what is freed
 // stays with the pool until a synchronisation finds more reserved than its threshold, or it is
 // trimmed.
 #include <stdlib.h>
@@ -19,6 +19,7 @@ typedef struct gap {
 typedef struct chunk {
   CUdeviceptr base;
   uint64_t size, used;
+  int gpu;  // that it was taken from; -1: the host
   bool touched;
   gap *gaps;  // what is free, by place
   struct chunk *next;
@@ -34,31 +35,56 @@ static void raise(uint64_t *high, uint64_t value) {
   if (value > *high) *high = value;
 }
 
-static bool grow_by(pool *grown, uint64_t size) {
+static bool is_managed(const pool *asked) {
+  return asked->place.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+}
+
+bool range_is_managed(const range *asked) {
+  return asked->kind == RANGE_MANAGED ||
+         (asked->kind == RANGE_POOL && is_managed((const pool *)asked->origin));
+}
+
+static bool take(const pool *grown, int gpu, uint64_t size) {
+  if (gpu < 0) return true;
+  if (!is_managed(grown)) return allot_gpu_take(&driver.machine, gpu, size);
+  allot_managed_add(&driver.machine, gpu, size);
+  return true;
+}
+
+static void give_back(const pool *from, int gpu, uint64_t size) {
+  if (gpu < 0) return;
+  if (is_managed(from)) {
+    allot_managed_remove(&driver.machine, gpu, size);
+  } else {
+    allot_gpu_give_back(&driver.machine, gpu, size);
+  }
+}
+
+static bool grow_by(pool *grown, int gpu, uint64_t size) {
   if (grown->most > 0 && grown->reserved + size > grown->most) return false;
-  if (!allot_gpu_take(&driver.machine, grown->gpu, size)) return false;
+  if (!take(grown, gpu, size)) return false;
   chunk *made = calloc(1, sizeof *made);
   gap *all = malloc(sizeof *all);
   CUdeviceptr base = made != NULL && all != NULL ? address_take(size, GRANULE) : 0;
   if (base == 0) {
     free(made);
     free(all);
-    allot_gpu_give_back(&driver.machine, grown->gpu, size);
+    give_back(grown, gpu, size);
     return false;
   }
   *all = (gap){.size = size};
-  *made = (chunk){.base = base, .size = size, .gaps = all, .next = grown->chunks};
+  *made = (chunk){.base = base, .size = size, .gpu = gpu, .gaps = all, .next = grown->chunks};
   grown->chunks = made;
   grown->reserved += size;
   raise(&grown->reserved_high, grown->reserved);
   return true;
 }
 
-static bool grow(pool *grown, uint64_t size) {
+static bool grow(pool *grown, int gpu, uint64_t size) {
   uint64_t least = round_up(size, GRANULE);
   uint64_t wanted = least > GROWTH ? least : GROWTH;
   // Where the usual step no longer fits, what is needed still may.
-  return grow_by(grown, wanted) || (wanted > least && grow_by(grown, least));
+  return grow_by(grown, gpu, wanted) || (wanted > least && grow_by(grown, gpu, least));
 }
 
 static void drop_chunk(pool *from, chunk **at) {
@@ -66,7 +92,7 @@ static void drop_chunk(pool *from, chunk **at) {
   *at = gone->next;
   from->reserved -= gone->size;
   address_give_back(gone->base, gone->size, gone->touched);
-  allot_gpu_give_back(&driver.machine, from->gpu, gone->size);
+  give_back(from, gone->gpu, gone->size);
   while (gone->gaps != NULL) {
     gap *first = gone->gaps;
     gone->gaps = first->next;
@@ -141,7 +167,7 @@ static chunk *chunk_of(const pool *from, CUdeviceptr address) {
 
 // ---- pieces ------------------------------------------------------------------------------------
 
-CUresult pool_allocate_locked(pool *from, uint64_t size, CUdeviceptr *address) {
+CUresult pool_allocate_locked(pool *from, int gpu, uint64_t size, CUdeviceptr *address) {
   uint64_t whole = round_up(size, UNIT);
   if (size > UINT64_MAX / 4) return CUDA_ERROR_OUT_OF_MEMORY;
   CUdeviceptr taken = 0;
@@ -149,13 +175,17 @@ CUresult pool_allocate_locked(pool *from, uint64_t size, CUdeviceptr *address) {
     taken = take_from(at, whole);
   }
   if (taken == 0) {
-    if (!grow(from, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
+    bool is_on_host = from->place.at != CU_MEM_LOCATION_TYPE_DEVICE && !is_managed(from);
+    int grown_on = from->place.gpu >= 0 ? from->place.gpu : is_on_host ? -1 : gpu;
+    if (!grow(from, grown_on, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
     taken = take_from(from->chunks, whole);
   }
-  range *added = range_add(taken, size, RANGE_POOL, from->gpu);
+  range *added = range_add(taken, size, RANGE_POOL, chunk_of(from, taken)->gpu);
   if (added == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   added->origin = from;
   added->accessible = true;
+  // The program writes managed memory, and the host's, without asking.
+  added->touched = is_managed(from) || added->gpu < 0;
   from->used += whole;
   raise(&from->used_high, from->used);
   *address = taken;
@@ -188,10 +218,45 @@ CUresult pool_free_locked(range *freed, stream *after) {
 
 static pool *all_pools;
 
-pool *pool_new(int gpu) {
+pool_place pool_place_on(int gpu) {
+  return (pool_place){
+      .type = CU_MEM_ALLOCATION_TYPE_PINNED, .at = CU_MEM_LOCATION_TYPE_DEVICE, .gpu = gpu};
+}
+
+CUresult pool_place_of(const CUmemLocation *location, CUmemAllocationType type, pool_place *place) {
+  bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (location == NULL) return CUDA_ERROR_INVALID_VALUE;
+  if (!managed && type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  *place = (pool_place){.type = type, .at = location->type, .gpu = -1};
+  switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_NONE:
+      return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return driver_gpu(location->id, &place->gpu);
+    case CU_MEM_LOCATION_TYPE_HOST:
+      return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      place->node = location->id;
+      return location->id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+      // Simulated GPUs have one domain, which is the whole device.
+      if (managed || location->localized.localityDomainId != 0) return CUDA_ERROR_INVALID_VALUE;
+      place->at = CU_MEM_LOCATION_TYPE_DEVICE;
+      return driver_gpu(location->localized.deviceId, &place->gpu);
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+bool pool_same_place(const pool_place *one, const pool_place *other) {
+  return one->type == other->type && one->at == other->at && one->gpu == other->gpu &&
+         one->node == other->node;
+}
+
+pool *pool_new(const pool_place *place) {
   pool *made = object_new(OBJECT_POOL, sizeof(pool), NULL);
   if (made == NULL) return NULL;
-  made->gpu = gpu;
+  made->place = *place;
   made->descriptor = -1;
   made->reuse[0] = made->reuse[1] = made->reuse[2] = 1;
   made->next = all_pools;
@@ -210,7 +275,8 @@ void pools_release_surplus(int gpu) {
   if (__atomic_load_n(&all_pools, __ATOMIC_RELAXED) == NULL) return;
   LOCK();
   for (pool *at = all_pools; at != NULL; at = at->next) {
-    if (at->gpu == gpu && at->reserved > at->used && at->reserved > at->threshold) {
+    bool is_elsewhere = at->place.gpu >= 0 && at->place.gpu != gpu;
+    if (!is_elsewhere && at->reserved > at->used && at->reserved > at->threshold) {
       trim(at, at->threshold);
     }
   }
@@ -228,28 +294,37 @@ static void free_all(pool *emptied) {
 
 // A reset takes pools that the program made, and empties the one that it did not.
 void pools_reset(int gpu) {
-  device *own = &driver.devices[gpu];
   for (pool *at = all_pools, *next; at != NULL; at = next) {
     next = at->next;
-    if (at->gpu != gpu) continue;
+    if (at->place.gpu != gpu) continue;
     free_all(at);
-    if (at == own->default_pool) continue;
+    if (at->is_default) continue;
     unlist(at);
     object_free(at);
   }
-  own->current_pool = own->default_pool;
   graph_memory_reset(gpu);
 }
 
-pool *pool_default(int gpu) {
-  device *own = &driver.devices[gpu];
-  if (own->default_pool == NULL) own->default_pool = pool_new(gpu);
-  return own->default_pool;
+pool *pool_default(const pool_place *place) {
+  for (pool *at = all_pools; at != NULL; at = at->next) {
+    if (at->is_default && pool_same_place(&at->place, place)) return at;
+  }
+  pool *made = pool_new(place);
+  if (made != NULL) made->is_default = true;
+  return made;
 }
 
-pool *pool_current(int gpu) {
-  device *own = &driver.devices[gpu];
-  return own->current_pool != NULL ? own->current_pool : pool_default(gpu);
+pool *pool_current(const pool_place *place) {
+  for (pool *at = all_pools; at != NULL; at = at->next) {
+    if (at->is_current && pool_same_place(&at->place, place)) return at;
+  }
+  return pool_default(place);
+}
+
+void pool_make_current(pool *chosen) {
+  for (pool *at = all_pools; at != NULL; at = at->next) {
+    if (pool_same_place(&at->place, &chosen->place)) at->is_current = at == chosen;
+  }
 }
 
 CUresult pool_of(CUmemoryPool handle, pool **found) {
@@ -262,15 +337,20 @@ CUresult pool_of(CUmemoryPool handle, pool **found) {
 CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *wanted) {
   ENTER();
   if (handle == NULL || wanted == NULL) return CUDA_ERROR_INVALID_VALUE;
-  if (wanted->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
-  if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  pool_place place;
+  TRY(pool_place_of(&wanted->location, wanted->allocType, &place));
+  bool managed = place.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (managed && driver.machine.machine->description.cuda_version < 13000) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  bool is_exportable = !managed && place.at == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (!is_exportable && wanted->handleTypes != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (managed && wanted->maxSize != 0) return CUDA_ERROR_INVALID_VALUE;
   if (((unsigned)wanted->handleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  int gpu;
-  TRY(driver_gpu(wanted->location.id, &gpu));
   LOCK();
-  pool *made = pool_new(gpu);
+  pool *made = pool_new(&place);
   if (made != NULL) {
     made->handle_types = wanted->handleTypes;
     made->most = round_up(wanted->maxSize, GRANULE);
@@ -285,10 +365,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *wanted) {
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   pool *dying;
   TRY(pool_of(handle, &dying));
-  device *own = &driver.devices[dying->gpu];
-  if (dying == own->default_pool) return CUDA_ERROR_INVALID_VALUE;
+  if (dying->is_default) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  if (own->current_pool == dying) own->current_pool = NULL;
   unlist(dying);
   pool_close(dying);
   dying->dead = true;
@@ -313,13 +391,16 @@ static CUresult allocate(CUdeviceptr *address, size_t size, pool *from, stream *
   if (address == NULL || size == 0) return CUDA_ERROR_INVALID_VALUE;
   if (from != NULL && from->imported) return CUDA_ERROR_INVALID_VALUE;
   LOCK();
-  if (from == NULL) from = pool_current(target->owner->gpu);
+  pool_place own = pool_place_on(target->owner->gpu);
+  if (from == NULL) from = pool_current(&own);
   UNLOCK();
   if (from == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  bool is_plain = !is_managed(from) && from->place.at == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (target->capture != NULL && !is_plain) return CUDA_ERROR_NOT_SUPPORTED;
   if (target->capture != NULL) return capture_allocate(target, from, size, address);
   TRY(capture_forbids_legacy(target));
   LOCK();
-  CUresult result = pool_allocate_locked(from, size, address);
+  CUresult result = pool_allocate_locked(from, target->owner->gpu, size, address);
   UNLOCK();
   return result;
 }
@@ -347,7 +428,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   TRY(capture_forbids_legacy(target));
   LOCK();
   range *freed = range_find(address);
-  bool known = freed != NULL && freed->base == address && freed->gpu >= 0;
+  bool known = freed != NULL && freed->base == address;
   enum range_kind kind = known ? freed->kind : RANGE_HOST;
   CUresult result = CUDA_ERROR_INVALID_VALUE;
   if (kind == RANGE_POOL) result = pool_free_locked(freed, target);

@@ -157,7 +157,7 @@ CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,
   LOCK();
   if (exported->descriptor < 0) {
     char name[120];
-    handoff_name(name, sizeof name, "pool", exported->gpu, exported->head.id);
+    handoff_name(name, sizeof name, "pool", exported->place.gpu, exported->head.id);
     exported->descriptor = memfd_file(name);
   }
   int given = exported->descriptor >= 0 ? dup(exported->descriptor) : -1;
@@ -179,8 +179,9 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareabl
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (driver_ordinal(gpu) < 0) return CUDA_ERROR_INVALID_DEVICE;
+  pool_place place = pool_place_on(gpu);
   LOCK();
-  pool *made = pool_new(gpu);
+  pool *made = pool_new(&place);
   if (made != NULL) made->imported = true;
   UNLOCK();
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;

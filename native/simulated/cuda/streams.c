@@ -279,7 +279,7 @@ CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t siz
   TRY(stream_of(handle, &target));
   LOCK();
   const range *found = range_find(address);
-  bool managed = found != NULL && found->kind == RANGE_MANAGED;
+  bool managed = found != NULL && range_is_managed(found);
   UNLOCK();
   return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

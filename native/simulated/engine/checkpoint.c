@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
+#include "slots.h"
 
 #define STATE(word) ((unsigned)(word))
 #define WORKER(word) ((int)((word) >> 32) - 1)

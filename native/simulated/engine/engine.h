@@ -63,8 +63,6 @@ bool allot_machine_lives(allot_handle *handle, int slot);
 uint64_t allot_pid_namespace(const char *path);
 // The process as it knows itself, by NSpid: in another namespace it has another number.
 int allot_number_inside(int pid);
-// Field 22 of a /proc/<pid>/stat, 0 if it cannot be read.
-uint64_t allot_start_time(const char *path);
 
 // ---- forks.c ----
 

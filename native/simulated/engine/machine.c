@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "mapping.h"
 #include "simulated/engine/engine.h"
 
 _Static_assert(sizeof(allot_machine_description) % 8 == 0, "faults follow without a gap");
@@ -23,14 +23,11 @@ uint64_t allot_now_ns(void) {
 }
 
 static int map_machine(allot_handle *handle, int descriptor) {
-  struct stat status;
-  if (fstat(descriptor, &status) != 0) return -errno;
-  if ((uint64_t)status.st_size < ALLOT_MACHINE_FILE_BYTES) return -EINVAL;
-  void *mapped =
-      mmap(NULL, sizeof(allot_machine), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (mapped == MAP_FAILED) return -errno;
+  void *mapped = NULL;
+  int error = allot_map(descriptor, sizeof(allot_machine), ALLOT_MACHINE_FILE_BYTES,
+                        PROT_READ | PROT_WRITE, &mapped);
+  if (error != 0) return error;
   const allot_machine_description *description = mapped;
-  int error = 0;
   if (description->magic != ALLOT_MACHINE_MAGIC) {
     error = -EINVAL;
   } else if (description->version != ALLOT_MACHINE_VERSION) {
@@ -59,8 +56,8 @@ int allot_machine_open_at(allot_handle *handle, const char *path) {
   *handle = (allot_handle){.slot = -1};
   if (strlen(path) >= sizeof handle->path) return -ENAMETOOLONG;
   strcpy(handle->path, path);
-  int descriptor = open(path, O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return -errno;
+  int descriptor = allot_open(path, O_RDWR);
+  if (descriptor < 0) return descriptor;
   int error = map_machine(handle, descriptor);
   close(descriptor);
   return error;

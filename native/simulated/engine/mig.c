@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "simulated/engine/engine.h"
-#include "slot_lock.h"
+#include "slots.h"
 
 // Behind the bytes of the processes' slots.
 #define LOCK_BASE (ALLOT_PROCESS_LOCK_BASE + (1ll << 20))

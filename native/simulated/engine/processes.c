@@ -11,8 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mapping.h"
 #include "simulated/engine/engine.h"
-#include "slot_lock.h"
+#include "slots.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -23,8 +24,7 @@ static int64_t byte_of(int slot) {
 }
 
 static int open_machine(const allot_handle *handle) {
-  int descriptor = open(handle->path, O_RDWR | O_CLOEXEC);
-  return descriptor < 0 ? -errno : descriptor;
+  return allot_open(handle->path, O_RDWR);
 }
 
 static void drop_shared_events(allot_machine *machine, int slot) {
@@ -100,41 +100,13 @@ bool allot_machine_reap_slot(allot_handle *handle, int slot) {
   return cleared;
 }
 
-static size_t read_start(const char *path, char *buffer, size_t size) {
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return 0;
-  ssize_t got = read(descriptor, buffer, size);
-  close(descriptor);
-  return got < 0 ? 0 : (size_t)got;
-}
-
-// Field 2 may hold blanks and parentheses, so count from the last ')'.
-uint64_t allot_start_time(const char *path) {
-  char text[1024];
-  text[read_start(path, text, sizeof text - 1)] = '\0';
-  uint64_t start = 0;
-  int blanks = 0;
-  for (const char *at = strrchr(text, ')'); at != NULL && *at != '\0' && blanks <= 20; at++) {
-    if (*at == ' ') blanks++;
-    if (blanks == 20 && *at >= '0' && *at <= '9') start = start * 10 + (uint64_t)(*at - '0');
-  }
-  return start;
-}
-
 uint64_t allot_pid_namespace(const char *path) {
   struct stat status;
   return stat(path, &status) == 0 ? (uint64_t)status.st_ino : 0;
 }
 
 static void describe_owner(allot_process *process) {
-  char text[sizeof process->command];
-  size_t length = read_start("/proc/self/cmdline", text, sizeof text - 1);
-  for (size_t i = 0; i < length; i++) {
-    if (text[i] == '\0') text[i] = ' ';
-  }
-  while (length > 0 && text[length - 1] == ' ') length--;
-  memset(process->command, 0, sizeof process->command);
-  memcpy(process->command, text, length);
+  allot_own_command(process->command, sizeof process->command);
   process->start_time = allot_start_time("/proc/self/stat");
   process->attached_ns = allot_now_ns();
   process->namespace_id = allot_pid_namespace("/proc/self/ns/pid");
@@ -157,23 +129,16 @@ static void take_slot(allot_handle *handle, int slot, unsigned kind) {
   allot_store(&process->gate, 0u);
   allot_store(&process->checkpoint, (uint64_t)ALLOT_CHECKPOINT_RUNNING);
   process->attaches++;
-  uint32_t *high = &handle->machine->high_process;
-  uint32_t seen = allot_load(high);
-  while (seen <= (uint32_t)slot &&
-         !__atomic_compare_exchange_n(high, &seen, (uint32_t)slot + 1, false, __ATOMIC_SEQ_CST,
-                                      __ATOMIC_SEQ_CST)) {
-  }
+  allot_slot_note_high(&handle->machine->high_process, slot);
   allot_store(&process->state, (uint32_t)ALLOT_PROCESS_TAKEN);
 }
 
-// Keeps the slot's lock. A child must not have it: the slot is this process's alone, and the child
-// finds zero in `mine`.
-static int keep_lock(allot_handle *handle, int descriptor) {
+// A child must not have the slot, which is this process's alone: it finds zero in `mine`.
+static int make_mine(allot_handle *handle) {
   void *mine = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mine == MAP_FAILED) return -errno;
-  int error = madvise(mine, 1, MADV_WIPEONFORK) == 0 ? 0 : -errno;
-  if (error == 0) error = allot_slot_keep(descriptor, &handle->keeper);
-  if (error != 0) {
+  if (madvise(mine, 1, MADV_WIPEONFORK) != 0) {
+    int error = -errno;
     munmap(mine, 1);
     return error;
   }
@@ -182,25 +147,24 @@ static int keep_lock(allot_handle *handle, int descriptor) {
   return 0;
 }
 
-static int lock_free_slot(allot_handle *handle, int descriptor) {
-  for (int slot = 0; slot < ALLOT_MACHINE_PROCESSES; slot++) {
-    int locked = allot_slot_try(descriptor, byte_of(slot));
-    if (locked < 0) return locked;
-    if (locked == 0) continue;
-    int error = keep_lock(handle, descriptor);
-    return error == 0 ? slot : error;
-  }
-  return -ENOSPC;
+static int claim_slot(allot_handle *handle) {
+  int descriptor = open_machine(handle);
+  if (descriptor < 0) return descriptor;
+  int slot = allot_slot_claim(descriptor, ALLOT_PROCESS_LOCK_BASE, ALLOT_MACHINE_PROCESSES,
+                              &handle->keeper);
+  close(descriptor);
+  if (slot < 0) return slot;
+  int error = make_mine(handle);
+  if (error == 0) return slot;
+  munmap(handle->keeper, 1);
+  handle->keeper = NULL;
+  return error;
 }
 
 int allot_machine_attach(allot_handle *handle, unsigned kind) {
   handle->slot = -1;
   allot_forks_hold();
-  int descriptor = open_machine(handle), slot = descriptor;
-  if (descriptor >= 0) {
-    slot = lock_free_slot(handle, descriptor);
-    close(descriptor);
-  }
+  int slot = claim_slot(handle);
   allot_forks_release();
   if (slot < 0) return slot;
   take_slot(handle, slot, kind);

@@ -73,7 +73,10 @@ mps_server *mps_server_start(mps_daemon *own, uid_t user, uint32_t gpus) {
   int answers, slot = -1;
   pid_t pid = spawn(own, user, gpus, &answers);
   if (pid < 0) return NULL;
-  ssize_t got = read(answers, &slot, sizeof slot);
+  ssize_t got;
+  do {
+    got = read(answers, &slot, sizeof slot);
+  } while (got < 0 && errno == EINTR);  // another server may end meanwhile: SIGCHLD
   close(answers);
   if (got != (ssize_t)sizeof slot) {
     kill(pid, SIGKILL);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "simulated/nvml/library.h"
+#include "slots.h"
 
 // What was found out of each slot's process, for callers in namespace `known_here`.
 static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;

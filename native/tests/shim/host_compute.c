@@ -246,6 +246,58 @@ static void copies_have_their_own_account(void) {
   if (copied < 60 * MS) FAIL("copied %llu ns", (unsigned long long)copied);
 }
 
+// The form is measured as a copy. One that were not would run beside the share's limits.
+#define COPIES(name, ...)                                        \
+  do {                                                           \
+    uint64_t before = settled(&share.usage->devices[0].copy_ns); \
+    OK(name(__VA_ARGS__));                                       \
+    OK(cuCtxSynchronize());                                      \
+    for (int tries = 0; copy_ns() == before; tries++) {          \
+      if (tries == 1000) FAIL(#name " is not measured");         \
+      pause_ns(5 * MS);                                          \
+    }                                                            \
+  } while (0)
+#define COPIES_DEFAULT(name, ...) \
+  COPIES(name, __VA_ARGS__);      \
+  COPIES(name##_ptds, __VA_ARGS__)
+#define COPIES_IN_STREAM(name, ...)  \
+  COPIES(name, __VA_ARGS__, stream); \
+  COPIES(name##_ptsz, __VA_ARGS__, stream)
+
+static void every_form_of_copy_is_measured(void) {
+  const size_t size = 8 * MIB, half = size / 2, width = 1024, height = half / width;
+  begin();
+  CUcontext context;
+  CUdeviceptr memory;
+  void *host;
+  OK(cuCtxGetCurrent(&context));
+  OK(cuMemAlloc_v2(&memory, size));
+  OK(cuMemAllocHost_v2(&host, size));
+  CUdeviceptr second = memory + half;
+  COPIES_DEFAULT(cuMemcpy, memory, second, half);
+  COPIES_DEFAULT(cuMemcpyDtoD_v2, memory, second, half);
+  COPIES_DEFAULT(cuMemcpyDtoH_v2, host, memory, half);
+  COPIES_DEFAULT(cuMemcpyHtoD_v2, memory, host, half);
+  COPIES_DEFAULT(cuMemcpyPeer, memory, context, second, context, half);
+  COPIES_IN_STREAM(cuMemcpyAsync, memory, second, half);
+  COPIES_IN_STREAM(cuMemcpyDtoDAsync_v2, memory, second, half);
+  COPIES_IN_STREAM(cuMemcpyDtoHAsync_v2, host, memory, half);
+  COPIES_IN_STREAM(cuMemcpyHtoDAsync_v2, memory, host, half);
+  COPIES_IN_STREAM(cuMemcpyPeerAsync, memory, context, second, context, half);
+  COPIES_DEFAULT(cuMemsetD8_v2, memory, 1, half);
+  COPIES_DEFAULT(cuMemsetD16_v2, memory, 1, half / 2);
+  COPIES_DEFAULT(cuMemsetD32_v2, memory, 1, half / 4);
+  COPIES_DEFAULT(cuMemsetD2D8_v2, memory, width, 1, width, height);
+  COPIES_DEFAULT(cuMemsetD2D16_v2, memory, width, 1, width / 2, height);
+  COPIES_DEFAULT(cuMemsetD2D32_v2, memory, width, 1, width / 4, height);
+  COPIES_IN_STREAM(cuMemsetD8Async, memory, 1, half);
+  COPIES_IN_STREAM(cuMemsetD16Async, memory, 1, half / 2);
+  COPIES_IN_STREAM(cuMemsetD32Async, memory, 1, half / 4);
+  COPIES_IN_STREAM(cuMemsetD2D8Async, memory, width, 1, width, height);
+  COPIES_IN_STREAM(cuMemsetD2D16Async, memory, width, 1, width / 2, height);
+  COPIES_IN_STREAM(cuMemsetD2D32Async, memory, width, 1, width / 4, height);
+}
+
 static void pause_a_little(void *unused) {
   pause_ns(5 * MS);
 }
@@ -391,6 +443,7 @@ static const test_case cases[] = {
     {"graphs_count_by_what_they_took", graphs_count_by_what_they_took},
     {"captures_are_left_alone", captures_are_left_alone},
     {"copies_have_their_own_account", copies_have_their_own_account},
+    {"every_form_of_copy_is_measured", every_form_of_copy_is_measured},
     {"waiting_streams_are_not_charged", waiting_streams_are_not_charged},
     {"the_programs_own_events_are_right", the_programs_own_events_are_right},
     {"refused_launches_leave_nothing", refused_launches_leave_nothing},

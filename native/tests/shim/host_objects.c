@@ -154,6 +154,16 @@ static void memory_of_another_process_is_not_charged(void) {
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
+// The shim charges a context before the driver makes it.
+static void a_context_that_the_driver_refuses_costs_nothing(void) {
+  start_on(0);
+  uint64_t before = charged(0);
+  CUcontext context;
+  GIVES(cuCtxCreate_v2(&context, 1u << 31, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQUAL(charged(0), before);
+  AGREE();
+}
+
 static void physical_memory_is_refused(void) {
   start_on(0);
   CUmemGenericAllocationHandle handle;
@@ -334,6 +344,8 @@ static const test_case cases[] = {
     {"imported_memory_is_not_charged_again", imported_memory_is_not_charged_again},
     {"exported_memory_stays_charged", exported_memory_stays_charged},
     {"memory_of_another_process_is_not_charged", memory_of_another_process_is_not_charged},
+    {"a_context_that_the_driver_refuses_costs_nothing",
+     a_context_that_the_driver_refuses_costs_nothing},
     {"physical_memory_is_refused", physical_memory_is_refused},
     {"arrays", arrays},
     {"arrays_go_with_their_context", arrays_go_with_their_context},

@@ -123,6 +123,128 @@ static void plain_memory_freed_in_stream_order(void) {
   GIVES(cuMemFreeAsync(12345, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
+// ---- pools that the program did not create -----------------------------------------------------
+
+static void what_is_no_pool_is_the_drivers_error(void) {
+  start_on(0);
+  CUdeviceptr pointer;
+  static uint64_t nothing[64];
+  GIVES(cuMemAllocFromPoolAsync(&pointer, MIB, (CUmemoryPool)nothing, NULL),
+        CUDA_ERROR_INVALID_VALUE);
+  GIVES(cuMemAllocFromPoolAsync(&pointer, MIB, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
+}
+
+static CUmemoryPool pool_of(CUmemAllocationType type, CUmemLocationType at, int id) {
+  CUmemLocation location = {.type = at, .id = id};
+  CUmemoryPool pool;
+  OK(cuMemGetDefaultMemPool(&pool, &location, type));
+  CUmemoryPool current;
+  OK(cuMemGetMemPool(&current, &location, type));
+  EXPECT(current == pool);
+  return pool;
+}
+
+// Managed memory may all come to the device, wherever its pool prefers it.
+static void managed_pools_are_charged(void) {
+  static const CUmemLocationType places[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE,
+                                             CU_MEM_LOCATION_TYPE_HOST,
+                                             CU_MEM_LOCATION_TYPE_HOST_NUMA};
+  start_on(0);
+  for (int i = 0; i < 4; i++) {
+    CUmemoryPool pool = pool_of(CU_MEM_ALLOCATION_TYPE_MANAGED, places[i], 0);
+    CUdeviceptr pointer, more;
+    OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+    EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+    OK(cuMemPrefetchAsync(pointer, 100 * MIB, 0, NULL));
+    OK(cuCtxSynchronize());
+    AGREE();
+    GIVES(cuMemAllocFromPoolAsync(&more, limit_of(0), pool, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cuMemFreeAsync(pointer, NULL));
+    OK(cuCtxSynchronize());
+    EXPECT_EQUAL(charged(0), CONTEXT);
+    AGREE();
+  }
+}
+
+static void a_made_pool_of_managed_memory_is_charged(void) {
+  start_on(0);
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_NONE}};
+  CUmemLocation nowhere = properties.location;
+  CUmemoryPool pool, current;
+  CUdeviceptr pointer;
+  OK(cuMemPoolCreate(&pool, &properties));
+  OK(cuMemSetMemPool(&nowhere, CU_MEM_ALLOCATION_TYPE_MANAGED, pool));
+  OK(cuMemGetMemPool(&current, &nowhere, CU_MEM_ALLOCATION_TYPE_MANAGED));
+  EXPECT(current == pool);
+  OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuMemPoolDestroy(pool));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
+static void the_hosts_pools_are_free(void) {
+  start_on(0);
+  CUmemLocationType places[] = {CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA};
+  for (int i = 0; i < 2; i++) {
+    CUmemoryPool pool = pool_of(CU_MEM_ALLOCATION_TYPE_PINNED, places[i], 0);
+    CUdeviceptr pointer;
+    OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+    memset((void *)(uintptr_t)pointer, 1, MIB);
+    EXPECT_EQUAL(charged(0), CONTEXT);
+    AGREE();
+    OK(cuMemFreeAsync(pointer, NULL));
+    OK(cuCtxSynchronize());
+  }
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_HOST}};
+  for (int i = 0; i < 3000; i++) {
+    CUmemoryPool pool;
+    OK(cuMemPoolCreate(&pool, &properties));
+    OK(cuMemPoolDestroy(pool));
+  }
+}
+
+// An imported pool that cannot be kept track of would be taken for one that grows here.
+static void no_pool_is_imported_beyond_the_most(void) {
+  start_on(0);
+  CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  CUmemoryPool pool, imported, last = NULL;
+  CUresult result = CUDA_SUCCESS;
+  int descriptor;
+  OK(cuMemPoolCreate(&pool, &properties));
+  OK(cuMemPoolExportToShareableHandle(&descriptor, pool, properties.handleTypes, 0));
+  void *handle = (void *)(intptr_t)descriptor;
+  OK(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0));
+  OK(cuMemPoolDestroy(imported));
+  while (result == CUDA_SUCCESS) {
+    result = cuMemPoolCreate(&pool, &properties);
+    if (result == CUDA_SUCCESS) last = pool;
+  }
+  EXPECT_EQUAL(result, CUDA_ERROR_OUT_OF_MEMORY);
+  GIVES(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0),
+        CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuMemPoolDestroy(last));
+  OK(cuMemPoolImportFromShareableHandle(&imported, handle, properties.handleTypes, 0));
+}
+
+static void a_locality_domain_is_of_its_device(void) {
+  start_on(0);
+  CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN};
+  CUmemoryPool pool;
+  CUdeviceptr pointer;
+  OK(cuMemGetDefaultMemPool(&pool, &location, CU_MEM_ALLOCATION_TYPE_PINNED));
+  OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 100 * MIB);
+  AGREE();
+  OK(cuMemFreeAsync(pointer, NULL));
+  OK(cuCtxSynchronize());
+  AGREE();
+}
+
 // ---- at the limit ----
 
 static void fill_to(uint64_t left) {
@@ -237,6 +359,12 @@ static const test_case cases[] = {
     {"a_threshold_keeps_the_charge", a_threshold_keeps_the_charge},
     {"own_pools", own_pools},
     {"plain_memory_freed_in_stream_order", plain_memory_freed_in_stream_order},
+    {"managed_pools_are_charged", managed_pools_are_charged},
+    {"a_made_pool_of_managed_memory_is_charged", a_made_pool_of_managed_memory_is_charged},
+    {"the_hosts_pools_are_free", the_hosts_pools_are_free},
+    {"no_pool_is_imported_beyond_the_most", no_pool_is_imported_beyond_the_most},
+    {"a_locality_domain_is_of_its_device", a_locality_domain_is_of_its_device},
+    {"what_is_no_pool_is_the_drivers_error", what_is_no_pool_is_the_drivers_error},
     {"refused_at_the_limit", refused_at_the_limit},
     {"a_pools_own_room_can_be_used", a_pools_own_room_can_be_used},
     {"kept_memory_makes_room", kept_memory_makes_room},

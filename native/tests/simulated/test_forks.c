@@ -9,7 +9,7 @@
 #include <signal.h>
 
 #include "simulated/engine/engine.h"
-#include "slot_lock.h"
+#include "slots.h"
 #include "tests/simulated/driver_test.h"
 
 #define CHILDREN 150

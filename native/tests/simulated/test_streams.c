@@ -4,7 +4,6 @@
 //
 // sources: simulated/engine/*.c simulated/cuda/*.c
 // machine: a100-80gb
-// measures: time
 #include <pthread.h>
 
 #include "tests/simulated/driver_test.h"
@@ -31,6 +30,7 @@ static void expect_between(double value, double low, double high) {
 
 static void legacy_synchronises(void) {
   CUstream blocking = new_stream(CU_STREAM_DEFAULT), free = new_stream(CU_STREAM_NON_BLOCKING);
+  gate_close(blocking);
   CUevent start = mark(blocking);
   spin_for(spin, 2 * MILLISECOND, blocking);
   CUevent legacy = mark(NULL);       // after the blocking stream's kernel
@@ -38,9 +38,10 @@ static void legacy_synchronises(void) {
   CUevent after = mark(blocking);    // after the legacy stream's mark
   FAILS(CUDA_ERROR_NOT_READY, cuStreamQuery(blocking));
   OK(cuStreamQuery(free));
+  gate_open();
   wait_and_keep(after);
   expect_between(elapsed_ms(start, legacy), 2.0, 2.5);
-  expect_between(elapsed_ms(start, independent), -0.01, 0.5);
+  assert(elapsed_ms(start, independent) < 0);
   OK(cuStreamDestroy_v2(blocking));
   OK(cuStreamDestroy_v2(free));
   FAILS(CUDA_ERROR_INVALID_HANDLE, cuStreamSynchronize(free));
@@ -48,11 +49,14 @@ static void legacy_synchronises(void) {
 
 static void events_order_streams(void) {
   CUstream one = new_stream(CU_STREAM_NON_BLOCKING), two = new_stream(CU_STREAM_NON_BLOCKING);
+  gate_close(one);
   CUevent start = mark(one);
   spin_for(spin, 3 * MILLISECOND, one);
   CUevent done = mark(one);
   OK(cuStreamWaitEvent(two, done, 0));
-  CUevent behind = wait_and_keep(mark(two));
+  CUevent behind = mark(two);
+  gate_open();
+  wait_and_keep(behind);
   expect_between(elapsed_ms(start, behind), 3.0, 3.5);
   OK(cuStreamDestroy_v2(one));
   OK(cuStreamDestroy_v2(two));
@@ -66,9 +70,11 @@ static void copies_overlap_kernels(void) {
   OK(cuMemHostAlloc(&host, 64 * MIB, 0));
   memset(host, 1, 64 * MIB);
   OK(cuMemcpyHtoD_v2(memory, host, 64 * MIB));  // pages are there from now on
+  gate_close(one);
   CUevent start = mark(one);
   spin_for(spin, 50 * MILLISECOND, one);
   CUevent kernel = mark(one);
+  gate_open();
   CUevent copy_start = mark(two);
   OK(cuMemcpyHtoDAsync_v2(memory, host, 64 * MIB, two));
   CUevent copy = mark(two);
@@ -99,7 +105,7 @@ static void host_functions_keep_order(void) {
   CUdeviceptr memory;
   OK(cuMemAlloc_v2(&memory, 1));
   CUevent start = mark(stream);
-  spin_for(spin, 50 * MILLISECOND, stream);
+  spin_for(spin, 300 * MILLISECOND, stream);
   OK(cuLaunchHostFunc(stream, note, &one));
   OK(cuLaunchHostFunc(stream, write_seven, &value));
   OK(cuMemcpyHtoDAsync_v2(memory, &value, 1, stream));  // copies what the function wrote
@@ -111,7 +117,7 @@ static void host_functions_keep_order(void) {
   OK(cuStreamSynchronize(stream));
   assert(seen_count == 2 && seen[0] == 2 && seen[1] == 1);
   assert(back == 7);
-  expect_between(elapsed_ms(start, end), 51.0, 70.0);
+  assert(elapsed_ms(start, end) >= 301.0);
   OK(cuMemFree_v2(memory));
 }
 
@@ -138,11 +144,14 @@ static void priorities_count(void) {
   assert(least == 0 && greatest < 0);
   OK(cuStreamCreateWithPriority(&low, CU_STREAM_NON_BLOCKING, least));
   OK(cuStreamCreateWithPriority(&high, CU_STREAM_NON_BLOCKING, greatest));
+  gate_close(low);
   CUevent start = mark(low);
+  OK(cuStreamWaitEvent(high, start, 0));
   for (int i = 0; i < 10; i++) fill_for(spin, 2 * MILLISECOND, low);
   CUevent low_end = mark(low);
   fill_for(spin, MILLISECOND, high);
   CUevent high_end = mark(high);
+  gate_open();
   wait_and_keep(low_end);
   wait_and_keep(high_end);
   expect_between(elapsed_ms(start, high_end), 1.0, 5.0);  // overtook nine kernels
@@ -160,7 +169,7 @@ static void *use_own_stream(void *context) {
   OK(cuLaunchKernel_ptsz(spin, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
   OK(cuEventRecord_ptsz(end, NULL));
   OK(cuStreamSynchronize_ptsz(NULL));
-  expect_between(elapsed_ms(start, end), 1.0, 9.0);
+  assert(elapsed_ms(start, end) >= 1.0);
   return NULL;
 }
 
@@ -177,9 +186,11 @@ static void threads_have_own_streams(CUcontext context) {
 }
 
 static void events_are_remembered(void) {
+  gate_close(NULL);
   CUevent start = mark(NULL);
   spin_for(spin, MILLISECOND, NULL);
   CUevent end = mark(NULL);
+  gate_open();
   for (int i = 0; i < 3000; i++) spin_for(spin, 100, NULL);  // the ring has long forgotten them
   OK(cuCtxSynchronize());
   expect_between(elapsed_ms(start, end), 1.0, 1.2);

@@ -1,89 +1,210 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings configurations into force as they change: a file's, or one that the node's label chooses.
+"""Follows the configuration's sources: a file, a ConfigMap or folder, the node's label, flags.
 
-What was in force last is kept in the state folder. An agent that starts while the API server is
-away goes by that: whole GPUs must not be handed out of a node whose owner shares them.
+The state folder keeps the last good text of a ConfigMap. An agent that starts without the API
+server uses it: it must not hand out whole GPUs on a node that shares them.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 import structlog
 
-from allotment.agent.config.choosing import choice_rules
-from allotment.agent.config.effective import Config
-from allotment.agent.config.holding import ConfigHolder, Outcome
+from allotment.agent.config.holder import ConfigHolder, ConfigOutcome, choice_rules
 from allotment.agent.config.overlay import given_value
-from allotment.agent.config.watching import watch_file, watch_folder
-from allotment.agent.inventory import Bells
+from allotment.agent.config.parsing import MAX_TEXT
+from allotment.agent.config.schema import Config
+from allotment.agent.node_state import NodeState
 from allotment.agent.protocols import Reports
-from allotment.agent.settings import AgentSettings
-from allotment.model.errors import AllotError
+from allotment.files import atomic_write
+from allotment.kube.nodes import OwnNode
+from allotment.kube.quotas import FollowedConfigMap
+from allotment.kube.watching import Signal
+from allotment.model.errors import AllotError, NotFoundError, StateError, UsageError
 
-__all__ = ["Configuring", "NamedConfigs", "NodeLabelSource"]
+_T = TypeVar("_T")
+
+PERIOD_S: Final = 0.5
+PATIENCE_S: Final = 10.0
+"""For one read: a missing network file system may block for ever."""
+_HIDDEN: Final = ".."
+"""The prefix of the kubelet's own files: `..data`, `..2026_11_21_18_00_00.123`."""
+
+
+def watch_file(
+    path: Path, *, period_s: float = PERIOD_S, patience_s: float = PATIENCE_S
+) -> AsyncIterator[str | AllotError]:
+    """Yield the file's text now and at each change; an error once while it cannot be read."""
+    return _watched(lambda: _read(path), path, period_s, patience_s)
+
+
+def watch_folder(
+    path: Path, *, period_s: float = PERIOD_S, patience_s: float = PATIENCE_S
+) -> AsyncIterator[Mapping[str, str] | AllotError]:
+    """Yield the texts of the folder's files by name, likewise."""
+    return _watched(lambda: _read_all(path), path, period_s, patience_s)
+
+
+async def _watched(
+    read: Callable[[], _T], path: Path, period_s: float, patience_s: float
+) -> AsyncIterator[_T | AllotError]:
+    last: object = None
+    reading: asyncio.Task[_T] | None = None
+    try:
+        while True:
+            # A read that hangs is awaited again; no second one starts beside it.
+            reading = reading or asyncio.create_task(asyncio.to_thread(read))
+            value: _T | AllotError
+            await asyncio.wait({reading}, timeout=patience_s)
+            if reading.done():
+                value = _outcome(reading)
+                reading = None
+            else:
+                value = StateError(f"{path}: no answer within {patience_s:.0f} s", hint=_MOUNTED)
+            key = (type(value), str(value)) if isinstance(value, AllotError) else value
+            if key != last:
+                last = key
+                yield value
+            await asyncio.sleep(period_s)
+    finally:
+        if reading is not None:
+            reading.cancel()
+
+
+def _outcome(reading: asyncio.Task[_T]) -> _T | AllotError:
+    try:
+        return reading.result()
+    except AllotError as error:
+        return error
+
+
+_MOUNTED: Final = (
+    "name the file by --config-file (CONFIG_FILE); in a container, see that it is mounted there"
+)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(4 * MAX_TEXT + 1)
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"error opening config file: {path} does not exist", hint=_MOUNTED
+        ) from error
+    except OSError as error:
+        raise StateError(
+            f"error opening config file: {path}: {error.strerror}", hint=_MOUNTED
+        ) from error
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: it is not UTF-8 (byte {error.start})") from error
+
+
+def _read_all(path: Path) -> Mapping[str, str]:
+    try:
+        files = sorted(each for each in path.iterdir() if not each.name.startswith(_HIDDEN))
+    except OSError as error:
+        raise StateError(
+            f"error reading directory: {path}: {error.strerror}", hint=_MOUNTED
+        ) from error
+    return {each.name: _read(each) for each in files if each.is_file()}
+
+
+PLUGIN_FOLDER = Path("/var/lib/kubelet/device-plugins")
+"""Compiled into the kubelet (pkg/kubelet/apis/deviceplugin/v1beta1/constants.go)."""
+KUBELET_SOCKET = PLUGIN_FOLDER / "kubelet.sock"
+CHECKPOINT = "kubelet_internal_checkpoint"
+"""In the plugin folder (pkg/kubelet/cm/devicemanager/types.go)."""
+
+
+class CdiUse(StrEnum):
+    """Whether containers get their shares as CDI devices."""
+
+    AUTO = "auto"
+    """If the node's runtime has CDI on by default."""
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMapName:
+    """A ConfigMap with named configurations."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """`allot agent`'s own options, and the sources of NVIDIA's."""
+
+    node: str
+    kubeconfig: Path | None = None
+    """None: the pod's service account."""
+    state: Path | None = None
+    simulated: str | None = None
+    cdi: CdiUse = CdiUse.AUTO
+    cdi_folder: Path = Path("/var/run/cdi")
+    kubelet_socket: Path = KUBELET_SOCKET
+    config_file: Path | None = None
+    config_map: ConfigMapName | None = None
+    default_config: str | None = None
+    """The configuration of a node without the label."""
+    metrics_address: str | None = "127.0.0.1:9446"
+    """None: no HTTP server."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """NVIDIA's flags as given, by name."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_format: str = "text"
+    verbose: bool = False
+
+    @property
+    def plugin_folder(self) -> Path:
+        """The folder of the kubelet's socket, and of plugins' sockets."""
+        return self.kubelet_socket.parent
+
+    @property
+    def checkpoint(self) -> Path:
+        """The kubelet's record of the allocated ids."""
+        return self.plugin_folder / CHECKPOINT
+
 
 _log = structlog.get_logger("allotment.agent")
 
 _KEPT: Final = "config.yaml"
-"""The text that was in force last, in the state folder."""
+"""The last text in force, in the state folder."""
 _API_WAIT_S: Final = 5.0
-"""How long the API server may take to tell of the ConfigMap before the kept text counts."""
-
-
-class Labelled(Protocol):
-    """An object of the API server (`kube.nodes.Node`)."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels."""
-        ...
-
-
-class NodeLabelSource(Protocol):
-    """This node's labels (`kube.nodes.OwnNode`)."""
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether there is such a node is known."""
-        ...
-
-    @property
-    def current(self) -> Labelled | None:
-        """What it says; None: there is no such node, or it has not been heard of."""
-        ...
-
-    def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and whenever the node says something else."""
-        ...
-
-
-class NamedConfigs(Protocol):
-    """A ConfigMap's data (`kube.configmaps.FollowedConfigMap`)."""
-
-    def values(self) -> AsyncIterator[Mapping[str, str] | None]:
-        """Yield them as soon as they are known, and whenever they are others."""
-        ...
+"""How long the agent waits for the ConfigMap before it uses the kept text."""
 
 
 class Configuring:
-    """The configuration in force, for as long as `run` runs."""
+    """Keeps `NodeState.config` up to date while `run` runs."""
 
     def __init__(
         self,
         settings: AgentSettings,
         *,
-        state: Path,
+        folder: Path,
+        state: NodeState,
         reports: Reports,
-        node: NodeLabelSource,
-        config_map: NamedConfigs | None,
+        node: OwnNode,
+        config_map: FollowedConfigMap | None,
     ) -> None:
-        """Take where it comes from. Raises `UsageError` for flags that cannot be meant."""
+        """Raises `UsageError` for invalid flags."""
         options, environment = settings.options, settings.environment
         self._settings = settings
-        self._kept = state / _KEPT
+        self._kept = folder / _KEPT
+        self._state = state
         self._reports = reports
         self._node = node
         self._config_map = config_map
@@ -99,41 +220,34 @@ class Configuring:
             rules=self._rules,
             source=f"ConfigMap {settings.config_map}" if settings.config_map else self._folder,
         )
-        self._bells = Bells()
+        self._signal = Signal()
         self._was_invalid = False
 
     @property
-    def current(self) -> Config | None:
-        """What is in force; None: nothing yet."""
-        return self._holder.config
-
-    @property
     def problem(self) -> AllotError | None:
-        """What is wrong with what was heard last."""
+        """The error of the latest configuration."""
         return self._holder.problem
 
     async def changes(self) -> AsyncIterator[Config]:
-        """Yield what is in force, as soon as there is something, and each time that it changes."""
+        """Yield the configuration as soon as it is known, and at each change."""
         last = None
-        with self._bells.hung() as bell:
-            while True:
-                bell.clear()
-                if self.current is not None and self.current is not last:
-                    last = self.current
-                    yield last
-                else:
-                    await bell.wait()
+        async for _ in self._signal.changes():
+            config = self._state.config
+            if config is not None and config is not last:
+                last = config
+                yield config
 
     async def run(self) -> None:
         """Follow the sources until cancelled.
 
-        Raises `AllotError` where flags alone are the configuration and contradict themselves.
+        Raises `AllotError` if flags alone are the configuration, and contradict one another.
         """
         if self._settings.config_file is not None:
-            await self._follow_file(self._settings.config_file)
+            path = self._settings.config_file
+            await self._follow(watch_file(path), partial(self._holder.file_changed, path=str(path)))
         elif self._config_map is not None or self._folder:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow_data())
+                group.create_task(self._follow(self._data(), self._holder.data_changed))
                 group.create_task(self._follow_label())
                 group.create_task(self._fall_back())
         else:
@@ -142,23 +256,22 @@ class Configuring:
                 raise outcome.problem
             self._take(outcome)
 
-    async def _follow_file(self, path: Path) -> None:
-        async for text in watch_file(path):
-            if isinstance(text, AllotError):
-                self._take(self._holder.failed(text))
+    async def _follow(
+        self,
+        source: AsyncIterator[_T | AllotError],
+        changed: Callable[[_T], ConfigOutcome],
+    ) -> None:
+        async for value in source:
+            if isinstance(value, AllotError):
+                self._take(self._holder.failed(value))
             else:
-                self._take(self._holder.file_changed(text, path=str(path)))
+                self._take(changed(value))
 
-    async def _follow_data(self) -> None:
+    def _data(self) -> AsyncIterator[Mapping[str, str] | AllotError | None]:
+        """Follow the named configurations: of the ConfigMap, or of a folder."""
         if self._config_map is not None:
-            async for data in self._config_map.values():
-                self._take(self._holder.data_changed(data))
-        else:
-            async for found in watch_folder(Path(self._folder)):
-                if isinstance(found, AllotError):
-                    self._take(self._holder.failed(found))
-                else:
-                    self._take(self._holder.data_changed(found))
+            return self._config_map.values()
+        return watch_folder(Path(self._folder))
 
     async def _follow_label(self) -> None:
         async for _ in self._node.changes():
@@ -168,20 +281,19 @@ class Configuring:
                 self._take(self._holder.label_changed(label))
 
     async def _fall_back(self) -> None:
-        """Go by what was in force last, where nobody tells what is to be."""
+        """Use the kept text if no source answers in time."""
         await asyncio.sleep(_API_WAIT_S)
-        if self.current is not None or self.problem is not None:
+        if self._state.config is not None or self.problem is not None:
             return
         try:
             text = await asyncio.to_thread(self._kept.read_text, "utf-8")
         except OSError:
             return
-        self._take(self._holder.file_changed(text, path=f"{self._kept} (in force before)"))
+        self._take(self._holder.file_changed(text, path=f"{self._kept} (last in force)"))
 
-    # ---- one outcome ----
-
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: ConfigOutcome) -> None:
         if outcome.config is not None:
+            self._state.config = outcome.config
             self._reports.count("config_loads", result="applied")
             _log.info("configuration in force", source=outcome.config.source)
             if self._was_invalid:
@@ -192,26 +304,22 @@ class Configuring:
             for note in outcome.config.notes:
                 _log.warning("configuration", note=note)
             self._keep()
-            self._bells.ring()
+            self._signal.notify()
         if outcome.problem is not None and outcome.is_new_problem:
             self._reports.count("config_loads", result="invalid")
             self._was_invalid = True
             stays = (
-                "; what was in force stays so"
-                if self.current
-                else "; no GPU is offered until it is mended"
+                "; the previous configuration stays in force"
+                if self._state.config
+                else "; no GPU is offered until it is corrected"
             )
-            hint = f" ({outcome.problem.hint})" if outcome.problem.hint else ""
-            self._reports.node(
-                "ConfigInvalid", f"{outcome.problem.message}{hint}{stays}", is_warning=True
-            )
+            problem = AllotError(f"{outcome.problem.message}{stays}", hint=outcome.problem.hint)
+            self._reports.node("ConfigInvalid", problem.one_line(), is_warning=True)
         self._reports.gauge("config_valid", 0.0 if self.problem else 1.0)
 
     def _keep(self) -> None:
-        """Write down what came into force; where that fails the agent works all the same."""
+        """Keep the text for the next start; the agent works without it, too."""
         if self._config_map is None:
-            return  # what is on this machine is found again
-        draft = self._kept.with_name(f".{_KEPT}.new")
+            return  # sources on this machine need no copy
         with contextlib.suppress(OSError):
-            draft.write_text(self._holder.text, "utf-8")
-            draft.replace(self._kept)
+            atomic_write(self._kept, self._holder.text)

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the control daemons of MPS for the shares of pods: one for each GPU that has such shares.
+"""Runs the MPS control daemons for the shares of pods: one for each GPU with such shares.
 
-Each GPU has a thread of its own that drives a `modes.mps.Supervisor`, so that a daemon which hangs
-keeps nobody at another GPU. The lock of the GPU's folder says who keeps its daemon: where that is
-the process that `allot run` started, the thread waits beside it until it has gone, and goes on with
-the same daemon. So does the next agent: one that ends leaves the daemons running.
-
-What is known is in the folder (`status.json`); in memory are only the threads, and what has been
-told already.
+Each GPU has a thread that drives a `modes.mps.Supervisor`, so that a daemon which hangs delays no
+other GPU. A lock in the GPU's folder says which process owns its daemon: an `allot run` may. The
+thread waits for the lock and continues with the same daemon; so does the next agent.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +18,14 @@ import structlog
 from allotment.agent.protocols import Reports
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
-from allotment.model.requests import MIG, MPS
+from allotment.model.formats import format_pids
+from allotment.model.reported import Reported
 from allotment.model.shares import Share
-from allotment.modes.mps import Control, DaemonState, Limits, Loss, MpsPlace, Supervisor
-from allotment.modes.mps.supervision import Timing
-from allotment.shares.bookings import Bookings
+from allotment.modes import traits_of
+from allotment.modes.mps import DaemonState, Loss, MpsPlace, Supervisor
+from allotment.modes.mps.supervisor import Timing
+from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.found import Found
 from allotment.shares.mps_daemons import (
     STOPS,
     control_of,
@@ -41,8 +37,7 @@ from allotment.shares.mps_daemons import (
     still_held,
     users,
 )
-
-__all__ = ["LOST", "MpsKeeping"]
+from allotment.shares.record import LoadedShare
 
 LOST: Final = "MpsDaemonLost"
 """Reason of events on pods."""
@@ -56,7 +51,7 @@ _LEAVES_S: Final = 2.0
 
 
 class MpsKeeping:
-    """The daemons of one node. `ready`, `run` and `look` are for the event loop."""
+    """The daemons of one node. `ready` and `run` are for the event loop."""
 
     def __init__(
         self,
@@ -66,74 +61,79 @@ class MpsKeeping:
         machine: Path | None = None,
         timing: Timing | None = None,
     ) -> None:
-        """Name the folder; nothing is started yet. `machine`: the simulated machine's file."""
-        self._folder = folder
+        """`machine` is the simulated machine's file."""
+        self.folder = folder
+        self.machine = machine
+        self.timing = timing or Timing()
+        self.arriving: set[str] = set()
+        """Names of shares whose programs may not start yet."""
         self._reports = reports
-        self._machine = machine
-        self._timing = timing or Timing()
         self._bookings = Bookings(folder)
         self._reading = threading.Lock()
         self._keepers: dict[str, _Keeper] = {}
         self._lock = threading.Lock()
-        self._arriving: set[str] = set()
-        """Names of shares whose programs have not been let start."""
         self._wanted: set[str] = set()
-        """UUIDs of GPUs that somebody would like to have in mode mig."""
+        """UUIDs of GPUs that an order in mode mig needs."""
         self._began = time.time()
-        self._told: set[tuple[str, float]] = set()
+        self._reported = Reported[tuple[str, float]]()
         self._restarts: dict[str, int] = {}
 
     async def ready(self, share: Share) -> None:
-        """Return when the share's daemon takes clients.
+        """Return when the share's daemon accepts clients.
 
-        For a share of another mode, when its GPUs are no longer kept for such clients. Raises
-        `AllotError` saying why there is no daemon: `BusyError` where the GPU is somebody else's.
-        It is tried again for as long as the share is there.
+        For a share of another mode: when its GPUs are no longer reserved for MPS clients. Raises
+        `AllotError` with the reason: `BusyError` if other programs use the GPU. The share stays,
+        and its daemon is tried again.
         """
-        if share.mode != MPS:
+        if not traits_of(share.mode).needs_daemon:
             for device in share.devices:
-                await self._await_gpu(device.gpu or device.uuid)
+                place = place_of(self.folder, device.gpu or device.uuid)
+                if place.root.exists():
+                    await self._await_gpu(device.gpu or device.uuid)
             return
-        self._arriving.add(share.name)
+        self.arriving.add(share.name)
         try:
             for device in share.devices:
                 await self._await_daemon(device.uuid, part_of(share))
         finally:
-            self._arriving.discard(share.name)
+            self.arriving.discard(share.name)
 
     async def run(self) -> None:
-        """Keep the daemons of all shares there are, and tell what they lost; until cancelled."""
+        """Keep the daemons of all shares, and report their losses, until cancelled."""
         while True:
             try:
                 await asyncio.to_thread(self.look)
-                await self._tell()
+                await self._report()
             except AllotError as error:
-                _log.warning("could not look after MPS", error=error.message)
-            await asyncio.sleep(self._timing.look)
+                _log.warning("could not check the MPS daemons", error=error.message)
+            await asyncio.sleep(self.timing.look)
 
     def look(self) -> None:
-        """See that each GPU with shares of mode mps has its keeper. Raises `StateError`.
+        """Start a keeper for each GPU with shares of mode mps. Raises `StateError`.
 
-        So have those on which something of a daemon is left, until it is put right.
+        Also for each GPU that is still reserved for a former daemon.
         """
-        left = {uuid for uuid, status in statuses(self._folder).items() if status.holds_gpu}
-        for uuid in left | {uuid for each in self._by_mps() for uuid in _gpus(each)}:
+        gpus = {uuid for uuid, status in statuses(self.folder).items() if status.holds_gpu}
+        for found in self._by_mps():
+            gpus.update(device.uuid for device in found.devices())
+        for uuid in gpus:
             self._keeper(uuid)
 
     def unfit(self, mode: str, uuids: Iterable[str]) -> Mapping[str, str]:
-        """Return why GPUs cannot be had in a mode now, by UUID.
+        """Return why GPUs cannot serve in a mode now, by UUID.
 
-        By MPS, where others have them; by MIG, where a daemon has yet to stop: that switches no
-        mode beside one, and waits for none.
+        MPS cannot use GPUs of other programs. MIG's mode cannot be switched beside a daemon, and
+        does not wait for its end.
         """
-        if mode not in {MPS, MIG}:
+        traits = traits_of(mode)
+        if not (traits.needs_daemon or traits.is_slice):
             return {}
-        why = self._why_unfit if mode == MPS else self._why_not_free
+        why = self._why_unfit if traits.needs_daemon else self._why_not_free
         reasons = ((uuid, why(uuid)) for uuid in uuids)
         return {uuid: why for uuid, why in reasons if why}
 
     def close(self) -> None:
-        """Leave all daemons as they are to the next agent."""
+        """Stop the keepers. The daemons run on, for the next agent."""
         with self._lock:
             keepers = list(self._keepers.values())
         for keeper in keepers:
@@ -145,7 +145,7 @@ class MpsKeeping:
     # ---- one GPU ---------------------------------------------------------------------------------
 
     async def _await_gpu(self, uuid: str) -> None:
-        place = place_of(self._folder, uuid)
+        place = place_of(self.folder, uuid)
         deadline = time.monotonic() + _PATIENCE_S
         while place.status().holds_gpu:
             if time.monotonic() > deadline:
@@ -154,13 +154,13 @@ class MpsKeeping:
             await asyncio.sleep(0.05)
 
     async def _await_daemon(self, uuid: str, part: str) -> None:
-        """Wait in the loop and in no thread: many may wait for one GPU, and for long."""
-        place = place_of(self._folder, uuid)
+        """Wait in the event loop, not in a thread: many may wait for one GPU, and for long."""
+        place = place_of(self.folder, uuid)
         deadline = time.monotonic() + _PATIENCE_S
         keeper = self._keeper(uuid)
         asked = keeper.tries
         keeper.wake()
-        place.wake()  # also where the process of an `allot run` keeps it
+        place.wake()  # for the process of an `allot run` that owns it
         pause_s = 0.005
         while not await asyncio.to_thread(place.serves, part):
             error = keeper.error
@@ -173,87 +173,79 @@ class MpsKeeping:
             keeper = self._keeper(uuid)
 
     def _keeper(self, uuid: str) -> "_Keeper":
-        """Return the keeper of a GPU, and start it where there is none."""
+        """Return the keeper of a GPU, and start it if there is none."""
         with self._lock:
-            there = self._keepers.get(uuid)
-            if there is None or not there.thread.is_alive():
-                # What it knew of failures holds until it has tried by itself.
-                there = self._keepers[uuid] = _Keeper(
-                    place=place_of(self._folder, uuid),
-                    gpu=GpuSettings(uuid, machine=self._machine),
-                    control=lambda: control_of(self._folder, uuid, machine=self._machine),
-                    shares=lambda: self._users(uuid),
-                    parts=lambda: parts_there(self._folder, self._shares, uuid),
-                    gives_way=lambda: self._is_wanted(uuid),
-                    arriving=self._arriving,
-                    timing=self._timing,
-                    is_simulated=self._machine is not None,
-                )
-                there.thread.start()
-            return there
+            keeper = self._keepers.get(uuid)
+            if keeper is None or not keeper.thread.is_alive():
+                # A new keeper does not know of former failures until it has tried itself.
+                keeper = self._keepers[uuid] = _Keeper(self, uuid)
+                keeper.thread.start()
+            return keeper
 
     def _why_unfit(self, uuid: str) -> str:
-        place = place_of(self._folder, uuid)
+        place = place_of(self.folder, uuid)
         status = place.status()
         if status.mode_before is not None or status.state is DaemonState.READY:
-            return ""  # it is kept for MPS already
-        gpu = GpuSettings(uuid, machine=self._machine)
+            return ""  # it is reserved for MPS already
+        gpu = GpuSettings(uuid, machine=self.machine)
         try:
             mode = gpu.compute_mode()
         except AllotError as error:
             return error.message
         if mode is not ComputeMode.DEFAULT:
-            return f"it is in compute mode {mode.name}, which somebody else set: MPS cannot have it"
+            return f"it is in compute mode {mode.name}, set outside Allotment: MPS cannot use it"
         others = gpu.computing()
-        if others and not self._users(uuid):
+        if others and not self.users(uuid):
             return (
-                f"it is in use by other programs ({', '.join(map(str, others[:8]))}), which MPS"
-                " would lock out"
+                f"it is in use by other programs ({format_pids(others)}), which MPS would lock out"
             )
         return ""
 
     def _why_not_free(self, uuid: str) -> str:
-        if not place_of(self._folder, uuid).status().holds_gpu or self._users(uuid):
+        if not place_of(self.folder, uuid).status().holds_gpu or self.users(uuid):
             return ""
         self._wanted.add(uuid)
         self._keeper(uuid)
         return STOPS
 
-    # ---- who needs one ---------------------------------------------------------------------------
+    # ---- the shares ------------------------------------------------------------------------------
 
-    def _shares(self) -> tuple[Found, ...]:
+    def shares(self) -> tuple[LoadedShare, ...]:
+        """Return all shares of the node. Raises `StateError`."""
         with self._reading:
-            return tuple(self._bookings.read()) if self._folder.exists() else ()
+            return tuple(self._bookings.read()) if self.folder.exists() else ()
 
-    def _by_mps(self) -> tuple[Found, ...]:
-        return tuple(each for each in self._shares() if each.mode == MPS)
+    def _by_mps(self) -> tuple[LoadedShare, ...]:
+        return tuple(each for each in self.shares() if traits_of(each.mode).needs_daemon)
 
-    def _users(self, uuid: str) -> tuple[str, ...]:
+    def users(self, uuid: str) -> tuple[str, ...]:
+        """Return the names of the GPU's shares that need its daemon."""
         try:
-            names = users(self._shares(), uuid)
-        except StateError:  # it stays for as long as without a share
+            names = users(self.shares(), uuid)
+        except StateError:  # the daemon stays as long as without shares
             return ()
         if names:
             self._wanted.discard(uuid)
         return names
 
-    def _is_wanted(self, uuid: str) -> bool:
+    def is_wanted(self, uuid: str) -> bool:
+        """Return whether the daemon must make way for a share of another mode."""
         try:
-            return uuid in self._wanted or needed_otherwise(self._shares(), uuid)
+            return uuid in self._wanted or needed_otherwise(self.shares(), uuid)
         except StateError:
             return uuid in self._wanted
 
-    # ---- what is told ----------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         with self._lock:
             keepers = dict(self._keepers)
         if not keepers:
             return
-        statuses = await asyncio.to_thread(
-            lambda: {uuid: each.place.status() for uuid, each in keepers.items()}
+        now = await asyncio.to_thread(
+            lambda: {uuid: keeper.place.status() for uuid, keeper in keepers.items()}
         )
-        for uuid, status in statuses.items():
+        for uuid, status in now.items():
             is_up = status.state in {DaemonState.READY, DaemonState.FAULTED}
             self._reports.gauge("mps_daemon_up", float(is_up), device=uuid)
             before = self._restarts.setdefault(uuid, status.restarts)
@@ -261,27 +253,22 @@ class MpsKeeping:
                 self._reports.count("mps_restarts", device=uuid)
             self._restarts[uuid] = status.restarts
             for loss in status.losses:
-                if loss.time >= self._began and (uuid, loss.time) not in self._told:
-                    self._told.add((uuid, loss.time))
-                    await self._tell_of(uuid, loss)
+                if loss.time >= self._began and self._reported.is_new((uuid, loss.time)):
+                    await self._report_loss(uuid, loss)
 
-    async def _tell_of(self, uuid: str, loss: Loss) -> None:
+    async def _report_loss(self, uuid: str, loss: Loss) -> None:
         self._reports.count("mps_losses", device=uuid)
-        found = {each.name: each for each in await asyncio.to_thread(self._by_mps)}
+        owners = {found.name: found.owner for found in await asyncio.to_thread(self._by_mps)}
         for name in loss.shares:
-            owner = found[name].owner if name in found else None
+            owner = owners.get(name)
             if owner is not None:
                 text = (
                     f"container {owner.container}: {loss.reason} on GPU {uuid}: its programs lost"
-                    " what they had there, and can start again"
+                    " their state there, and can start again"
                 )
                 self._reports.pod(owner, LOST, text, is_warning=True)
         if not loss.shares:
             _log.warning("an MPS daemon was lost", reason=loss.reason, device=uuid)
-
-
-def _gpus(found: Found) -> tuple[str, ...]:
-    return tuple(device.uuid for device in found.devices())
 
 
 def _not_ready(place: MpsPlace, uuid: str) -> AllotError:
@@ -294,104 +281,96 @@ def _not_ready(place: MpsPlace, uuid: str) -> AllotError:
     )
 
 
-@dataclass(slots=True)
 class _Keeper:
-    """One GPU's thread: keeps its daemon while there are shares, or waits beside who does."""
+    """One GPU's thread: runs its daemon while shares need it, or waits for the daemon's owner."""
 
-    place: MpsPlace
-    gpu: GpuSettings
-    control: Callable[[], Control]
-    shares: Callable[[], tuple[str, ...]]
-    parts: Callable[[], Mapping[str, Limits | None] | None]
-    gives_way: Callable[[], bool]
-    arriving: set[str]
-    timing: Timing
-    is_simulated: bool
-    tries: int = 0
-    """How often it has begun to try."""
-    failed: int = 0
-    """Which of these tries failed last."""
-    error: AllotError | None = None
-    """Why that was."""
-    thread: threading.Thread = field(init=False)
-    _woken: threading.Event = field(default_factory=threading.Event)
-    _stops: bool = False
-
-    def __post_init__(self) -> None:
-        """Make the thread. The process does not wait for it: what it does may end at any step."""
-        name = f"mps-{self.place.root.name}"
-        self.thread = threading.Thread(target=self._keep, name=name, daemon=True)
+    def __init__(self, node: MpsKeeping, uuid: str) -> None:
+        self.place = place_of(node.folder, uuid)
+        self.tries = 0
+        """How often it has begun to try."""
+        self.failed = 0
+        """The number of the last try that failed."""
+        self.error: AllotError | None = None
+        """The reason of that."""
+        # The process does not wait for the thread, which may end at any step.
+        self.thread = threading.Thread(target=self._keep, name=f"mps-{uuid}", daemon=True)
+        self._node = node
+        self._uuid = uuid
+        self._woken = threading.Event()
+        self._stopped = threading.Event()
 
     def wake(self) -> None:
-        """Try again now what would be tried again later."""
+        """Try again now."""
         self._woken.set()
 
     def stop(self) -> None:
         """End soon."""
-        self._stops = True
+        self._stopped.set()
         self._woken.set()
         self.place.wake()
 
+    def _shares(self) -> tuple[str, ...]:
+        return self._node.users(self._uuid)
+
     def _keep(self) -> None:
-        pause = self.timing.retry
-        # A share is there before anyone asks for its daemon: none is left behind at the end.
-        while not self._stops and (self.shares() or self.place.status().holds_gpu):
+        timing = self._node.timing
+        pause_s = timing.retry
+        # A share exists before its daemon is needed: none is missed at the end.
+        while not self._stopped.is_set() and (self._shares() or self.place.status().holds_gpu):
             self.tries += 1
             try:
-                self.place.prepare(simulated=self.is_simulated)
+                self.place.prepare(simulated=self._node.machine is not None)
                 with self.place.owned() as mine:
                     if mine:
                         self._supervise()
-                wait_s = self.timing.look
+                wait_s = timing.look
                 if not mine:
-                    self.error = None  # somebody else keeps it
+                    self.error = None  # another process runs it
                 elif not self.place.status().holds_gpu:
-                    pause = self.timing.retry
+                    pause_s = timing.retry
                     continue
-                else:  # the compute mode cannot be put back
+                else:  # the compute mode cannot be restored
                     self._woken.clear()  # of shares that were served
-                    if self._is_called():
+                    if self._stopped.is_set() or self._shares():
                         continue
-                    wait_s = pause
-                    pause = min(pause * 2, _LONGEST_PAUSE_S)
+                    wait_s = pause_s
+                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             except (AllotError, OSError) as error:
-                self._failed(error)
-                wait_s = pause
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                self._fail(error)
+                wait_s = pause_s
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             self._woken.wait(wait_s)
             self._woken.clear()
 
-    def _is_called(self) -> bool:
-        return self._stops or bool(self.shares())
-
-    def _failed(self, error: AllotError | OSError) -> None:
-        known = self.error.message if self.error is not None else ""
+    def _fail(self, error: AllotError | OSError) -> None:
+        before = self.error.message if self.error is not None else ""
         self.error = (
             error if isinstance(error, AllotError) else StateError(f"{self.place.root}: {error}")
         )
         self.failed = self.tries
-        if self.error.message != known:
-            _log.warning("no MPS daemon", error=self.error.message, device=self.place.root.name)
+        if self.error.message != before:
+            _log.warning("no MPS daemon", error=self.error.message, device=self._uuid)
 
     def _supervise(self) -> None:
-        """Keep the daemon until no share needs it. Raises `AllotError` where none can be had."""
+        """Run the daemon until no share needs it. Raises `AllotError` if it cannot run."""
+        node, uuid = self._node, self._uuid
         supervisor = Supervisor(
             self.place,
-            self.control(),
-            self.gpu,
-            shares=self.shares,
-            parts=self.parts,
-            served=lambda: [each for each in self.shares() if each not in self.arriving],
-            gives_way=self.gives_way,
-            timing=self.timing,
+            control_of(node.folder, uuid, machine=node.machine),
+            GpuSettings(uuid, machine=node.machine),
+            shares=self._shares,
+            parts=lambda: parts_there(node.folder, node.shares, uuid),
+            served=lambda: [name for name in self._shares() if name not in node.arriving],
+            gives_way=lambda: node.is_wanted(uuid),
+            timing=node.timing,
         )
-        if not self.shares():
+        if not self._shares():
             supervisor.clear()
             return
         supervisor.begin()
         self.error = None
         try:
-            while not self._stops and (wait_s := supervisor.step()) is not None:
+            while not self._stopped.is_set() and (wait_s := supervisor.step()) is not None:
                 supervisor.wait(wait_s)
         finally:
             supervisor.leave()

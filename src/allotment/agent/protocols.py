@@ -1,50 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent's parts ask of one another. Each is implemented by one of them and its test twin.
 
-kubelet ── device_plugin ──► Tenancy ──► shares
-                              │  │  └──► Reports (events, metrics)
-              checkpoint ◄────┘  └─────► Pods (this node's, from the API server)
+kubelet ── plugin ──► Tenants ──► ShareStore
+                        │  │  └──► Reports (events, metrics)
+        Checkpoint ◄────┘  └─────► Pods (this node's, from the API server)
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from allotment.agent.resources import Resource
 from allotment.model.pods import Owner, Pod, PodUid
-from allotment.model.shares import Injection, ShareId
-
-__all__ = [
-    "SHARE_ANNOTATION",
-    "Answer",
-    "Checkpoint",
-    "CheckpointEntry",
-    "DeviceNode",
-    "Mount",
-    "Pods",
-    "Reports",
-    "Tenancy",
-]
+from allotment.model.shares import Injection, Share, ShareId
+from allotment.shares.cdi import HostMount
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodePolicy
 
 SHARE_ANNOTATION = "allotment.dev/share"
-"""In every answer to `Allocate`, as an annotation of the container: the id of its share to be.
+"""An annotation in every answer to `Allocate`: the id of the share that will be made.
 
-The kubelet keeps the answer in its checkpoint, and hands it to the runtime alone.
+The kubelet keeps the answer in its checkpoint, and passes it to the runtime only.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A bind mount, as the device plugin API has it."""
-
-    host_path: str
-    container_path: str
-    is_read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node, likewise; permissions are of `r`, `w` and `m`."""
+    """A device node in a container; permissions are of `r`, `w` and `m`."""
 
     host_path: str
     container_path: str
@@ -52,11 +33,11 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What `Allocate` says of one container (ContainerAllocateResponse)."""
+class AllocateAnswer:
+    """The answer to `Allocate` for one container (ContainerAllocateResponse)."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[HostMount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
@@ -65,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One container's part of one resource, as the kubelet has written it down."""
+    """One container's ids of one resource, as the kubelet recorded them."""
 
     pod: PodUid
     container: str
@@ -74,21 +55,41 @@ class CheckpointEntry:
     share: ShareId | None
     """From its answer's `SHARE_ANNOTATION`; None: another plugin answered."""
     injection: Injection | None = None
-    """How its answer hands the share in: as the CDI device `allotment.dev/share=ID`, as mounts of
-    files below the share's directory, or not at all (`NONE`). None: nobody looked, and it is as the
-    configuration in force has it, which may have changed since the answer."""
+    """How the answer hands over the share: as the CDI device `allotment.dev/share=ID`, as mounts of
+    files below the share's directory, or not at all (`NONE`). None: unknown; the configuration in
+    force counts, which may have changed since the answer."""
 
 
 class Checkpoint(Protocol):
     """The kubelet's device checkpoint (`kubelet_internal_checkpoint`)."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """Read it. Raises `StateError` when it cannot be read or is of no known shape."""
+        """Read it. Raises `StateError` if it cannot be read or has an unknown format."""
+        ...
+
+
+class ShareStore(Protocol):
+    """The shares of pods on this node (`shares.pods`). All calls may block; they run in threads."""
+
+    def prepare(self, order: ShareOrder, policy: NodePolicy) -> Share:
+        """Create a share with all that its container needs, or complete an existing one.
+
+        May be repeated with the same id at any time. Raises `AllotError`: `DoesNotFitError` with
+        need and have.
+        """
+        ...
+
+    def end(self, share: ShareId) -> None:
+        """Remove a share if it exists. Raises `BusyError` while it has processes, `StateError`."""
+        ...
+
+    def owned(self) -> tuple[Share, ...]:
+        """Return the shares that have an owner. Raises `StateError`."""
         ...
 
 
 class Pods(Protocol):
-    """The pods of this node, as far as they have been heard of."""
+    """The pods of this node, as far as the API server has reported them."""
 
     @property
     def is_synced(self) -> bool:
@@ -96,24 +97,24 @@ class Pods(Protocol):
         ...
 
     def get(self, uid: PodUid) -> Pod | None:
-        """Return a pod; None: not heard of, or gone."""
+        """Return a pod; None: not reported yet, or gone."""
         ...
 
     def all(self) -> tuple[Pod, ...]:
-        """Return every pod that is there."""
+        """Return every pod."""
         ...
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
-        """Return a pod as soon as it is heard of."""
+        """Return a pod as soon as it is reported."""
         ...
 
     def changes(self) -> AsyncIterator[None]:
-        """Yield when pods came, changed or went since the last time; several changes at once."""
+        """Yield after pods were added, changed or deleted; once for several changes."""
         ...
 
 
 class Reports(Protocol):
-    """Where the agent tells people what happened: events, the log and metrics. Never fails."""
+    """Events, log and metrics of the agent. Never fails."""
 
     def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
         """Make an event on a pod. `reason` is a word in UpperCamelCase."""
@@ -133,23 +134,4 @@ class Reports(Protocol):
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge of `metrics`."""
-        ...
-
-
-class Tenancy(Protocol):
-    """Who has what: the device plugin's two questions."""
-
-    def answer(self, resource: Resource, ids: Sequence[str]) -> Answer:
-        """Answer `Allocate` for one container; at once, and without knowing whose it is.
-
-        Raises `AllotError` where these ids cannot be had together.
-        """
-        ...
-
-    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
-        """Make the shares of whoever holds these ids (`PreStartContainer`). May be repeated.
-
-        Raises `AllotError`, with need and have where it does not fit: the container waits, and the
-        kubelet asks again.
-        """
         ...

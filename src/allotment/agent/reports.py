@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling people: one call makes the log line, the event and the figure. It never fails.
+"""Reports what happened: one call writes the log line, the event and the metric. It never fails.
 
-What is to be told must not break what is told about: a figure that is not in the table, an event
-that cannot be made, are written to the log and forgotten.
-
-Nor must it slow down what it tells of. An event costs the API server more than the agent's whole
-part in a pod's start: that all is well with many pods is told in turn, with the times when it was.
+A figure that is not in the table, or an event that cannot be made, is only logged. Events of
+healthy pods are rate-limited, with their original times: an event costs the API server more than
+the agent's part in the start of a pod.
 """
 
 import asyncio
@@ -20,20 +18,18 @@ from allotment.kube.events import Events, Reference
 from allotment.metrics.agent import AgentMetrics
 from allotment.model.pods import Owner, Pod
 
-__all__ = ["AgentReports"]
-
 _log = structlog.get_logger("allotment.agent")
 
 _AT_ONCE: Final = 5
 _EACH_S: Final = 0.5
-"""So many events of pods with which all is well are made at once, and then one in each time."""
+"""Events of healthy pods: a burst of `_AT_ONCE`, then one per `_EACH_S`."""
 _MOST_HELD: Final = 512
 
 
 class AgentReports:
-    """Implements `protocols.Reports`. To be called in the event loop's thread.
+    """Implements `protocols.Reports`, for the event loop's thread.
 
-    `events` None: there is no API server (one machine, tests); the log has it all the same.
+    `events` None: no API server; the log is written all the same.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class AgentReports:
         events: Events | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take where it all goes; `clock` gives seconds since the epoch."""
+        """`clock` returns seconds since the epoch."""
         self._node = node
         self._metrics = metrics
         self._events = events
@@ -54,7 +50,6 @@ class AgentReports:
         self._timer: asyncio.TimerHandle | None = None
 
     def pod(self, subject: Pod | Owner, reason: str, message: str, *, is_warning: bool) -> None:
-        """Make an event on a pod."""
         match subject:
             case Pod(uid=uid, namespace=namespace, name=name):
                 about = Reference("Pod", name, uid, namespace)
@@ -62,35 +57,32 @@ class AgentReports:
                 about = Reference("Pod", name, uid, namespace)
             case _:
                 assert_never(subject)
-        self._tell(about, reason, message, is_warning=is_warning)
+        self._report(about, reason, message, is_warning=is_warning)
 
     def node(self, reason: str, message: str, *, is_warning: bool) -> None:
-        """Make an event on this node. Its uid is its name, as in the kubelet's own events."""
+        """The event's uid is the node's name, as in the kubelet's own events."""
         about = Reference("Node", self._node, self._node)
-        self._tell(about, reason, message, is_warning=is_warning)
+        self._report(about, reason, message, is_warning=is_warning)
 
     def count(self, name: str, **labels: str) -> None:
-        """Add one to a counter."""
         try:
             self._metrics.count(name, labels=labels)
         except (KeyError, ValueError) as error:
-            _log.error("not a figure", name=name, labels=labels, error=str(error))
+            _log.error("unknown metric", name=name, labels=labels, error=str(error))
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram."""
         try:
             self._metrics.observe(name, value, labels=labels)
         except (KeyError, ValueError) as error:
-            _log.error("not a figure", name=name, labels=labels, error=str(error))
+            _log.error("unknown metric", name=name, labels=labels, error=str(error))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
         try:
             self._metrics.set(name, value, labels=labels)
         except (KeyError, ValueError) as error:
-            _log.error("not a figure", name=name, labels=labels, error=str(error))
+            _log.error("unknown metric", name=name, labels=labels, error=str(error))
 
-    def _tell(self, about: Reference, reason: str, message: str, *, is_warning: bool) -> None:
+    def _report(self, about: Reference, reason: str, message: str, *, is_warning: bool) -> None:
         log = _log.warning if is_warning else _log.info
         subject = f"{about.namespace}/{about.name}" if about.namespace else about.name
         log(message, reason=reason, about=f"{about.kind.lower()} {subject}")
@@ -100,15 +92,15 @@ class AgentReports:
             self._events.tell(about, reason=reason, message=message, is_warning=is_warning)
             return
         self._held.append((about, reason, message, self._clock()))
-        self._pass_on()
+        self._send()
 
-    def pass_on_all(self) -> None:
-        """Pass on what is held back: the program ends."""
+    def send_all(self) -> None:
+        """Send all held events: the program ends."""
         self._left = len(self._held)
-        self._pass_on()
+        self._send()
 
-    def _pass_on(self) -> None:
-        """Make as many of the events that can wait as is their turn."""
+    def _send(self) -> None:
+        """Send as many held events as the rate allows."""
         while self._held and (self._left > 0 or len(self._held) > _MOST_HELD):
             self._left = max(0, self._left - 1)
             about, reason, message, at = self._held.popleft()
@@ -120,4 +112,4 @@ class AgentReports:
     def _next_turn(self) -> None:
         self._timer = None
         self._left = min(_AT_ONCE, self._left + 1)
-        self._pass_on()
+        self._send()

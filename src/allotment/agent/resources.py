@@ -1,68 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers: devices, health and configuration in, resources and quantities out. Pure.
+"""A node's offer: devices, health and configuration in, resources and quantities out. Pure.
 
-GPUs are offered as the rules of the configuration say, MIG devices as its `migStrategy` does
-(`migs`): exclusive, or in replicas where `sharing.timeSlicing` names their resource.
+GPUs are offered by the configuration's rules, MIG devices by its `migStrategy` (`mig.strategy`):
+exclusive, or in replicas if `sharing.timeSlicing` names their resource.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
-from allotment.agent.config.checks import MAX_REPLICAS
-from allotment.agent.config.effective import Config
-from allotment.agent.config.names import GPU, matches_pattern
-from allotment.agent.config.rules import MigUse, matches, mig_use, rule_of, selected
-from allotment.agent.config.schema import DeviceRule, ReplicatedResource
-from allotment.agent.migs import PER_PROFILE, inherited, serve
-from allotment.dialects import allotment
+from allotment.agent.config.checks import MAX_REPLICAS, MigUse, matches, mig_use, rule_of, selected
+from allotment.agent.config.schema import (
+    GPU,
+    Config,
+    DeviceRule,
+    ReplicatedResource,
+    matches_pattern,
+)
+from allotment.agent.mig.strategy import PER_PROFILE, inherited, serve
+from allotment.dialects.own import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, TIMESLICE
 from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES
-from allotment.model.requests import MIG
+from allotment.modes import ENFORCED
 from allotment.modes.mps import MpsMode
-from allotment.shares.modes_of_gpus import Allowed, refusal_on
-
-__all__ = [
-    "ENFORCED",
-    "EXCLUSIVE",
-    "GPU_COMPUTE",
-    "GPU_MEMORY",
-    "GPU_SHARE",
-    "MPS",
-    "SOFT",
-    "TIMESLICE",
-    "Offer",
-    "Resource",
-    "Slot",
-    "as_whole",
-    "plan",
-]
-
-EXCLUSIVE: Final = "exclusive"
-TIMESLICE: Final = "timeslice"
-SOFT: Final = "soft"
-MPS: Final = "mps"
-ENFORCED: Final = frozenset({SOFT, MPS})
-"""Modes whose replicas are parts of a device, held to by the ledger."""
+from allotment.shares.mode_policy import ModePolicy, refusal_on
 
 _LONGEST_ID: Final = 63
-"""Of a device plugin's ids, as NVIDIA's plugin keeps to it."""
+"""Of a device plugin's ids, as in NVIDIA's plugin."""
 _WHOLE_COMPUTE: Final = 100
 
 GPU_SHARE: Final = allotment.GPU
-"""How many GPUs a container has a part of; the ids of this resource stand for no device."""
+"""The number of GPUs of which a container gets a part; its ids name no device."""
 GPU_MEMORY: Final = allotment.GPU_MEMORY
 GPU_COMPUTE: Final = allotment.GPU_COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One id that the kubelet can give to one container."""
+    """One id for the kubelet to give to one container."""
 
     id: str
-    """The device's UUID, `UUID::N` for its replica N, or `share::N`, which stands for no device."""
+    """The device's UUID, `UUID::N` for its replica N, or `share::N` of no device."""
     device: str | None
     """UUID; None: any device of this resource's mode."""
     is_healthy: bool = True
@@ -71,23 +53,33 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A resource that the kubelet is offered. `mode` enforces what is given of it."""
+    """A resource for the kubelet. `mode` enforces its parts."""
 
     name: str
     mode: str
     slots: tuple[Slot, ...]
     replicas: int = 1
-    """How many slots a device has. In modes soft and mps each is that part of its memory and
-    time."""
+    """Slots of a device. In modes soft and mps each is an equal part of its memory and time."""
     fails_above_one: bool = False
-    """More than one of it in a container is refused."""
+    """A container may have one of it at most."""
     family: str = ""
-    """The resource's name before it was renamed: what the labels' keys begin with."""
+    """The resource's name before it was renamed: the labels' keys begin with it."""
+
+    @property
+    def devices_by_slot(self) -> Mapping[str, str | None]:
+        """The device of each slot, by the slot's id."""
+        return {slot.id: slot.device for slot in self.slots}
+
+    @property
+    def amount(self) -> str:
+        """How many slots are healthy, for the log."""
+        healthy = sum(slot.is_healthy for slot in self.slots)
+        return f"{healthy}" if healthy == len(self.slots) else f"{healthy} of {len(self.slots)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """All that a node offers at a moment."""
+    """A node's resources, quantities and modes at one moment."""
 
     resources: tuple[Resource, ...] = ()
     quantities: Mapping[str, int] = field(default_factory=dict)
@@ -95,14 +87,13 @@ class Offer:
     modes: Mapping[str, str] = field(default_factory=dict)
     """By UUID: the mode of each device."""
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By UUID: the modes in which `GPU_SHARE` serves on each of its devices, by turns; the first is
-    for who does not say."""
+    """By UUID: the modes of each device of `GPU_SHARE`, one at a time; the first is the default."""
     migs: Mapping[str, MigUse] = field(default_factory=dict)
-    """By UUID of the GPUs that are cut for who asks: how."""
+    """By UUID: how a GPU is cut on demand."""
     time_slices: Mapping[str, str] = field(default_factory=dict)
-    """By UUID: how long a program runs at a time, where a rule says so: `short`, `medium`, ..."""
+    """By UUID: the driver's time slice, if a rule sets one: `short`, `medium`, ..."""
     problems: tuple[str, ...] = ()
-    """What of the configuration does not suit these devices, and is left out."""
+    """Parts of the configuration that do not suit these devices, and have no effect."""
 
     def resource(self, name: str) -> Resource | None:
         """Return the resource of that name."""
@@ -110,14 +101,11 @@ class Offer:
 
     @property
     def parted(self) -> tuple[str, ...]:
-        """UUIDs of the devices that `GPU_SHARE` is of, in parts of any size.
-
-        Replicas of NVIDIA's resources are the kubelet's.
-        """
+        """UUIDs of the devices of `GPU_SHARE`, in parts of any size."""
         return tuple(sorted(self.shared))
 
     def in_mode(self, mode: str) -> tuple[str, ...]:
-        """UUIDs of the devices on which `GPU_SHARE` serves in a mode."""
+        """Return the UUIDs of the devices of `GPU_SHARE` in a mode."""
         return tuple(sorted(uuid for uuid, modes in self.shared.items() if mode in modes))
 
 
@@ -126,16 +114,13 @@ def plan(
     unhealthy: Mapping[str, str],
     config: Config,
     *,
-    allowed: Mapping[str, Allowed] | None = None,
+    allowed: Mapping[str, ModePolicy] | None = None,
 ) -> Offer:
-    """Decide what a node with these devices offers; `unhealthy` is why, by UUID.
+    """Return the offer of a node with these GPUs and MIG devices, in any order.
 
-    `allowed` is what was said of GPUs' modes, by UUID: one that is for none of its modes has slots
-    that say that they are not to be had.
-
-    `devices` are GPUs and what MIG has cut them into; their order does not matter. A device that is
-    unhealthy keeps its slots, which say so, and its mode; it counts in no quantity. A MIG device is
-    as healthy as its GPU.
+    `unhealthy` is why, by UUID. An unhealthy device keeps its mode and its slots, which are marked
+    unhealthy; it counts in no quantity. A MIG device is as healthy as its GPU. `allowed` are mode
+    policies by UUID: a GPU whose policy excludes all its modes counts as unhealthy.
     """
     problems: list[str] = []
     dynamic = _dynamic(devices, config)
@@ -150,36 +135,37 @@ def plan(
         _Part(
             device=each,
             family=named[each.uuid],
+            rule=rules.get(each.uuid),
             mode=_mode(each, rules.get(each.uuid), shared.get(each.uuid), config, problems),
             shared=shared.get(each.uuid),
-            modes=rules[each.uuid].shared if each.uuid in rules else (),
         )
         for each in usable
     ]
     parts = list(_settled(parts, problems))
+    shares = [each for each in parts if each.resource is None]
     if served.is_refused:
-        parts = [each for each in parts if each.resource is None]
+        parts = shares
     unhealthy = {**unhealthy, **_kept(parts, allowed or {})}
-    loose = [as_whole(each.device) for each in parts if each.resource is None]
     offered = [_offered(name, of, unhealthy, config) for name, of in _by_resource(parts).items()]
     if served.is_refused:
         offered.append(Resource(name=GPU, mode=EXCLUSIVE, slots=(), family=GPU))
     _warn_of_mixtures(offered, problems)
-    modes = {each.device.uuid: each.mode for each in parts}
-    loose_modes = {
-        each.device.uuid: each.modes or (each.mode,) for each in parts if each.resource is None
-    }
-    uses = {uuid: mig_use(rules[uuid]) for uuid in loose_modes if uuid in rules}
+    shared_devices = [as_whole(each.device) for each in shares]
+    offered += _shares(shared_devices, unhealthy, config)
     return Offer(
-        resources=tuple(sorted([*offered, *_shares(loose, unhealthy, config)], key=_name_of)),
-        quantities=_quantities(loose, unhealthy),
-        modes=modes,
-        shared=loose_modes,
-        migs={uuid: use for uuid, use in uses.items() if use is not None},
+        resources=tuple(sorted(offered, key=attrgetter("name"))),
+        quantities=_quantities(shared_devices, unhealthy),
+        modes={each.device.uuid: each.mode for each in parts},
+        shared={each.device.uuid: each.modes for each in shares},
+        migs={
+            each.device.uuid: use
+            for each in shares
+            if each.rule is not None and (use := mig_use(each.rule)) is not None
+        },
         time_slices={
-            uuid: rule.time_slice
-            for uuid, rule in rules.items()
-            if rule.time_slice is not None and modes[uuid] == TIMESLICE
+            each.device.uuid: each.rule.time_slice
+            for each in parts
+            if each.rule and each.rule.time_slice is not None and each.mode == TIMESLICE
         },
         problems=tuple(problems),
     )
@@ -190,71 +176,73 @@ def plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One device, and what it is for."""
+    """One device, with its mode and its resource."""
 
     device: Device
     family: str
+    rule: DeviceRule | None
     mode: str
     shared: ReplicatedResource | None
-    """By what it is replicated; of no meaning in mode exclusive."""
-    modes: tuple[str, ...] = ()
-    """Those of its rule in which `GPU_SHARE` serves."""
+    """Its replication; without effect in mode exclusive."""
 
     @property
-    def is_loose(self) -> bool:
-        """Whether it can be `GPU_SHARE` alone: one mode, and parts of one size, is not its way."""
+    def modes(self) -> tuple[str, ...]:
+        """The modes in which it may serve as `GPU_SHARE`."""
+        return (self.rule.shared if self.rule else ()) or (self.mode,)
+
+    @property
+    def is_only_shared(self) -> bool:
+        """Whether `GPU_SHARE` must offer it: it has several modes, or slices of several sizes."""
         return len(self.modes) > 1 or MIG in self.modes
 
     @property
     def replicas(self) -> int:
-        """How many slots it has; 1: itself."""
+        """Its number of slots."""
         return self.shared.replicas if self.shared and self.mode != EXCLUSIVE else 1
 
     @property
     def resource(self) -> str | None:
-        """The resource that it is offered as; None: `GPU_SHARE`."""
-        if self.is_loose:
+        """The resource that offers it; None: `GPU_SHARE`."""
+        if self.is_only_shared:
             return None
         if self.shared is None or self.mode == EXCLUSIVE:
             return None if self.mode in ENFORCED else self.family
         return self.shared.rename or self.family
 
 
-def _kept(parts: Sequence[_Part], allowed: Mapping[str, Allowed]) -> Mapping[str, str]:
-    """Return why, by UUID, for devices that are for none of the modes that they are offered in."""
-    return {
-        each.device.uuid: whys[0]
+def _kept(parts: Sequence[_Part], allowed: Mapping[str, ModePolicy]) -> Mapping[str, str]:
+    """Return why, by UUID, devices' mode policies exclude all modes of their offer."""
+    if not allowed:
+        return {}
+    reasons = {
+        each.device.uuid: [refusal_on(allowed, each.device, mode) for mode in each.modes]
         for each in parts
-        if allowed
-        and (
-            whys := [refusal_on(allowed, each.device, mode) for mode in each.modes or (each.mode,)]
-        )
-        and all(whys)
     }
+    return {uuid: whys[0] for uuid, whys in reasons.items() if all(whys)}
 
 
 def _in_order(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return devices by their numbers, each once."""
+    """Return each device once, by their numbers."""
     ordered = sorted(devices, key=lambda device: device.place)
     by_uuid = {each.uuid: each for each in reversed(ordered)}
     return tuple(reversed(by_uuid.values()))
 
 
 def _usable(devices: Sequence[Device], problems: list[str]) -> tuple[Device, ...]:
-    """Return the devices that the kubelet's ids can name."""
-    usable = []
-    for device in devices:
-        if len(device.uuid) > _LONGEST_ID - len(f"::{MAX_REPLICAS}"):
-            problems.append(f"{_said(device)} has too long a UUID for the kubelet's ids")
-        else:
-            usable.append(device)
-    return tuple(usable)
+    """Return the devices whose UUIDs fit into the kubelet's ids."""
+    most = _LONGEST_ID - len(f"::{MAX_REPLICAS}")
+    problems += [
+        f"{_said(each)} has too long a UUID for the kubelet's ids"
+        for each in devices
+        if len(each.uuid) > most
+    ]
+    return tuple(each for each in devices if len(each.uuid) <= most)
 
 
 def _rules(
     devices: Sequence[Device], usable: Sequence[Device], config: Config, problems: list[str]
 ) -> Mapping[str, DeviceRule]:
-    """Return the rule that counts for each usable GPU, by UUID. What MIG has cut has none."""
+    """Return the rule of each usable GPU, by UUID. MIG devices have none."""
     rules = config.allotment.devices
     gpus = [each for each in usable if each.slice_of is None]
     numbers = {each.uuid: rule_of(each, rules) for each in gpus}
@@ -262,11 +250,11 @@ def _rules(
         if number in numbers.values():
             continue
         if any(matches(each, rule.match) for each in gpus):
-            why = "earlier rules have all GPUs that it matches"
+            why = "earlier rules match all its GPUs"
         elif any(each.mig and matches(each, rule.match) for each in devices):
-            why = "the GPUs that it matches are in MIG mode, and rules are for whole ones"
+            why = "the GPUs that it matches are in MIG mode, and rules are for whole GPUs"
         elif any(each.slice_of is not None and matches(each, rule.match) for each in devices):
-            why = "what it matches are MIG devices, each of which is given as a whole"
+            why = "it matches MIG devices, and each of them is offered as a whole"
         else:
             why = "it matches no GPU here"
         problems.append(f"allotment.devices[{number}] has no effect: {why}")
@@ -274,7 +262,7 @@ def _rules(
 
 
 def _dynamic(devices: Sequence[Device], config: Config) -> frozenset[str]:
-    """Return the UUIDs of the GPUs that are cut for who asks."""
+    """Return the UUIDs of the GPUs that are cut on demand."""
     rules = config.allotment.devices
     numbers = {each.uuid: rule_of(each, rules) for each in devices if each.slice_of is None}
     return frozenset(
@@ -285,7 +273,7 @@ def _dynamic(devices: Sequence[Device], config: Config) -> frozenset[str]:
 
 
 def as_whole(device: Device) -> Device:
-    """Return a GPU as it is when it is not cut: that its memory is the slices' is of no moment."""
+    """Return a GPU as it is without MIG."""
     return replace(device, mig=False, reserved_bytes=0) if device.mig else device
 
 
@@ -304,7 +292,7 @@ def _shared(
     *,
     dynamic: Collection[str],
 ) -> Mapping[str, ReplicatedResource]:
-    """Return by what each device is replicated, by UUID. `dynamic` are cut for who asks."""
+    """Return each device's replication, by UUID. `dynamic` GPUs are cut on demand."""
     shared: dict[str, ReplicatedResource] = {}
     absent = []
     entries = config.sharing.resources if config.sharing and devices else ()
@@ -322,14 +310,14 @@ def _shared(
         if config.mps is not None:
             chosen = _under_mps(chosen, entry, place, problems)
         problems += [
-            f"{place} has no effect on {_said(device)}: an earlier entry has it"
+            f"{place} has no effect on {_said(device)}: an earlier entry applies"
             for device in chosen
             if shared.setdefault(device.uuid, entry) is not entry
         ]
     if absent:
         names = " or ".join(dict.fromkeys(absent))
         cut = any(each.startswith(PER_PROFILE) for each in absent) and dynamic
-        more = "; slices that are cut for a container are its alone" if cut else ""
+        more = "; a slice that is cut for a container is not shared" if cut else ""
         problems.append(f"{config.sharing_key}: no GPU of this node is {names}{more}")
     return shared
 
@@ -337,7 +325,7 @@ def _shared(
 def _under_mps(
     devices: Sequence[Device], entry: ReplicatedResource, place: str, problems: list[str]
 ) -> tuple[Device, ...]:
-    """Return those that MPS can share so many ways, with NVIDIA's words where it has some."""
+    """Return the devices that MPS can share so many ways; problems in NVIDIA's words."""
     kept = []
     for device in devices:
         why = MpsMode().fits(device)
@@ -374,14 +362,13 @@ def _mode(
 
 
 def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
-    """Take the replicas from enforced devices that cannot be told from their resource's others.
+    """Move enforced devices out of resources whose other devices differ in mode or replicas.
 
-    A resource is of one mode, and its replicas are of one size where they are enforced: a container
-    cannot say which it wants. Such a device is shared by `GPU_SHARE` instead, and is exclusive
-    where it was `sharing.mps` that replicated it.
+    A container cannot choose among the devices of a resource, so all must have one mode and one
+    size of replicas. Such a device becomes part of `GPU_SHARE`, or exclusive under `sharing.mps`.
     """
     for part in parts:
-        if part.is_loose and part.shared is not None:
+        if part.is_only_shared and part.shared is not None:
             problems.append(
                 f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: its rule has"
                 f" modes {', '.join(part.modes)}"
@@ -445,7 +432,7 @@ def _slots(part: _Part, unhealthy: Mapping[str, str]) -> Iterator[Slot]:
 def _shares(
     devices: Sequence[Device], unhealthy: Mapping[str, str], config: Config
 ) -> Iterator[Resource]:
-    """Offer soft devices by slots that stand for none of them: the last ones for unhealthy ones."""
+    """Offer devices in parts, by slots of no device; the last slots are for unhealthy devices."""
     per_device = config.allotment.shares_per_device
     healthy = sum(each.uuid not in unhealthy for each in devices) * per_device
     if devices:
@@ -461,7 +448,7 @@ def _shares(
 
 
 def _quantities(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> Mapping[str, int]:
-    """Count what can be asked for of the soft devices; nothing where there is none."""
+    """Return the amounts of healthy devices, for the node's capacity."""
     if not devices:
         return {}
     healthy = [each for each in devices if each.uuid not in unhealthy]
@@ -472,19 +459,15 @@ def _quantities(devices: Sequence[Device], unhealthy: Mapping[str, str]) -> Mapp
 
 
 def _warn_of_mixtures(resources: Sequence[Resource], problems: list[str]) -> None:
-    """Say where a container cannot tell a whole GPU from a replica."""
+    """Report resources that mix whole GPUs and replicas."""
     for resource in resources:
         whole = sum(slot.id == slot.device for slot in resource.slots)
         if whole and resource.replicas > 1:
             problems.append(
                 f"{resource.name} has {format_count(whole, 'whole GPU')} beside replicas, and a"
-                " container cannot say which it wants: renameByDefault in the configuration's"
-                " sharing tells them apart"
+                " container cannot choose between them: renameByDefault in the configuration's"
+                " sharing separates them"
             )
-
-
-def _name_of(resource: Resource) -> str:
-    return resource.name
 
 
 def _said(device: Device) -> str:

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload that runs alike on real and simulated GPUs, and says what happened to it.
+"""A GPU workload that runs alike on real and simulated GPUs, and reports its result.
 
-`allot burn` asks for memory by one of the driver's ways, runs kernels of a known duration, and
-reports what it got, what the driver told it, how long the work took and which errors came. It
-speaks to `libcuda.so.1` alone (no toolkit, no compiler), so that it sees exactly what any CUDA
-program in its place would see.
-
-This package must not know shares, ledgers or simulated machines: it is a tenant, and what it
-reports is only worth something because it has no other source than the driver.
+Uses only `libcuda.so.1`, so that it sees what any CUDA program would see. Must not know shares,
+ledgers or simulated machines: its report is evidence only because the driver is its only source.
 """

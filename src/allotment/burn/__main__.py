@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a burn with several: the plan comes on stdin, the report goes to stdout."""
+"""A worker process of a burn: reads its plan from stdin and writes its report to stdout."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import sys
 
 import msgspec
 
-from allotment.burn.plans import BurnPlan
-from allotment.burn.processes import Meeting
-from allotment.burn.running import work_as_child
+from allotment.burn.processes import Meeting, work_as_child
+from allotment.burn.reports import BurnPlan
 from allotment.model.errors import AllotError
 
 
 def main() -> int:
-    """Read the plan, work, write the report; the error's own status when there is no report."""
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=BurnPlan)
     meeting = Meeting(*map(int, sys.argv[1:3]))
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The six ways to get device memory that a burn can take, behind one protocol.
+"""The six allocation APIs of a burn, behind one protocol.
 
-Each way answers `allocate` with a `Piece`, which remembers what is needed to give it back. A
-refusal is the driver's own `CudaError`, and leaves nothing behind.
+`allocate` returns a `Piece` with what `release` needs. A refusal is the driver's `CudaError`, and
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROW_BYTES: Final = _ROW_TEXELS * _TEXEL_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One allocation: its size, its address (None when it has none) and the driver's handle."""
+    """One allocation: its size, its address (None if it has none) and the handle of the driver."""
 
     size_bytes: int
     address: int | None
@@ -33,20 +33,20 @@ class Piece:
 
 
 class Allocator(Protocol):
-    """One way to get device memory."""
+    """One allocation API."""
 
     def allocate(self, size_bytes: int) -> Piece:
-        """Get `size_bytes`; CudaError when the driver refuses."""
+        """Allocate `size_bytes`; CudaError if the driver refuses."""
         ...
 
     def release(self, piece: Piece) -> None:
-        """Give back what `allocate` gave."""
+        """Free a piece of `allocate`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """`plain` and `managed`: an address that cuMemFree takes back."""
+    """`plain` and `managed`: an address that cuMemFree frees."""
 
     context: Context
     entry: str
@@ -63,7 +63,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """`async` and `pool`: stream-ordered memory of the device's own pool, or of one made here."""
+    """`async` and `pool`: stream-ordered memory of the device's default pool, or of a new one."""
 
     context: Context
     stream: c_void_p
@@ -101,7 +101,7 @@ class _Virtual:
         size = -(-size_bytes // self.granularity) * self.granularity
         handle, address = c_uint64(), c_void_p()
         properties, access = context.allocation_properties(), context.access()
-        # On a refusal at any step the steps before it are undone, the last one first.
+        # A refusal at any step undoes the steps before it, the last one first.
         with contextlib.ExitStack() as undo:
             driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), 0)
             undo.callback(driver.call, "cuMemRelease", handle)
@@ -139,14 +139,12 @@ class _Array:
         self.context.driver.call("cuArrayDestroy", piece.handle)
 
 
-@contextlib.contextmanager
-def _plain(context: Context) -> Iterator[Allocator]:
-    yield _Linear(context, "cuMemAlloc")
+def _plain(context: Context) -> contextlib.nullcontext[Allocator]:
+    return contextlib.nullcontext(_Linear(context, "cuMemAlloc"))
 
 
-@contextlib.contextmanager
-def _managed(context: Context) -> Iterator[Allocator]:
-    yield _Linear(context, "cuMemAllocManaged", (_ATTACH_GLOBAL,))
+def _managed(context: Context) -> contextlib.nullcontext[Allocator]:
+    return contextlib.nullcontext(_Linear(context, "cuMemAllocManaged", (_ATTACH_GLOBAL,)))
 
 
 @contextlib.contextmanager
@@ -175,9 +173,8 @@ def _virtual(context: Context) -> Iterator[Allocator]:
     yield _Virtual(context, granularity.value)
 
 
-@contextlib.contextmanager
-def _arrays(context: Context) -> Iterator[Allocator]:
-    yield _Array(context)
+def _arrays(context: Context) -> contextlib.nullcontext[Allocator]:
+    return contextlib.nullcontext(_Array(context))
 
 
 @contextlib.contextmanager
@@ -201,6 +198,6 @@ APIS: Final[dict[str, Callable[[Context], contextlib.AbstractContextManager[Allo
 
 
 def write_all(context: Context, address: int, size_bytes: int) -> None:
-    """Write every byte, so that managed memory really lies on the device."""
+    """Write every byte, so that managed memory is on the device."""
     context.driver.call("cuMemsetD8Async", address, 0xA5, size_bytes, None)
     context.driver.call("cuCtxSynchronize")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot agent`: the node's daemon on Kubernetes."""
+"""`allot agent`: the daemon of a Kubernetes node."""
 
 import os
 from pathlib import Path
@@ -29,60 +29,55 @@ _METRICS = "127.0.0.1:9446"
 @kubeconfig_option
 @click.option(
     "--config-file",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="CONFIG_FILE",
-    help="Configuration, in the format of NVIDIA's device plugin; its content is watched."
+    help="Configuration in the format of NVIDIA's device plugin; reloaded when it changes."
     "  [env: CONFIG_FILE]",
 )
 @click.option(
     "--config-map",
     metavar="[NAMESPACE/]NAME",
     envvar="CONFIG_MAP",
-    help="Named configurations; the node's label nvidia.com/device-plugin.config chooses. Both are"
-    " watched. Without NAMESPACE: the pod's own (POD_NAMESPACE), else kube-system.  [env:"
-    " CONFIG_MAP]",
+    help="ConfigMap of named configurations; the node's label nvidia.com/device-plugin.config"
+    " selects one. Both are watched. NAMESPACE defaults to the pod's own (POD_NAMESPACE), else"
+    " kube-system.  [env: CONFIG_MAP]",
 )
 @click.option(
     "--default-config",
     metavar="NAME",
     envvar="DEFAULT_CONFIG",
-    help="The configuration of a node without the label.  [env: DEFAULT_CONFIG]",
+    help="Configuration of a node without the label.  [env: DEFAULT_CONFIG]",
 )
 @click.option(
     "--cdi",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
-    show_default=True,
     envvar="ALLOTMENT_CDI",
-    help="Whether containers get their shares by CDI devices; auto: where the runtime has CDI on by"
-    " itself (containerd 2.0, CRI-O 1.28).  [env: ALLOTMENT_CDI]",
+    help="Whether containers get their shares as CDI devices; auto: if the runtime enables CDI by"
+    " default (containerd 2.0, CRI-O 1.28).  [env: ALLOTMENT_CDI]",
 )
 @click.option(
     "--cdi-dir",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("/var/run/cdi"),
-    show_default=True,
-    help="The folder that the container runtime reads CDI specs from.",
+    help="Folder of CDI specs that the container runtime reads.",
 )
 @click.option(
     "--kubelet-socket",
     metavar="PATH",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
-    show_default=True,
     envvar="KUBELET_SOCKET",
-    help="Where the kubelet takes registrations; the plugins' sockets go beside it."
+    help="Registration socket of the kubelet; the plugins' sockets are created beside it."
     "  [env: KUBELET_SOCKET]",
 )
 @click.option(
     "--metrics-address",
     metavar="HOST:PORT",
     default=_METRICS,
-    show_default=True,
     envvar="METRICS_ADDRESS",
-    help="Serve /metrics, /healthz and /readyz there; `off`: not at all.  [env: METRICS_ADDRESS]",
+    help="Address of /metrics, /healthz and /readyz, or `off`.  [env: METRICS_ADDRESS]",
 )
 @log_options
 @simulated_option
@@ -107,21 +102,21 @@ def command(
 ) -> None:
     """Offer this node's GPUs to pods, and give each container exactly its share.
 
-    Speaks the kubelet's device plugin API. Takes NVIDIA's configuration file, options, environment
-    names and resources as they are (nvidia.com/gpu, time-slicing), and offers shares of GPUs of
+    Implements the kubelet's device plugin API. Accepts NVIDIA's configuration file, options,
+    environment names and resources (nvidia.com/gpu, time-slicing). Also offers shares of GPUs in
     mode soft: allotment.dev/gpu with allotment.dev/gpu-memory (bytes) and allotment.dev/gpu-compute
-    (percent). Keeps the node's labels as NVIDIA's GPU feature discovery does. All that it knows is
-    in the state folder: it can be ended, upgraded and started at any time.
+    (percent). Sets the node's labels like NVIDIA's GPU feature discovery. All state is in the state
+    folder: the agent can be stopped, upgraded and started at any time.
 
     \b
     Examples:
       allot agent --node-name n1 --kubeconfig ~/.kube/config --simulated a100-80gb:2
       allot agent --config-map kube-system/allotment --default-config default
     """  # noqa: D301 - click's mark
-    from allotment.agent.settings import AgentSettings, CdiUse
+    from allotment.agent.configuring import AgentSettings, CdiUse
 
     settings = AgentSettings(
-        node=node_name or os.uname().nodename.lower(),  # as the kubelet names it
+        node=node_name or os.uname().nodename.lower(),  # the kubelet's default name
         kubeconfig=kubeconfig,
         state=state,
         simulated=simulated,
@@ -137,12 +132,14 @@ def command(
         log_format=log_format,
         verbose=verbose,
     )
-    _start(settings)
+    with installed("allot agent", extra="kubernetes"):
+        from allotment.agent.running import run
+    run(settings)
 
 
 def _config_map(text: str | None) -> Any:  # noqa: ANN401 - imported late
-    """Parse `namespace/name`; without a namespace it is the pod's own, else kube-system."""
-    from allotment.agent.settings import ConfigMapName
+    """Parse `[namespace/]name`; the default namespace is the pod's own, else kube-system."""
+    from allotment.agent.configuring import ConfigMapName
     from allotment.model.errors import UsageError
 
     if text is None:
@@ -151,12 +148,6 @@ def _config_map(text: str | None) -> Any:  # noqa: ANN401 - imported late
     if not name or (slash and not namespace) or "/" in namespace:
         raise UsageError(
             f"{text!r} does not name a ConfigMap",
-            hint="write NAMESPACE/NAME, as in kube-system/allotment",
+            hint="for example: --config-map kube-system/allotment",
         )
     return ConfigMapName(namespace or os.environ.get("POD_NAMESPACE") or "kube-system", name)
-
-
-def _start(settings: Any) -> None:  # noqa: ANN401 - imported late
-    with installed("allot agent", extra="kubernetes"):
-        from allotment.agent.running import run
-    run(settings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot burn`: a workload that runs on real and simulated GPUs alike, and reports itself."""
+"""`allot burn`: a GPU workload that reports its result, for real and simulated GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from allotment.burn.plans import BurnPlan
+from allotment.burn.reports import BurnPlan
 from allotment.cli.options import MEMORY, output_option
 from allotment.model.quantities import parse_bytes, parse_duration_ns
 
@@ -27,16 +27,16 @@ Examples:
   allot run --simulated a100-80gb --memory 4Gi -- allot burn --memory 5Gi
   allot burn --memory 512Mi --api vmm --processes 4 -o json
   allot burn --memory 25% --kernel 0 --seconds 60        (only hold memory)
-  allot burn --kernel 1ms --rate 20 --seconds 10         (a service; see the latency)
+  allot burn --kernel 1ms --rate 20 --seconds 10         (a service; reports latency)
 
 \b
 Exit codes:
   0  done
-  1  the driver gave an error other than a lack of memory
+  1  the driver returned an error other than CUDA_ERROR_OUT_OF_MEMORY
   2  a bad option or value
-  5  no driver or no GPU here
+  5  no driver or no GPU
   9  the driver refused memory (CUDA_ERROR_OUT_OF_MEMORY)
-  128 + the signal's number, when a signal ended it early (the report comes all the same)
+  128 + the signal's number, if a signal ended it early (the report is still printed)
 
 \b
 With -o json, one document:
@@ -50,30 +50,30 @@ def _epilogue() -> str:
 
 
 class _BurnCommand(click.Command):
-    """Writes the JSON document's description only when help is asked for."""
+    """Writes the description of the JSON document only for --help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.epilog = _epilogue()
         super().format_epilog(ctx, formatter)
 
 
-@click.command(cls=_BurnCommand, name="burn", short_help="Use a GPU, and report what happened.")
-@click.option("--memory", metavar="SIZE", type=MEMORY, help="Memory to get, per process: 3Gi, 25%.")
-@click.option("--chunk", metavar="SIZE", default="64Mi", show_default=True, help="One allocation.")
+@click.command(
+    cls=_BurnCommand, name="burn", short_help="Run a GPU workload and report the result."
+)
+@click.option("--memory", type=MEMORY, help="Memory per process: 3Gi, 25%.")
+@click.option("--chunk", metavar="SIZE", default="64Mi", help="Size of one allocation.")
 @click.option(
     "--api",
     type=click.Choice(_APIS),
     default="plain",
-    show_default=True,
-    help="The driver's way to get memory.",
+    help="Allocation API of the driver.",
 )
-@click.option("--touch", is_flag=True, help="Write to all of it (simulated: takes host memory).")
+@click.option("--touch", is_flag=True, help="Write to all memory (simulated: uses host memory).")
 @click.option(
     "--kernel",
     metavar="TIME",
     default="2ms",
-    show_default=True,
-    help="Duration of a kernel, which fills the GPU; 0 runs none and only holds the memory.",
+    help="Duration of a kernel that fills the GPU; 0 runs none and only holds the memory.",
 )
 @click.option(
     "--graph", metavar="N", type=click.IntRange(1, 100_000), help="Launch graphs of N kernels."
@@ -83,30 +83,27 @@ class _BurnCommand(click.Command):
     metavar="N",
     type=click.IntRange(1, 128),
     default=1,
-    show_default=True,
-    help="Streams at once, one launch outstanding in each.",
+    help="Number of streams, each with one launch outstanding.",
 )
 @click.option(
     "--processes",
     metavar="N",
     type=click.IntRange(1, 512),
     default=1,
-    show_default=True,
-    help="Processes at once, each with all of the above.",
+    help="Number of processes, each with all of the above.",
 )
 @click.option(
     "--seconds",
     metavar="S",
     type=click.FloatRange(min=0),
     default=5.0,
-    show_default=True,
     help="How long to run kernels or hold the memory.",
 )
 @click.option(
     "--launches",
     metavar="N",
     type=click.IntRange(min=1),
-    help="End after N launches of each process, however long they take.",
+    help="End after N launches per process, regardless of --seconds.",
 )
 @click.option(
     "--rate",
@@ -119,8 +116,7 @@ class _BurnCommand(click.Command):
     metavar="N",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
-    help="CUDA's number of the device.",
+    help="CUDA device number.",
 )
 @output_option("text", "json")
 @click.pass_context
@@ -141,15 +137,14 @@ def command(
     device: int,
     output: str,
 ) -> None:
-    """Get memory, run kernels for a while, and report what the driver gave and said.
+    """Allocate memory, run kernels for a while, and report the driver's answers.
 
-    Speaks to the CUDA driver alone and needs no toolkit. Memory is taken in chunks until SIZE is
-    reached or the driver refuses; after a refusal no kernels are run. Several processes begin their
-    kernels when all have their memory, and one that was refused keeps what it got until the time is
-    over: what they got in sum, they had at the same time. Ctrl-C ends it early and prints the
-    report so far.
+    Uses only the CUDA driver and needs no toolkit. Allocates in chunks until SIZE is reached or the
+    driver refuses; after a refusal it runs no kernels. Several processes start their kernels when
+    all have their memory. A refused process holds its memory until the end, so the sum is memory
+    held at the same time. Ctrl-C ends it early and prints the report so far.
     """
-    from allotment.burn.running import burn
+    from allotment.burn.processes import burn
 
     plan = BurnPlan(
         memory_bytes=memory.size_bytes or 0 if memory is not None else 0,
@@ -170,9 +165,9 @@ def command(
     if output == "json":
         click.echo(json.dumps(report.to_document(), indent=2))
     else:
-        from allotment.burn.telling import tell
+        from allotment.burn.reports import report_lines
 
-        for line in tell(report):
+        for line in report_lines(report):
             click.echo(line)
     ctx.exit(_exit_code(report))
 

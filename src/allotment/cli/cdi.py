@@ -1,30 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot cdi`: shares as CDI devices, for Docker and Podman."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from allotment.cli.documents import print_document
 from allotment.cli.options import (
     MEMORY,
     complete_share,
     compute_options,
+    count_option,
     output_option,
     oversubscribe_options,
     requested_compute,
     simulated_option,
     state_option,
 )
+from allotment.cli.tables import Column, print_table
+from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
+    from allotment.model.shares import Share
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.placing import ShareOrder
 
 
-@click.group(short_help="Make shares for containers: Docker, Podman.")
+@click.group(short_help="Create shares for containers: Docker, Podman.")
 def command() -> None:
-    """Make shares for containers, as devices of the Container Device Interface.
+    """Create shares for containers, as devices of the Container Device Interface.
 
     \b
     Example:
@@ -35,39 +43,30 @@ def command() -> None:
     """  # noqa: D301 - click's mark
 
 
-@command.command(short_help="Make a share and its CDI device.")
+@command.command(short_help="Create a share and its CDI device.")
 @click.option(
     "--memory",
-    metavar="SIZE",
     type=MEMORY,
     required=True,
     help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%.",
 )
 @compute_options
 @oversubscribe_options
-@click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="How many GPUs, each a different one.",
-)
+@count_option
 @click.option(
     "--gpu",
     "gpus",
     metavar="UUID|MODEL",
     multiple=True,
-    help="Only this GPU or model; several times: any of them.",
+    help="Use only this GPU or model. May be repeated: any of them.",
 )
-@click.option("--name", metavar="NAME", help="Name of the share and the device; default: its id.")
+@click.option("--name", metavar="NAME", help="Name of the share and the device.  [default: its id]")
 @simulated_option
 @click.option(
     "--cdi-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
     default=Path("/var/run/cdi"),
-    show_default=True,
     help="Folder of CDI specs that the container runtime reads.",
 )
 @state_option
@@ -86,7 +85,7 @@ def create(
     cdi_dir: Path,
     state: Path | None,
 ) -> None:
-    """Make a share that stays until it is removed, and print its CDI device.
+    """Create a share that stays until it is removed, and print its CDI device.
 
     All containers that get the device share its limits.
 
@@ -97,9 +96,10 @@ def create(
       allot cdi create --memory 25% --simulated a100-80gb --cdi-dir /etc/cdi
     """  # noqa: D301 - click's mark
     from allotment.model.requests import Request
+    from allotment.model.shares import Injection
     from allotment.shares.cdi import KIND
-    from allotment.shares.containers import ContainerOrder, create_for_containers
     from allotment.shares.folders import StateFolder
+    from allotment.shares.placing import ShareOrder
 
     request = Request(
         memory=memory,
@@ -108,9 +108,49 @@ def create(
         compute=requested_compute(compute, kind, weight),
         may_oversubscribe=oversubscribe,
     )
-    order = ContainerOrder(request, cdi_dir, name=name, spec=simulated, host_budget=host_memory)
-    share = create_for_containers(StateFolder.at(state), order)
+    order = ShareOrder(
+        request,
+        Injection.CDI,
+        name=name,
+        spec=simulated,
+        cdi_folder=cdi_dir.absolute(),
+        host_budget=host_memory,
+    )
+    share = _create(StateFolder.at(state), order)
     click.echo(f"{KIND}={share.device_name}")
+
+
+def _create(folder: "StateFolder", order: "ShareOrder") -> "Share":
+    """Create a share that stays until it is removed, and its CDI spec; neither if one fails."""
+    from allotment.shares import cdi, lifecycle
+    from allotment.shares.folders import explained, shim_copy, simulated_copy
+    from allotment.shares.run.command import local_inventory, refuse_nesting
+
+    refuse_nesting()
+    machine, inventory = local_inventory(folder, order.spec)
+    folder.prepare()
+    shim = shim_copy(folder)
+    libraries = simulated_copy(folder) if machine else None
+
+    def publish(share: "Share", directory: Path) -> None:
+        driver = None
+        if machine is None:
+            chosen = {device.uuid for device in share.devices}
+            devices = [device for device in inventory.devices if device.uuid in chosen]
+            driver = cdi.driver_edits(devices)
+        preload = directory / "ld.so.preload"
+        try:
+            preload.write_text(cdi.preload_line(shim), "utf-8")
+            preload.chmod(0o644)
+        except OSError as error:
+            raise explained(error, preload, "write") from error
+        content = cdi.CdiContent(directory, shim, preload, machine, libraries, driver)
+        cdi.write_spec(Path(share.cdi_spec or ""), cdi.make_spec(share, content))
+
+    order = replace(order, machine=machine, problems=inventory.problems)
+    door = lifecycle.FrontDoor(locked=folder.locked, publish=publish)
+    share, _ = lifecycle.create(folder, order, inventory.devices, door=door)
+    return share
 
 
 @command.command("list", short_help="Show the shares that are CDI devices.")
@@ -123,16 +163,13 @@ def list_(*, output: str, state: Path | None) -> None:
     Example:
       allot cdi list -o json
     """  # noqa: D301 - click's mark
-    from allotment.model.formats import format_bytes
     from allotment.shares.cdi import KIND, list_specs
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import current
+    from allotment.shares.status import current
 
-    shares = [each.share for each in current(StateFolder.at(state)) if each.share]
+    shares = [loaded.share for loaded in current(StateFolder.at(state)) if loaded.share]
     specs = list_specs(shares)
     if output != "table":
-        from allotment.cli.documents import print_document
-
         document = {
             "devices": [
                 {
@@ -146,8 +183,6 @@ def list_(*, output: str, state: Path | None) -> None:
         }
         print_document(document, output)
         return
-    from allotment.cli.tables import Column, print_table
-
     print_table(
         (
             Column("DEVICE"),
@@ -171,7 +206,7 @@ def list_(*, output: str, state: Path | None) -> None:
 @click.argument(
     "shares", metavar="SHARE...", nargs=-1, required=True, shell_complete=complete_share
 )
-@click.option("--force", is_flag=True, help="Also when containers use it.")
+@click.option("--force", is_flag=True, help="Remove it even while containers use it.")
 @state_option
 def rm(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
     """Remove shares by name, id or device, and their CDI specs.
@@ -182,12 +217,12 @@ def rm(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
     """  # noqa: D301 - click's mark
     from allotment.shares.cdi import KIND
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import destroy, find
-    from allotment.shares.sessions import refuse_inside
+    from allotment.shares.lifecycle import destroy, find
+    from allotment.shares.run.command import refuse_inside
 
     refuse_inside(f"allot cdi rm {' '.join(shares)}")
     folder = StateFolder.at(state)
     names = [name.removeprefix(f"{KIND}=") for name in shares]
-    for found in [find(folder, name) for name in names]:
-        destroy(folder, found, force=force)
-        click.echo(found.name)
+    for share in [find(folder, name) for name in names]:
+        destroy(folder, share, force=force)
+        click.echo(share.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot completion`: the completion script of a shell."""
+"""`allot completion`: prints the completion script of a shell."""
 
 import click
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot demo`: two programs share a GPU, before the user's eyes."""
+"""`allot demo`: two programs share a GPU."""
 
 from pathlib import Path
 
@@ -8,13 +8,12 @@ import click
 from allotment.cli.options import state_option
 
 
-@click.command(short_help="Two programs share a GPU, before your eyes.")
+@click.command(short_help="Watch two programs share a GPU.")
 @click.option("--real", is_flag=True, help="Use a GPU of this machine instead of a simulated one.")
 @click.option(
     "--simulated",
     metavar="SPEC",
     default="a100-80gb",
-    show_default=True,
     help="The simulated GPU.",
 )
 @click.option(
@@ -22,27 +21,26 @@ from allotment.cli.options import state_option
     metavar="S",
     type=click.FloatRange(1, 3600),
     default=4.0,
-    show_default=True,
     help="How long the programs run.",
 )
 @state_option
 def command(*, real: bool, simulated: str, seconds: float, state: Path | None) -> int:
-    """Let two programs share one GPU: `steady` keeps to its part, `greedy` wants more than its own.
+    """Run two programs on one GPU: `steady` stays within its limit, `greedy` tries to exceed it.
 
-    Both are `allot burn`, plain CUDA programs, in an `allot run` each. It ends with what was seen,
-    and with 1 when anything was not as it should be.
+    Both run `allot burn`, a plain CUDA program, by `allot run`. Ends with a summary, and exits with
+    1 if a check failed.
 
     \b
     Examples:
       allot demo
       allot demo --real
     """  # noqa: D301 - click's mark
-    from allotment.cli.stories import Story
+    from allotment.cli.demo_story import Story
 
     if real:
         from allotment.shares.folders import StateFolder
-        from allotment.shares.sessions import local_devices, refuse_nesting
+        from allotment.shares.run.command import local_devices, refuse_nesting
 
         refuse_nesting()
-        local_devices(StateFolder.at(state), None)  # fails at once without a GPU
-    return Story(spec=None if real else simulated, seconds=seconds, state=state).tell()
+        local_devices(StateFolder.at(state), None)  # fails early without a GPU
+    return Story(spec=None if real else simulated, seconds=seconds, state=state).play()

@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot devices`: the machine's GPUs, what is used of each, and what each may be used for."""
+"""`allot devices`: the GPUs of this machine, their use, and the modes that each allows."""
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from allotment.cli.documents import print_document
 from allotment.cli.options import output_option, simulated_option, state_option
+from allotment.cli.tables import OUTSIDE, Column, cells_of, print_table, shortened
+from allotment.model.errors import UsageError
+from allotment.model.formats import format_bytes, format_percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from allotment.cli.documents import Document
     from allotment.cli.machines import DeviceRow
-    from allotment.cli.mig_rows import MigRow
+    from allotment.cli.mig import MigRow
     from allotment.devices.sources import Problem
     from allotment.model.shares import Share
-    from allotment.shares.views import OutsideView
+    from allotment.shares.status import OutsideView
 
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 
 
 @click.group(
-    short_help="Show the GPUs, and what is allotted and used of each.",
+    short_help="Show the GPUs, and how much of each is allotted and used.",
     invoke_without_command=True,
 )
 @simulated_option
@@ -32,14 +37,13 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 def command(
     context: click.Context, *, simulated: str | None, output: str, state: Path | None
 ) -> None:
-    """Show every GPU: UUID, model, memory in all, allotted to shares and used, utilisation, shares.
+    """Show every GPU with its memory, allotted and used memory, utilisation and shares.
 
-    MEMORY is what the GPU has. The driver keeps some of it for itself; the rest is what shares are
-    ALLOTTED of. MODE is that of the shares that are on it, and what `set-mode` has said about it.
-    Under each GPU: the MIG slices that it is cut into and who has each, and the processes that use
-    it outside any share.
+    MEMORY is the GPU's total. The driver reserves some of it; the rest can be ALLOTTED to shares.
+    MODE is the mode of the shares on the GPU, and the modes that `set-mode` allows. Below each GPU:
+    its MIG slices with their users, and processes that use it outside any share.
 
-    Without --simulated: the machine's own GPUs, and the simulated ones that shares are on.
+    Without --simulated: the real GPUs, and the simulated ones with shares.
 
     \b
     Examples:
@@ -49,30 +53,30 @@ def command(
     """  # noqa: D301 - click's mark
     if context.invoked_subcommand is not None:
         return
-    from functools import cache
-
     from allotment.cli.machines import readings, survey
     from allotment.shares.folders import StateFolder
     from allotment.shares.mps_daemons import servers
-    from allotment.shares.views import current, overview
+    from allotment.shares.status import current, share_status
 
     folder = StateFolder.at(state)
     shares = current(folder)
-    once = cache(readings)  # the shares' figures and the devices' are of the same moment
+    once = cache(readings)  # one reading for shares and devices
     rows, problems = survey(folder, simulated, shares, once)
     machines = {row.machine for row in rows}
-    here = [each for each in shares if each.share and _machine_of(each.share) in machines]
-    outside = overview(here, once, machines=machines, serving=servers(folder)).outside
+    shown_shares = [
+        share for share in shares if share.share and _machine_of(share.share) in machines
+    ]
+    outside = share_status(shown_shares, once, machines=machines, serving=servers(folder)).outside
     slices: Mapping[str, Sequence[MigRow]] = {}
     if any(row.device.mig for row in rows):
-        from allotment.cli.mig_rows import mig_rows
+        from allotment.cli.mig import mig_rows
 
         split = {row.machine for row in rows if row.device.mig}
         slices = mig_rows(
             folder,
             split,
-            shares={each.id: each.name for each in shares},
-            of_devices={uuid: each.name for each in shares for uuid in each.limits()},
+            shares={share.id: share.name for share in shares},
+            of_devices={uuid: share.name for share in shares for uuid in share.limits()},
         )
     if output == "table":
         _print(rows, outside, slices)
@@ -80,8 +84,6 @@ def command(
             name = problem.uuid or f"number {problem.index}"
             click.echo(f"warning: GPU {name} does not answer: {problem.message}", err=True)
         return
-    from allotment.cli.documents import print_document
-
     print_document(_document(rows, problems, outside, slices), output)
 
 
@@ -99,12 +101,15 @@ def _document(
         "devices": [
             {
                 **_device_document(row, outside),
-                "mig_slices": [each.to_document() for each in slices.get(row.device.uuid, ())],
+                "mig_slices": [
+                    mig_slice.to_document() for mig_slice in slices.get(row.device.uuid, ())
+                ],
             }
             for row in rows
         ],
         "problems": [
-            {"index": each.index, "uuid": each.uuid, "message": each.message} for each in problems
+            {"index": problem.index, "uuid": problem.uuid, "message": problem.message}
+            for problem in problems
         ],
     }
 
@@ -132,9 +137,9 @@ def _device_document(row: "DeviceRow", outside: "Sequence[OutsideView]") -> "Doc
             for process in (reading.processes if reading else ())
         ],
         "outside": [
-            {"pid": each.pid, "command": each.command, "memory_used_bytes": each.used}
-            for each in outside
-            if each.uuid == device.uuid
+            {"pid": user.pid, "command": user.command, "memory_used_bytes": user.used}
+            for user in outside
+            if user.uuid == device.uuid
         ],
         "sm_count": device.sm_count,
         "compute_capability": ".".join(map(str, device.compute_capability)),
@@ -153,9 +158,6 @@ def _print(
     outside: "Sequence[OutsideView]",
     slices: "Mapping[str, Sequence[MigRow]]",
 ) -> None:
-    from allotment.cli.tables import Column, print_table
-    from allotment.model.formats import format_bytes, format_percent
-
     columns = (
         Column("#", is_number=True),
         Column("UUID"),
@@ -169,55 +171,58 @@ def _print(
         Column("MODE"),
         Column("KIND"),
     )
-    known = list(rows)
-    # A process takes no room that the GPUs' own rows need not: no column is left out for it.
-    cells = max((len(row.device.name) for row in known), default=0)
-    shown: list[tuple[str, ...]] = []
-    for row in known:
-        shown.append(
-            (
-                str(row.device.index),
-                row.device.uuid,
-                row.device.name,
-                format_bytes(row.device.memory_bytes),
-                f"{format_bytes(row.allotted)} of {format_bytes(row.device.allottable_bytes)}",
-                format_bytes(row.reading.used_bytes) if row.reading else row.problem or "?",
-                f"{format_percent(row.guaranteed)}%",
-                _percent(row.reading.gpu_percent if row.reading else None),
-                str(len(row.shares)),
-                _mode(row),
-                "simulated" if row.device.simulated else "real",
-            )
-        )
-        shown += [_slice_row(each) for each in slices.get(row.device.uuid, ())]
-        shown += [_outside_row(each, cells) for each in outside if each.uuid == row.device.uuid]
-    print_table(columns, shown)
+    listed = list(rows)
+    # A command is cut to the width of the model names: it must not push out a column.
+    cells = max((len(row.device.name) for row in listed), default=0)
+    shown: list[dict[str, str]] = []
+    for row in listed:
+        shown.append(_device_row(row))
+        shown += [_slice_row(entry) for entry in slices.get(row.device.uuid, ())]
+        shown += [_outside_row(entry, cells) for entry in outside if entry.uuid == row.device.uuid]
+    print_table(columns, cells_of(columns, shown))
 
 
-def _slice_row(piece: "MigRow") -> tuple[str, ...]:
-    """Return the row of a MIG slice, under its GPU's."""
-    from allotment.model.formats import format_bytes
+def _device_row(row: "DeviceRow") -> dict[str, str]:
+    device, reading = row.device, row.reading
+    return {
+        "#": str(device.index),
+        "UUID": device.uuid,
+        "MODEL": device.name,
+        "MEMORY": format_bytes(device.memory_bytes),
+        "ALLOTTED": f"{format_bytes(row.allotted)} of {format_bytes(device.allottable_bytes)}",
+        "USED": format_bytes(reading.used_bytes) if reading else row.problem or "?",
+        "GUARANTEED": f"{format_percent(row.guaranteed)}%",
+        "GPU": _percent(reading.gpu_percent if reading else None),
+        "SHARES": str(len(row.shares)),
+        "MODE": _mode(row),
+        "KIND": "simulated" if device.simulated else "real",
+    }
 
-    memory = "?" if piece.memory_bytes is None else format_bytes(piece.memory_bytes)
-    name = f"{piece.profile}, {piece.place}"
-    return ("", piece.uuid or "(half made)", name, memory, piece.user, "", "", "", "", "", "MIG")
+
+def _slice_row(piece: "MigRow") -> dict[str, str]:
+    return {
+        "UUID": piece.uuid or "(incomplete)",
+        "MODEL": f"{piece.profile}, {piece.place}",
+        "MEMORY": "?" if piece.memory_bytes is None else format_bytes(piece.memory_bytes),
+        "ALLOTTED": piece.user,
+        "KIND": "MIG",
+    }
 
 
-def _outside_row(user: "OutsideView", cells: int) -> tuple[str, ...]:
-    """Return the row of a process outside; its command has as many cells as the models' names."""
-    from allotment.cli.tables import OUTSIDE, shortened
-    from allotment.model.formats import format_bytes
-
-    used = "?" if user.used is None else format_bytes(user.used)
-    who, command = f"{OUTSIDE} {user.pid}", shortened(user.command, cells)
-    return ("", who, command, "", "", used, "", "", "", "", "")
+def _outside_row(user: "OutsideView", cells: int) -> dict[str, str]:
+    """Return the row of a process outside any share; `cells` limits its command."""
+    return {
+        "UUID": f"{OUTSIDE} {user.pid}",
+        "MODEL": shortened(user.command, cells),
+        "USED": "?" if user.used is None else format_bytes(user.used),
+    }
 
 
 def _mode(row: "DeviceRow") -> str:
-    """Say which mode a GPU is in, and which it is for: `soft`, `soft, drains for mig`."""
+    """Return the mode of a GPU and its allowed modes: `soft`, `soft, drains for mig`."""
     if row.allowed is None:
         return row.mode or "-"
-    modes = "/".join(row.allowed.modes) or "nothing"
+    modes = "/".join(row.allowed.modes) or "none"
     if row.is_draining:
         return f"{row.mode}, drains for {modes}"
     return f"{row.mode}, only {modes}" if row.mode and row.mode != modes else f"only {modes}"
@@ -227,24 +232,24 @@ def _percent(value: int | None) -> str:
     return "-" if value is None else f"{value}%"
 
 
-@command.command("set-mode", short_help="Say what a GPU may be used for from now on.")
+@command.command("set-mode", short_help="Set the modes that a GPU allows.")
 @click.argument("gpu", metavar="GPU")
 @click.argument("modes", metavar="MODE[,MODE...]")
 @click.option(
     "--drain",
     is_flag=True,
-    help="Where shares of other modes are on it: let none of theirs come, and wait for their end.",
+    help="If shares of other modes are on the GPU: refuse new ones, and wait for their end.",
 )
 @click.option(
     "--timeout",
     metavar="DURATION",
-    help="How long to wait, like 5m; it goes on draining after that.  [default: for ever]",
+    help="How long to wait, like 5m. Draining continues after that.  [default: no limit]",
 )
 @click.option(
     "--reset",
     is_flag=True,
-    help="A GPU that takes MIG with a reset only (A100, A30) may be reset once nobody uses it, and"
-    " with it those that NVLink joins to it.",
+    help="Allow a reset if the GPU needs one to switch MIG (A100, A30). It is reset once unused,"
+    " together with the GPUs that NVLink joins to it.",
 )
 @simulated_option
 @state_option
@@ -260,21 +265,22 @@ def set_mode(
     simulated: str | None,
     state: Path | None,
 ) -> int:
-    """Say that a GPU (its UUID, or the start of it) is for shares of these modes alone.
+    """Allow only shares of these modes on a GPU (its UUID, or the start of it).
 
-    The modes are soft, mps, mig, exclusive and timeslice; `default` is all of them again. What is
-    said holds for whoever makes shares, until something else is said or the machine starts anew.
-    The shares of a GPU at one time are of one mode; where several may be, whoever comes first says.
+    The modes are soft, mps, mig, exclusive and timeslice; `default` allows all again. The setting
+    applies to all commands until it is changed or the machine restarts. All shares on a GPU use the
+    same mode; if several are allowed, the first share decides.
 
-    `allot run` makes soft, mps and mig shares. A GPU for exclusive or timeslice alone takes none of
-    them: it is left to programs outside of shares, and on a node to containers that get it whole.
+    `allot run` creates soft, mps and mig shares. A GPU that allows only exclusive or timeslice gets
+    none of them. It is for programs outside shares, and on a node for containers that use it whole.
 
-    For mig alone, MIG is switched on, and stays on; without mig among the modes it is switched off,
-    once no slice is used. Slices that are kept warm go, those that others made are refused.
+    With mig alone, MIG is switched on and stays on. Without mig, MIG is switched off once no slice
+    is used. Idle slices are removed; foreign slices cause an error. Running programs are never
+    killed.
 
-    Where shares of other modes are on the GPU nothing is done (exit code 7), or with --drain they
-    are waited for. Nobody is ended. When the waiting is over or cut off by Ctrl-C, the GPU goes on
-    draining; `allot devices set-mode GPU default` takes that back.
+    If shares of other modes are on the GPU, the command fails with exit code 7 and changes nothing.
+    With --drain it waits for their end. After a timeout or Ctrl-C the GPU continues to drain;
+    `allot devices set-mode GPU default` cancels that.
 
     \b
     Examples:
@@ -283,19 +289,18 @@ def set_mode(
       allot devices set-mode GPU-4f6e default
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import device_named
-    from allotment.model.errors import UsageError
     from allotment.model.quantities import parse_duration_ns
     from allotment.modes import mode_named
-    from allotment.shares.changing_modes import ModeChange
+    from allotment.shares.drain import ModeChange
     from allotment.shares.folders import StateFolder
-    from allotment.shares.modes_of_gpus import parse_modes
-    from allotment.shares.sessions import refuse_inside
+    from allotment.shares.mode_policy import parse_modes
+    from allotment.shares.run.command import refuse_inside
 
     above = context.parent.params if context.parent else {}
     folder = StateFolder.at(state or above.get("state"))
     wanted = parse_modes(modes)
     if timeout is not None and not drain:
-        raise UsageError("--timeout is of --drain", hint="add --drain, or leave it out")
+        raise UsageError("--timeout needs --drain", hint="add --drain, or remove --timeout")
     patience_s = parse_duration_ns(timeout) / 1e9 if timeout else float("inf")
     refuse_inside(f"allot devices set-mode {gpu} {modes}")
     machine, device = device_named(folder, simulated or above.get("simulated"), gpu)
@@ -312,16 +317,16 @@ def set_mode(
     except KeyboardInterrupt:
         if wanted is not None:
             click.echo(
-                f"\nGPU {device.uuid} goes on draining for {', '.join(wanted)}; to take that back:"
+                f"\nGPU {device.uuid} continues to drain for {', '.join(wanted)}; to cancel:"
                 f" allot devices set-mode {device.uuid} default",
                 err=True,
             )
         return _INTERRUPTED
-    if wanted is not None and all(mode_named(each).remark for each in wanted):
+    if wanted is not None and all(mode_named(mode).remark for mode in wanted):
         click.echo(
-            f"note: `allot run` and `allot cdi` make no shares of mode {' or '.join(wanted)}. On"
-            f" one machine GPU {device.uuid} is left to programs that run without a share, on a"
-            " node to containers that get it by NVIDIA's resources",
+            f"note: `allot run` and `allot cdi` create no shares of mode {' or '.join(wanted)}."
+            f" GPU {device.uuid} is for programs without a share, and on a node for containers"
+            " that request it by NVIDIA's resources",
             err=True,
         )
     return 0

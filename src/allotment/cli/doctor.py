@@ -1,55 +1,400 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot doctor`: what this machine lacks, and the fix."""
+"""`allot doctor`: checks the prerequisites of this machine."""
 
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 import click
 
+from allotment.cli.documents import print_document
+from allotment.cli.groups import wants_colour
+from allotment.cli.machines import known_machines, real_inventory
+from allotment.cli.mig import mig_views
 from allotment.cli.options import output_option, state_option
+from allotment.ledger import read_contract, read_leases
+from allotment.libraries import LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML, library_path
+from allotment.model.errors import AllotError, LedgerError, PrerequisiteError
+from allotment.model.formats import format_count
+from allotment.model.mig import MigGpu
+from allotment.modes import traits_of
+from allotment.modes.mig.journal import Journal, Stage, stands_for
+from allotment.modes.mps import DaemonState, MpsStatus
+from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
+from allotment.shares.lifecycle import list_shares
+from allotment.shares.mps_daemons import place_of, statuses
+from allotment.shares.run.namespace import PRELOAD_FILE, can_unshare
 
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "red"}
 
 
-@click.command(short_help="Name what this machine lacks, and the fix.")
+@click.command(short_help="Check the prerequisites of this machine, and print fixes.")
 @output_option("table", "json", "yaml")
 @state_option
 def command(*, output: str, state: Path | None) -> int:
-    """Look at everything that Allotment needs of this machine, and name the fix of what it lacks.
+    """Check everything that Allotment needs of this machine, and print a fix for each problem.
 
-    Ends with 0, or with 8 when something indispensable is missing.
+    Exits with 0, or with 8 if an essential prerequisite is missing.
 
     \b
     Example:
       allot doctor
     """  # noqa: D301 - click's mark
-    import os
-
-    from allotment.cli.checks import Outcome, examine
-    from allotment.model.errors import PrerequisiteError
-    from allotment.shares.folders import StateFolder
-
     findings = list(examine(StateFolder.at(state)))
-    missing = any(each.outcome is Outcome.MISSING for each in findings)
+    missing = any(finding.outcome is CheckResult.MISSING for finding in findings)
     if output != "table":
-        from allotment.cli.documents import print_document
-
         checks = [
-            {
-                "name": each.name,
-                "outcome": str(each.outcome),
-                "detail": each.detail,
-                "fix": each.fix or None,
-            }
-            for each in findings
+            {**asdict(finding), "outcome": str(finding.outcome), "fix": finding.fix or None}
+            for finding in findings
         ]
         print_document({"usable": not missing, "checks": checks}, output)
     else:
-        colour = False if os.environ.get("NO_COLOR") else None
-        for each in findings:
-            word = click.style(f"{each.outcome:<8}", fg=_COLOURS[each.outcome])
-            click.echo(f"{word} {each.name}: {each.detail}", color=colour)
-            if each.fix:
-                # Where all is well it is no fix, but what more could be had.
-                word = "hint" if each.outcome is Outcome.OK else "fix"
-                click.echo(f"{'':8}   {word}: {each.fix}")
+        colour = wants_colour()
+        for finding in findings:
+            word = click.style(f"{finding.outcome:<8}", fg=_COLOURS[finding.outcome])
+            click.echo(f"{word} {finding.name}: {finding.detail}", color=colour)
+            if finding.fix:
+                # A check that passed has an improvement, not a fix.
+                word = "hint" if finding.outcome is CheckResult.OK else "fix"
+                click.echo(f"{'':8}   {word}: {finding.fix}")
     return PrerequisiteError.exit_code if missing else 0
+
+
+_OLDEST_GLIBC = (2, 17)
+_TIMEOUT_S = 20
+
+
+class CheckResult(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Works with limits."""
+    MISSING = "missing"
+    """Allotment does not work without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    `fix` is empty if there is nothing to do. With `OK` it is an optional improvement.
+    """
+
+    name: str
+    outcome: CheckResult
+    detail: str
+    fix: str = ""
+
+
+def examine(folder: StateFolder) -> Iterator[Finding]:
+    # The essential checks come first.
+    yield from _system()
+    yield from _libraries()
+    yield from _state(folder)
+    yield from _turns(folder)
+    yield from _mps(folder)
+    yield from _injection()
+    yield from _driver()
+    yield from _mig(folder)
+    yield from _containers()
+
+
+def _system() -> Iterator[Finding]:
+    name, text = platform.libc_ver()
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    if name == "glibc" and version >= _OLDEST_GLIBC:
+        yield Finding("C library", CheckResult.OK, f"glibc {text}")
+    else:
+        yield Finding(
+            "C library",
+            CheckResult.MISSING,
+            f"{name or 'not glibc'} {text}".strip(),
+            "use a system with glibc 2.17 or later: the shim cannot load into programs with"
+            " another libc",
+        )
+    machine = os.uname().machine
+    if machine in {"x86_64", "aarch64"}:
+        yield Finding("processor", CheckResult.OK, machine)
+    else:
+        yield Finding("processor", CheckResult.MISSING, machine, "use an x86-64 or arm64 machine")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in (LEDGER, SHIM, SIMULATED_CUDA, SIMULATED_NVML):
+        try:
+            path = library_path(name)
+        except AllotError as error:
+            yield Finding(name, CheckResult.MISSING, error.message, error.hint or "")
+            continue
+        complaint = _load(path)
+        if complaint:
+            fix = "rebuild it: `make native` in a clone, or reinstall the wheel"
+            yield Finding(name, CheckResult.MISSING, f"{path} cannot be loaded: {complaint}", fix)
+        else:
+            yield Finding(name, CheckResult.OK, str(path))
+
+
+def _load(path: Path) -> str:
+    """Load a library in another process; return the loader's error."""
+    done = subprocess.run(
+        ["/bin/true"],
+        env={"LD_PRELOAD": str(path), "LD_BIND_NOW": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    return done.stderr.strip() or ("" if done.returncode == 0 else f"status {done.returncode}")
+
+
+def _state(folder: StateFolder) -> Iterator[Finding]:
+    root = folder.root
+    try:
+        folder.prepare()
+        with folder.locked():
+            pass
+    except AllotError as error:
+        yield Finding("state folder", CheckResult.MISSING, error.message, error.hint or "")
+        return
+    status = root.stat()
+    mode = f"{root}, mode {status.st_mode & 0o7777:04o}"
+    if status.st_mode & 0o002:
+        yield Finding("state folder", CheckResult.OK, f"{mode}, shared by all users")
+    elif root == RUN_FOLDER:
+        folders = "{shares,devices,shim,simulated,simulated/lib}"
+        fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{folders}"
+        if any(folder.devices.iterdir()):
+            fix += f"; chmod 666 {folder.devices}/*/*"
+        yield Finding("state folder", CheckResult.OK, f"{mode}, for root only", fix)
+    else:
+        yield Finding(
+            "state folder",
+            CheckResult.NOTE,
+            f"{mode}: shares in other folders are invisible, so a GPU may be allotted twice",
+            f"to share GPUs among users, create it as root: {shared_folder_command(RUN_FOLDER)}",
+        )
+    if os.statvfs(root).f_flag & os.ST_NOEXEC and not can_unshare():
+        yield Finding(
+            "state folder: noexec",
+            CheckResult.MISSING,
+            f"{root} is on a file system mounted noexec, so the shim cannot be loaded from it",
+            "choose another folder with --state or ALLOTMENT_STATE",
+        )
+
+
+def _turns(folder: StateFolder) -> Iterator[Finding]:
+    """Check the contracts of the devices, and count those with promised compute."""
+    try:
+        contracts = sorted(folder.devices.glob("[!.]*/contract"))
+    except OSError:
+        contracts = []
+    governed = 0
+    for path in contracts:
+        try:
+            contract = read_contract(path)
+            read_leases(path.with_name("leases"))
+        except LedgerError as error:
+            name = f"turns on GPU {path.parent.name}"
+            yield Finding(name, CheckResult.NOTE, error.message, error.hint or "")
+            continue
+        governed += contract.is_governed
+    details = []
+    if governed:
+        details.append(f"shares take turns by their promised compute; GPUs: {governed}")
+    if by_driver := _held_by_mps(folder):
+        details.append(f"MPS limits shares to their multiprocessors; GPUs: {by_driver}")
+    detail = "; ".join(details) or "no share sets --compute: programs take no turns"
+    yield Finding("compute", CheckResult.OK, detail)
+
+
+def _held_by_mps(folder: StateFolder) -> int:
+    return len(
+        {
+            device.uuid
+            for share in list_shares(folder)
+            if traits_of(share.mode).needs_daemon and share.share
+            for device in share.share.devices
+            if device.compute.is_governed
+        }
+    )
+
+
+def _mps(folder: StateFolder) -> Iterator[Finding]:
+    """Check the MPS control daemons of GPUs that shares used."""
+    for uuid, status in statuses(folder).items():
+        name = f"MPS on GPU {uuid}"
+        log = f"see {place_of(folder, uuid).root}/events.log"
+        if status.state is DaemonState.FAILED:
+            yield Finding(name, CheckResult.NOTE, status.problem, status.hint or log)
+            continue
+        detail = str(status.state)
+        if status.restarts:
+            detail += f", restarted {format_count(status.restarts, 'time')}"
+        for loss in status.losses[-1:]:
+            when = datetime.fromtimestamp(loss.time, UTC).isoformat(timespec="seconds")
+            detail += f"; at {when} {loss.reason}; programs of these shares lost their memory"
+            detail += f" and contexts: {', '.join(loss.shares) or 'none'}"
+        if status.daemon is not None:
+            detail += f"; {_protocol(status)}"
+        is_well = status.state is not DaemonState.FAULTED and not status.losses
+        if status.daemon is not None and not status.is_exclusive:
+            detail += "; the GPU's compute mode is not exclusive: a program can bypass the daemon"
+            is_well = False
+        yield Finding(
+            name, CheckResult.OK if is_well else CheckResult.NOTE, detail, "" if is_well else log
+        )
+
+
+def _protocol(status: MpsStatus) -> str:
+    if status.has_namespaces:
+        return "the daemon limits each share (MPS v3)"
+    why = f"; no v3: {status.older_because}" if status.older_because else ""
+    return f"each program receives its part as a setting (MPS v2{why})"
+
+
+def _injection() -> Iterator[Finding]:
+    if not can_unshare():
+        yield Finding(
+            "mount namespace",
+            CheckResult.NOTE,
+            "no CAP_SYS_ADMIN: limits use environment variables. A program that scrubs its"
+            " environment escapes (`allot ps` shows it as not enforced if the driver reports it)",
+            "run `allot run` as root",
+        )
+        return
+    complaint = _try_namespace()
+    if complaint:
+        yield Finding(
+            "mount namespace",
+            CheckResult.NOTE,
+            f"{complaint}: limits use environment variables",
+            "in a container: start it with --cap-add SYS_ADMIN and a seccomp profile that allows"
+            " mount",
+        )
+    else:
+        yield Finding(
+            "mount namespace", CheckResult.OK, "limits also apply to scrubbed environments"
+        )
+    yield _preload_file()
+
+
+def _try_namespace() -> str:
+    """Let a child enter a mount namespace; return its error."""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "slave", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    return done.stderr.strip()
+
+
+def _preload_file() -> Finding:
+    path = Path(PRELOAD_FILE)
+    if path.exists():
+        others = path.read_text(errors="replace").split()
+        detail = f"names {' '.join(others)}, which stay preloaded" if others else "exists, empty"
+        return Finding(PRELOAD_FILE, CheckResult.OK, detail)
+    if os.access(path.parent, os.W_OK):
+        return Finding(
+            PRELOAD_FILE, CheckResult.OK, "missing; the first `allot run` creates it, empty"
+        )
+    fix = f"create an empty one: touch {path}"
+    return Finding(PRELOAD_FILE, CheckResult.NOTE, "missing, and cannot be created", fix)
+
+
+def _driver() -> Iterator[Finding]:
+    simulated = "needed for real GPUs only; simulated GPUs work: --simulated a100-80gb"
+    install = "install NVIDIA's driver (nvidia.com/drivers, or the distribution's package)"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        yield Finding("CUDA driver", CheckResult.OK, "libcuda.so.1 loads")
+    except OSError as error:
+        yield Finding("CUDA driver", CheckResult.NOTE, f"{error}; {simulated}", install)
+    try:
+        inventory = real_inventory()
+    except AllotError as error:
+        yield Finding("NVML", CheckResult.NOTE, f"{error.message}; {simulated}", install)
+        return
+    names = ", ".join(device.name for device in inventory.devices) or "no GPU"
+    yield Finding("NVML", CheckResult.OK, f"{format_count(len(inventory.devices), 'GPU')}: {names}")
+    for problem in inventory.problems:
+        fix = "check the kernel log (dmesg | grep -i xid); reset or replace the GPU"
+        name = problem.uuid or f"number {problem.index}"
+        yield Finding(f"GPU {name}", CheckResult.NOTE, problem.message, fix)
+
+
+def _mig(folder: StateFolder) -> Iterator[Finding]:
+    for uuid, view in mig_views(known_machines(folder)):
+        yield from _mig_gpu(uuid, view.gpu)
+        yield from _mig_journal(uuid, view.gpu, Journal(folder.mig / uuid))
+
+
+def _mig_gpu(uuid: str, gpu: MigGpu) -> Iterator[Finding]:
+    name = f"MIG on GPU {uuid}"
+    if gpu.is_enabled != gpu.is_pending:
+        word = "on" if gpu.is_pending else "off"
+        yield Finding(
+            name,
+            CheckResult.NOTE,
+            f"switching MIG {word} is pending until the GPU is reset",
+            f"end the programs on the GPU, then: nvidia-smi --gpu-reset -i {uuid}",
+        )
+    if gpu.is_enabled and not gpu.instances:
+        yield Finding(
+            name,
+            CheckResult.NOTE,
+            "MIG is on without an instance: no program can use this GPU",
+            "create instances or switch MIG off: allot mig apply",
+        )
+    half = [instance for instance in gpu.instances if not instance.uuid]
+    for instance in half:
+        yield Finding(
+            name,
+            CheckResult.NOTE,
+            f"GPU instance {instance.gpu_instance} at slot {instance.start} has no compute"
+            " instance: no program can use it",
+            f"remove it: nvidia-smi mig -dgi -gi {instance.gpu_instance} -i {uuid}",
+        )
+
+
+def _mig_journal(uuid: str, gpu: MigGpu, journal: Journal) -> Iterator[Finding]:
+    try:
+        state = journal.read()
+    except AllotError as error:
+        yield Finding(f"MIG on GPU {uuid}", CheckResult.NOTE, error.message, error.hint or "")
+        return
+    for problem in state.problems:
+        yield Finding(f"MIG on GPU {uuid}", CheckResult.NOTE, problem.message, problem.hint or "")
+    for record in state.records:
+        if record.stage is Stage.READY and stands_for(record, gpu.instances) is None:
+            yield Finding(
+                f"MIG on GPU {uuid}",
+                CheckResult.NOTE,
+                f"slice {record.name} {record.uuid} is missing: another program removed it",
+                "run no other MIG manager on this node; `allot mig apply` drops the record",
+            )
+
+
+def _containers() -> Iterator[Finding]:
+    runtimes = [name for name in ("docker", "podman") if shutil.which(name)]
+    folders = [path for path in ("/etc/cdi", "/var/run/cdi") if Path(path).is_dir()]
+    if not runtimes:
+        yield Finding(
+            "containers",
+            CheckResult.NOTE,
+            "neither docker nor podman is installed; needed for `allot cdi` only",
+            "install Docker 28.3 or later (earlier: enable its feature `cdi`), or Podman",
+        )
+        return
+    where = ", ".join(folders) or "created by the first `allot cdi create`"
+    yield Finding("containers", CheckResult.OK, f"{', '.join(runtimes)}; CDI folders: {where}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents that `-o json` and `-o yaml` print. Stable: fields are added, never changed.
+"""The documents of `-o json` and `-o yaml`. Stable: fields are added, never changed.
 
-Memory is in bytes, points in time are UTC (RFC 3339), stretches of it are seconds, what is not
-known is null. docs/reference/json.md has every field.
+Sizes in bytes, times in UTC (RFC 3339), durations in seconds; unknown values are null.
+docs/reference/json.md describes every field.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,22 +11,12 @@ import click
 
 if TYPE_CHECKING:
     from allotment.model.pods import Owner
-    from allotment.shares.views import ComputeView, Overview, ShareView
-
-__all__ = [
-    "Document",
-    "compute_document",
-    "print_document",
-    "share_document",
-    "shares_document",
-    "utc",
-]
+    from allotment.shares.status import ComputeView, ShareStatus, ShareView
 
 Document = dict[str, Any]
 
 
 def print_document(document: object, kind: str) -> None:
-    """Print a document as `json` or `yaml`."""
     if kind == "yaml":
         import yaml
 
@@ -38,33 +28,32 @@ def print_document(document: object, kind: str) -> None:
 
 
 def utc(seconds: float) -> str:
-    """Write a time (seconds after the epoch) as RFC 3339, in UTC."""
+    """Format a time (seconds after the epoch) as RFC 3339, in UTC."""
     import time
 
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def shares_document(overview: "Overview") -> Document:
-    """Describe all shares: what `allot ps -o json` prints."""
+def shares_document(overview: "ShareStatus") -> Document:
+    """Return the document of `allot ps -o json`."""
     return {
-        "shares": [share_document(each) for each in overview.shares],
+        "shares": [share_document(view) for view in overview.shares],
         "outside": [
             {
-                "pid": each.pid,
-                "command": each.command,
-                "uuid": each.uuid,
-                "memory_used_bytes": each.used,
+                "pid": user.pid,
+                "command": user.command,
+                "uuid": user.uuid,
+                "memory_used_bytes": user.used,
             }
-            for each in overview.outside
+            for user in overview.outside
         ],
     }
 
 
 def share_document(view: "ShareView") -> Document:
-    """Describe one share."""
     share = view.share
     uuids = [device.uuid for device in view.devices]
-    cut = {each.uuid: each for each in share.devices if each.gpu} if share else {}
+    cut = {device.uuid: device for device in share.devices if device.gpu} if share else {}
     return {
         "id": view.id,
         "name": view.name,
@@ -134,7 +123,6 @@ def share_document(view: "ShareView") -> Document:
 
 
 def owner_document(owner: "Owner") -> Document:
-    """Describe the container that a share is for."""
     return {
         "namespace": owner.namespace,
         "pod": owner.pod,
@@ -146,7 +134,7 @@ def owner_document(owner: "Owner") -> Document:
 
 
 def compute_document(compute: "ComputeView") -> Document:
-    """Describe what a share is promised of a device's compute, and what it has had."""
+    """Describe the compute that a share is promised on a device, and its use."""
     from allotment.ledger.layout import WAIT_FIRST_NS
 
     promised, use, account = compute.promised, compute.use, compute.account
@@ -181,5 +169,4 @@ def compute_document(compute: "ComputeView") -> Document:
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Write a stretch of time in seconds."""
     return None if nanoseconds is None else nanoseconds / 1e9

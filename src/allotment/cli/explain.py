@@ -1,34 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot explain`: why a pod is where it is, or why it waits."""
+"""`allot explain`: why a pod is on its node, or why it waits."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from dataclasses import dataclass
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.kubeconfigs import usual_kubeconfig
-from allotment.cli.options import installed, output_option
+from allotment.cli.documents import print_document
+from allotment.cli.options import installed, output_option, usual_kubeconfig
 from allotment.cli.scheduler_options import preferred_modes, systems
+from allotment.cli.tables import Column, print_table, short_uuid
+from allotment.model.errors import NotFoundError, UsageError
+from allotment.model.formats import format_bytes, format_count, format_percent
+from allotment.model.modes import SOFT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from allotment.scheduler.explaining_answers import Asked, Explanation
-    from allotment.scheduler.explaining_evidence import Evidence
+    from allotment.dialects.foreign.settings import DialectSettings
+    from allotment.model.mig import MigPlace
+    from allotment.placement.explain import RefusalGroup
+    from allotment.scheduler.explain_evidence import ContainerSummary, Evidence, Explanation
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _SPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMED: Final = 3
 
 
-@click.group(short_help="Say why a pod is where it is, or why it waits.")
+@click.group(short_help="Explain why a pod is on its node, or why it waits.")
 def command() -> None:
-    """Say why something is as it is.
+    """Explain decisions of the scheduler.
 
     \b
     Example:
@@ -36,55 +45,53 @@ def command() -> None:
     """  # noqa: D301 - click's mark
 
 
-@command.command(short_help="Say why a pod is where it is, or why it waits.")
+@command.command(short_help="Explain why a pod is on its node, or why it waits.")
 @click.argument("pod", metavar="[NAMESPACE/]NAME")
 @click.option(
     *("--namespace", "-n"),
     metavar="NAMESPACE",
-    help="The pod's, where it is not written before its name.  [default: the context's]",
+    help="Namespace of the pod, if its name has none.  [default: the context's]",
 )
 @click.option(
     "--kubeconfig",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="How to reach the API server.  [default: $KUBECONFIG, or as the pod that this is, or"
+    help="Kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's service account, or"
     " ~/.kube/config]",
 )
-@click.option("--context", metavar="NAME", help="That of the kubeconfig.  [default: its current]")
+@click.option(
+    "--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"
+)
 @click.option(
     "--policy",
     "policies",
     metavar="P[,P...]",
     default="fragmentation",
-    show_default=True,
-    help="The scheduler's --policy, by which nodes are compared.",
+    help="The scheduler's --policy, which ranks nodes.",
 )
 @click.option(
     "--gpu-policy",
     "gpu_policies",
     metavar="P[,P...]",
     default="fragmentation",
-    show_default=True,
     help="The scheduler's --gpu-policy.",
 )
 @click.option(
     "--modes",
     metavar="M[,M...]",
-    default="soft",
-    show_default=True,
+    default=SOFT,
     help="The scheduler's --modes, for pods that name none.",
 )
 @click.option(
     "--dialects",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="The scheduler's --dialects, by which pods in other systems' words are read.",
+    help="The scheduler's --dialects, to read pods of other systems.",
 )
 @click.option(
     "--take-over",
     metavar="D[,D...]",
     default="",
-    help="The scheduler's --take-over: whose systems' running pods are counted.",
+    show_default=False,
+    help="The scheduler's --take-over: systems whose running pods are counted.",
 )
 @output_option("text", "json")
 def pod(
@@ -100,17 +107,17 @@ def pod(
     take_over: str,
     output: str,
 ) -> None:
-    """Say which GPUs a pod has and how many nodes have room for it; or why it waits.
+    """Show a pod's GPUs and how many nodes have room for it, or explain why it waits.
 
-    Of a pod that waits: what keeps it before any GPU is looked at (how it is written, its
-    scheduler, the quota of its namespace), and of nodes that do not do, those alike together: what
-    it needs, and what they have. What kube-scheduler checks besides (selectors, taints, ports) is
-    quoted from what it wrote on the pod.
+    For a pending pod it shows obstacles on the pod itself: its annotations, its scheduler, the
+    quota of its namespace. Then it shows the nodes that do not fit, grouped by reason, with the
+    need and what they have. Other checks of kube-scheduler (selectors, taints, ports) are quoted
+    from the pod's status.
 
-    No scheduler of Allotment's has to run: nodes and pods are read from the API server, and placed
-    on as they are now. That takes the rights to get and list pods and to list nodes, and, for
-    quotas, resourcequotas. Which nodes there were when a pod was placed is not known any more: that
-    its node is now the second best does not say that it was then. Nothing is changed.
+    Allotment's scheduler need not run: nodes and pods are read from the API server and ranked in
+    their current state. This requires the rights to get and list pods, to list nodes, and for
+    quotas to list resourcequotas. The nodes at the time of binding are unknown: a node that ranks
+    second now may have been the best then. Nothing is changed.
 
     \b
     Examples:
@@ -120,128 +127,104 @@ def pod(
     """  # noqa: D301 - click's mark
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     space, name = _names(pod, namespace)
-    way = _Way(kubeconfig or usual_kubeconfig(), context)
-    evidence, explanation = _explained(
-        way,
+    with installed("allot explain", extra="kubernetes"):
+        from allotment.placement.policies import make
+        from allotment.scheduler.explain import explained
+        from allotment.scheduler.settings import read_file_settings
+    node_policies, device_policies = _policies(policies), _policies(gpu_policies)
+    for policy in (*node_policies, *device_policies):
+        make(policy)
+    default_modes = preferred_modes(modes)
+    evidence = _read_evidence(
+        kubeconfig or usual_kubeconfig(),
+        context,
         space,
         name,
-        policies=_words(policies),
-        gpu_policies=_words(gpu_policies),
-        modes=preferred_modes(modes),
-        dialects=dialects,
-        take_over=take_over,
+        settings=read_file_settings(dialects).dialects,
+        systems=systems(take_over),
+    )
+    explanation = explained(
+        evidence, policies=node_policies, device_policies=device_policies, modes=default_modes
     )
     for line in _left_out(evidence.problems):
         click.echo(line, err=True)
     if output == "json":
-        from allotment.cli.documents import print_document
-
         print_document(document(explanation, evidence.problems), output)
     else:
-        from allotment.cli.explanations import print_explanation
-
         print_explanation(explanation)
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """To the API server."""
-
-    kubeconfig: Path | None
-    context: str | None
-
-
 def _names(text: str, namespace: str | None) -> tuple[str, str]:
-    """Return namespace (empty: the context's) and name. Raises `UsageError`."""
-    from allotment.model.errors import UsageError
-
+    """Return the namespace (empty: the context's) and the name. Raises `UsageError`."""
     space, slash, name = text.rpartition("/")
     if namespace is not None:
         if slash and space != namespace:
             raise UsageError(
-                f"{text!r} is in namespace {space!r}, and --namespace says {namespace!r}",
-                hint="say it once",
+                f"{text!r} is in namespace {space!r}, but --namespace is {namespace!r}",
+                hint="give the namespace once",
             )
         space, slash = namespace, "/"
     if not _NAME.fullmatch(name) or (slash and not _SPACE.fullmatch(space)):
         raise UsageError(
-            f"{text!r} names no pod",
-            hint="write NAMESPACE/NAME, as in `allot explain pod ml/train`",
+            f"{text!r} is not a pod name",
+            hint="write NAMESPACE/NAME, for example: allot explain pod ml/train",
         )
     return space, name
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _policies(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _left_out(problems: Sequence[str]) -> Iterator[str]:
     """Yield what could not be read and may change the answer.
 
-    That is nothing of how a pod is written: of its own it is told below, and what others have on
-    their nodes counts all the same.
+    Problems of pods are left out: those of this pod are obstacles, and other pods count in any
+    case.
     """
-    others = [each for each in problems if not each.startswith("pod ")]
-    for each in others[:_NAMED]:
-        yield f"left out: {each}"
+    others = [problem for problem in problems if not problem.startswith("pod ")]
+    for problem in others[:_NAMED]:
+        yield f"left out: {problem}"
     if len(others) > _NAMED:
-        yield f"left out: {len(others) - _NAMED} more; -o json has all"
+        yield f"left out: {len(others) - _NAMED} more; -o json lists all"
 
 
-def _explained(
-    way: _Way,
-    space: str,
+def _read_evidence(
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str,
     name: str,
     *,
-    policies: Sequence[str],
-    gpu_policies: Sequence[str],
-    modes: Sequence[str],
-    dialects: Path | None,
-    take_over: str,
-) -> tuple[Evidence, Explanation]:
-    import asyncio
-
-    with installed("allot explain", extra="kubernetes"):
-        from allotment.kube.clients import connect
-        from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
-        from allotment.model.errors import NotFoundError
-        from allotment.placement.policies import make
-        from allotment.scheduler.explaining import explained
-        from allotment.scheduler.explaining_evidence import read_evidence
-        from allotment.scheduler.settings_file import read_file_settings
-    for each in (*policies, *gpu_policies):
-        make(each)
-    settings = read_file_settings(dialects).dialects
-    counted = systems(take_over)
+    settings: DialectSettings,
+    systems: Collection[str],
+) -> Evidence:
+    """Read the pod and the cluster, with hints for a command in place of a daemon."""
+    from allotment.kube.clients import connect
+    from allotment.kube.errors import DeniedError, ObjectMissingError, UnreachableError
+    from allotment.scheduler.explain_evidence import read_evidence
 
     async def read() -> Evidence:
-        async with connect(way.kubeconfig, context=way.context) as api:
+        async with connect(kubeconfig, context=context) as api:
             return await read_evidence(
-                api, space or api.namespace, name, settings=settings, systems=counted
+                api, namespace or api.namespace, name, settings=settings, systems=systems
             )
 
     try:
-        evidence = asyncio.run(read())
+        return asyncio.run(read())
     except ObjectMissingError as error:
         raise NotFoundError(error.message, hint=error.hint) from error
     except UnreachableError as error:
-        # What the hint says is for those who ask again.
-        raise UnreachableError(
-            error.message, hint="see whether `kubectl get nodes` reaches it by this kubeconfig"
-        ) from error
+        hint = "check that `kubectl get nodes` works with this kubeconfig"
+        raise UnreachableError(error.message, hint=hint) from error
     except DeniedError as error:
-        raise DeniedError(
-            error.message,
-            hint="this takes the rights to get and list pods, and to list nodes, of the whole"
-            " cluster: `kubectl auth can-i list pods -A`",
-            status=error.status,
-        ) from error
-    explanation = explained(evidence, policies=policies, device_policies=gpu_policies, modes=modes)
-    return evidence, explanation
+        hint = (
+            "this needs the rights to get and list pods and to list nodes in the whole cluster;"
+            " check: kubectl auth can-i list pods -A"
+        )
+        raise DeniedError(error.message, hint=hint, status=error.status) from error
 
 
 def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe it: what `-o json` prints."""
     condition = explanation.condition
     return {
         "namespace": explanation.namespace,
@@ -253,11 +236,11 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
         "dialect": explanation.dialect or None,
         "policies": list(explanation.policies),
         "policies_of_pod": explanation.is_own_policy,
-        "containers": [_container(each) for each in explanation.containers],
+        "containers": [_container(item) for item in explanation.containers],
         "other_resources": list(explanation.others),
         "obstacles": [
-            {"kind": str(each.kind), "message": each.text, "hint": each.hint or None}
-            for each in explanation.obstacles
+            {"kind": str(item.reason), "message": item.text, "hint": item.hint or None}
+            for item in explanation.obstacles
         ],
         "condition": {
             "status": condition.status,
@@ -270,22 +253,22 @@ def document(explanation: Explanation, problems: Sequence[str] = ()) -> dict[str
         "nodes": explanation.nodes,
         "fitting": list(explanation.fitting),
         "rank": explanation.rank,
-        "proposal": [_container(each) for each in explanation.proposal],
+        "proposal": [_container(item) for item in explanation.proposal],
         "refused": [
             {
-                "reason": each.reason,
-                "message": each.text,
-                "note": each.note or None,
-                "nodes": list(each.nodes),
+                "reason": item.reason,
+                "message": item.text,
+                "note": item.note or None,
+                "nodes": list(item.nodes),
             }
-            for each in explanation.refused
+            for item in explanation.refused
         ],
         "beyond": explanation.beyond.text if explanation.beyond is not None else None,
         "left_out": list(problems),
     }
 
 
-def _container(asked: Asked) -> dict[str, Any]:
+def _container(asked: ContainerSummary) -> dict[str, Any]:
     return {
         "name": asked.name,
         "kind": asked.kind,
@@ -293,15 +276,195 @@ def _container(asked: Asked) -> dict[str, Any]:
         "mode": asked.mode,
         "devices": [
             {
-                "uuid": each.uuid,
-                "index": each.index,
-                "model": each.model,
-                "memory_bytes": each.memory,
-                "memory_total_bytes": each.memory_total,
-                "guarantee_percent": each.guarantee / 100,
-                "mig_profile": None if each.slice is None else each.slice.profile,
-                "mig_start": None if each.slice is None else each.slice.start,
+                "uuid": placed.uuid,
+                "index": None if device is None else device.index,
+                "model": None if device is None else device.model,
+                "memory_bytes": placed.memory,
+                "memory_total_bytes": None if device is None else device.memory_bytes,
+                "guarantee_percent": placed.guarantee / 100,
+                "mig_profile": None if placed.slice is None else placed.slice.profile,
+                "mig_start": None if placed.slice is None else placed.slice.start,
             }
-            for each in asked.parts
+            for placed, device in ((part.placed, part.device) for part in asked.parts)
         ],
     }
+
+
+# ---- the text: the most important first ----------------------------------------------------------
+
+
+def print_explanation(explanation: Explanation) -> None:
+    is_waiting = explanation.standing == "pending"
+    _print_lines(_lines(explanation))
+    if not is_waiting:
+        _print_parts("Its GPUs:", explanation.containers)
+    _print_lines(_obstacles(explanation))
+    _print_lines(_nodes(explanation))
+    if is_waiting:
+        title = "Otherwise it would get:" if explanation.obstacles else "It would get:"
+        _print_parts(title, explanation.proposal)
+    _print_lines(_scheduler_message(explanation))
+
+
+def _print_lines(lines: Iterator[str]) -> None:
+    """Print lines, wrapped on a terminal with their indentation."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        shown = [line]
+        if 0 < width < len(line) and len(indent) < width // 2:
+            shown = textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        for part in shown:
+            click.echo(part)
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
+    where = f" on node {explanation.node}" if explanation.node else ""
+    words = {"placed": "is placed", "bound": "is bound", "pending": "waits", "ended": "has ended"}
+    name = f"{explanation.namespace}/{explanation.name}"
+    yield f"Pod {name} {words[explanation.standing]}{where}{_why(explanation)}"
+    for container in explanation.containers:
+        yield f"  container {container.name} requests {container.text}"
+    if explanation.title:
+        yield f"  written in {explanation.title} syntax"
+    yield f"  scheduler: {explanation.scheduler or '-'}"
+    if explanation.policies:
+        whose = " (the pod's own)" if explanation.is_own_policy else ""
+        yield f"  policy: {', '.join(explanation.policies)}{whose}"
+    if not (explanation.containers or explanation.obstacles) and explanation.standing != "ended":
+        others = (
+            f"; Allotment does not place {', '.join(explanation.others)}"
+            if explanation.others
+            else ""
+        )
+        yield f"It requests no part of a GPU from Allotment{others}."
+
+
+def _why(explanation: Explanation) -> str:
+    if _is_kept_out(explanation):
+        return ", and does not start: the node refuses it"
+    if explanation.standing != "pending" or explanation.obstacles or not explanation.containers:
+        return ""
+    if explanation.fitting:
+        return "; a node has room for it"
+    if explanation.beyond is None:
+        return ": no node has room for it"
+    if explanation.beyond.reason == "gpu-memory":
+        return ": no GPU of the cluster is large enough, even when empty"
+    return ": no node of the cluster fits, even when empty"
+
+
+def _is_kept_out(explanation: Explanation) -> bool:
+    """Return whether its node cannot read the pod, so that its containers never start."""
+    is_refused = any(obstacle.reason == "refused" for obstacle in explanation.obstacles)
+    return explanation.standing == "bound" and is_refused and not explanation.has_started
+
+
+def _print_parts(title: str, asked: Sequence[ContainerSummary]) -> None:
+    if not any(container.parts for container in asked):
+        return
+    # Columns MODE and SLICE appear only if they differ from the default.
+    modes = {container.mode for container in asked if container.parts}
+    has_modes = modes != {"soft"}
+    has_slices = any(
+        part.placed.slice is not None for container in asked for part in container.parts
+    )
+    columns = (
+        Column("CONTAINER"),
+        Column("GPU"),
+        Column("INDEX", is_number=True),
+        Column("MODEL"),
+        Column("MEMORY", is_number=True),
+        Column("OF", is_number=True),
+        Column("COMPUTE", is_number=True),
+        *((Column("MODE"),) if has_modes else ()),
+        *((Column("SLICE"),) if has_slices else ()),
+    )
+    rows = [
+        (
+            container.name,
+            short_uuid(part.placed.uuid),
+            "?" if part.device is None else str(part.device.index),
+            "?" if part.device is None else part.device.model,
+            format_bytes(part.placed.memory),
+            "?" if part.device is None else format_bytes(part.device.memory_bytes),
+            f"{format_percent(part.placed.guarantee)} %" if part.placed.guarantee else "-",
+            *((container.mode,) if has_modes else ()),
+            *((_slice(part.placed.slice),) if has_slices else ()),
+        )
+        for container in asked
+        for part in container.parts
+    ]
+    click.echo(f"\n{title}")
+    print_table(columns, rows)
+
+
+def _slice(place: MigPlace | None) -> str:
+    return "-" if place is None else f"{place.profile} at {place.start}"
+
+
+def _obstacles(explanation: Explanation) -> Iterator[str]:
+    if not explanation.obstacles:
+        return
+    yield ""
+    if explanation.standing == "pending":
+        yield "Obstacles other than GPUs:"
+    else:
+        yield "Why:" if _is_kept_out(explanation) else "Notes:"
+    for obstacle in explanation.obstacles:
+        yield f"  {obstacle.text}"
+        if obstacle.hint:
+            yield f"    hint: {obstacle.hint}"
+
+
+def _nodes(explanation: Explanation) -> Iterator[str]:
+    if not explanation.containers or explanation.standing == "ended":
+        return
+    yield ""
+    yield _room(explanation)
+    for group in explanation.refused:
+        yield f"  {_whose(group)}: {group.text}"
+        if group.note:
+            yield f"    {group.note}"
+    if explanation.beyond is not None:
+        yield f"  Even if all were empty and healthy: {explanation.beyond.text}"
+
+
+def _scheduler_message(explanation: Explanation) -> Iterator[str]:
+    condition = explanation.condition
+    if condition is not None and (condition.message or condition.reason):
+        since = f" since {condition.last_transition_time}" if condition.last_transition_time else ""
+        yield ""
+        yield f"Message of its scheduler ({condition.reason or condition.type}{since}):"
+        yield f"  {' '.join(condition.message.split())}"
+
+
+def _room(explanation: Explanation) -> str:
+    number, of = len(explanation.fitting), format_count(explanation.nodes, "node")
+    by = ", ".join(explanation.policies)
+    if explanation.standing == "pending":
+        if not number:
+            return f"It fits on none of {of}:" if explanation.nodes else "No node can be read."
+        return f"It fits on {number} of {of} now; the best by {by} is {explanation.fitting[0]}."
+    if explanation.rank is None:
+        return (
+            f"Not counting its own use, it fits on {number} of {of} now, but not on its own node:"
+        )
+    return (
+        f"Not counting its own use, it fits on {number} of {of} now; by {by} its own node ranks"
+        f" number {explanation.rank}."
+    )
+
+
+def _whose(group: RefusalGroup) -> str:
+    names = ", ".join(group.nodes[:_NAMED])
+    if len(group.nodes) == 1:
+        return names
+    more = ", ..." if len(group.nodes) > _NAMED else ""
+    return f"{format_count(len(group.nodes), 'node')} ({names}{more})"

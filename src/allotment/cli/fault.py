@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot fault`: break a simulated GPU on purpose, or mend it."""
+"""`allot fault`: injects faults into simulated GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from allotment.cli.options import simulated_option, state_option
+from allotment.cli.tables import Column, print_table
+from allotment.model.errors import NotFoundError, UsageError
+from allotment.model.formats import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,47 +21,47 @@ if TYPE_CHECKING:
 _LAST_NVML_ERROR = 999
 
 
-@click.command(short_help="Break a simulated GPU on purpose, or mend it.")
+@click.command(short_help="Inject a fault into a simulated GPU, or clear it.")
 @simulated_option
-@click.option("--gpu", metavar="UUID|MODEL", help="Which of its GPUs; default: all of them.")
+@click.option("--gpu", metavar="UUID|MODEL", help="Its GPU.  [default: all its GPUs]")
 @click.option("--xid", metavar="N", type=click.IntRange(1, 1023), help="Report this XID error.")
-@click.option("--lost/--found", default=None, help="Let the GPU fall off the bus, or come back.")
-@click.option("--hang", metavar="TIME", help="Let every call on it take this long more; 0 mends.")
+@click.option("--lost/--found", default=None, help="Let the GPU fall off the bus, or return to it.")
+@click.option("--hang", metavar="TIME", help="Delay every call on it by this time; 0 clears.")
 @click.option(
     "--counter",
     "counters",
     metavar="NAME=N",
     multiple=True,
-    help="Set an error counter, like ecc_volatile_uncorrected=1; several times for several.",
+    help="Set an error counter, like ecc_volatile_uncorrected=1. May be repeated.",
 )
 @click.option(
-    "--nvml/--no-nvml", "nvml", default=None, help="Let NVML be loaded, or not (whole machine)."
+    "--nvml/--no-nvml", "nvml", default=None, help="Let NVML load or fail (whole machine)."
 )
 @click.option(
     "--cuda-init",
     metavar="N",
     type=click.IntRange(0, 999),
-    help="Let cuInit fail with this CUresult; 0 mends (whole machine).",
+    help="Let cuInit fail with this CUresult; 0 clears (whole machine).",
 )
 @click.option(
     "--mig-slow",
     metavar="CALL=TIME",
     multiple=True,
-    help="Let a call that changes MIG take this long more: set-mode, create-gpu, create-compute,"
-    " destroy-gpu, destroy-compute, reset.",
+    help="Delay a MIG call by this time: set-mode, create-gpu, create-compute, destroy-gpu,"
+    " destroy-compute, reset.",
 )
 @click.option(
     "--mig-error",
     metavar="CALL=N",
     multiple=True,
-    help="Let such a call do nothing and return this nvmlReturn_t; 0 mends.",
+    help="Let a MIG call do nothing and return this nvmlReturn_t; 0 clears.",
 )
 @click.option(
     "--reset",
     is_flag=True,
-    help="Reset the GPU, as `nvidia-smi --gpu-reset` does: a pending MIG mode is in force.",
+    help="Reset the GPU like `nvidia-smi --gpu-reset`; this applies a pending MIG mode.",
 )
-@click.option("--clear", is_flag=True, help="Mend everything first.")
+@click.option("--clear", is_flag=True, help="Clear all faults first.")
 @state_option
 def command(
     *,
@@ -75,7 +79,7 @@ def command(
     clear: bool,
     state: Path | None,
 ) -> None:
-    """Give a simulated GPU a fault, or mend it, and show what is wrong with the machine's GPUs.
+    """Inject faults into simulated GPUs or clear them, and show the faults of the machine.
 
     Every program on that simulated machine meets the fault at its next call.
 
@@ -89,19 +93,18 @@ def command(
     """  # noqa: D301 - click's mark
     from allotment.devices.faults import clear_faults, set_driver_fault, set_fault, set_mig_fault
     from allotment.devices.simulated import reset_gpu
-    from allotment.model.errors import UsageError
     from allotment.model.quantities import parse_duration_ns
     from allotment.shares.folders import StateFolder
-    from allotment.shares.sessions import local_devices
+    from allotment.shares.run.command import local_devices
 
     if not simulated:
         raise UsageError(
-            "which simulated machine is not said",
-            hint="say it as for `allot run`: --simulated a100-80gb:2",
+            "missing --simulated",
+            hint="give the machine as for `allot run`: --simulated a100-80gb:2",
         )
     machine, devices = local_devices(StateFolder.at(state), simulated)
     if machine is None:
-        raise UsageError("only simulated GPUs can be broken on purpose")
+        raise UsageError("faults work on simulated GPUs only")
     chosen = _indices(devices, gpu)
     values = _counters(counters)
     slow_us = _mig_values(mig_slow, lambda text: parse_duration_ns(text) // 1000)
@@ -128,59 +131,49 @@ def command(
 
 
 def _indices(devices: "Sequence[Device]", gpu: str | None) -> list[int]:
-    """Return the numbers of the GPUs that are meant, in the machine's order."""
-    from allotment.model.errors import NotFoundError
     from allotment.model.quantities import parse_memory
     from allotment.model.requests import Request
     from allotment.placement import is_selected
 
     request = Request(parse_memory("1Mi"), selectors=(gpu,) if gpu else ())
-    chosen = [index for index, each in enumerate(devices) if is_selected(each, request)]
+    chosen = [index for index, device in enumerate(devices) if is_selected(device, request)]
     if not chosen:
         raise NotFoundError(
-            f"no GPU of that machine is {gpu!r}", hint="see `allot devices --simulated ...`"
+            f"no GPU of that machine matches {gpu!r}", hint="see `allot devices --simulated ...`"
         )
     return chosen
 
 
 def _counters(texts: tuple[str, ...]) -> "Mapping[str, int]":
-    from allotment.model.errors import UsageError
-
     values = {}
     for text in texts:
         name, _, number = text.partition("=")
         if not (number.isascii() and number.isdecimal() and len(number) < 20):  # noqa: PLR2004 - 64 bits
             raise UsageError(
-                f"{text!r} is not a counter with a number",
-                hint="write it like ecc_volatile_uncorrected=1",
+                f"--counter {text!r} is not NAME=NUMBER",
+                hint="for example: --counter ecc_volatile_uncorrected=1",
             )
         values[name] = int(number)
     return values
 
 
 def _mig_values(texts: tuple[str, ...], parse: "Callable[[str], int]") -> "Mapping[MigCall, int]":
-    """Read `CALL=VALUE` several times over."""
     from allotment.devices.faults import MigCall
-    from allotment.model.errors import UsageError
 
     values = {}
     for text in texts:
         name, _, value = text.partition("=")
-        call = next((each for each in MigCall if _mig_name(each) == name), None)
+        call = next((member for member in MigCall if _mig_name(member) == name), None)
         if call is None or not value:
-            known = ", ".join(map(_mig_name, MigCall))
-            raise UsageError(
-                f"{text!r} is no call that changes MIG with a value", hint=f"calls: {known}"
-            )
+            calls = ", ".join(map(_mig_name, MigCall))
+            raise UsageError(f"{text!r} is not CALL=VALUE for a MIG call", hint=f"calls: {calls}")
         values[call] = parse(value)
     return values
 
 
 def _nvml_error(text: str) -> int:
-    from allotment.model.errors import UsageError
-
     if not (text.isascii() and text.isdecimal() and int(text) <= _LAST_NVML_ERROR):
-        raise UsageError(f"{text!r} is no nvmlReturn_t, like 19 (in use); 0 mends")
+        raise UsageError(f"{text!r} is not an nvmlReturn_t, like 19 (in use); 0 clears the fault")
     return int(text)
 
 
@@ -195,14 +188,11 @@ def _mig_faults(
     slow_us: "Mapping[MigCall, int]",
     errors: "Mapping[MigCall, int]",
 ) -> "Iterator[tuple[MigCall, MigFault]]":
-    """Say what the faults are after the changes asked for, of the calls that are named."""
-    from dataclasses import replace
-
     from allotment.devices.faults import MigFault, read_faults
 
-    now = read_faults(machine)[gpu].mig
+    current = read_faults(machine)[gpu].mig
     for call in sorted({*slow_us, *errors}):
-        fault = now.get(call, MigFault())
+        fault = current.get(call, MigFault())
         yield (
             call,
             replace(
@@ -214,11 +204,9 @@ def _mig_faults(
 
 
 def _mig_text(call: "MigCall", fault: "MigFault") -> "Iterator[str]":
-    from allotment.model.formats import format_duration
-
     name = _mig_name(call)
     if fault.slow_us:
-        yield f"{name} takes {format_duration(fault.slow_us * 1000)} more"
+        yield f"{name} is delayed by {format_duration(fault.slow_us * 1000)}"
     if fault.error:
         yield f"{name} fails with {fault.error}"
     if fault.ends_before or fault.ends_after:
@@ -226,9 +214,7 @@ def _mig_text(call: "MigCall", fault: "MigFault") -> "Iterator[str]":
 
 
 def _print(machine: Path, devices: "Sequence[Device]") -> None:
-    from allotment.cli.tables import Column, print_table
     from allotment.devices.faults import read_driver_faults, read_faults
-    from allotment.model.formats import format_duration
 
     print_table(
         (Column("GPU"), Column("LOST"), Column("HANG"), Column("XIDS"), Column("COUNTERS")),

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and screens that fit: columns and lines are left out whole, nothing is cut in two.
+"""Tables and screens that fit a terminal: columns and lines that do not fit are left out whole."""
 
-Drawn with rich; how much there is room for is known before anything is drawn.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
-
-__all__ = ["Grid", "GridColumn", "Part", "Pinned", "lines_of", "one_line"]
 
 _GAP = 2
 
@@ -21,33 +16,30 @@ Cell = str | Text
 
 @dataclass(frozen=True, slots=True)
 class GridColumn:
-    """A column of a grid: its heading, and what becomes of it where there is little room."""
+    """A column, and its behaviour when space is short."""
 
     heading: str
     rank: int = 0
-    """Left out, the highest first, where the terminal is too narrow for all; 0: never."""
+    """On a narrow terminal the highest rank is left out first; 0: never."""
     is_number: bool = False
     least: int | None = None
-    """It may be cut to so many cells before it is left out."""
+    """Cells to which it may be cut before it is left out."""
     most: int | None = None
-    """What is longer is cut in any case."""
+    """Longer cells are always cut."""
 
 
 @dataclass(slots=True)
 class Grid:
-    """Rows under headings. No row takes more than one line."""
+    """Rows below headings; every row takes one line."""
 
     columns: Sequence[GridColumn]
-    rows: list[Sequence[Cell]] = field(default_factory=list)
+    rows: list[Mapping[str, Cell]] = field(default_factory=list)
 
-    def add(self, *cells: Cell) -> None:
-        """Add a row: a cell for every column, left out or not."""
-        if len(cells) != len(self.columns):
-            raise ValueError((len(cells), len(self.columns)))
+    def add(self, cells: Mapping[str, Cell]) -> None:
+        """Add a row, by heading. A missing cell is empty; one without a column is left out."""
         self.rows.append(cells)
 
     def drawn(self, width: int) -> Table:
-        """Draw what there is room for."""
         kept = self._kept(width)
         table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in (self.columns[index] for index in kept):
@@ -59,7 +51,7 @@ class Grid:
                 max_width=column.most,
             )
         for row in self.rows:
-            table.add_row(*(_single(row[index]) for index in kept))
+            table.add_row(*(_text(row.get(self.columns[index].heading, "")) for index in kept))
         return table
 
     def _kept(self, width: int) -> list[int]:
@@ -74,37 +66,37 @@ class Grid:
 
     def _need(self, index: int) -> int:
         column = self.columns[index]
-        cells = max((_cells(row[index]) for row in self.rows), default=0)
+        cells = max((_text(row.get(column.heading, "")).cell_len for row in self.rows), default=0)
         for limit in (column.least, column.most):
             cells = cells if limit is None else min(cells, limit)
         return max(cells, cell_len(column.heading))
 
 
 Part = Grid | Text
-"""What a screen is made of, from top to bottom."""
+"""An element of a screen."""
 
 
 def lines_of(parts: Iterable[Part]) -> int:
-    """Return how many lines parts take, each text being one."""
+    """Count the lines of the parts; a text is one line."""
     return sum(len(part.rows) + 1 if isinstance(part, Grid) else 1 for part in parts)
 
 
 def one_line(text: str, style: str = "") -> Text:
-    """Return a text that is cut where the terminal ends; control characters are kept from it."""
-    shown = "".join(each if each.isprintable() else " " for each in text)
+    """Return a text cut at the edge of the terminal, without control characters."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
     return Text(shown, style=style, no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A screen of so many lines with a foot that stays at its bottom, whatever is above it."""
+    """A screen of `height` lines with a foot at its bottom."""
 
     body: Sequence[RenderableType]
     foot: Sequence[RenderableType]
     height: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the body and the foot; where lines have no room, say how many."""
+        """Draw the body and the foot; a last line counts the lines left out."""
         free = options.reset_height()
         foot = console.render_lines(Group(*self.foot), free, pad=False)
         room = max(0, self.height - len(foot))
@@ -121,9 +113,5 @@ class Pinned:
             yield from line
 
 
-def _cells(cell: Cell) -> int:
-    return cell_len(cell.plain if isinstance(cell, Text) else cell)
-
-
-def _single(cell: Cell) -> Text:
+def _text(cell: Cell) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands ask of machines, real and simulated, in words of `devices`."""
+"""Queries of the commands to real and simulated machines."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allotment.devices.nvml import Nvml
-from allotment.devices.simulated import (
-    DEFAULT_PATH,
-    MACHINE_VARIABLE,
-    SimulatedMachine,
-    machine_path,
-)
+from allotment.devices.packing import MACHINE_VARIABLE
+from allotment.devices.simulated import DEFAULT_PATH, SimulatedMachine, machine_path
 from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.errors import (
@@ -22,27 +18,18 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
-from allotment.model.requests import MIG
+from allotment.model.modes import MIG
 from allotment.shares.folders import StateFolder
-from allotment.shares.lives import Booking, Found, booked
-from allotment.shares.modes_of_gpus import Allowed, modes_on, read_allowed, refusal
-from allotment.shares.sessions import inside_share
-from allotment.shares.views import Readings
-
-__all__ = [
-    "DeviceRow",
-    "device_named",
-    "devices_of",
-    "known_machines",
-    "readings",
-    "real_inventory",
-    "survey",
-]
+from allotment.shares.lifecycle import Booking, LoadedShare, booked
+from allotment.shares.mode_policy import ModePolicy, modes_on, read_mode_policies, refusal
+from allotment.shares.mps_daemons import losses, servers
+from allotment.shares.run.command import inside_share
+from allotment.shares.status import Readings, ShareStatus, share_status
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device with all that is known of it. Bytes; None: not known."""
+    """A device with its bookings and readings. Sizes in bytes; None: unknown."""
 
     device: Device
     allotted: int
@@ -50,86 +37,97 @@ class DeviceRow:
     reading: Reading | None
     problem: str | None = None
     machine: Path | None = None
-    """The simulated machine that it is of."""
+    """Its simulated machine; None: a real GPU."""
     guaranteed: int = 0
-    """Of its time, what is guaranteed to shares, in basis points."""
+    """Part of its time that shares are guaranteed, in basis points."""
     mode: str = ""
-    """That of the shares on it, or `mig` where it is cut; empty: none."""
-    allowed: Allowed | None = None
-    """What `allot devices set-mode` or the node has said; None: nothing."""
+    """Mode of the shares on it, or `mig` if MIG is on; empty: none."""
+    allowed: ModePolicy | None = None
+    """Modes set by `allot devices set-mode` or the node; None: not set."""
     is_draining: bool = False
-    """There are shares of a mode that it is not for any more."""
+    """Whether shares of a mode that it no longer allows are on it."""
 
 
 def real_inventory() -> Inventory:
-    """Ask the machine's NVML; raise `NoDevicesError` where there is none, or no GPU."""
+    """Read the inventory from NVML; raise `NoDevicesError` without NVML or a GPU."""
     with Nvml() as source:
         return source.inventory()
 
 
 def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
-    """Return the figures of a machine's devices by UUID; none where nobody can be asked."""
+    """Return the figures of a machine's devices by UUID; empty if NVML does not answer."""
     try:
         with Nvml(machine=machine) as source:
             return source.readings()
     except AllotError:
-        return {}  # the ledger's figures are shown all the same
+        return {}  # the figures of the ledger are still shown
 
 
 def known_machines(folder: StateFolder) -> tuple[Path | None, ...]:
-    """Return whom to ask for who uses GPUs, whether shares are there or not.
+    """Return the machines whose GPUs may be in use: None is the real one.
 
-    The state folder's simulated machines, and the real one (None) where a driver is loaded, so that
-    `allot ps` starts at once elsewhere.
+    The real machine counts only with a driver loaded, so that `allot ps` starts fast elsewhere.
     """
     if inside_share():
-        return ()  # nobody there tells of more than the share's own
+        return ()  # inside a share, NVML reports only that share
     signs = ("/proc/driver/nvidia", "/dev/dxg")
     real = (None,) if any(map(os.path.exists, signs)) else ()
     return (*real, *sorted(folder.simulated.glob("*/machine")))
 
 
-def devices_of(found: Found) -> tuple[Device, ...]:
-    """Return the devices of the machine that a share is on."""
-    if found.problem:
-        raise found.problem
-    if found.share and found.share.machine:
-        return SimulatedMachine(Path(found.share.machine)).devices()
+def status_of(
+    folder: StateFolder, shares: list[LoadedShare], ask: Readings = readings
+) -> ShareStatus:
+    """Return the status of these shares and of all processes outside any share."""
+    return share_status(
+        shares,
+        ask,
+        machines=known_machines(folder),
+        serving=servers(folder),
+        losses=losses(folder),
+    )
+
+
+def devices_of(share: LoadedShare) -> tuple[Device, ...]:
+    if share.problem:
+        raise share.problem
+    if share.share and share.share.machine:
+        return SimulatedMachine(Path(share.share.machine)).devices()
     return real_inventory().devices
 
 
 def survey(
-    folder: StateFolder, spec: str | None, shares: list[Found], ask: Readings = readings
+    folder: StateFolder, spec: str | None, shares: list[LoadedShare], ask: Readings = readings
 ) -> tuple[list[DeviceRow], list[Problem]]:
-    """Ask every machine that is meant: the one of `spec`, else the real one and those of shares.
+    """Query the machine of `spec`, else the real one and the simulated ones with shares.
 
-    `ask` is who is asked for live figures. Inside a share that is the share's own part alone: the
-    driver there tells of nothing else. Raises `NoDevicesError` when none has a device.
+    `ask` returns live figures. Inside a share only the share's own part is visible. Raises
+    `NoDevicesError` if no machine has a device.
     """
     if inside_share():
         inventory = real_inventory()
         simulated = bool(os.environ.get(MACHINE_VARIABLE)) or DEFAULT_PATH.exists()
         own = [replace(device, simulated=simulated) for device in inventory.devices]
         return _rows(own, None, shares, ask, {}), list(inventory.problems)
-    said = read_allowed(folder)
+    policies = read_mode_policies(folder)
     if spec:
         folder.prepare()
         machine = machine_path(folder.root, spec)
-        return _rows(SimulatedMachine(machine).devices(), machine, shares, ask, said), []
+        return _rows(SimulatedMachine(machine).devices(), machine, shares, ask, policies), []
     rows: list[DeviceRow] = []
     problems: list[Problem] = []
     failure: NoDevicesError | None = None
     try:
         inventory = real_inventory()
-        rows += _rows(inventory.devices, None, shares, ask, said)
+        rows += _rows(inventory.devices, None, shares, ask, policies)
         problems += inventory.problems
     except NoDevicesError as error:
         failure = error
     for path in sorted(
-        {each.share.machine for each in shares if each.share and each.share.machine}
+        {share.share.machine for share in shares if share.share and share.share.machine}
     ):
         try:
-            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares, ask, said)
+            rows += _rows(SimulatedMachine(Path(path)).devices(), Path(path), shares, ask, policies)
         except StateError as error:
             problems.append(Problem(index=-1, uuid=None, message=error.message))
     if not rows and not problems:
@@ -141,13 +139,13 @@ def survey(
 
 
 def device_named(folder: StateFolder, spec: str | None, name: str) -> tuple[Path | None, Device]:
-    """Return the one GPU whose UUID is `name` or begins with it, and its machine.
+    """Return the only GPU whose UUID starts with `name`, and its machine.
 
-    Of the machine of `spec`, else of the real one and the folder's simulated ones. Raises
-    `NotFoundError`, or `UsageError` for what may be several.
+    Looks at the machine of `spec`, else at the real and all simulated ones. Raises `NotFoundError`,
+    or `UsageError` if several match.
     """
-    found: list[tuple[Path | None, Device]] = []
-    there: list[str] = []
+    matches: list[tuple[Path | None, Device]] = []
+    uuids: list[str] = []
     for machine in _machines(folder, spec):
         try:
             devices = (
@@ -155,19 +153,21 @@ def device_named(folder: StateFolder, spec: str | None, name: str) -> tuple[Path
             )
         except (NoDevicesError, StateError):
             continue
-        there += [each.uuid for each in devices]
-        found += [(machine, each) for each in devices if each.uuid.lower().startswith(name.lower())]
-    if not name.lower().startswith("gpu-") or not found:
+        uuids += [device.uuid for device in devices]
+        matches += [
+            (machine, device) for device in devices if device.uuid.lower().startswith(name.lower())
+        ]
+    if not name.lower().startswith("gpu-") or not matches:
         raise NotFoundError(
-            f"there is no GPU {name!r}",
-            hint=f"name it by its UUID or the start of it; there are: {', '.join(there) or 'none'}",
+            f"no GPU {name!r}",
+            hint=f"give its UUID or the start of it; GPUs: {', '.join(uuids) or 'none'}",
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise UsageError(
-            f"{name!r} may be any of {', '.join(each.uuid for _, each in found)}",
-            hint="write more of the UUID",
+            f"{name!r} matches several GPUs: {', '.join(device.uuid for _, device in matches)}",
+            hint="give more of the UUID",
         )
-    return found[0]
+    return matches[0]
 
 
 def _machines(folder: StateFolder, spec: str | None) -> tuple[Path | None, ...]:
@@ -180,32 +180,32 @@ def _machines(folder: StateFolder, spec: str | None) -> tuple[Path | None, ...]:
 def _rows(
     devices: Iterable[Device],
     machine: Path | None,
-    shares: Iterable[Found],
+    shares: Iterable[LoadedShare],
     ask: Readings,
-    said: Mapping[str, Allowed],
+    policies: Mapping[str, ModePolicy],
 ) -> list[DeviceRow]:
     live = ask(machine)
-    known = list(shares)
-    bookings = booked(known)
+    loaded = list(shares)
+    bookings = booked(loaded)
     rows = []
     for device in devices:
-        here = [each for each in known if device.uuid in each.limits()]
+        on_device = [share for share in loaded if device.uuid in share.limits()]
         booking = bookings.get(device.uuid) or Booking()
-        answer = live.get(device.uuid)
-        modes = modes_on(known, device.uuid)
-        allowed = said.get(device.uuid)
+        reading = live.get(device.uuid)
+        modes = modes_on(loaded, device.uuid)
+        allowed = policies.get(device.uuid)
         rows.append(
             DeviceRow(
                 device=device,
                 allotted=booking.memory,
-                shares=tuple(each.name for each in here),
-                reading=answer if isinstance(answer, Reading) else None,
-                problem=answer.message if isinstance(answer, Problem) else None,
+                shares=tuple(share.name for share in on_device),
+                reading=reading if isinstance(reading, Reading) else None,
+                problem=reading.message if isinstance(reading, Problem) else None,
                 machine=machine,
                 guaranteed=booking.guaranteed,
                 mode=min(modes, default=MIG if device.mig else ""),
                 allowed=allowed,
-                is_draining=any(refusal(allowed, each) for each in modes),
+                is_draining=any(refusal(allowed, share) for share in modes),
             )
         )
     return rows

@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot mig`: cut GPUs into MIG instances as a file says, and say how they are cut."""
+"""`allot mig`: configure the MIG instances of GPUs from a file, and export them."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from allotment.cli.options import output_option, simulated_option, state_option
+from allotment.cli.documents import Document, print_document
+from allotment.cli.options import options, output_option, simulated_option, state_option
+from allotment.devices.mig import MigView
+from allotment.devices.nvml import Nvml
+from allotment.model.errors import AllotError, UsageError
+from allotment.modes.mig.journal import Journal, SliceRecord, Stage, stands_for
+from allotment.shares.folders import StateFolder
 
 if TYPE_CHECKING:
-    from allotment.cli.mig_plans import Planned
-    from allotment.modes.mig.files import Entry
+    from allotment.cli.mig_fits import Planned
+    from allotment.modes.mig.files import ConfigEntry
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NOT_AS_ASKED = 1
 _DIGITS = 4
 
 
-@click.group(short_help="Cut GPUs into MIG instances, as a file says.")
+@click.group(short_help="Cut GPUs into MIG instances from a configuration file.")
 def command() -> None:
-    """Cut GPUs into MIG instances as a file says, and say how they are cut.
+    """Cut GPUs into MIG instances from a configuration file, and export the current instances.
 
-    The file is the one of NVIDIA's mig-parted, version v1.
+    The file has the format of NVIDIA's mig-parted, version v1.
 
     \b
     Examples:
@@ -35,47 +41,42 @@ def command() -> None:
     """  # noqa: D301 - click's mark
 
 
-def file_options(function: _F, *, required: bool = True) -> _F:
-    """Add `-f` and `-c`."""
-    options = (
+def _file_options(*, is_required: bool) -> Callable[[_F], _F]:
+    return options(
         click.option(
             "-f",
             "--config-file",
             "file",
             metavar="FILE",
             type=click.File(encoding="utf-8"),
-            required=required,
-            help="Configurations, in mig-parted's format; - is standard input.",
+            required=is_required,
+            help="File of configurations in mig-parted's format; - reads standard input.",
         ),
         click.option(
             "-c",
             "--selected-config",
             "name",
             metavar="NAME",
-            help="Which of them; may be left out where there is one.",
+            help="Name of the configuration; optional if the file has only one.",
         ),
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
-@command.command(short_help="Make the GPUs as a configuration says.")
-@file_options
+@command.command(short_help="Apply a configuration to the GPUs.")
+@_file_options(is_required=True)
 @simulated_option
 @state_option
 def apply(*, file: TextIO, name: str | None, simulated: str | None, state: Path | None) -> int:
-    """Switch MIG on or off and make and remove instances, until the GPUs are as the file says.
+    """Switch MIG on or off and create and remove instances until the GPUs match the file.
 
-    Only what differs is touched: instances that are wanted stay, and so do the programs in them.
-    Where something has to go that is in use, nothing at all is done, and its users are named.
+    Changes only what differs: wanted instances stay, and programs in them keep running. If an
+    instance to remove is in use, nothing is changed, and the error names its users.
 
     \b
     Example:
       allot mig apply -f config.yaml -c all-1g.10gb
     """  # noqa: D301 - click's mark
     from allotment.cli.mig_runs import MigRun
-    from allotment.shares.folders import StateFolder
 
     run = MigRun(StateFolder.at(state), simulated)
     failed = False
@@ -85,67 +86,63 @@ def apply(*, file: TextIO, name: str | None, simulated: str | None, state: Path 
     return _NOT_AS_ASKED if failed else 0
 
 
-@command.command("assert", short_help="Ask whether the GPUs are as a configuration says.")
-@file_options
+@command.command("assert", short_help="Check whether the GPUs match a configuration.")
+@_file_options(is_required=True)
 @simulated_option
 @state_option
 def assert_(*, file: TextIO, name: str | None, simulated: str | None, state: Path | None) -> int:
-    """End with 0 if the GPUs that the configuration names are as it says, and with 1 if not.
+    """Exit with 0 if the GPUs that the configuration names match it, and with 1 if not.
 
-    What differs is told on standard error. Where the instances are does not matter, nor who made
-    them. Ends with 2 for a file that cannot be meant.
+    Prints the differences to standard error. The slots and the origin of instances do not matter.
+    Exits with 2 for an invalid file.
 
     \b
     Example:
       allot mig assert -f config.yaml -c all-balanced || allot mig apply -f config.yaml -c all-balanced
     """  # noqa: D301, E501 - click's mark
     from allotment.cli.mig_runs import MigRun
-    from allotment.shares.folders import StateFolder
 
     different = MigRun(StateFolder.at(state), simulated).differences(_entries(file, name))
     for index, text in different:
         click.echo(f"GPU {index}: {text}", err=True)
     if not different:
-        click.echo("the configuration is in force")
+        click.echo("the configuration is applied")
     return _NOT_AS_ASKED if different else 0
 
 
-@command.command(short_help="Print how the GPUs are cut, as a configuration.")
+@command.command(short_help="Print the current MIG instances as a configuration.")
 @click.option(
     "-c",
     "--config-label",
     "name",
     metavar="NAME",
     default="current",
-    show_default=True,
-    help="What the configuration is to be called.",
+    help="Name of the printed configuration.",
 )
 @output_option("yaml", "json")
 @simulated_option
 @state_option
 def export(*, name: str, output: str, simulated: str | None, state: Path | None) -> None:
-    """Print how the GPUs are cut as a file that `apply`, `assert` and mig-parted read.
+    """Print the current MIG instances as a file that `apply`, `assert` and mig-parted read.
 
     \b
     Example:
       allot mig export > now.yaml
     """  # noqa: D301 - click's mark
-    from allotment.cli.documents import print_document
     from allotment.cli.mig_runs import MigRun
-    from allotment.shares.folders import StateFolder
 
     print_document(MigRun(StateFolder.at(state), simulated).document(name), output)
 
 
-@command.command(short_help="Show what apply would do, or how a slice would come to fit.")
-@partial(file_options, required=False)
+@command.command(short_help="Show what apply would do, or how to make room for a slice.")
+@_file_options(is_required=False)
 @click.option(
     "--fit",
     "wanted",
     metavar="PROFILE[:N]",
     multiple=True,
-    help="In place of a file: how a GPU comes to have room for so many slices of this profile more;"
-    " several times for several.",
+    help="Instead of a file: show how to make room for N more slices of this profile. May be"
+    " repeated.",
 )
 @output_option("table", "json", "yaml")
 @simulated_option
@@ -159,26 +156,24 @@ def plan(
     simulated: str | None,
     state: Path | None,
 ) -> int:
-    """Show what `apply` would do to each GPU, or why it would not; nothing is changed.
+    """Show what `apply` would do to each GPU, or why it would refuse. Changes nothing.
 
-    With --fit: how slices come to fit that do not fit as it is, in the way that costs others least:
-    an idle MIG device that is there, a GPU whose MIG is off, or which slices have to go, and whose
-    programs start again where. An instance in use cannot be moved.
+    With --fit: shows the cheapest way to make room. It may reuse an idle MIG device, switch MIG on,
+    or drain slices: their programs end and start again elsewhere. An instance in use cannot move.
 
-    Ends with 0 where all of it could be done (or is so already), and where not as `apply` would:
-    with 2 for what a GPU cannot have, with 7 where somebody is in the way.
+    Exits with 0 if the plan is possible or already applied. Otherwise with the code of `apply`: 2
+    if a GPU cannot have these instances, 7 if an instance is in use.
 
     \b
     Examples:
       allot mig plan -f config.yaml -c all-balanced
       allot mig plan --fit 3g.40gb --fit 1g.10gb:2
     """  # noqa: D301 - click's mark
-    from allotment.cli.mig_plans import plan_document, plan_rows
+    from allotment.cli.mig_fits import plan_document, plan_rows
     from allotment.cli.mig_runs import MigRun
-    from allotment.shares.folders import StateFolder
 
     if (file is None) == (not wanted):
-        raise click.UsageError("give either a file (-f) or what is to fit (--fit)")
+        raise click.UsageError("give either a file (-f) or slices (--fit)")
     run = MigRun(StateFolder.at(state), simulated)
     planned = run.advice(_counts(wanted)) if file is None else run.plans(_entries(file, name))
     if output == "table":
@@ -194,44 +189,155 @@ def plan(
         )
         print_table(columns, plan_rows(planned))
     else:
-        from allotment.cli.documents import print_document
-
         print_document(plan_document(planned), output)
-    for each in planned:
-        if each.error is not None and each.error.hint:
-            click.echo(f"GPU {each.index} {each.uuid}: hint: {each.error.hint}", err=True)
+    for gpu in planned:
+        if gpu.error is not None and gpu.error.hint:
+            click.echo(f"GPU {gpu.index} {gpu.uuid}: hint: {gpu.error.hint}", err=True)
     return _status(planned)
 
 
 def _counts(wanted: tuple[str, ...]) -> dict[str, int]:
-    """Read what `--fit` says: how many of each profile."""
-    from allotment.model.errors import UsageError
-
+    """Parse `--fit`: the number of slices per profile."""
     counts: dict[str, int] = {}
-    for each in wanted:
-        name, _, number = each.partition(":")
+    for text in wanted:
+        name, _, number = text.partition(":")
         if number and not (number.isascii() and number.isdecimal() and len(number) < _DIGITS):
-            raise UsageError(f"--fit {each}: {number} is no count", hint="write it like 1g.10gb:2")
+            raise UsageError(
+                f"--fit {text}: {number!r} is not a count", hint="for example: --fit 1g.10gb:2"
+            )
         counts[name] = counts.get(name, 0) + int(number or 1)
     return counts
 
 
 def _status(planned: "list[Planned]") -> int:
-    """Return the exit code that `apply` would end with, by the first reason why it would not."""
-    return next((each.error.exit_code for each in planned if each.error), 0)
+    """Return the exit code of the first error, as `apply` would."""
+    return next((gpu.error.exit_code for gpu in planned if gpu.error), 0)
 
 
-def _entries(file: TextIO, name: str | None) -> "tuple[Entry, ...]":
-    """Read the file and choose a configuration of it."""
-    from allotment.agent.config.documents import read
-    from allotment.model.errors import UsageError
+def _entries(file: TextIO, name: str | None) -> "tuple[ConfigEntry, ...]":
+    from allotment.agent.config.parsing import read
     from allotment.modes.mig.files import parse_configurations, select
 
     source = file.name
     try:
         text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source}: cannot be read: {error}") from error
+        raise UsageError(f"cannot read {source}: {error}") from error
     return select(
         parse_configurations(read(text, source=source), source=source), name, source=source
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigRow:
+    """A GPU instance with its compute instance, if it has one."""
+
+    uuid: str
+    """UUID of the MIG device; empty without a compute instance."""
+    profile: str
+    start: int
+    size: int
+    memory_bytes: int | None
+    """None: the driver lists no profile with this number."""
+    gpu_instance: int
+    compute_instance: int | None
+    state: str
+    """`ours`, `warm`, `being made`, `being removed`, or `static` (foreign, never removed)."""
+    share: str | None
+    """Name of the share that uses it."""
+    processes: tuple[int, ...]
+
+    @property
+    def place(self) -> str:
+        last = self.start + self.size - 1
+        return f"slot {self.start}" if last == self.start else f"slots {self.start}-{last}"
+
+    @property
+    def user(self) -> str:
+        """The share or processes that use it, else its state."""
+        if self.share:
+            return f"share {self.share}"
+        if self.processes:
+            return "processes " + ", ".join(map(str, self.processes))
+        return self.state
+
+    def to_document(self) -> Document:
+        return {**asdict(self), "uuid": self.uuid or None, "processes": list(self.processes)}
+
+
+def mig_rows(
+    folder: StateFolder,
+    machines: Collection[Path | None],
+    *,
+    shares: Mapping[str, str],
+    of_devices: Mapping[str, str] | None = None,
+) -> dict[str, tuple[MigRow, ...]]:
+    """Return the slices of every GPU in MIG mode, by the GPU's UUID.
+
+    `shares` has the names of shares by id, `of_devices` by the UUID of their device.
+    """
+    rows: dict[str, tuple[MigRow, ...]] = {}
+    for uuid, view in mig_views(machines):
+        if view.gpu.is_enabled:
+            try:
+                records = Journal(folder.mig / uuid).read().records
+            except AllotError:
+                records = ()  # owned by another user: `allot doctor` reports it
+            rows[uuid] = tuple(_rows(view, records, shares, of_devices or {}))
+    return rows
+
+
+def mig_views(machines: Collection[Path | None]) -> Iterator[tuple[str, MigView]]:
+    """Yield each GPU with MIG, by UUID; a machine that does not answer has none."""
+    for machine in machines:
+        try:
+            with Nvml(machine=machine) as source:
+                views = source.migs()
+        except AllotError:
+            continue
+        yield from views.items()
+
+
+def _rows(
+    view: MigView,
+    records: Sequence[SliceRecord],
+    shares: Mapping[str, str],
+    of_devices: Mapping[str, str],
+) -> list[MigRow]:
+    profiles = {profile.number: profile for profile in view.gpu.profiles}
+    rows = []
+    for instance in view.gpu.instances:
+        record = next(
+            (candidate for candidate in records if stands_for(candidate, (instance,))), None
+        )
+        profile = profiles.get(instance.profile)
+        rows.append(
+            MigRow(
+                uuid=instance.uuid,
+                profile="?" if profile is None else profile.name,
+                start=instance.start,
+                size=instance.size,
+                memory_bytes=None if profile is None else profile.memory_bytes,
+                gpu_instance=instance.gpu_instance,
+                compute_instance=instance.compute_instance,
+                state=_state(record),
+                # The kubelet may assign a static slice: it has a share but no record here.
+                share=of_devices.get(instance.uuid)
+                if record is None
+                else shares.get(record.holder),
+                processes=view.users.get(instance.gpu_instance, ()),
+            )
+        )
+    return rows
+
+
+def _state(record: SliceRecord | None) -> str:
+    if record is None:
+        return "static"
+    match record.stage:
+        case Stage.READY:
+            return "ours" if record.holder else "warm"
+        case Stage.LEAVING:
+            return "being removed"
+        case _:
+            return "being made"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot mig` asks of a machine's GPUs and does to them, all GPUs at once."""
+"""The work of `allot mig` on a machine: one thread per GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,65 +8,61 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from allotment.cli.documents import Document
-from allotment.cli.mig_fits import FitGpu, ways_to_fit
-from allotment.cli.mig_plans import Planned
+from allotment.cli.mig_fits import FitGpu, Planned, ways_to_fit
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
 from allotment.devices.simulated import machine_path
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigGpu
-from allotment.model.requests import MIG
+from allotment.model.modes import MIG
 from allotment.model.shares import ShareId
-from allotment.modes.mig.applying import (
-    Change,
+from allotment.modes.mig.apply import (
     Changer,
+    GpuChange,
     Occupied,
     counts_of,
     entry_for,
     has_what_is_wanted,
     plan,
 )
-from allotment.modes.mig.files import Entry, GpuIdentity, check_numbers, document_of
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.judging import foreign
+from allotment.modes.mig.files import ConfigEntry, GpuIdentity, check_numbers, document_of
+from allotment.modes.mig.journal import Journal, foreign
 from allotment.modes.mig.mode import takes_mode_at_once
 from allotment.modes.mig.slices import Slices
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import BY_NODE, allowed_on, refusal
+from allotment.shares.mig.inspect import GpuUsers
+from allotment.shares.mode_policy import BY_NODE, mode_policy_of, refusal
 from allotment.shares.mps_daemons import await_way
-from allotment.shares.occupying import Occupants
-from allotment.shares.sessions import local_inventory
-from allotment.shares.views import current
-
-__all__ = ["MigRun", "Outcome"]
+from allotment.shares.run.command import local_inventory
+from allotment.shares.status import current
 
 _T = TypeVar("_T")
 _WORK_S: Final = 300.0
-"""How long one GPU may take for all that is to be done to it."""
+"""Time limit for all changes to one GPU."""
 _KEEP_S: Final = float("inf")
-"""Whoever applies a configuration removes what is in its way, and nothing because it is warm."""
+"""Applying a configuration removes only slices in its way; warm slices stay."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one GPU, in a sentence."""
+class GpuOutcome:
+    """The outcome for one GPU, as a sentence."""
 
     text: str
     is_error: bool = False
 
 
 class MigRun:
-    """One machine's GPUs, for one command."""
+    """All GPUs of one machine, during one command."""
 
     def __init__(self, folder: StateFolder, spec: str | None) -> None:
-        """Take the state folder, and which machine is meant; the simulated one is made."""
+        """`spec` creates and selects a simulated machine."""
         folder.prepare()
         self._folder = folder
         self._spec = spec
         self._machine: Path | None = machine_path(folder.root, spec) if spec else None
 
     def document(self, name: str) -> Document:
-        """Return how all GPUs are cut. Raises what the first silent GPU says."""
+        """Return the current MIG layout of all GPUs. Raises the first GPU's error."""
         gpus = []
         for _, answer in self._ask(_look, LOOK_S):
             if isinstance(answer, AllotError):
@@ -75,27 +71,29 @@ class MigRun:
             gpus.append((identity, counts_of(gpu) if gpu is not None and gpu.is_enabled else None))
         return document_of(name, gpus)
 
-    def differences(self, entries: Sequence[Entry]) -> list[tuple[int, str]]:
-        """Return the GPUs that are not as they are wanted, each with what it has."""
-        found = []
+    def differences(self, entries: Sequence[ConfigEntry]) -> list[tuple[int, str]]:
+        """Return the GPUs that do not match, each with its difference."""
+        different = []
         answers = self._ask(_look, LOOK_S)
         check_numbers(entries, len(answers))
         for index, answer in answers:
             if isinstance(answer, AllotError):
-                found.append((index, answer.message))
+                different.append((index, answer.message))
                 continue
             identity, gpu = answer
             entry = entry_for(entries, identity)
             if entry is not None and not has_what_is_wanted(gpu, entry):
-                found.append((index, f"{_state_of(gpu)}, and not {_wanted(entry)}"))
-        return found
+                different.append((index, f"{_state_of(gpu)}, expected {_wanted(entry)}"))
+        return different
 
-    def plans(self, entries: Sequence[Entry]) -> list[Planned]:
-        """Plan for every GPU; nothing is changed."""
+    def plans(self, entries: Sequence[ConfigEntry]) -> list[Planned]:
+        """Plan the changes of every GPU; changes nothing."""
         return self._planned(entries, passes_idle_daemons=True)
 
-    def _planned(self, entries: Sequence[Entry], *, passes_idle_daemons: bool) -> list[Planned]:
-        occupants = Occupants(
+    def _planned(
+        self, entries: Sequence[ConfigEntry], *, passes_idle_daemons: bool
+    ) -> list[Planned]:
+        occupants = GpuUsers(
             self._folder, current(self._folder), passes_idle_daemons=passes_idle_daemons
         )
         planned = []
@@ -109,64 +107,63 @@ class MigRun:
         return planned
 
     def advice(self, wanted: Mapping[str, int]) -> list[Planned]:
-        """Plan how slices would come to fit that do not fit as it is, by GPU.
+        """Plan how to make room for `wanted`, per GPU.
 
-        Raises `DoesNotFitError` where no GPU can have them, whoever leaves it.
+        Raises `DoesNotFitError` if no GPU can have these slices, even when drained.
         """
         _, inventory = local_inventory(self._folder, self._spec)
-        known = {each.uuid: each for each in inventory.devices}
-        occupants = Occupants(self._folder, current(self._folder), passes_idle_daemons=True)
-        seen: list[FitGpu] = []
-        for _, answer in self._ask(partial(self._see, occupants, known), LOOK_S):
+        devices = {gpu.uuid: gpu for gpu in inventory.devices}
+        occupants = GpuUsers(self._folder, current(self._folder), passes_idle_daemons=True)
+        gpus: list[FitGpu] = []
+        for _, answer in self._ask(partial(self._see, occupants, devices), LOOK_S):
             if isinstance(answer, FitGpu):
-                seen.append(answer)
-        ways = ways_to_fit(seen, wanted)
+                gpus.append(answer)
+        ways = ways_to_fit(gpus, wanted)
         return [
             Planned(
-                index=each.number,
-                uuid=each.gpu.uuid,
+                index=gpu.number,
+                uuid=gpu.gpu.uuid,
                 names={},
-                advice=ways.get(each.gpu.uuid, ()),
+                advice=ways.get(gpu.gpu.uuid, ()),
             )
-            for each in seen
+            for gpu in gpus
         ]
 
-    def apply(self, entries: Sequence[Entry]) -> list[tuple[Planned, Outcome]]:
-        """Do what is planned, on all GPUs at once.
+    def apply(self, entries: Sequence[ConfigEntry]) -> list[tuple[Planned, GpuOutcome]]:
+        """Apply the plan on all GPUs at once.
 
-        Raises the first reason why one cannot be as it is wanted; then nothing is done to any.
+        Raises the first error of planning; then no GPU is changed.
         """
-        # A GPU that fails in it says so again when it is planned.
+        # A GPU that fails here fails again, with an error, when it is planned.
         current(self._folder)
         self._ask(partial(self._make_way, entries), _WORK_S)
         planned = self._planned(entries, passes_idle_daemons=False)
-        refusals = [each.error for each in planned if each.error]
+        refusals = [gpu.error for gpu in planned if gpu.error]
         if refusals:
             first = refusals[0]
-            more = "".join(f"\n  {each.message}" for each in refusals[1:])
+            more = "".join(f"\n  {refused.message}" for refused in refusals[1:])
             raise type(first)(f"nothing was done: {first.message}{more}", hint=first.hint)
-        by_index = {each.index: each for each in planned}
+        by_index = {gpu.index: gpu for gpu in planned}
         outcomes = []
         for index, answer in self._ask(partial(self._carry_out, by_index), _WORK_S):
-            each = by_index[index]
+            gpu_plan = by_index[index]
             if isinstance(answer, AllotError):
-                hint = f" ({answer.hint})" if answer.hint else ""
-                outcomes.append((each, Outcome(f"{answer.message}{hint}", is_error=True)))
+                outcomes.append((gpu_plan, GpuOutcome(answer.one_line(), is_error=True)))
             else:
-                outcomes.append((each, Outcome(answer)))
+                outcomes.append((gpu_plan, GpuOutcome(answer)))
         return outcomes
 
-    # ---- in the GPUs' threads --------------------------------------------------------------------
+    # Methods from here to `_carry_out` run in the GPUs' threads.
 
     def _plan(
         self,
-        entries: Sequence[Entry],
-        occupants: Occupants,
+        entries: Sequence[ConfigEntry],
+        occupants: GpuUsers,
         device: MigDevice,
     ) -> Planned:
         identity, gpu = _look(device)
         entry = entry_for(entries, identity)
-        names = {} if gpu is None else {each.number: each.name for each in gpu.profiles}
+        names = {} if gpu is None else {profile.number: profile.name for profile in gpu.profiles}
         change, error = None, None
         try:
             if entry is not None:
@@ -183,12 +180,12 @@ class MigRun:
             error=error,
         )
 
-    def _make_way(self, entries: Sequence[Entry], device: MigDevice) -> None:
-        """Put right what dead processes left, and have MPS daemons stop that no share needs."""
+    def _make_way(self, entries: Sequence[ConfigEntry], device: MigDevice) -> None:
+        """Repair leftovers of dead processes, and stop MPS daemons that no share needs."""
         journal = self._journal(device)
         if journal.read().records:
-            # Asked of each slice once its lock is had: its share may be new.
-            Slices(device.driver, journal).settle(
+            # Called for each slice after its lock is taken: its share may be new.
+            Slices(device.driver, journal).free_orphans(
                 lambda share: self._folder.share(ShareId(share)).is_dir(), keep_s=_KEEP_S
             )
 
@@ -196,45 +193,43 @@ class MigRun:
         entry = entry_for(entries, identity)
         if gpu is None or entry is None or has_what_is_wanted(gpu, entry):
             return
-        for uuid in (device.uuid, *(each.uuid for each in gpu.instances if each.uuid)):
+        for uuid in (device.uuid, *(instance.uuid for instance in gpu.instances if instance.uuid)):
             await_way(self._folder, uuid)
 
     def _see(
-        self, occupants: Occupants, known: Mapping[str, Device], device: MigDevice
+        self, occupants: GpuUsers, devices: Mapping[str, Device], device: MigDevice
     ) -> FitGpu | None:
         gpu = device.driver.look_if_any()
         if gpu is None:
             return None
-        here = known.get(device.uuid)
-        allowed = allowed_on(self._folder, device.uuid)
+        known_device = devices.get(device.uuid)
+        allowed = mode_policy_of(self._folder, device.uuid)
         others = foreign(self._journal(device).read().records, gpu.instances)
         return FitGpu(
             number=device.index,
             gpu=gpu,
             occupied=occupants.of(device.driver, gpu),
-            of_others=frozenset(each.gpu_instance for each in others),
-            takes_at_once=here is not None and takes_mode_at_once(here),
+            of_others=frozenset(instance.gpu_instance for instance in others),
+            takes_at_once=known_device is not None and takes_mode_at_once(known_device),
             kept=refusal(allowed, MIG),
             is_nodes=allowed is not None and allowed.by == BY_NODE,
         )
 
-    def _carry_out(self, planned: Mapping[int, Planned], device: MigDevice) -> str:
-        each = planned[device.index]
-        if each.entry is None or each.change is None:
-            return "not named, left alone"
-        if each.change.is_empty:
-            return f"as it is wanted: {_wanted(each.entry)}"
+    def _carry_out(self, plans: Mapping[int, Planned], device: MigDevice) -> str:
+        gpu_plan = plans[device.index]
+        if gpu_plan.entry is None or gpu_plan.change is None:
+            return "not in the configuration, not changed"
+        if gpu_plan.change.is_empty:
+            return f"already as configured: {_wanted(gpu_plan.entry)}"
         changer = Changer(
             device.driver,
             self._journal(device),
             reset=partial(reset, self._machine, device.uuid),
         )
-        done = changer.carry_out(each.change, each.entry)
+        done = changer.carry_out(gpu_plan.change, gpu_plan.entry)
         gpu = device.driver.look()
         names = {profile.number: profile.name for profile in gpu.profiles}
         return _sentence(done, names)
-
-    # ---- what is known ---------------------------------------------------------------------------
 
     def _ask(
         self, question: Callable[[MigDevice], _T], patience_s: float
@@ -253,34 +248,35 @@ def _look(device: MigDevice) -> tuple[GpuIdentity, MigGpu | None]:
     return identity, device.driver.look_if_any()
 
 
-def _sentence(change: Change, names: Mapping[int, str]) -> str:
-    """Say what was done to one GPU."""
-    said = []
+def _sentence(change: GpuChange, names: Mapping[int, str]) -> str:
+    parts = []
     if change.switch is not None:
-        said.append(f"switched MIG {'on' if change.switch else 'off'}")
+        parts.append(f"switched MIG {'on' if change.switch else 'off'}")
     if change.keep:
-        said.append(f"kept {len(change.keep)}")
+        parts.append(f"kept {len(change.keep)}")
     if change.remove:
-        removed = (f"{names.get(each.profile, '?')} at {each.start}" for each in change.remove)
-        said.append(f"removed {', '.join(removed)}")
+        removed = (
+            f"{names.get(instance.profile, '?')} at {instance.start}" for instance in change.remove
+        )
+        parts.append(f"removed {', '.join(removed)}")
     if change.make:
-        said.append(f"made {', '.join(f'{name} at {start}' for name, start in change.make)}")
-    return "; ".join(said)
+        parts.append(f"made {', '.join(f'{name} at {start}' for name, start in change.make)}")
+    return "; ".join(parts)
 
 
 def _state_of(gpu: MigGpu | None) -> str:
     if gpu is None:
-        return "it has no MIG"
+        return "no MIG support"
     if gpu.is_enabled != gpu.is_pending:
-        return f"MIG is to be {'on' if gpu.is_pending else 'off'} after a reset"
+        return f"switching MIG {'on' if gpu.is_pending else 'off'} is pending until a reset"
     if not gpu.is_enabled:
         return "MIG is off"
-    half = sum(not each.uuid for each in gpu.instances)
+    half = sum(not instance.uuid for instance in gpu.instances)
     unfinished = f" and {half} without a compute instance" if half else ""
-    return f"it has {_counted(counts_of(gpu))}{unfinished}"
+    return f"has {_counted(counts_of(gpu))}{unfinished}"
 
 
-def _wanted(entry: Entry) -> str:
+def _wanted(entry: ConfigEntry) -> str:
     return _counted(entry.wanted) if entry.mig_enabled else "MIG off"
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands have, so that each is spelled and explained once."""
+"""Options and value types that several commands share."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,123 +12,56 @@ import click
 
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
-    from allotment.model.quantities import MemoryAmount
-
-__all__ = [
-    "BYTES",
-    "COMPUTE",
-    "MEMORY",
-    "changed_compute_options",
-    "complete_share",
-    "compute_options",
-    "installed",
-    "kubeconfig_option",
-    "log_options",
-    "output_option",
-    "oversubscribe_options",
-    "requested_compute",
-    "simulated_option",
-    "state_option",
-]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class MemoryType(click.ParamType[Any]):
-    """An amount of memory on the command line."""
+class ParsedType(click.ParamType[Any]):
+    """A value that a function of a module of `allotment.model` parses, imported on use."""
 
-    name = "memory"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - click's signature
-        param: click.Parameter | None,  # noqa: ARG002
-        ctx: click.Context | None,  # noqa: ARG002
-    ) -> "MemoryAmount":
-        """Parse a text; what is parsed already passes through."""
-        from allotment.model.quantities import MemoryAmount, parse_memory
-
-        return value if isinstance(value, MemoryAmount) else parse_memory(str(value))
-
-
-class BytesType(click.ParamType[Any]):
-    """So many bytes on the command line."""
-
-    name = "bytes"
+    def __init__(self, name: str, module: str, function: str) -> None:
+        self.name = name
+        self._module, self._function = module, function
 
     def convert(
         self,
         value: Any,  # noqa: ANN401 - click's signature
         param: click.Parameter | None,  # noqa: ARG002
         ctx: click.Context | None,  # noqa: ARG002
-    ) -> int:
-        """Parse a text; what is parsed already passes through."""
-        from allotment.model.quantities import parse_bytes
-
-        return value if isinstance(value, int) else parse_bytes(str(value))
-
-
-class ComputeType(click.ParamType[Any]):
-    """A guarantee and a ceiling of compute on the command line."""
-
-    name = "compute"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - click's signature
-        param: click.Parameter | None,  # noqa: ARG002
-        ctx: click.Context | None,  # noqa: ARG002
-    ) -> "Compute":
-        """Parse a text; what is parsed already passes through."""
-        from allotment.model.compute import Compute, parse_compute
-
-        return value if isinstance(value, Compute) else parse_compute(str(value))
+    ) -> Any:  # noqa: ANN401
+        if not isinstance(value, str):
+            return value
+        return getattr(import_module(f"allotment.model.{self._module}"), self._function)(value)
 
 
-class WeightType(click.ParamType[Any]):
-    """A weight on the command line."""
-
-    name = "weight"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - click's signature
-        param: click.Parameter | None,  # noqa: ARG002
-        ctx: click.Context | None,  # noqa: ARG002
-    ) -> int:
-        """Parse a text; what is parsed already passes through."""
-        from allotment.model.compute import parse_weight
-
-        return value if isinstance(value, int) else parse_weight(str(value))
+BYTES = ParsedType("size", "quantities", "parse_bytes")
+COMPUTE = ParsedType("compute", "compute", "parse_compute")
+MEMORY = ParsedType("size", "quantities", "parse_memory")
+WEIGHT = ParsedType("weight", "compute", "parse_weight")
 
 
-BYTES = BytesType()
-COMPUTE = ComputeType()
-MEMORY = MemoryType()
-WEIGHT = WeightType()
+def options(*decorators: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Several options as one decorator; --help lists them in this order."""
+
+    def add(function: _F) -> _F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
 
 
 def complete_share(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Complete the name of a share; a folder that cannot be read completes nothing."""
+    """Complete the name of a share; an unreadable state folder completes nothing."""
     from allotment.model.errors import AllotError
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import look
+    from allotment.shares.lifecycle import list_shares
 
     try:
-        shares = look(StateFolder.at(ctx.params.get("state")))
+        shares = list_shares(StateFolder.at(ctx.params.get("state")))
     except AllotError:
         return []
     return [share.name for share in shares if share.name.startswith(incomplete)]
-
-
-def compute_options(function: _F) -> _F:
-    """Add `--compute`, `--class` and `--weight` of a share that is to be made."""
-    return _compute_options(function, kind="  [default: normal]", weight="  [default: 100]")
-
-
-def changed_compute_options(function: _F) -> _F:
-    """Add the same to change them: what is not named stays, and there is no default."""
-    return _compute_options(function, kind="", weight="")
 
 
 def _only_one(
@@ -134,110 +69,113 @@ def _only_one(
     param: click.Parameter,
     value: "tuple[Compute, ...]",
 ) -> "Compute | None":
-    """Return the only value; refuse several: the last would silently be taken."""
+    """Refuse a repeated option: click would silently use the last value."""
     if len(value) > 1:
         raise click.UsageError(
-            f"{param.opts[0]} is given {len(value)} times: it is the same on each GPU", ctx
+            f"{param.opts[0]} is given {len(value)} times; one value applies to all GPUs", ctx
         )
     return value[0] if value else None
 
 
-def _compute_options(function: _F, *, kind: str, weight: str) -> _F:
-    """Add the options; their helps end with what is so by default."""
-    options = (
+def _compute_options(*, kind: str, weight: str) -> Callable[[_F], _F]:
+    """The options; `kind` and `weight` end their help texts."""
+    return options(
         click.option(
             "--compute",
             metavar="PERCENT[:PERCENT]",
             type=COMPUTE,
-            multiple=True,  # so that two can be told from one
+            multiple=True,  # so that `_only_one` sees a repetition
             callback=_only_one,
-            help="Compute of each GPU: 30 (a guarantee and a ceiling), 30:80 (30, and up to 80"
-            " while others leave it), 0:100 (what others leave), :80 (the same, up to 80).",
+            help="Percent of each GPU's compute. 30: guarantee and ceiling. 30:80: guarantee 30,"
+            " ceiling 80. 0:100: no guarantee, only time that others leave. :80: the same, up to"
+            " 80.",
         ),
         click.option(
             "--class",
             "kind",
             type=click.Choice(["latency", "normal", "besteffort"]),
-            help="Who goes first: latency starts as soon as another's kernel ends, besteffort has"
-            " what all others leave" + kind,
+            help="Priority: latency runs as soon as another share's kernel ends; besteffort gets"
+            " only the time that all others leave." + kind,
         ),
         click.option(
             "--weight",
             metavar="N",
             type=WEIGHT,
-            help="Its part of what is above the guarantees, beside the others': 1 to 10000"
-            + weight,
+            help="Relative weight for sharing spare time: 1 to 10000." + weight,
         ),
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+
+compute_options = _compute_options(kind="  [default: normal]", weight="  [default: 100]")
+changed_compute_options = _compute_options(kind="", weight="")
+"""The same options without defaults: an omitted option keeps its value."""
 
 
 def requested_compute(compute: "Compute | None", kind: str | None, weight: int | None) -> "Compute":
-    """Return what a new share is to have, from the three options as they were given."""
     from allotment.model.compute import Compute, ComputeClass, revised
 
     asked = ComputeClass(kind) if kind else None
     return revised(Compute(), compute=compute, kind=asked, weight=weight)
 
 
-def oversubscribe_options(function: _F) -> _F:
-    """Add `--oversubscribe` and `--host-memory`."""
-    options = (
-        click.option(
-            "--oversubscribe",
-            is_flag=True,
-            help="Its memory may live on the host, and move to the GPU while it computes: so the"
-            " limits of a GPU's shares may be more than it holds.",
-        ),
-        click.option(
-            "--host-memory",
-            metavar="SIZE",
-            type=BYTES,
-            envvar="ALLOTMENT_HOST_MEMORY",
-            help="Host memory that may stand for GPU memory, all shares together [env:"
-            " ALLOTMENT_HOST_MEMORY; default: half of the machine's].",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def kubeconfig_option(function: _F) -> _F:
-    """Add `--kubeconfig` of a daemon."""
-    return click.option(
-        "--kubeconfig",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
-        envvar="KUBECONFIG",
-        help="How to reach the API server; default: a pod's service account.  [env: KUBECONFIG]",
-    )(function)
-
-
-def log_options(function: _F) -> _F:
-    """Add `--log-format` and `--verbose`."""
-    options = (
-        click.option(
-            "--log-format",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="How the log is written, on standard error.",
-        ),
-        click.option("--verbose", "-v", is_flag=True, help="Log every step."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+host_memory_option = click.option(
+    "--host-memory",
+    type=BYTES,
+    envvar="ALLOTMENT_HOST_MEMORY",
+    help="Host memory that all shares together may use in place of GPU memory [env:"
+    " ALLOTMENT_HOST_MEMORY; default: half of the machine's].",
+)
+oversubscribe_options = options(
+    click.option(
+        "--oversubscribe",
+        is_flag=True,
+        help="Memory of the share may move to the host while its programs do not compute. The"
+        " limits of a GPU's shares may then exceed its memory.",
+    ),
+    host_memory_option,
+)
+count_option = click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(1, 16),
+    default=1,
+    help="Number of different GPUs.",
+)
+kubeconfig_option = click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="KUBECONFIG",
+    help="Kubeconfig for the API server.  [env: KUBECONFIG; default: the pod's service account]",
+)
+log_options = options(
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="Format of the log on standard error.",
+    ),
+    click.option("--verbose", "-v", is_flag=True, help="Log every step."),
+)
+state_option = click.option(
+    "--state",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    envvar="ALLOTMENT_STATE",
+    help="State folder [env: ALLOTMENT_STATE; default: /run/allotment, or a user's folder].",
+)
+simulated_option = click.option(
+    "--simulated",
+    metavar="SPEC",
+    envvar="ALLOTMENT_SIMULATED",
+    help="Simulated GPUs, like a100-80gb:2,t4, or a YAML file [env: ALLOTMENT_SIMULATED].",
+)
 
 
 @contextmanager
 def installed(command: str, *, extra: str) -> Iterator[None]:
-    """Import what not everybody has installed; say how, where it is missing.
+    """Import optional dependencies; a missing one becomes a `PrerequisiteError` with the fix.
 
-    Raises `PrerequisiteError`; what is missing of Allotment itself stays the error that it is.
+    A missing module of Allotment itself stays a `ModuleNotFoundError`.
     """
     try:
         yield
@@ -248,40 +186,30 @@ def installed(command: str, *, extra: str) -> Iterator[None]:
             raise
         raise PrerequisiteError(
             f"`{command}` needs {error.name}, which is not installed",
-            hint=f"install what it needs besides: pip install 'allotment[{extra}]'",
+            hint=f"install its dependencies: pip install 'allotment[{extra}]'",
         ) from error
 
 
-def state_option(function: _F) -> _F:
-    """Add `--state`."""
-    return click.option(
-        "--state",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        envvar="ALLOTMENT_STATE",
-        help="State folder [env: ALLOTMENT_STATE; default: /run/allotment, or the user's own].",
-    )(function)
-
-
-def simulated_option(function: _F) -> _F:
-    """Add `--simulated`."""
-    return click.option(
-        "--simulated",
-        metavar="SPEC",
-        envvar="ALLOTMENT_SIMULATED",
-        help="Simulated GPUs, like a100-80gb:2,t4, or a YAML file [env: ALLOTMENT_SIMULATED].",
-    )(function)
-
-
 def output_option(*kinds: str) -> Callable[[_F], _F]:
-    """Add `-o/--output` with these kinds, the first of them the default."""
+    """Add `-o/--output`; the first kind is the default."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(kinds),
         default=kinds[0],
-        show_default=True,
         help="Format; JSON and YAML are stable (docs/reference/json.md)."
         if "yaml" in kinds
         else "Format; JSON is stable.",
     )
+
+
+def usual_kubeconfig() -> Path | None:
+    """Return the file that kubectl would read; None: in a pod, or if there is no such file.
+
+    Of several files in `KUBECONFIG`, which kubectl merges, the first existing one.
+    """
+    named = [Path(path) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
+    if named:
+        return next((path for path in named if path.exists()), named[0])
+    usual = Path.home() / ".kube" / "config"
+    return usual if "KUBERNETES_SERVICE_HOST" not in os.environ and usual.exists() else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot simulate` prints: a line for each policy, or everything as JSON."""
+"""The output of `allot simulate`: a row per policy, or one JSON document."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from allotment.simulate.running import Results
-
-__all__ = ["print_results"]
+    from allotment.simulate.tasks import Results
 
 
 def print_results(results: Results, settings: dict[str, Any], output: str) -> None:
-    """Print what came out, and with what settings."""
     from allotment.simulate.outcomes import document_of, summaries_of
 
     if results.was_interrupted:
@@ -41,11 +38,17 @@ def _print_table(summaries: Sequence[dict[str, Any]], columns: Sequence[_Cell]) 
     from allotment.cli.tables import Column, print_table
 
     rows = [
-        [str(each["policy"]), str(len(each["seeds"])), *(read(each) for _, read in columns)]
-        for each in summaries
+        [
+            str(summary["policy"]),
+            str(len(summary["seeds"])),
+            *(read(summary) for _, read in columns),
+        ]
+        for summary in summaries
     ]
     headings = ("SEEDS", *(heading for heading, _ in columns))
-    numbers = [Column(each, is_number=True, is_optional=each in _OPTIONAL) for each in headings]
+    numbers = [
+        Column(heading, is_number=True, is_optional=heading in _OPTIONAL) for heading in headings
+    ]
     print_table([Column("POLICY"), *numbers], rows)
 
 
@@ -53,8 +56,8 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}%"
 
 
-def _decision(each: dict[str, Any]) -> str:
-    times = each["decision_ms"]
+def _decision(summary: dict[str, Any]) -> str:
+    times = summary["decision_ms"]
     return f"{times['p50']:.2f} / {times['p99']:.2f} ms"
 
 
@@ -62,32 +65,32 @@ _OPTIONAL: Final = frozenset({"SEEDS", "PODS", "PLACED", "IMPOSSIBLE"})
 _Cell = tuple[str, "Callable[[dict[str, Any]], str]"]
 
 _ARRIVAL_COLUMNS: Final[Sequence[_Cell]] = (
-    ("ALLOCATED @95", lambda each: _percent(each["allocated_pct"]["95"])),
-    ("@100", lambda each: _percent(each["allocated_pct"]["100"])),
-    ("@130", lambda each: _percent(each["allocated_pct"]["130"])),
-    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["100"])),
-    ("PODS", lambda each: f"{each['pods']:.0f}"),
-    ("PLACED", lambda each: f"{each['placed']:.0f}"),
+    ("ALLOCATED @95", lambda summary: _percent(summary["allocated_pct"]["95"])),
+    ("@100", lambda summary: _percent(summary["allocated_pct"]["100"])),
+    ("@130", lambda summary: _percent(summary["allocated_pct"]["130"])),
+    ("FRAGMENTED", lambda summary: _percent(summary["fragmented_pct"]["100"])),
+    ("PODS", lambda summary: f"{summary['pods']:.0f}"),
+    ("PLACED", lambda summary: f"{summary['placed']:.0f}"),
     ("DECISION", _decision),
 )
 _DEPARTURE_COLUMNS: Final[Sequence[_Cell]] = (
-    ("ASKED", lambda each: _percent(each["asked_pct"]["late"])),
-    ("ALLOCATED", lambda each: _percent(each["allocated_pct"]["late"])),
-    ("FRAGMENTED", lambda each: _percent(each["fragmented_pct"]["late"])),
-    ("PODS", lambda each: f"{each['pods']:.0f}"),
-    ("WAITED", lambda each: f"{each['waited']:.0f}"),
-    ("STILL", lambda each: f"{each['still_waiting']:.0f}"),
-    ("IMPOSSIBLE", lambda each: f"{each['impossible']:.0f}"),
-    ("WAIT", lambda each: f"{each['wait_s']['p50']:.0f} / {each['wait_s']['p99']:.0f} s"),
+    ("ASKED", lambda summary: _percent(summary["asked_pct"]["late"])),
+    ("ALLOCATED", lambda summary: _percent(summary["allocated_pct"]["late"])),
+    ("FRAGMENTED", lambda summary: _percent(summary["fragmented_pct"]["late"])),
+    ("PODS", lambda summary: f"{summary['pods']:.0f}"),
+    ("WAITED", lambda summary: f"{summary['waited']:.0f}"),
+    ("STILL", lambda summary: f"{summary['still_waiting']:.0f}"),
+    ("IMPOSSIBLE", lambda summary: f"{summary['impossible']:.0f}"),
+    ("WAIT", lambda summary: f"{summary['wait_s']['p50']:.0f} / {summary['wait_s']['p99']:.0f} s"),
     ("DECISION", _decision),
 )
 _LIVE_COLUMNS: Final[Sequence[_Cell]] = (
-    ("PODS", lambda each: f"{each['pods']:.0f}"),
-    ("PLACED", lambda each: f"{each['placed']:.1f}"),
-    ("IMPOSSIBLE", lambda each: f"{each['impossible']:.0f}"),
-    ("TIME", lambda each: _change(each["allocated_pct"], _percent)),
-    ("MEMORY", lambda each: _change(each["allocated_memory_pct"], _percent)),
-    ("IDLE GPUS", lambda each: _change(each["idle_gpus"], lambda number: f"{number:.1f}")),
+    ("PODS", lambda summary: f"{summary['pods']:.0f}"),
+    ("PLACED", lambda summary: f"{summary['placed']:.1f}"),
+    ("IMPOSSIBLE", lambda summary: f"{summary['impossible']:.0f}"),
+    ("TIME", lambda summary: _change(summary["allocated_pct"], _percent)),
+    ("MEMORY", lambda summary: _change(summary["allocated_memory_pct"], _percent)),
+    ("IDLE GPUS", lambda summary: _change(summary["idle_gpus"], lambda number: f"{number:.1f}")),
     ("DECISION", _decision),
 )
 

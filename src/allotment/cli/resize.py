@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot resize`: other limits for a share that runs."""
+"""`allot resize`: changes the limits of a running share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,36 +13,36 @@ from allotment.cli.options import (
     complete_share,
     state_option,
 )
-from allotment.cli.tables import described
+from allotment.cli.tables import described, short_uuid
+from allotment.model.errors import UsageError
+from allotment.model.formats import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
-    from allotment.shares.lives import Found
+    from allotment.shares.lifecycle import LoadedShare
 
 
 @click.command(short_help="Change a share's limits while its programs run.")
 @click.argument("share", metavar="SHARE", shell_complete=complete_share)
 @click.option(
     "--memory",
-    metavar="SIZE",
     type=MEMORY,
     help="New memory on each of its GPUs: 6Gi, or a part of the GPU like 25%.",
 )
 @changed_compute_options
 @click.option(
     "--host-memory",
-    metavar="SIZE",
     type=BYTES,
     envvar="ALLOTMENT_HOST_MEMORY",
-    help="As `allot run` has it.",
+    help="As for `allot run`.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Go below the memory that is used: then new allocations fail until the use fits.",
+    help="Allow a limit below the used memory: new allocations then fail until the use fits.",
 )
 @state_option
 @click.pass_context
@@ -58,15 +58,15 @@ def command(
     force: bool,
     state: Path | None,
 ) -> None:
-    """Change what SHARE (name or id) has of each of its GPUs, while it runs.
+    """Change the limits of SHARE (name or id) on each of its GPUs, while it runs.
 
-    Its programs see a new memory limit at their next call; another --compute, --class or --weight
-    is in force when this ends. What is not named stays as it is. What does not fit beside the
-    other shares is refused, and so is a memory limit below what is used, unless forced; then
-    nothing is changed.
+    Its programs see a new memory limit at their next call. A new --compute, --class or --weight is
+    in force when this command ends. Omitted options keep their value. A limit that does not fit
+    beside the other shares is refused. So is a memory limit below the used memory, unless --force
+    is given. A refusal changes nothing.
 
-    In mode mps --memory goes down, and up again to what the share began with; compute stays. In
-    mode mig nothing can be changed: a slice is the hardware's.
+    In mode mps, memory can shrink, and grow again up to the initial limit; compute cannot change.
+    In mode mig nothing can change: the hardware fixes the size of a slice.
 
     \b
     Examples:
@@ -76,38 +76,34 @@ def command(
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import devices_of
     from allotment.model.compute import ComputeClass
-    from allotment.model.errors import UsageError
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import find
-    from allotment.shares.resizing import Change, resize
-    from allotment.shares.sessions import refuse_inside
+    from allotment.shares.lifecycle import find
+    from allotment.shares.resize import LimitChange, resize
+    from allotment.shares.run.command import refuse_inside
 
-    refuse_inside(f"allot resize {share}")  # before the devices are asked: those of this part only
-    change = Change(memory, compute, weight, ComputeClass(kind) if kind else None, host_memory)
+    # Before devices are read: inside a share they are a part.
+    refuse_inside(f"allot resize {share}")
+    change = LimitChange(memory, compute, weight, ComputeClass(kind) if kind else None, host_memory)
     if change.memory is None and not change.is_of_compute:
         raise UsageError(
-            "what to change is not said",
-            hint="say it by --memory, --compute, --class or --weight",
+            "nothing to change",
+            hint="give --memory, --compute, --class or --weight",
         )
     is_typed = ctx.get_parameter_source("host_memory") is click.core.ParameterSource.COMMANDLINE
     if is_typed and change.memory is None:
         raise UsageError(
-            "--host-memory says how far a new --memory may go, and there is none",
-            hint="add --memory, or leave it out",
+            "--host-memory limits a new --memory, which is missing",
+            hint="add --memory, or remove --host-memory",
         )
     folder = StateFolder.at(state)
-    found = find(folder, share)
-    again = resize(folder, found.id, change, devices_of(found), force=force)
-    click.echo(f"{again.name}: {', '.join(_parts(again))}")
+    loaded = find(folder, share)
+    resized = resize(folder, loaded.id, change, devices_of(loaded), force=force)
+    click.echo(f"{resized.name}: {', '.join(_parts(resized))}")
 
 
-def _parts(found: "Found") -> "Iterator[str]":
-    """Tell what the share has of each device."""
-    from allotment.cli.tables import short_uuid
-    from allotment.model.formats import format_bytes
-
-    for uuid, size in found.limits().items():
-        terms = found.terms.get(uuid)
+def _parts(share: "LoadedShare") -> "Iterator[str]":
+    for uuid, size in share.limits().items():
+        terms = share.terms.get(uuid)
         compute = ""
         if terms is not None and terms.compute.is_governed:
             compute = f" {described(terms.compute)}"

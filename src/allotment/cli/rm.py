@@ -15,14 +15,14 @@ from allotment.cli.options import complete_share, state_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Also when processes use it: they keep their memory limit, it is free for others, and they"
-    " have the compute that others leave.",
+    help="Remove it even while processes use it. They keep their memory limit, but the memory"
+    " becomes free for other shares. They get the compute that other shares leave.",
 )
 @state_option
 def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None:
-    """Remove shares by name or id. One that is in use is refused, unless forced.
+    """Remove shares by name or id. A share in use is refused, unless --force is given.
 
-    A suspended one is refused in any case while its programs live: they could never go on.
+    A suspended share is refused even with --force while its programs live: they could not resume.
 
     \b
     Examples:
@@ -30,12 +30,12 @@ def command(*, shares: tuple[str, ...], force: bool, state: Path | None) -> None
       allot rm 4f6e21b0c3d2 --force
     """  # noqa: D301 - click's mark
     from allotment.shares.folders import StateFolder
-    from allotment.shares.lives import destroy, find
-    from allotment.shares.sessions import refuse_inside, settle_slices
+    from allotment.shares.lifecycle import destroy, find
+    from allotment.shares.run.command import free_orphan_slices, refuse_inside
 
     refuse_inside(f"allot rm {' '.join(shares)}")
     folder = StateFolder.at(state)
-    for found in [find(folder, name) for name in shares]:
-        destroy(folder, found, force=force)
-        click.echo(found.name)
-    settle_slices(folder)
+    for share in [find(folder, name) for name in shares]:
+        destroy(folder, share, force=force)
+        click.echo(share.name)
+    free_orphan_slices(folder)

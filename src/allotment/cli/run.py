@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot run`: a share for one command, from its start to its end."""
+"""`allot run`: creates a share for one command and removes it when the command ends."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allotment.cli.options import (
     MEMORY,
     compute_options,
+    count_option,
     oversubscribe_options,
     requested_compute,
     simulated_option,
     state_option,
 )
+from allotment.model.modes import MIG, PART_MODES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,11 +23,9 @@ if TYPE_CHECKING:
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
 
-_MODES: Final = ("soft", "mps", "mig")
-
 
 class _ModesType(click.ParamType[Any]):
-    """Modes on the command line, the one liked best first."""
+    """A list of modes in order of preference."""
 
     name = "modes"
 
@@ -35,12 +35,11 @@ class _ModesType(click.ParamType[Any]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> tuple[str, ...]:
-        """Split a text; what is split already passes through."""
         if isinstance(value, tuple):
             return value
-        modes = tuple(each.strip() for each in str(value).split(","))
-        if unknown := [each for each in modes if each not in _MODES]:
-            self.fail(f"{unknown[0]!r} is not one of {', '.join(_MODES)}", param, ctx)
+        modes = tuple(mode.strip() for mode in str(value).split(","))
+        if unknown := [mode for mode in modes if mode not in PART_MODES]:
+            self.fail(f"{unknown[0]!r} is not one of {', '.join(PART_MODES)}", param, ctx)
         if len(set(modes)) < len(modes):
             self.fail(f"{value!r} names a mode twice", param, ctx)
         return modes
@@ -51,13 +50,12 @@ class _ModesType(click.ParamType[Any]):
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> "list[CompletionItem]":
-        """Complete the last mode of the list."""
         from click.shell_completion import CompletionItem
 
         before, comma, last = incomplete.rpartition(",")
         return [
             CompletionItem(f"{before}{comma}{mode}")
-            for mode in _MODES
+            for mode in PART_MODES
             if mode.startswith(last) and mode not in before.split(",")
         ]
 
@@ -68,67 +66,58 @@ class _ModesType(click.ParamType[Any]):
 )
 @click.option(
     "--memory",
-    metavar="SIZE",
     type=MEMORY,
-    help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%; in mode mig, what the slice"
-    " has to have at least.",
+    help="Memory on each GPU: 4Gi, 500M, or a part of the GPU like 25%. In mode mig: the least that"
+    " the slice must have.",
 )
 @compute_options
 @oversubscribe_options
-@click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="How many GPUs, each a different one.",
-)
+@count_option
 @click.option(
     "--gpu",
     "gpus",
     metavar="UUID|MODEL",
     multiple=True,
-    help="Only this GPU or model (GPU-4f6e..., a100, a100-80gb), or this MIG device that others"
-    " have cut (MIG-1c7e...); several times: any of them.",
+    help="Use only this GPU or model (GPU-4f6e..., a100, a100-80gb), or this foreign MIG device"
+    " (MIG-1c7e...). May be repeated: any of them.",
 )
 @click.option(
     "--mode",
     "modes",
     metavar="MODE[,MODE...]",
     type=_ModesType(),
-    help="How compute is shared: soft, by turns; mps, at the same time, each on its part of the"
-    " multiprocessors; mig, not at all: a slice is cut from a GPU, with its own. Several, the one"
-    " liked best first: mig,soft is a slice, or turns where none is to be had.  [default: soft]",
+    help="How compute is shared. soft: programs take turns. mps: programs run at the same time,"
+    " each on its part of the multiprocessors. mig: a dedicated hardware slice. Give several in"
+    " order of preference: mig,soft falls back to soft.  [default: soft]",
 )
 @click.option(
     "--mig",
     "profile",
     metavar="PROFILE",
-    help="A MIG slice of this profile, like 1g.10gb; it implies --mode mig.",
+    help="Use a MIG slice of this profile, like 1g.10gb. Implies --mode mig.",
 )
 @click.option(
     "--mig-keep",
     "keep",
     metavar="DURATION",
-    help="Keep the slice for so long after the command, for whoever asks for its like; longer than"
-    " that it stays until the next `allot` looks.  [default: 0s]",
+    help="Keep the idle slice this long for reuse. It is removed by the next `allot` command after"
+    " that.  [default: 0s]",
 )
 @click.option(
     "--mig-reuse",
     "reuses",
     is_flag=True,
-    help="Take an idle MIG device of the very profile, if others have cut one; it stays as it is"
-    " after the command. Without it only what is cut for the command is had.",
+    help="Reuse an idle foreign MIG device with exactly this profile instead of creating one. It is"
+    " not removed after the command.",
 )
-@click.option("--name", metavar="NAME", help="Name of the share; default: its id.")
+@click.option("--name", metavar="NAME", help="Name of the share.  [default: its id]")
 @simulated_option
 @click.option(
     "--inject",
     type=click.Choice(["auto", "namespace", "environment"]),
     default="auto",
-    show_default=True,
-    help="How the limit gets into the programs: a private mount namespace (needs CAP_SYS_ADMIN;"
-    " holds for scrubbed environments too) or environment variables.",
+    help="How programs load the limit: by a private mount namespace (needs CAP_SYS_ADMIN; also"
+    " works with scrubbed environments) or by environment variables.",
 )
 @state_option
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -154,12 +143,15 @@ def command(
 ) -> None:
     """Run COMMAND with a part of one or more GPUs, and no more than that.
 
-    The GPU that the request leaves least of is taken, so that others stay whole. COMMAND and all of
-    its children see their part as if it were the GPU; beyond it they get CUDA's own
-    CUDA_ERROR_OUT_OF_MEMORY. Without --compute it has no guarantee: it takes its turns beside the
-    shares that have one, and where no share of a GPU asks for compute nobody takes turns. The
-    terminal and signals are COMMAND's, its exit status is passed on (128 + n when signal n ended
-    it), and the share ends with it. When the share is suspended a line on standard error says so.
+    Picks the fullest GPU that still fits (best fit). COMMAND and all its children see their part as
+    if it were the whole GPU. Allocations beyond it fail with CUDA_ERROR_OUT_OF_MEMORY.
+
+    Without --compute the share has no compute guarantee: it uses the time that guaranteed shares
+    leave. If no share of a GPU sets --compute, programs do not take turns.
+
+    COMMAND owns the terminal and receives signals. Its exit status is passed on (128 + n if signal
+    n ended it), and the share is removed when it ends. When the share is suspended, a line on
+    standard error reports it.
 
     \b
     Examples:
@@ -175,45 +167,51 @@ def command(
     """  # noqa: D301 - click's mark
     from allotment.model.compute import WHOLE
     from allotment.model.errors import UsageError
+    from allotment.model.modes import SOFT
     from allotment.model.quantities import parse_duration_ns
-    from allotment.model.requests import MIG, MPS, SOFT, Request
-    from allotment.shares.sessions import Session, run
+    from allotment.model.requests import Request
+    from allotment.modes import traits_of
+    from allotment.shares.run.command import RunSession, run
 
     if not command:
         raise UsageError(
-            "there is no command to run",
-            hint="write it after `--`, as in: allot run --memory 4Gi -- python train.py",
+            "missing command",
+            hint="write it after `--`, for example: allot run --memory 4Gi -- python train.py",
         )
-    of_modes = f"mode {' and '.join(modes)} cuts none" if modes else "none is asked for"
+    conflict = f"mode {' and '.join(modes)} creates none" if modes else "this command requests none"
     modes = modes or (MIG if profile else SOFT,)
     if profile:
-        from allotment.dialects.annotations import parse_profile
+        from allotment.dialects.own.annotations import parse_profile
 
         parse_profile(profile)
-    if MIG not in modes and (profile or keep or reuses):
+    traits = [traits_of(mode) for mode in modes]
+    is_slice = all(trait.is_slice for trait in traits)
+    if not any(trait.is_slice for trait in traits) and (profile or keep or reuses):
         raise UsageError(
-            f"--mig, --mig-keep and --mig-reuse are for slices, and {of_modes}",
-            hint="leave --mode out: --mig implies it" if profile else "ask for one by --mode mig",
+            f"--mig, --mig-keep and --mig-reuse need a MIG slice, and {conflict}",
+            hint="remove --mode: --mig implies it" if profile else "add --mode mig",
         )
-    if modes == (MIG,) and compute and compute.ceiling not in {WHOLE, compute.guarantee}:
+    if is_slice and compute and compute.ceiling not in {WHOLE, compute.guarantee}:
         raise UsageError(
-            "--compute has a ceiling, and nobody takes turns in a MIG slice: all of it is had",
-            hint="leave what follows the `:` out; --compute 30 asks for a slice with 30 % of a GPU",
+            "--compute: a MIG slice has no ceiling; it is always used in full",
+            hint="remove the part after the `:`; --compute 30 requests a slice with 30 % of a GPU",
         )
-    if modes == (MIG,) and (kind or weight):
+    if is_slice and (kind or weight):
         raise UsageError(
-            "--class and --weight are of turns, and nobody takes turns in a MIG slice",
-            hint="leave them out; --compute 30 asks for a slice with 30 % of a GPU",
+            "--class and --weight order turns, and programs in a MIG slice take no turns",
+            hint="remove them; --compute 30 requests a slice with 30 % of a GPU",
         )
-    if MPS in modes and SOFT not in modes and (weight is not None or kind == "latency"):
+    needs_daemon = any(trait.needs_daemon for trait in traits)
+    takes_turns = any(trait.takes_turns for trait in traits)
+    if needs_daemon and not takes_turns and (weight is not None or kind == "latency"):
         raise UsageError(
-            "--weight and --class latency are of turns, and nobody takes turns in mode mps",
-            hint="leave them out: --compute 50 is a part of the multiprocessors, and with --class"
-            " besteffort a share's kernels go after the others'",
+            "--weight and --class latency order turns, and programs in mode mps take no turns",
+            hint="remove them: --compute 50 is a part of the multiprocessors, and --class"
+            " besteffort runs a share's kernels after those of other shares",
         )
     if memory is None:
-        is_named = any(each.lower().startswith("mig-") for each in gpus)
-        memory = _any_memory(modes, profile, is_named=is_named)
+        is_named = any(gpu.lower().startswith("mig-") for gpu in gpus)
+        memory = _least_memory(profile, is_slice=is_slice, is_named=is_named)
     request = Request(
         memory=memory,
         count=count,
@@ -225,7 +223,7 @@ def command(
         mig_profile=profile or "",
     )
     run(
-        Session(
+        RunSession(
             request,
             command,
             name=name,
@@ -239,16 +237,15 @@ def command(
     )
 
 
-def _any_memory(modes: tuple[str, ...], profile: str | None, *, is_named: bool) -> "MemoryAmount":
-    """Return the floor of who asks for a slice by its profile or name; refuse everybody else."""
+def _least_memory(profile: str | None, *, is_slice: bool, is_named: bool) -> "MemoryAmount":
+    """Only a request for a slice by profile or name may omit --memory. Raises `UsageError`."""
     from allotment.model.errors import UsageError
     from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 
-    is_slice = modes == ("mig",)
     if not (is_slice and (profile or is_named)):
         raise UsageError(
-            "how much memory is the share to have?",
-            hint="say so, as in: allot run --memory 4Gi -- python train.py; --memory 100% is all of"
-            " a GPU that is empty" + (" (or name a profile: --mig 1g.10gb)" if is_slice else ""),
+            "missing --memory",
+            hint="for example: allot run --memory 4Gi -- python train.py; --memory 100% is all of"
+            " an empty GPU" + (" (or name a profile: --mig 1g.10gb)" if is_slice else ""),
         )
     return MemoryAmount("any", size_bytes=LEAST_BYTES)

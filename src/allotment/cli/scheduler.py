@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot scheduler`: which node and which GPU, for every pod that asks for part of one."""
+"""`allot scheduler`: the kube-scheduler extender that chooses nodes and GPUs."""
 
 from pathlib import Path
 from typing import Any
@@ -7,137 +7,128 @@ from typing import Any
 import click
 
 from allotment.cli.options import kubeconfig_option, log_options
-from allotment.cli.scheduler_options import WEBHOOK, SchedulerOptions
+from allotment.cli.scheduler_options import LEASE, WEBHOOK, SchedulerOptions, namespaced
+from allotment.model.modes import SOFT
 
 _LISTEN = "127.0.0.1:9447"
 
 
-@click.command(short_help="Choose node and GPU of pods: kube-scheduler's extender.")
+@click.command(short_help="Choose nodes and GPUs for pods: the kube-scheduler extender.")
 @kubeconfig_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
     default=_LISTEN,
-    show_default=True,
     envvar="ALLOTMENT_LISTEN",
-    help="Answer kube-scheduler there.  [env: ALLOTMENT_LISTEN]",
+    help="Address for kube-scheduler's requests.  [env: ALLOTMENT_LISTEN]",
 )
 @click.option(
     "--tls-cert-file",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Serve HTTPS with this certificate (PEM). It is read again when it changes.",
+    help="Serve HTTPS with this certificate (PEM). Reloaded when it changes.",
 )
 @click.option(
     "--tls-key-file",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Its key.",
+    help="Key of the certificate (PEM).",
 )
 @click.option(
     "--metrics-listen",
     metavar="HOST:PORT",
-    help="Serve /metrics, /healthz and /readyz there as well, in threads of their own: these answer"
-    " also when the scheduler hangs.",
+    help="Address of /metrics, /healthz and /readyz in separate threads, which answer even if the"
+    " scheduler hangs.",
 )
 @click.option(
     "--policy",
     "policies",
     metavar="P[,P...]",
     default="fragmentation",
-    show_default=True,
-    help="Which node is best: policies in a chain, the next one where the one before is even.",
+    help="Policies that rank nodes; each one breaks the ties of the one before.",
 )
 @click.option(
     "--gpu-policy",
     "gpu_policies",
     metavar="P[,P...]",
     default="fragmentation",
-    show_default=True,
-    help="Which of a node's GPUs is best, likewise.",
+    help="Policies that rank the GPUs of a node, likewise.",
 )
 @click.option(
     "--modes",
     metavar="M[,M...]",
-    default="soft",
-    show_default=True,
-    help="By which mode parts of GPUs are enforced, for pods that name none: the first of these for"
-    " which there is room, and which can give all that is asked for; strongest: mig,soft,mps.",
+    default=SOFT,
+    help="Modes for pods that name none, in order of preference. The first mode that fits and can"
+    " satisfy the request is used. strongest is mig,soft,mps.",
 )
 @click.option(
     "--candidates",
     metavar="N",
     type=click.IntRange(1, 100_000),
     default=1,
-    show_default=True,
-    help="How many nodes kube-scheduler is shown, the best ones. With one it scores no more.",
+    help="Number of best nodes to return to kube-scheduler. With 1 it skips scoring.",
 )
 @click.option(
     "--webhook-listen",
     metavar="HOST:PORT|off",
     default="off",
-    show_default=True,
-    help="Answer the API server there: the mutating webhook, which translates other systems' pods."
-    " Its certificates are made and renewed by itself.",
+    help="Address of the mutating webhook, which translates pods of other systems. It creates and"
+    " renews its certificates itself.",
 )
 @click.option(
     "--webhook-service",
     metavar="NAMESPACE/NAME",
     default=WEBHOOK,
-    show_default=True,
-    help="The Service by which the API server reaches it; the Secret of its certificates is named"
-    " like it.",
+    help="Service by which the API server reaches the webhook. The Secret of its certificates has"
+    " the same name.",
 )
 @click.option(
     "--webhook-configuration",
     metavar="NAME",
     default="allotment-scheduler",
-    show_default=True,
-    help="The MutatingWebhookConfiguration that is told whom to trust and about which pods to ask.",
+    help="MutatingWebhookConfiguration to update with the certificate authority and the pod rules.",
 )
 @click.option(
     "--webhook-client-ca",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Answer those reviews alone that come with a certificate of one of these authorities (PEM;"
-    " read again when it changes): the API server's, which has to be told to show one"
+    help="Accept only reviews with a client certificate of these authorities (PEM; reloaded when it"
+    " changes). The API server must be configured to send one"
     " (docs/guides/kubernetes-scheduler.md).",
 )
 @click.option(
     "--client-secret",
     metavar="NAME",
     default="",
-    help="Answer those alone who show a certificate of the webhook's authority, by HTTPS: one for"
-    " kube-scheduler is kept in this Secret, beside the webhook's, and renewed.",
+    show_default=False,
+    help="Serve HTTPS and accept only client certificates of the webhook's authority. This Secret"
+    " holds one for kube-scheduler, which is renewed.",
 )
 @click.option(
     "--scheduler-name",
     metavar="NAME",
     default="",
-    help="Write this schedulerName into pods with parts of GPUs that name none; by default they"
-    " keep what they name.",
+    show_default=False,
+    help="schedulerName to write into pods with parts of GPUs that name none.  [default:"
+    " unchanged]",
 )
 @click.option(
     "--dialects",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="What is set otherwise in a dialect or in the webhook, and which dialects are not spoken"
-    " (YAML; docs/reference/config.md).",
+    help="YAML file of settings of dialects and the webhook, and of disabled dialects"
+    " (docs/reference/config.md).",
 )
 @click.option(
     "--take-over",
     metavar="D[,D...]",
     default="",
-    help="Count what pods of these dialects' own systems have that run already: while their nodes"
-    " are taken over with them, and no longer (docs/reference/dialects.md).",
+    show_default=False,
+    help="Count running pods that these dialects' own systems placed. Use it only while you migrate"
+    " their nodes (docs/reference/dialects.md).",
 )
 @click.option(
     "--lease",
     metavar="NAMESPACE/NAME|off",
     default="off",
-    show_default=True,
     envvar="ALLOTMENT_LEASE",
-    help="Agree with other replicas on who answers, by a Lease; off: this one answers alone."
+    help="Lease by which replicas elect the one that answers; off: a single replica."
     "  [env: ALLOTMENT_LEASE]",
 )
 @click.option(
@@ -145,65 +136,62 @@ _LISTEN = "127.0.0.1:9447"
     metavar="SECONDS",
     type=click.IntRange(2, 3600),
     default=3,
-    show_default=True,
-    help="Without a renewal for so long, another replica answers.",
+    help="After this time without a renewal, another replica takes over.",
 )
 @click.option(
     "--lease-renew",
     metavar="SECONDS",
     type=click.FloatRange(0.1, 1200.0),
     default=1.0,
-    show_default=True,
-    help="How often it is renewed: at most a half of its duration.",
+    help="Renewal interval of the Lease: at most half of its duration.",
 )
 @click.option(
     "--service",
     metavar="NAMESPACE/NAME|off",
     default="off",
-    show_default=True,
-    help="Lead this Service, which has no selector, to the replica that answers: it writes --pod-ip"
-    " into the EndpointSlice NAME-ipv4 or NAME-ipv6.",
+    help="Service without a selector to point at the replica that answers: it writes --pod-ip into"
+    " the EndpointSlice NAME-ipv4 or NAME-ipv6.",
 )
 @click.option(
     "--pod-ip",
     metavar="ADDRESS",
     default="",
+    show_default=False,
     envvar="POD_IP",
-    help="At which address this replica is reached.  [env: POD_IP]",
+    help="Address of this replica.  [env: POD_IP]",
 )
 @click.option(
     "--identity",
     metavar="NAME",
     envvar="POD_NAME",
-    help="This replica's name, in the Lease with a number of the process; default: the host's."
-    "  [env: POD_NAME]",
+    help="Name of this replica; the Lease adds a number of the process.  [env: POD_NAME; default:"
+    " the host's name]",
 )
 @click.option(
     "--print-config",
     is_flag=True,
-    help="Print a kube-scheduler configuration that asks this scheduler, and end.",
+    help="Print a kube-scheduler configuration for this scheduler, and exit.",
 )
 @click.option(
     "--plain-pods/--no-plain-pods",
     default=True,
-    show_default=True,
-    help="With --print-config: let kube-scheduler ask about pods without GPUs too, so that they go"
-    " where they are in the way least; or about pods with GPUs alone.",
+    help="With --print-config: whether kube-scheduler also asks about pods without GPUs, to keep"
+    " them off nodes whose GPUs need the CPU.",
 )
 @click.option(
     "--print-manifests",
     is_flag=True,
     help="Print the webhook's configuration and the admission policies for these --dialects, for"
-    " `kubectl apply -f -`, and end.",
+    " `kubectl apply -f -`, and exit.",
 )
 @log_options
 def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `SchedulerOptions`
-    """Choose the node and the GPUs of every pod that asks for allotment.dev/gpu.
+    """Choose the node and the GPUs of every pod that requests allotment.dev/gpu.
 
-    Works beside a stock kube-scheduler, as its extender: kube-scheduler finds the nodes that do for
-    a pod otherwise, this service says which of them is best, chooses the GPUs, and binds the pod
-    with the placement written on it. What it knows it reads from nodes and pods, so it can be ended
-    and started at any time; with --lease several replicas take turns.
+    Works as an extender of a stock kube-scheduler. kube-scheduler finds the nodes that pass its own
+    checks. This service ranks them, chooses the GPUs, and binds the pod with the placement as an
+    annotation. It reads its state from nodes and pods, so it can be stopped and started at any
+    time. With --lease, several replicas elect one that answers.
 
     \b
     Examples:
@@ -215,11 +203,63 @@ def command(**given: Any) -> None:  # noqa: ANN401 - by the options above, `Sche
     options = SchedulerOptions(**given)
     options.check()
     if options.print_config and options.print_manifests:
-        raise click.UsageError("--print-config and --print-manifests are for two files")
+        raise click.UsageError(
+            "--print-config and --print-manifests exclude each other: each prints a file"
+        )
     if options.print_config or options.print_manifests:
-        from allotment.cli.scheduler_printing import configuration, manifests
-
         text = configuration(options) if options.print_config else manifests(options)
         click.echo(text, nl=False)
         return
     options.run()
+
+
+def configuration(options: SchedulerOptions) -> str:
+    from allotment.metrics.serving import parse_address
+    from allotment.scheduler.admission.manifests import (
+        CLIENT_FILES,
+        SERVER_FILES,
+        kube_configuration,
+    )
+    from allotment.scheduler.settings import read_file_settings
+
+    host, port = parse_address(options.listen)
+    host = host if host not in {"", "0.0.0.0", "::"} else "127.0.0.1"  # noqa: S104 - not bound here
+    tls = (
+        CLIENT_FILES
+        if options.client_secret
+        else SERVER_FILES
+        if options.tls_cert_file is not None
+        else {}
+    )
+    if options.service != "off":
+        namespace, name = namespaced(options.service, "a Service", LEASE)
+        host = f"{name}.{namespace}.svc"
+        # An address may replace the host where no Service name resolves.
+        tls = {"serverName": host, **tls} if tls else {}
+    # They do not change the result, but invalid settings are refused here already.
+    read_file_settings(options.dialects)
+    return kube_configuration(
+        host=host,
+        port=port,
+        tls=tls,
+        scheduler=options.scheduler_name or "default-scheduler",
+        has_plain_pods=options.plain_pods,
+    )
+
+
+def manifests(options: SchedulerOptions) -> str:
+    from allotment.dialects.foreign.settings import foreign_dialects
+    from allotment.scheduler.admission.manifests import Installation, admission_objects, as_yaml
+    from allotment.scheduler.admission.rules import all_keys
+    from allotment.scheduler.settings import read_file_settings
+
+    settings = read_file_settings(options.dialects)
+    namespace, name = namespaced(options.webhook_service, "a Service", WEBHOOK)
+    installed = Installation(
+        namespace=namespace,
+        service=name,
+        configuration=options.webhook_configuration,
+        ignored_namespaces=settings.webhook.ignored_namespaces,
+    )
+    keys = all_keys(foreign_dialects(settings.dialects))
+    return as_yaml(admission_objects(keys, installed))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `allot scheduler` was told, checked, and what its parts are told of it.
+"""The options of `allot scheduler`, checked and converted to its settings.
 
-Apart from the command, which only says what options there are. Nothing of the scheduler is imported
-before it is needed: its libraries are an extra.
+Imports nothing of the scheduler at load time: its libraries are an extra.
 """
 
 import os
@@ -16,10 +15,8 @@ from allotment.cli.options import installed
 from allotment.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from allotment.scheduler.serving import ListenSettings
     from allotment.scheduler.settings import Reached, SchedulerSettings
-    from allotment.scheduler.webhook_serving import ListenSettings
-
-__all__ = ["LEASE", "WEBHOOK", "SchedulerOptions", "namespaced", "preferred_modes", "systems"]
 
 LEASE = "allotment-system/allotment-scheduler"
 WEBHOOK = "allotment-system/allotment-webhook"
@@ -28,7 +25,7 @@ _OFF = "off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """The options of the command line, by their names there."""
+    """The options of the command line, by name."""
 
     kubeconfig: Path | None
     listen: str
@@ -60,35 +57,33 @@ class SchedulerOptions:
     verbose: bool
 
     def check(self) -> None:
-        """Refuse a name that no scheduler has: pods that have it would wait for ever.
-
-        Raises `UsageError`.
-        """
+        """Refuse an invalid --scheduler-name: its pods would wait forever. Raises `UsageError`."""
         name = self.scheduler_name
         if name and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", name):
             raise UsageError(
-                f"--scheduler-name {name!r} is no name of a scheduler",
-                hint="write that of kube-scheduler's profile, as in allotment-scheduler",
+                f"--scheduler-name {name!r} is not a valid scheduler name",
+                hint="give the name of a kube-scheduler profile, for example allotment-scheduler",
             )
 
     def run(self) -> None:
-        """Run the scheduler until it is told to end. Raises `AllotError`."""
         with installed("allot scheduler", extra="kubernetes"):
             from allotment.scheduler.running import run
         run(self.settings())
 
     def settings(self) -> "SchedulerSettings":
-        """Return what its parts are told. Raises `UsageError`."""
         with installed("allot scheduler", extra="kubernetes"):
             from allotment.kube.leases import LeaseTimes
-            from allotment.scheduler.book import BookSettings
-            from allotment.scheduler.settings import LeaseName, SchedulerSettings
-            from allotment.scheduler.settings_file import read_file_settings
+            from allotment.scheduler.core.reservations import BookSettings
+            from allotment.scheduler.settings import (
+                LeaseName,
+                SchedulerSettings,
+                read_file_settings,
+            )
         self._check_together()
         lease = None
         if self.lease != _OFF:
             lease = LeaseName(*namespaced(self.lease, "a Lease", f"{LEASE}, or off"))
-        written = read_file_settings(self.dialects)
+        file_settings = read_file_settings(self.dialects)
         reached = self._reached()
         listening = self._listening(reached)
         return SchedulerSettings(
@@ -107,8 +102,8 @@ class SchedulerOptions:
             book=BookSettings(candidates=self.candidates),
             lease=lease,
             reached=reached,
-            dialects=written.dialects,
-            webhook=None if listening is None else written.listening(listening),
+            dialects=file_settings.dialects,
+            webhook=None if listening is None else file_settings.listening(listening),
             lease_times=LeaseTimes(
                 lease_s=self.lease_duration,
                 renew_s=self.lease_renew,
@@ -117,29 +112,26 @@ class SchedulerOptions:
         )
 
     def _check_together(self) -> None:
-        """Refuse what each option may say, and not beside the others."""
         if self.lease_renew > self.lease_duration / 2:
             raise UsageError(
                 f"a lease of {self.lease_duration} s cannot be renewed every"
                 f" {self.lease_renew:g} s",
-                hint=f"renew it every {self.lease_duration / 3:g} s: one renewal may fail then",
+                hint=f"set --lease-renew to {self.lease_duration / 3:g}: then one renewal may fail",
             )
         has_webhook = self.webhook_listen != _OFF
         if self.client_secret and (not has_webhook or self.tls_cert_file is not None):
             raise UsageError(
-                "--client-secret is for a certificate of the webhook's authority, which is kept by"
-                " it",
-                hint="give --webhook-listen too, and no --tls-cert-file",
+                "--client-secret needs the certificate authority of the webhook",
+                hint="add --webhook-listen, and remove --tls-cert-file",
             )
         if self.webhook_client_ca is not None and not has_webhook:
             raise UsageError(
-                "--webhook-client-ca says whom the webhook answers, and there is none",
-                hint="give --webhook-listen too; kube-scheduler is asked for a certificate by"
-                " --client-secret",
+                "--webhook-client-ca needs the webhook, which is off",
+                hint="add --webhook-listen; for kube-scheduler's certificate use --client-secret",
             )
 
     def _reached(self) -> "Reached | None":
-        """Take the Service's name apart, and look at the address; None: no Service."""
+        """Parse --service and --pod-ip; None: no Service."""
         from allotment.scheduler.settings import Reached
 
         if self.service == _OFF:
@@ -149,16 +141,16 @@ class SchedulerOptions:
             return Reached(*named, str(ip_address(self.pod_ip)))
         except ValueError as error:
             raise UsageError(
-                f"--service {self.service} needs an address to lead to, and {self.pod_ip!r} is"
-                " none",
-                hint="--pod-ip names it; in a pod, POD_IP from status.podIP",
+                f"--service {self.service} needs the address of this replica, and {self.pod_ip!r}"
+                " is not an address",
+                hint="give --pod-ip; in a pod, set POD_IP from status.podIP",
             ) from error
 
     def _listening(self, reached: "Reached | None") -> "ListenSettings | None":
-        """Return the webhook's part; None: there is none."""
-        from allotment.scheduler.certificates_keeping import service_names
-        from allotment.scheduler.webhook import WebhookSettings
-        from allotment.scheduler.webhook_serving import GuardSettings, ListenSettings
+        """Return the settings of the webhook; None: no webhook."""
+        from allotment.scheduler.admission.webhook import WebhookSettings
+        from allotment.scheduler.serving import GuardSettings, ListenSettings
+        from allotment.scheduler.tls.rotation import service_names
 
         namespace, service = namespaced(self.webhook_service, "a Service", WEBHOOK)
         if self.webhook_listen == _OFF:
@@ -179,57 +171,54 @@ class SchedulerOptions:
 
 
 def namespaced(text: str, what: str, example: str) -> tuple[str, str]:
-    """Take NAMESPACE/NAME apart. Raises `UsageError`."""
     namespace, slash, name = text.partition("/")
     if not slash or not namespace or not name or "/" in name:
         raise UsageError(
-            f"{text!r} does not name {what}", hint=f"write NAMESPACE/NAME, as in {example}"
+            f"{text!r} does not name {what}", hint=f"write NAMESPACE/NAME, for example {example}"
         )
     return namespace, name
 
 
 def _chain(option: str, text: str) -> tuple[str, ...]:
-    """Take a chain of policies apart; `Cluster` refuses those that are not there."""
+    """Split a chain of policies; `Cluster` refuses unknown names."""
     names = tuple(part.strip() for part in text.split(","))
     if not all(names) or len(set(names)) != len(names):
         raise UsageError(
-            f"{option} {text!r} is no chain of policies",
-            hint="write different policies with commas: fragmentation,topology",
+            f"{option} {text!r} is not a chain of policies",
+            hint="separate different policies by commas: fragmentation,topology",
         )
     return names
 
 
 def preferred_modes(text: str) -> tuple[str, ...]:
-    """Take a list of modes apart, the best first, or the word for one. Raises `UsageError`."""
-    from allotment.dialects.modes import STRONGEST, STRONGEST_FIRST
-    from allotment.dialects.protocol import meant, shown
-    from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT
+    """Parse modes in order of preference, or `strongest`. Raises `UsageError`."""
+    from allotment.dialects.own.protocol import STRONGEST, meant, shown
+    from allotment.model.modes import POD_MODES, STRONGEST_FIRST
 
-    known = (SOFT, MIG, MPS, EXCLUSIVE)
     names = tuple(part.strip() for part in text.split(","))
     if names == (STRONGEST,):
         return STRONGEST_FIRST
-    for each in names:
-        if each not in known:
+    for mode in names:
+        if mode not in POD_MODES:
             raise UsageError(
-                f"--modes has {shown(each)}, in which no GPU is for parts{meant(each, known)}",
-                hint=f"write some of {', '.join(known)}, the best first, or {STRONGEST}",
+                f"--modes: {shown(mode)} is not a mode for parts of GPUs{meant(mode, POD_MODES)}",
+                hint=f"give modes in order of preference ({', '.join(POD_MODES)}), or {STRONGEST}",
             )
     if len(set(names)) != len(names):
-        raise UsageError(f"--modes {text!r} has a mode twice", hint="keep one of them")
+        raise UsageError(f"--modes {text!r} names a mode twice", hint="remove one of them")
     return names
 
 
 def systems(text: str) -> frozenset[str]:
-    """Take a list of dialects apart whose systems say what they gave. Raises `UsageError`."""
-    from allotment.dialects.protocol import meant, shown
-    from allotment.dialects.taking_over import SYSTEMS
+    """Parse the dialects of --take-over. Raises `UsageError`."""
+    from allotment.dialects.foreign.settings import SYSTEMS
+    from allotment.dialects.own.protocol import meant, shown
 
-    names = [each.strip() for each in text.split(",")] if text else []
-    for each in names:
-        if each not in SYSTEMS:
+    names = [name.strip() for name in text.split(",")] if text else []
+    for name in names:
+        if name not in SYSTEMS:
             raise UsageError(
-                f"--take-over has {shown(each)}, of which nothing is read{meant(each, SYSTEMS)}",
-                hint=f"write some of: {', '.join(SYSTEMS)}; drain nodes of other systems",
+                f"--take-over: cannot read pods of {shown(name)}{meant(name, SYSTEMS)}",
+                hint=f"dialects: {', '.join(SYSTEMS)}; drain nodes of other systems",
             )
     return frozenset(names)

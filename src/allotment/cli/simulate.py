@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot simulate`: what a policy would make of a cluster."""
+"""`allot simulate`: replays pods with the scheduler's policies."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allotment.cli.kubeconfigs import usual_kubeconfig
-from allotment.cli.options import installed, output_option
+from allotment.cli.options import installed, output_option, usual_kubeconfig
 from allotment.cli.replay_tables import print_results
 from allotment.cli.scheduler_options import preferred_modes
+from allotment.model.modes import SOFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from allotment.simulate.running import Results, Task
+    from allotment.simulate.csv_files import Trace
     from allotment.simulate.scenes import Scene
-    from allotment.simulate.traces import Trace
+    from allotment.simulate.tasks import Results, Task
 
 _POLICY: Final = "fragmentation"
 _SEEDS: Final = "42"
@@ -46,25 +46,24 @@ class SeedsType(click.ParamType[Any]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> list[int]:
-        """Parse a text; what is parsed already passes through."""
         if isinstance(value, list):
             return value
         seeds: dict[int, None] = {}
         for part in str(value).split(","):
-            first, dash, last = (each.strip() for each in part.partition("-"))
+            first, dash, last = (side.strip() for side in part.partition("-"))
             if not _is_seed(first) or (dash and not _is_seed(last)):
-                self.fail(f"{part.strip()!r} is no seed: write 42, 42-51 or 1,5,7-9", param, ctx)
+                self.fail(f"{part.strip()!r} is not a seed: write 42, 42-51 or 1,5,7-9", param, ctx)
             begin, end = int(first), int(last or first)
             if end < begin:
                 self.fail(f"{part.strip()!r} ends before it begins", param, ctx)
             if end - begin + len(seeds) >= _MOST_SEEDS:
-                self.fail(f"these are more than {_MOST_SEEDS} seeds", param, ctx)
+                self.fail(f"more than {_MOST_SEEDS} seeds", param, ctx)
             seeds |= dict.fromkeys(range(begin, end + 1))
         return list(seeds)
 
 
 class NumberType(click.FloatRange):
-    """A number of a range. Of `nan` click says that it is in all ranges."""
+    """A number in a range; unlike `click.FloatRange`, it refuses `nan`."""
 
     def convert(
         self,
@@ -72,10 +71,9 @@ class NumberType(click.FloatRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Parse a text."""
         number = float(super().convert(value, param, ctx))
         if math.isnan(number):
-            self.fail(f"{value!r} is no number", param, ctx)
+            self.fail(f"{value!r} is not a number", param, ctx)
         return number
 
 
@@ -83,118 +81,109 @@ def _is_seed(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_SEED  # noqa: PLR2004
 
 
-@click.command(short_help="Replay a trace or a live cluster: what would a policy make of it?")
+@click.command(short_help="Replay a trace or a live cluster with scheduling policies.")
 @click.option(
     "--nodes",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The trace's nodes, a CSV file: sn,cpu_milli,memory_mib,gpu,model.",
+    help="CSV file of the trace's nodes: sn,cpu_milli,memory_mib,gpu,model.",
 )
 @click.option(
     "--pods",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Its pods: name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,"
-    "deletion_time,scheduled_time; all after gpu_milli may be missing.",
+    help="CSV file of its pods: name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,"
+    "deletion_time,scheduled_time. Columns after gpu_milli are optional.",
 )
 @click.option(
     "--generate",
     is_flag=True,
-    help="Make up a trace instead, like that of a real cluster of 1,213 nodes and 6,212 GPUs. With"
-    " --nodes and --pods it is written there, and not replayed.",
+    help="Generate a trace instead, like that of a real cluster of 1,213 nodes and 6,212 GPUs. With"
+    " --nodes and --pods it is written to these files and not replayed.",
 )
 @click.option(
     "--scale",
     metavar="X",
     type=NumberType(0.001, 100),
     default=1.0,
-    show_default=True,
-    help="Of --generate: so many times the nodes and pods.",
+    help="With --generate: factor for the number of nodes and pods.",
 )
 @click.option(
     "--constrained",
     metavar="PERCENT",
     type=NumberType(0, 100),
     default=10.0,
-    show_default=True,
-    help="Of --generate: how many of the pods with GPUs take certain models alone.",
+    help="With --generate: percent of the GPU pods that accept only certain models.",
 )
 @click.option(
     "--from-cluster",
     is_flag=True,
-    help="Take the nodes and pods of a live cluster; nothing of it is changed.",
+    help="Read the nodes and pods of a live cluster; the cluster is not changed.",
 )
 @click.option(
     "--kubeconfig",
-    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of --from-cluster: how to reach the API server.  [default: $KUBECONFIG, or as the pod"
-    " that this is, or ~/.kube/config]",
+    help="With --from-cluster: kubeconfig for the API server.  [default: $KUBECONFIG, or the pod's"
+    " service account, or ~/.kube/config]",
 )
 @click.option(
     "--replay",
     type=click.Choice(["all", "pending"]),
     default="all",
-    show_default=True,
-    help="Of --from-cluster: place all its pods with GPUs anew, or those alone that wait.",
+    help="With --from-cluster: place all its GPU pods again, or only the pending ones.",
 )
 @click.option(
     "--modes",
     metavar="M[,M...]",
-    default="soft",
-    show_default=True,
-    help="Of --from-cluster: the scheduler's --modes, for pods that name none.",
+    default=SOFT,
+    help="With --from-cluster: the scheduler's --modes, for pods that name none.",
 )
 @click.option(
     "--policy",
     "policies",
     metavar="P[,P...]",
     default=_POLICY,
-    show_default=True,
-    help="Policies to replay with; `all`: each that there is.",
+    help="Policies to compare, or `all`.",
 )
 @click.option(
     "--seeds",
     metavar="N[-N][,...]",
     type=SeedsType(),
     default=_SEEDS,
-    show_default=True,
-    help="A replay of each policy for each seed: 42-51 are ten.",
+    help="Seeds; each policy is replayed once per seed. 42-51 are ten seeds.",
 )
 @click.option(
     "--tune",
     metavar="RATIO",
     type=NumberType(0, 100),
-    help="How much the pods that are drawn ask for in all, over all GPUs; 0: each pod of the trace"
-    f" comes once.  [default: {_TUNE}; with --departures 0]",
+    help="Requests of the drawn pods in total, relative to all GPUs; 0: each pod of the trace"
+    f" arrives once.  [default: {_TUNE}; with --departures 0]",
 )
 @click.option(
     "--departures",
     is_flag=True,
-    help="Pods come in the order of their times, wait where there is no room, and leave when they"
-    " have run for as long as they did.",
+    help="Pods arrive in the order of their times, wait if they do not fit, and leave after their"
+    " run time in the trace.",
 )
 @click.option(
     "--gpu-memory",
     is_flag=True,
-    help="GPU memory counts as well: column gpu_memory_mib of both files (of each GPU), made up"
-    " where it is missing. Else each pod takes the part of the memory that it takes of the time.",
+    help="Also place by GPU memory: column gpu_memory_mib of both files (per GPU), generated where"
+    " it is missing. Without this, a pod's part of the memory equals its part of the time.",
 )
 @click.option(
     "--mix",
     type=click.Choice(["published", "learnt", "known"]),
     default="published",
-    show_default=True,
-    help="Whether policies learn from the pods that come which come how often, or know it"
-    " beforehand; published: fgd knows it, all others learn.",
+    help="Whether policies learn the frequencies of pods during the replay (learnt) or receive them"
+    " before it (known). published: fgd receives them, all others learn.",
 )
 @click.option(
     "--jobs",
     metavar="N",
     type=click.IntRange(1, 1024),
     default=1,
-    show_default=True,
-    help="Replays at once, each in a process of its own. Times of decisions are best taken with 1.",
+    help="Number of parallel replays, each in its own process. For exact decision times use 1.",
 )
 @output_option("table", "json")
 @click.pass_context
@@ -219,25 +208,26 @@ def command(
     jobs: int,
     output: str,
 ) -> None:
-    """Replay pods through the scheduler's policies, and say how full the cluster gets.
+    """Replay pods with the scheduler's policies, and report how full the cluster gets.
 
-    Pods are drawn from the trace with the seed, with repetition, until they ask for --tune times
-    what there is, and come in random order; none leaves, and one that fits nowhere is gone.
-    ALLOCATED is what of all GPUs is given when 95, 100 and 130 % of them have been asked for,
-    FRAGMENTED what of them is free at 100 % and cannot be used by the pods that come, as a mean
-    over their mix. DECISION is how long it takes to choose for one pod: p50 and p99.
+    Draws pods from the trace at random, with repetition, until their requests reach --tune times
+    the GPUs. They arrive in random order and never leave; a pod that does not fit is dropped.
+    ALLOCATED is the part of all GPUs that is allocated when 95, 100 and 130 % are requested.
+    FRAGMENTED is the part that is free at 100 % but unusable for the arriving pods, as a mean over
+    their mix. DECISION is the time to place one pod: p50 and p99.
 
-    With --departures pods leave, and times are the trace's; with --tune pods are drawn and come at
-    random moments in the trace's order, so many that they ask for that much at a time. All figures
-    are means over the second half of the time: in the first the cluster fills up. STILL is how many
-    still WAITED when the last pod came, WAIT for how long: p50 and p99.
+    With --departures pods arrive and leave at the times of the trace. With --tune too, drawn pods
+    arrive at random moments in the trace's order, at a rate that keeps the requests at --tune times
+    the GPUs. All figures are means over the second half of the time, after the cluster has filled.
+    STILL counts the pods of WAITED that still waited when the last pod arrived. WAIT is their
+    waiting time: p50 and p99.
 
-    With --from-cluster the pods of a live cluster that ask for GPUs are placed anew, as its
-    scheduler would: what of its GPUs' TIME and MEMORY is promised, and how many are IDLE, as it
-    runs and then. Selectors, taints and what else kube-scheduler checks are not looked at.
+    With --from-cluster the GPU pods of a live cluster are placed again, as its scheduler would. The
+    table shows promised TIME and MEMORY of its GPUs and the IDLE ones, before and after. Selectors,
+    taints and other checks of kube-scheduler are ignored.
 
     The columns are those of the traces `openb` (Alibaba's clusterdata, cluster-trace-gpu-v2023).
-    The same options give the same result each time. Ctrl-C ends it with what is done until then.
+    The same options give the same result each time. Ctrl-C ends it with the results so far.
 
     \b
     Examples:
@@ -247,8 +237,8 @@ def command(
       allot simulate --nodes nodes.csv --pods pods.csv --departures --tune 1.1 -o json
       allot simulate --from-cluster --replay pending --policy fragmentation,binpack
     """  # noqa: D301 - click's mark
-    # One thread adds up numbers in one order: results do not depend on the machine. Set before
-    # numpy is there; the processes of --jobs have it too.
+    # One thread adds up numbers in one order, so results do not depend on the machine. Set before
+    # numpy is imported; the processes of --jobs inherit it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _check_options(ctx, nodes=nodes, pods=pods, generate=generate, from_cluster=from_cluster)
     with installed("allot simulate", extra="simulate"):
@@ -296,12 +286,12 @@ def _check_options(
     ctx: click.Context, *, nodes: Path | None, pods: Path | None, generate: bool, from_cluster: bool
 ) -> None:
     if (nodes is None) != (pods is None):
-        there, missing = ("--nodes", "--pods") if pods is None else ("--pods", "--nodes")
-        raise click.UsageError(f"{there} is given without {missing}", ctx)
+        given, missing = ("--nodes", "--pods") if pods is None else ("--pods", "--nodes")
+        raise click.UsageError(f"{given} needs {missing}", ctx)
     if nodes is None and not generate and not from_cluster:
         raise click.UsageError("give --nodes and --pods, or --generate, or --from-cluster", ctx)
     if from_cluster and (generate or nodes is not None):
-        raise click.UsageError("--from-cluster is given with a trace: it is one or the other", ctx)
+        raise click.UsageError("--from-cluster excludes a trace (--nodes, --pods, --generate)", ctx)
     owners = {"--generate": _OF_GENERATE, "--from-cluster": _OF_CLUSTER, "a trace": _OF_TRACE}
     chosen = {"--generate": generate, "--from-cluster": from_cluster, "a trace": not from_cluster}
     for owner, names in owners.items():
@@ -309,17 +299,17 @@ def _check_options(
             source = ctx.get_parameter_source(name)
             if not chosen[owner] and source is click.core.ParameterSource.COMMANDLINE:
                 option = name.replace("_", "-")
-                raise click.UsageError(f"--{option} is of {owner}, which is not given", ctx)
+                raise click.UsageError(f"--{option} needs {owner}", ctx)
 
 
 def _live_scene(kubeconfig: Path | None, replay: str, modes: Sequence[str]) -> Scene:
-    """Read the cluster, and say what of it could not be read."""
+    """Read the cluster, and report the objects that could not be read."""
     import asyncio
 
     with installed("allot simulate", extra="kubernetes"):
         from allotment.kube.clients import connect
         from allotment.kube.live import LiveCluster, read_cluster
-        from allotment.simulate.live_scenes import LiveScene, Replayed
+        from allotment.simulate.scenes import LiveScene, Replayed
 
     async def read() -> LiveCluster:
         async with connect(kubeconfig or usual_kubeconfig()) as api:
@@ -330,12 +320,12 @@ def _live_scene(kubeconfig: Path | None, replay: str, modes: Sequence[str]) -> S
         click.echo(f"left out: {problem}", err=True)
     scene = LiveScene(cluster=cluster, replayed=Replayed(replay))
     if not scene.movable:
-        which = (
+        condition = (
             "waits for a part of a GPU"
             if scene.replayed is Replayed.PENDING
-            else "has a part of a GPU from Allotment's scheduler, or waits for one"
+            else "has a part of a GPU from Allotment's scheduler or waits for one"
         )
-        click.echo(f"note: there is nothing to place: no pod of the cluster {which}", err=True)
+        click.echo(f"note: nothing to place: no pod of the cluster {condition}", err=True)
     return scene
 
 
@@ -344,7 +334,7 @@ def _policies(text: str) -> list[str]:
 
     if text.strip() == "all":
         return sorted(POLICIES)
-    # Each once, in the order given.
+    # Without repetitions, in the given order.
     return list(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
@@ -352,52 +342,48 @@ def _trace(
     nodes: Path | None, pods: Path | None, *, generate: bool, seed: int, scale: float, part: float
 ) -> Trace:
     if generate or nodes is None or pods is None:
-        from allotment.simulate.generating import generate as make_up
+        from allotment.simulate.workloads import generate as make_up
 
         return make_up(seed=seed, scale=scale, constrained=part / 100)
-    from allotment.simulate.csv_files import read_nodes, read_pods
-    from allotment.simulate.traces import Trace
+    from allotment.simulate.csv_files import Trace, read_nodes, read_pods
 
     return Trace(read_nodes(nodes), read_pods(pods))
 
 
 def _with_memory(trace: Trace, *, counts: bool) -> Trace:
-    from allotment.simulate.needs import with_gpu_memory, without_gpu_memory
+    from allotment.simulate.placers import with_gpu_memory, without_gpu_memory
 
     return with_gpu_memory(trace) if counts else without_gpu_memory(trace)
 
 
 def _write(trace: Trace, nodes: Path, pods: Path) -> None:
-    """Write a trace, and over nothing that is there."""
+    """Write a trace; refuse to overwrite a file."""
     from allotment.model.errors import UsageError
     from allotment.simulate.csv_files import nodes_text, pods_text
 
-    there = [path for path in (nodes, pods) if path.exists()]
-    if there:
-        raise UsageError(
-            f"{there[0]} is there already", hint="name files that are not, or remove it"
-        )
+    existing = [path for path in (nodes, pods) if path.exists()]
+    if existing:
+        raise UsageError(f"{existing[0]} exists already", hint="name new files, or remove it")
     for path, text in ((nodes, nodes_text(trace.nodes)), (pods, pods_text(trace.pods))):
         try:
             path.write_text(text)
         except OSError as error:
             raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="name a file in a folder of yours"
+                f"cannot write {path}: {error.strerror}", hint="name a file in a writable folder"
             ) from error
     click.echo(f"{nodes}: {len(trace.nodes)} nodes; {pods}: {len(trace.pods)} pods", err=True)
 
 
 def _run(scene: Scene, pairs: Sequence[tuple[str, int]], jobs: int) -> Results:
-    from allotment.simulate.running import Task, run_tasks
+    from allotment.simulate.tasks import Task, run_tasks
 
     tasks = [Task(policy, seed) for policy, seed in pairs]
-    with _progress(tasks) as tell:
-        return run_tasks(scene, tasks, jobs=jobs, progress=tell)
+    with _progress(tasks) as report:
+        return run_tasks(scene, tasks, jobs=jobs, progress=report)
 
 
 @contextmanager
 def _progress(tasks: Sequence[Task]) -> Iterator[Callable[[float], None]]:
-    """Show how much is done, where somebody looks on."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "") in {"", "dumb", "unknown"}:
         yield lambda _: None
         return

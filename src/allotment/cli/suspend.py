@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allot suspend`: stop a share's programs and free its GPU memory."""
+"""`allot suspend`: stops the programs of a share and frees its GPU memory."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from allotment.cli.options import complete_share, state_option
+from allotment.model.errors import AllotError
+from allotment.model.formats import format_bytes, format_count
 
 if TYPE_CHECKING:
     from allotment.shares.folders import StateFolder
@@ -19,19 +21,18 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     type=click.FloatRange(min=0.001, max=3600),
     default=30.0,
-    show_default=True,
-    help="How long GPU work that runs may take to end.",
+    help="How long to wait for running GPU work to end.",
 )
 @state_option
 def command(*, share: str, timeout: float, state: Path | None) -> None:
     """Stop the programs of SHARE (name or id), and free its GPU memory for others.
 
-    The driver moves what the programs have on the GPU to the host's memory (drivers from 570 on);
-    then they are stopped, as by `kill -STOP`. None of the share's memory is booked until `allot
-    resume` brings it back, which has to find room again; its guarantee of compute stays its own.
+    The driver (570 or later) moves the programs' GPU memory to the host. Then they are stopped, as
+    by `kill -STOP`. The share's memory is not booked until `allot resume`, which needs free memory
+    again. Its compute guarantee stays booked.
 
-    With an older driver only shares with --oversubscribe can be suspended: then their contexts stay
-    on the GPU, and their memory stays booked. Shares of mode mps cannot be suspended.
+    With an older driver only shares with --oversubscribe can be suspended: their contexts stay on
+    the GPU, and their memory stays booked. Shares of mode mps cannot be suspended.
 
     \b
     Examples:
@@ -39,37 +40,35 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
       allot suspend train --timeout 120
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import readings
-    from allotment.model.formats import format_bytes, format_count
     from allotment.model.shares import SuspendedBy
     from allotment.shares.folders import StateFolder
-    from allotment.shares.suspending import suspend
+    from allotment.shares.suspend import suspend
 
     folder = StateFolder.at(state)
     before = _on_gpus(folder, share)
     done = suspend(folder, share, readings, patience_s=timeout)
     text = f"{done.name}: suspended, {format_count(done.programs, 'process', 'processes')} stopped"
     if done.by is SuspendedBy.EVICTION:
-        text += "; what can move is on the host, and its memory stays booked"
+        text += "; movable memory is on the host, and the share's memory stays booked"
     elif before > 0:
         text += f"; {format_bytes(before)} moved from GPU to host"
     click.echo(text)
     if not done.programs:
         click.echo(
-            f"hint: no program runs in {done.name}: start none before `allot resume {done.name}`,"
-            " it would not be stopped",
+            f"hint: no program runs in {done.name}. A program started before"
+            f" `allot resume {done.name}` would not be stopped",
             err=True,
         )
 
 
 def _on_gpus(folder: "StateFolder", name: str) -> int:
-    """Return how many bytes a share has on its GPUs, its programs without the shim too."""
+    """Return the bytes that a share uses on its GPUs, with programs without the shim."""
     from allotment.cli.machines import readings
-    from allotment.model.errors import AllotError
-    from allotment.shares.lives import find
-    from allotment.shares.views import view
+    from allotment.shares.lifecycle import find
+    from allotment.shares.status import view
 
     try:
-        (seen,) = view([find(folder, name)], readings)
-    except AllotError:  # suspending says what is the matter
+        (status,) = view([find(folder, name)], readings)
+    except AllotError:  # `suspend` reports the error
         return 0
-    return sum(device.used - device.host_bytes for device in seen.devices)
+    return sum(device.used - device.host_bytes for device in status.devices)

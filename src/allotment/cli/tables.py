@@ -1,55 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain tables: aligned columns, nothing drawn. Loads nothing, so that `allot ps` starts at once.
+"""Plain tables of aligned columns. Imports little, so that `allot ps` starts fast.
 
-Colour says nothing that the words do not. A table is cut to the terminal's width; into a pipe it
-goes whole.
+Colour carries no meaning of its own. A table is cut to the width of a terminal, never in a pipe.
 """
 
-import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from allotment.cli.groups import wants_colour
+
 if TYPE_CHECKING:
     from allotment.model.compute import Compute
-    from allotment.shares.views import DeviceView, ShareView
-
-__all__ = [
-    "OUTSIDE",
-    "Column",
-    "command_of",
-    "described",
-    "has_host",
-    "host_of",
-    "limit_of",
-    "print_table",
-    "short_uuid",
-    "shortened",
-]
+    from allotment.shares.status import DeviceView, ShareView
 
 OUTSIDE = "(outside any share)"
-"""Stands where a share's name would."""
+"""Shown in place of a share's name."""
 
 _GAP = "  "
-_LEAST_LAST = 12  # cells of the last column, mostly a command, that are worth showing
+_LEAST_LAST = 12  # cells: minimum of the last column, mostly a command
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's heading, and whether it holds numbers (aligned to the right)."""
+    """A column; numbers are aligned to the right."""
 
     heading: str
     is_number: bool = False
     is_optional: bool = False
-    """Left out, the last such column first, where the terminal is too narrow for the table."""
+    """Left out on a narrow terminal, the last such column first."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; a cell that is `no` in a column ENFORCED stands out."""
+    """Print a table; a row with `no` in column ENFORCED is red."""
     shown = [[_printable(cell) for cell in row] for row in rows]
     headings = [column.heading for column in columns]
     widths = [max(map(_cells, column)) for column in zip(headings, *shown, strict=True)]
@@ -58,7 +45,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     columns, headings = [columns[i] for i in kept], [headings[i] for i in kept]
     widths = [widths[i] for i in kept]
     shown = [[row[i] for i in kept] for row in shown]
-    colour = False if os.environ.get("NO_COLOR") else None
+    colour = wants_colour()
     head = _line(headings, columns, widths, limit)
     click.echo(click.style(head, bold=True), color=colour)
     for row in shown:
@@ -67,15 +54,20 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
         click.echo(click.style(line, fg="red") if alarm else line, color=colour)
 
 
+def cells_of(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """Order the cells of rows, given by heading, like the columns; a missing cell is empty."""
+    return [tuple(row.get(column.heading, "") for column in columns) for row in rows]
+
+
 def short_uuid(uuid: str) -> str:
-    """Return the start of a UUID, enough to tell a machine's GPUs apart: `GPU-4f6e21b0`."""
+    """Return the start of a UUID, unique on one machine: `GPU-4f6e21b0`."""
     return uuid[:12]
 
 
 def described(compute: "Compute | None", *, takes_turns: bool = False) -> str:
-    """Return compute in some words: `30:80`, `0:100 latency weight 300`, or `-` for none.
+    """Format compute as `30:80`, `0:100 latency weight 300`, or `-` for none.
 
-    Who did not ask for compute has some all the same where it `takes_turns` with others.
+    With `takes_turns`, a share without --compute is shown with its default compute.
     """
     from allotment.model.compute import DEFAULT_WEIGHT
 
@@ -90,33 +82,31 @@ def described(compute: "Compute | None", *, takes_turns: bool = False) -> str:
 
 
 def limit_of(device: "DeviceView") -> str:
-    """Return the limit of a share's device: `4Gi`, or `4Gi+host` where it may be on the host."""
+    """Format the limit of a device: `4Gi`, or `4Gi+host` if oversubscribed."""
     from allotment.model.formats import format_bytes
 
     return format_bytes(device.limit) + ("+host" if device.is_oversubscribed else "")
 
 
 def command_of(view: "ShareView") -> str:
-    """Return what runs in a share; `-` for a pod's in which nothing does, or nobody can tell."""
+    """Return the command of a share; `-` for a pod's share without a known one."""
     if view.share is None:
         return f"({view.state})"
     return view.command or ("-" if view.share.owner else "")
 
 
 def host_of(device: "DeviceView") -> str:
-    """Return what of a share's use may be on the host, or `-` where none can be."""
     from allotment.model.formats import format_bytes
 
     return format_bytes(device.host_bytes) if has_host(device) else "-"
 
 
 def has_host(device: "DeviceView") -> bool:
-    """Tell whether something of a share's memory may be on the host."""
     return device.is_oversubscribed or device.host_bytes > 0
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many cells; what was cut off leaves `…`."""
+    """Cut a text to at most `most` cells, with `…` at the end."""
     shown = _printable(text)
     if _cells(shown) <= most:
         return shown
@@ -126,12 +116,12 @@ def shortened(text: str, most: int) -> str:
 
 
 def _printable(cell: str) -> str:
-    """Keep a command line's control characters from the terminal."""
-    return "".join(each if each.isprintable() else " " for each in cell)
+    """Replace control characters, which could change the terminal."""
+    return "".join(character if character.isprintable() else " " for character in cell)
 
 
 def _kept(columns: Sequence[Column], widths: Sequence[int], limit: int | None) -> list[int]:
-    """Return the columns that there is room for; what the last one has may be cut."""
+    """Return the columns that fit; the last one may be cut."""
     kept = list(range(len(columns)))
     optional = [index for index in kept if columns[index].is_optional]
     while limit is not None and optional:
@@ -143,13 +133,14 @@ def _kept(columns: Sequence[Column], widths: Sequence[int], limit: int | None) -
 
 
 def _cells(text: str) -> int:
-    """Return how many cells of a terminal a text takes: some characters take two, some none."""
+    """Return the width of a text in terminal cells: a character takes 0 to 2."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
 
     return sum(
-        0 if combining(each) else 2 if east_asian_width(each) in {"W", "F"} else 1 for each in text
+        0 if combining(character) else 2 if east_asian_width(character) in {"W", "F"} else 1
+        for character in text
     )
 
 

@@ -1,41 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot top`: the shares, live."""
 
+import os
+import re
 import sys
+import time
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from allotment.cli.documents import print_document, shares_document
 from allotment.cli.options import output_option, simulated_option, state_option
+from allotment.model.errors import NoDevicesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from allotment.cli.machines import DeviceRow
-    from allotment.cli.screens import Frame
+    from allotment.cli.top_screens import Frame
     from allotment.shares.folders import StateFolder
-    from allotment.shares.views import Overview
+    from allotment.shares.status import ShareStatus
 
 _MIN_PACE_S, _MAX_PACE_S = 0.25, 16.0
 _PIPE_COLUMNS = 160
 
 
 @click.command(short_help="Watch the shares, live.")
-@click.option("--once", is_flag=True, help="Show one moment and end; so it does into a pipe.")
+@click.option("--once", is_flag=True, help="Print one reading and exit. Always so in a pipe.")
 @click.option(
     "--interval",
     metavar="TIME",
     default="1s",
-    show_default=True,
-    help="Time between two looks, 250ms to 16s.",
+    help="Time between two readings, 250ms to 16s.",
 )
 @click.option(
     "--sort",
     type=click.Choice(["used", "limit", "gpu", "name", "age"]),
     default="used",
-    show_default=True,
     help="Order of the shares.",
 )
 @simulated_option
@@ -52,19 +57,18 @@ def command(
 ) -> None:
     """Watch GPUs and shares: limits, use, peaks, refusals, and whether limits are in force.
 
-    Where shares of a GPU asked for compute, a second table has what each has had of the GPU's time
-    since the last look, beside its guarantee and its ceiling: GPU TIME as the shim measures it,
-    NVML as the driver tells it, what of it was BORROWED beyond the guarantee, what of the guarantee
-    was LENT to others, and for how long its launches were HELD BACK (seconds of waiting in each
-    second, all threads together: 3.5x is as if three threads and a half never got on).
+    If shares of a GPU set --compute, a second table shows the use of GPU time since the last
+    reading. GPU TIME is measured by the shim, NVML by the driver. BORROWED is time beyond the
+    guarantee, LENT is guaranteed time that others used. HELD BACK is how long launches waited, per
+    second and summed over threads: 3.5x means that 3.5 threads waited all the time.
 
-    A small terminal gets fewer columns, no processes but those that are not enforced, and fewer
-    shares at once. A limit like 12Gi+host is that of an oversubscribed share, and HOST is how much
-    of what it uses may lie on the host.
+    A small terminal shows fewer columns and shares, and only processes that are not enforced. A
+    limit like 12Gi+host belongs to an oversubscribed share; HOST is the part of its use that may be
+    on the host.
 
-    Keys: q ends, s changes the order, arrows scroll, + and - change the pace. Into a pipe, on a
-    terminal that cannot move its cursor (TERM=dumb), or with -o, it shows one moment, without
-    colour and bars; where GPU time is measured it looks twice for that, one --interval apart.
+    Keys: q quits, s changes the order, arrows scroll, + and - change the interval. In a pipe, with
+    TERM=dumb, or with -o, it prints one reading without colour and bars. If GPU time is measured,
+    that takes two readings, one --interval apart.
 
     \b
     Examples:
@@ -77,8 +81,6 @@ def command(
     pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, parse_duration_ns(interval) / 1e9))
     watcher = _Watcher(StateFolder.at(state), simulated)
     if output != "table":
-        from allotment.cli.documents import print_document, shares_document
-
         print_document(shares_document(watcher.twice(pace_s)), output)
         return
     if once or not _has_screen() or not sys.stdin.isatty():
@@ -89,81 +91,62 @@ def command(
 
 
 def _has_screen() -> bool:
-    """Tell whether the output is a terminal that can do more than print line after line."""
-    import os
-
+    """Return whether the output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
 
 
 class _Watcher:
-    """Looks at the machine again and again, and knows what it saw last."""
+    """Reads the machine repeatedly, and computes rates since the last reading."""
 
     def __init__(self, folder: "StateFolder", spec: str | None) -> None:
         self._folder = folder
         self._spec = spec
         self._devices: Sequence[DeviceRow] = ()
-        self._seen: Overview | None = None
+        self._seen: ShareStatus | None = None
 
-    def look(self) -> "Overview":
-        """Look once more; the rates are those since the look before."""
-        from functools import cache
-
-        from allotment.cli.machines import known_machines, readings, survey
-        from allotment.model.errors import NoDevicesError
-        from allotment.shares.mps_daemons import losses, servers
-        from allotment.shares.views import current, overview
+    def look(self) -> "ShareStatus":
+        """Take a reading; rates are those since the reading before."""
+        from allotment.cli.machines import readings, status_of, survey
+        from allotment.shares.status import current
 
         shares = current(self._folder)
-        once = cache(readings)  # both tables are of the same moment
+        once = cache(readings)  # one reading for both tables
         try:
             self._devices, _ = survey(self._folder, self._spec, shares, once)
         except NoDevicesError:
-            self._devices = ()  # a machine without a GPU has no shares on one either
-        seen = overview(
-            shares,
-            once,
-            machines=known_machines(self._folder),
-            serving=servers(self._folder),
-            losses=losses(self._folder),
-        )
-        self._seen = seen if self._seen is None else seen.since(self._seen)
+            self._devices = ()  # a machine without a GPU has no shares
+        status = status_of(self._folder, shares, once)
+        self._seen = status if self._seen is None else status.since(self._seen)
         return self._seen
 
-    def twice(self, pace_s: float) -> "Overview":
-        """Look, and where GPU time is measured look again after a while, for the rates."""
-        import time
-
-        seen = self.look()
-        parts = [device.compute for share in seen.shares for device in share.devices]
+    def twice(self, pace_s: float) -> "ShareStatus":
+        """Take a reading; if GPU time is measured, a second one after `pace_s`, for the rates."""
+        status = self.look()
+        parts = [device.compute for share in status.shares for device in share.devices]
         if not any(part and part.is_measured for part in parts):
-            return seen
+            return status
         time.sleep(pace_s)
         return self.look()
 
     def frame(self, sort: str) -> "Frame":
-        """Return what was seen last, to be drawn."""
-        import time
+        from allotment.cli.top_screens import Frame
+        from allotment.shares.run.command import inside_share
 
-        from allotment.cli.screens import Frame
-        from allotment.shares.sessions import inside_share
-
-        seen = self._seen or self.look()
+        status = self._seen or self.look()
         return Frame(
             self._devices,
-            seen.shares,
+            status.shares,
             time.strftime("%H:%M:%S"),
             sort,
             is_inside=bool(inside_share()),
-            outside=seen.outside,
+            outside=status.outside,
         )
 
 
 def _print_once(frame: "Frame") -> None:
-    from dataclasses import replace
-
     from rich.console import Console
 
-    from allotment.cli.screens import draw
+    from allotment.cli.top_screens import draw
 
     if _has_screen():
         console = Console(highlight=False)
@@ -176,7 +159,7 @@ def _print_once(frame: "Frame") -> None:
 
 
 class _Screen:
-    """The live screen: one thread that waits for keys, signals and the next look."""
+    """The live screen: one thread waits for keys, signals and the next reading."""
 
     def __init__(self, watcher: _Watcher, sort: str, pace_s: float) -> None:
         self._watcher = watcher
@@ -190,8 +173,6 @@ class _Screen:
         return self._watcher.frame(self._sort)
 
     def watch(self) -> None:
-        """Show the screen until the user has seen enough."""
-        import os
         import signal
 
         while True:
@@ -199,18 +180,15 @@ class _Screen:
                 stopped = self._show(ready)
             if not stopped:
                 return
-            os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is as it was; back by `fg`
+            os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; `fg` resumes
             self._frame = self._look()
 
     def _show(self, ready: "Callable[[float], list[str]]") -> bool:
-        """Draw until the end (False) or Ctrl-Z (True)."""
-        import time
-        from dataclasses import replace
-
+        """Draw until the user quits (False) or presses Ctrl-Z (True)."""
         from rich.console import Console
         from rich.live import Live
 
-        from allotment.cli.screens import draw
+        from allotment.cli.top_screens import draw
 
         console = Console()
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -236,7 +214,7 @@ class _Screen:
                     looked = time.monotonic()
 
     def _obey(self, key: str) -> None:
-        from allotment.cli.screens import SORTS
+        from allotment.cli.top_screens import SORTS
 
         if key == "s":
             orders = list(SORTS)
@@ -253,12 +231,10 @@ class _Screen:
 
 @contextmanager
 def _keys() -> "Iterator[Callable[[float], list[str]]]":
-    """Take single keys from the terminal; yield what waits for some, a new size, or a time.
+    """Read single keys; yield a function that waits for keys, a new size, or a time-out.
 
-    Signals that end the program put the terminal back first: they are turned into the key `q`.
+    Signals that end the program become the key `q`, so that the terminal is restored first.
     """
-    import os
-    import re
     import select
     import signal
     import termios
@@ -271,18 +247,18 @@ def _keys() -> "Iterator[Callable[[float], list[str]]]":
     old_descriptor = signal.set_wakeup_fd(write_end)
 
     def ready(timeout_s: float) -> list[str]:
-        found, _, _ = select.select([terminal, read_end], [], [], timeout_s)
-        if read_end in found and set(os.read(read_end, 64)) & {int(number) for number in ends}:
+        readable, _, _ = select.select([terminal, read_end], [], [], timeout_s)
+        if read_end in readable and set(os.read(read_end, 64)) & {int(number) for number in ends}:
             return ["q"]
-        if terminal in found:
+        if terminal in readable:
             data = os.read(terminal, 64)
             return re.findall(r"\x1b\[[0-9;]*[A-Za-z~]|.", data.decode(errors="replace")) or ["q"]
         return []
 
     try:
-        ours = termios.tcgetattr(terminal)
-        ours[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)  # Ctrl-C and Ctrl-Z are keys
-        termios.tcsetattr(terminal, termios.TCSADRAIN, ours)
+        raw = termios.tcgetattr(terminal)
+        raw[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)  # Ctrl-C and Ctrl-Z are keys
+        termios.tcsetattr(terminal, termios.TCSADRAIN, raw)
         yield ready
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

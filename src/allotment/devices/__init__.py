@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPUs a machine has, real or simulated, and what goes on on them.
+"""A machine's GPUs, real or simulated, and their current state.
 
-`sources` has the values and the protocols, `nvml` asks NVML (the real one, or the simulated one),
-`simulated` makes and reads simulated machines, `faults` breaks them on demand. Importing any of
-them is cheap: pynvml and yaml are loaded when first needed. Nothing here knows shares.
+`sources` has values and protocols, `nvml` reads NVML (real or simulated), `simulated` creates and
+reads simulated machines, `faults` breaks them on demand. Imports are cheap: pynvml and yaml load on
+first use. Nothing here depends on shares.
 """

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's checkpoint calls: a process's GPU memory goes to the host, and comes back.
+"""The driver's checkpoint calls: move a process's GPU memory to the host, and back.
 
     with Checkpoints() as driver:                # the driver of this computer
     with Checkpoints(machine=path) as driver:    # a simulated machine's
         driver.lock(pid, timeout_ms=5000)
         driver.checkpoint(pid)
 
-The driver's library is loaded in a child process, which ends with the `with`: `allot` itself stays
-without one, and a call that hangs can be given up on. The child takes a line for each call
-(`lock 4711 5000`) and answers with one (`600 CUDA_ERROR_NOT_READY 0`).
-
-Facts: cuda.h of CUDA 12.8, "CUDA Checkpointing": drivers from 570 on, Linux. A process is named by
-its number as the caller sees it. From NVIDIA/cuda-checkpoint: x86-64 only (elsewhere all but the
-checkpoint itself is answered, issue 51); no managed memory and no memory shared by IPC, and a
-process that has some may not survive the attempt (README, of 570); nor one whose restore found no
-room (issue 44, seen with 580).
+A child process loads the driver's library, so a hanging call can be abandoned. It reads a line per
+call (`lock 4711 5000`) and answers with one (`600 CUDA_ERROR_NOT_READY 0`).
 """
+
+# cuda.h of CUDA 12.8, "CUDA Checkpointing": drivers from 570 on, Linux; pids as the caller sees
+# them. NVIDIA/cuda-checkpoint: x86-64 only (issue 51). Processes with managed or IPC memory may not
+# survive it (README, of 570), nor one whose restore finds no room (issue 44, seen with 580).
 
 from __future__ import annotations
 
@@ -27,13 +24,10 @@ import subprocess
 import sys
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-from allotment.devices.simulated import MACHINE_VARIABLE
+from allotment.devices.packing import MACHINE_VARIABLE
 from allotment.libraries import SIMULATED_CUDA, library_path
-
-__all__ = ["Checkpoints", "DriverRefusal", "ProcessState"]
 
 _REAL: Final = "libcuda.so.1"
 _SUCCESS: Final = 0
@@ -42,8 +36,8 @@ _NOT_SUPPORTED: Final = 801
 _MISSING: Final = -1  # no such library, or no such function in it
 _SILENT: Final = -2  # no answer in time
 _PATIENCE_S: Final = 300.0
-"""For one call: tens of gigabytes take tens of seconds to move."""
-# A share's, or its shim's: the child is no part of any share and sees all GPUs.
+"""For one call: moving tens of gigabytes takes tens of seconds."""
+# Variables of a share or its shim: the child is in no share and sees all GPUs.
 _NOT_FOR_THE_CHILD: Final = ("ALLOTMENT_SHARE", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
 
 
@@ -58,8 +52,8 @@ class ProcessState(IntEnum):
     RESTORING = 5
 
 
-class DriverRefusal(Exception):  # noqa: N818 - what the driver says no to is no error of ours
-    """The driver did not do it; `code` is its CUresult."""
+class DriverRefusal(Exception):  # noqa: N818 - the driver's refusal is not our error
+    """The driver refused the call; `code` is its CUresult."""
 
     def __init__(self, call: str, pid: int, code: int, name: str) -> None:
         super().__init__(call, pid, code, name)
@@ -70,13 +64,12 @@ class DriverRefusal(Exception):  # noqa: N818 - what the driver says no to is no
 
     @property
     def is_unsupported(self) -> bool:
-        """Has this driver no checkpoints at all (or none for such a process)?"""
+        """True if this driver has no checkpoints at all, or none for such a process."""
         return self.code in {_MISSING, _NOT_SUPPORTED}
 
     def __str__(self) -> str:
-        """Say what was asked for, and the driver's answer."""
-        said = self.name if self.code < 0 else f"{self.name} ({self.code})"
-        return f"{self.call} of process {self.pid}: {said}"
+        result = self.name if self.code < 0 else f"{self.name} ({self.code})"
+        return f"{self.call} of process {self.pid}: {result}"
 
 
 class Checkpoints:
@@ -89,26 +82,19 @@ class Checkpoints:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start nothing yet: the first call does."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the child."""
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def state(self, pid: int) -> ProcessState:
-        """Return how the driver sees a process; raise `DriverRefusal` (it does not use a GPU)."""
+        """The driver's state of a process. `DriverRefusal`: it does not use a GPU."""
         return ProcessState(self._ask("state", pid))
 
     def lock(self, pid: int, *, timeout_ms: int) -> None:
-        """Let its running work end and hold back its calls; raise `DriverRefusal` (as `NOT_READY`).
+        """Wait for running work and block further calls; `DriverRefusal` (as `NOT_READY`).
 
-        After a refusal it runs on.
+        After a refusal the process continues.
         """
         self._ask("lock", pid, timeout_ms)
 
@@ -117,11 +103,11 @@ class Checkpoints:
         self._ask("checkpoint", pid)
 
     def restore(self, pid: int) -> None:
-        """Bring it back; the process is locked then. Raises `DriverRefusal` (`OUT_OF_MEMORY`)."""
+        """Move the memory back; the process stays locked. `DriverRefusal` (`OUT_OF_MEMORY`)."""
         self._ask("restore", pid)
 
     def unlock(self, pid: int) -> None:
-        """Let a locked process go on; raise `DriverRefusal`."""
+        """Let a locked process continue; raise `DriverRefusal`."""
         self._ask("unlock", pid)
 
     def _ask(self, call: str, pid: int, argument: int = 0) -> int:
@@ -139,8 +125,10 @@ class Checkpoints:
         if len(words) != 3:  # noqa: PLR2004 - code, name, value
             silent = child.poll() is None
             self._end()
-            said = "no answer" if silent else f"the driver's library ended with {child.returncode}"
-            raise DriverRefusal(call, pid, _SILENT, said)
+            failure = (
+                "no answer" if silent else f"the driver's library ended with {child.returncode}"
+            )
+            raise DriverRefusal(call, pid, _SILENT, failure)
         code, value = int(words[0]), int(words[2])
         if code != _SUCCESS:
             raise DriverRefusal(call, pid, code, words[1].decode(errors="replace"))
@@ -160,7 +148,7 @@ class Checkpoints:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for who can put things right again
+            start_new_session=True,  # the parent handles Ctrl-C
         )
 
     def _end(self) -> None:
@@ -168,7 +156,7 @@ class Checkpoints:
         if child is None:
             return
         if child.stdin is not None:
-            child.stdin.close()  # what it waits for
+            child.stdin.close()  # end of input ends the child
         try:
             child.wait(1)
         except subprocess.TimeoutExpired:
@@ -192,7 +180,6 @@ class _LockArguments(ctypes.Structure):
 
 
 def _call(library: ctypes.CDLL, call: str, pid: int, argument: int) -> tuple[int, int]:
-    """Return the driver's result and the value, if it gives one."""
     state = ctypes.c_int(0)
     try:
         match call:
@@ -214,7 +201,7 @@ def _call(library: ctypes.CDLL, call: str, pid: int, argument: int) -> tuple[int
 
 def _name(library: ctypes.CDLL, code: int) -> str:
     text = ctypes.c_char_p()
-    with contextlib.suppress(AttributeError):  # the number is told all the same
+    with contextlib.suppress(AttributeError):  # the number is reported in any case
         library.cuGetErrorName(code, ctypes.byref(text))
     return (text.value or b"").decode() or f"CUresult-{code}"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may have a context on a GPU: everybody, one process, or nobody (nvml.h, nvmlComputeMode_t).
+"""A GPU's compute mode: contexts for all processes, for one, or for none (nvmlComputeMode_t).
 
-It is the GPU's setting and holds for contexts that begin; it stays until it is made another or the
-driver is loaded again. Setting it is root's. A MIG device has its own, where the driver has that:
-CUDA 13's nvml.h takes a MIG device's handle, earlier ones do not.
+The mode applies to new contexts, and stays until it is changed or the driver reloads. Only root may
+set it. MIG devices have their own mode if the driver supports it: CUDA 13's nvml.h accepts a MIG
+device's handle, earlier ones do not.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-__all__ = ["ComputeMode", "GpuSettings"]
-
 
 class ComputeMode(IntEnum):
-    """Who may have a context."""
+    """Which processes may have a context."""
 
     DEFAULT = 0
     EXCLUSIVE_THREAD = 1
     PROHIBITED = 2
     EXCLUSIVE_PROCESS = 3
-    """One process; all clients of an MPS server are one."""
+    """One process; all clients of an MPS server count as one."""
 
 
 class GpuSettings:
-    """One GPU's compute mode and who computes there, by NVML. `machine`: a simulated one's file.
+    """One GPU's compute mode and processes, by NVML. `machine`: a simulated one's file.
 
     `uuid` may be a MIG device's.
     """
@@ -46,8 +44,8 @@ class GpuSettings:
         self._machine = machine
 
     def compute_mode(self) -> ComputeMode:
-        """Return the mode; raise `NoDevicesError` where the GPU does not answer."""
-        with self._asked("tell its compute mode") as (nvml, handle):
+        """Raises `NoDevicesError` if the GPU does not answer."""
+        with self._asked("report its compute mode") as (nvml, handle):
             try:
                 return ComputeMode(nvml.nvmlDeviceGetComputeMode(handle))
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
@@ -56,28 +54,27 @@ class GpuSettings:
                 return ComputeMode.DEFAULT
 
     def set_compute_mode(self, mode: ComputeMode) -> None:
-        """Set the mode; raise `PrerequisiteError` without permission, or `NoDevicesError`."""
+        """Raises `PrerequisiteError` without permission, or `NoDevicesError`."""
         with self._asked("set its compute mode") as (nvml, handle):
             try:
                 nvml.nvmlDeviceSetComputeMode(handle, int(mode))
             except nvml.NVMLError_NoPermission as error:
                 raise PrerequisiteError(
                     f"{self._uuid}: only root may set a GPU's compute mode",
-                    hint="run as root, so that no program can go past the share",
+                    hint="run as root, so that no program can bypass the share",
                 ) from error
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument) as error:
                 if not self._is_slice:
                     raise
                 raise PrerequisiteError(
                     f"{self._uuid}: this driver has no compute mode for MIG devices",
-                    hint="let nobody else into the slice: its device nodes are its key",
+                    hint="restrict access to the slice by its device nodes",
                 ) from error
 
     def computing(self) -> tuple[int, ...]:
-        """Return the process ids that have a context there; raise `NoDevicesError`."""
-        with self._asked("tell its processes") as (nvml, handle):
+        with self._asked("report its processes") as (nvml, handle):
             return tuple(
-                sorted(each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+                sorted(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
             )
 
     @property

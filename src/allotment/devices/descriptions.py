@@ -1,40 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated machine is to have: the short form and the YAML form, parsed into one value.
+"""Parses descriptions of simulated machines, in a short form and in YAML.
 
     a100-80gb:2,t4                      two A100-80GB and a T4
     a100-80gb[memory=40Gi],t4:2         with the keys of one entry of the YAML form
 
-    driver: 580.95.05                   what NVML tells; default: what came with `cuda`
-    cuda: 13.0                          what cuDriverGetVersion tells; 11.8 to 13.x
+    driver: 580.95.05                   NVML's driver version; default: that of `cuda`
+    cuda: 13.0                          result of cuDriverGetVersion; 11.8 to 13.x
     timeslice: 2ms                      the turn of each of several busy processes
-    kernel: 20us                        how long a kernel runs that says nothing itself
+    kernel: 20us                        duration of a kernel without a given one
     gpus:
       - a100-80gb                       short for {model: a100-80gb}
       - {model: t4, count: 4, numa: 1, memory: 8Gi, uuid: GPU-..., ecc: false}
-      - {model: h100-80gb, mig: 1g.10gb*3+3g.40gb}     MIG is on, and it is cut so; or true
+      - {model: h100-80gb, mig: 1g.10gb*3+3g.40gb}     MIG is on, with these slices; or true
 
-Anything else, an unknown key above all, is a `UsageError` that names the place and what was
-probably meant. Pure: a text goes in, a description comes out; files are `simulated`'s business.
+Any other content, above all an unknown key, is a `UsageError` with its place and the likely
+intention. Pure: `simulated` reads the files.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from allotment.devices.cuts import Cut, parse_cuts
+from allotment.devices.geometries import Geometry, Shape
 from allotment.devices.model_facts import Model
 from allotment.devices.models import MODELS
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.quantities import parse_bytes, parse_duration_ns
 
-__all__ = [
-    "MAX_GPUS",
-    "GpuDescription",
-    "MachineDescription",
-    "parse_short",
-    "parse_yaml",
-]
+_ITEM: Final = re.compile(
+    r"(?P<profile>[0-9]+g\.[0-9]+gb(?:[+-][a-z.]+)?)(?:\*(?P<count>[1-8]))?(?:@(?P<start>[0-7]))?"
+)
+# The driver's order of preference, on eight slots (cuts.c, driver_choice).
+_DRIVER_STARTS: Final = (6, 4, 5, 0, 1, 2, 3, 7)
+_WHOLE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A GPU instance with one compute instance of all its slices."""
+
+    shape: Shape
+    start: int
+
+
+def parse_cuts(text: str, geometry: Geometry, memory_mib: int, place: str) -> tuple[Cut, ...]:
+    """Parse profiles joined by `+`, each with `*COUNT` or `@START`; `place` is for errors.
+
+    Profiles without a start get one that leaves room for all. Raises `UsageError`.
+    """
+    names = {shape.name_on(memory_mib): shape for shape in geometry.shapes}
+    fixed: list[Cut] = []
+    free: list[Shape] = []
+    for part in re.split(r"\+(?=[0-9])", text):
+        item = _ITEM.fullmatch(part.strip())
+        shape = names.get(item["profile"]) if item else None
+        if item is None or shape is None:
+            raise UsageError(
+                f"{place}.mig: {part.strip()!r} is not a MIG profile of this GPU",
+                hint=(
+                    f"write profiles from {', '.join(names)}, joined by +, with *COUNT or @START"
+                ),
+            )
+        if item["start"] is None:
+            free += [shape] * int(item["count"] or 1)
+        elif item["count"] is None and int(item["start"]) in shape.starts:
+            fixed.append(Cut(shape, int(item["start"])))
+        else:
+            starts = ", ".join(map(str, shape.starts))
+            raise UsageError(
+                f"{place}.mig: {part.strip()!r} cannot start there",
+                hint=f"{item['profile']} can start at {starts}",
+            )
+    free.sort(key=lambda shape: -shape.size)
+    placed = _place((), [*fixed, *free], geometry)
+    if placed is None:
+        raise UsageError(f"{place}.mig: {text!r} does not fit on one GPU")
+    return placed
+
+
+def _place(
+    made: tuple[Cut, ...], left: Sequence[Cut | Shape], geometry: Geometry
+) -> tuple[Cut, ...] | None:
+    """Places for the rest, or None. Depth first: there are eight slots."""
+    if not left:
+        return made
+    first, *others = left
+    shape = first if isinstance(first, Shape) else first.shape
+    order = _DRIVER_STARTS if geometry.slots == _WHOLE else range(geometry.slots)
+    starts = [start for start in order if start in shape.starts]
+    for start in starts if isinstance(first, Shape) else [first.start]:
+        cut = Cut(shape, start)
+        if all(_go_together(cut, other) for other in made) and _count(made, shape) < shape.most:
+            placed = _place((*made, cut), others, geometry)
+            if placed is not None:
+                return placed
+    return None
+
+
+def _count(made: Sequence[Cut], shape: Shape) -> int:
+    return sum(cut.shape is shape for cut in made)
+
+
+def _go_together(one: Cut, other: Cut) -> bool:
+    if one.shape.has_media and other.shape.has_media:
+        return False
+    return one.start + one.shape.size <= other.start or other.start + other.shape.size <= one.start
+
 
 MAX_GPUS: Final = 16
 """ALLOT_MACHINE_GPUS of native/simulated/machine.h."""
@@ -48,7 +120,7 @@ _DEFAULT_TIMESLICE_US: Final = 2000
 _DEFAULT_KERNEL_US: Final = 20
 _LONGEST_US: Final = 60_000_000
 
-# The driver that came with each CUDA version; a version between two has the older one's.
+# The driver of each CUDA version; a version in between has the older one's.
 _DRIVERS: Final[Mapping[int, str]] = {
     11080: "520.61.05",
     12000: "525.60.13",
@@ -87,7 +159,7 @@ _HINT: Final = "write GPUs like a100-80gb:2,t4, or name a YAML file (docs/refere
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDescription:
-    """One simulated GPU. What is None follows from the machine: its UUID and its NUMA node."""
+    """One simulated GPU. None: follows from the machine (UUID and NUMA node)."""
 
     model: Model
     memory_bytes: int
@@ -95,12 +167,12 @@ class GpuDescription:
     numa_node: int | None = None
     ecc: bool | None = None
     cuts: tuple[Cut, ...] | None = None
-    """What it is cut into when the machine is new; None: MIG is off."""
+    """Slices of a new machine; None: MIG is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineDescription:
-    """A simulated machine: what `cuDriverGetVersion` tells (13000), and its GPUs in PCI order."""
+    """A simulated machine: the result of `cuDriverGetVersion` (13000), its GPUs in PCI order."""
 
     gpus: tuple[GpuDescription, ...]
     cuda_version: int = _DEFAULT_CUDA
@@ -110,7 +182,6 @@ class MachineDescription:
 
 
 def parse_short(text: str) -> MachineDescription:
-    """Parse the short form, `a100-80gb:2,t4`; raise `UsageError`."""
     if not text.strip():
         raise UsageError("the list of simulated GPUs is empty", hint=_HINT)
     gpus = [gpu for part in _split_entries(text) for gpu in _short_entry(part)]
@@ -118,13 +189,12 @@ def parse_short(text: str) -> MachineDescription:
 
 
 def parse_yaml(text: str, *, source: str) -> MachineDescription:
-    """Parse the YAML form; `source` names it in errors. Raises `UsageError`."""
-    import yaml  # late: only machines described by a file pay for it
+    import yaml  # late: only machines described by a file need it
 
     if len(text) > _MAX_TEXT:
         raise UsageError(f"{source}: {len(text)} characters are too many for a machine")
     try:
-        # Every scalar stays the text that was written: 12.10 is not 12.1, and makes no objects.
+        # Scalars stay text: 12.10 is not 12.1, and no objects are created.
         document = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - the least of loaders
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UsageError(f"{source} is not YAML: {_first_line(error)}", hint=_HINT) from error
@@ -138,7 +208,6 @@ def parse_yaml(text: str, *, source: str) -> MachineDescription:
 
 
 def _split_entries(text: str) -> Iterator[str]:
-    """Cut at the commas that are not inside brackets."""
     depth, start = 0, 0
     for at, character in enumerate(text):
         if character == "[":
@@ -196,21 +265,22 @@ def _gpu_entry(entry: Mapping[object, object], place: str) -> list[GpuDescriptio
     if "model" not in entry:
         raise UsageError(f"{place}: the model is missing", hint=_HINT)
     model = _model(entry["model"], place)
-    count = _whole(entry.get("count", 1), f"{place}.count", least=1, most=MAX_GPUS)
+    count = 1
+    if "count" in entry:
+        count = _whole(entry["count"], f"{place}.count", least=1, most=MAX_GPUS)
+    memory, uuid, numa = entry.get("memory"), entry.get("uuid"), entry.get("numa")
     ecc = entry.get("ecc")
     gpu = GpuDescription(
         model=model,
-        memory_bytes=_memory(entry.get("memory"), model, place),
-        uuid=_uuid(entry.get("uuid"), count, place),
-        numa_node=None
-        if entry.get("numa") is None
-        else _whole(entry["numa"], f"{place}.numa", least=0, most=_MAX_NUMA),
+        memory_bytes=model.memory_mib * _MIB if memory is None else _memory(memory, model, place),
+        uuid=None if uuid is None else _uuid(uuid, count, place),
+        numa_node=None if numa is None else _whole(numa, f"{place}.numa", least=0, most=_MAX_NUMA),
         ecc=None if ecc is None else _switch(ecc, f"{place}.ecc"),
         cuts=None if entry.get("mig") is None else _cuts(entry["mig"], model, place),
     )
     if gpu.ecc is not None and model.ecc is None:
         raise UsageError(f"{place}.ecc: a {model.name} has no ECC memory")
-    return [replace(gpu)] * count
+    return [gpu] * count
 
 
 def _machine(gpus: list[GpuDescription], keys: Mapping[object, object]) -> MachineDescription:
@@ -220,13 +290,18 @@ def _machine(gpus: list[GpuDescription], keys: Mapping[object, object]) -> Machi
     twice = next((uuid for uuid in uuids if uuids.count(uuid) > 1), None)
     if twice is not None:
         raise UsageError(f"two GPUs have the UUID {twice}")
-    driver, cuda = _versions(keys.get("driver"), keys.get("cuda"))
+    driver, cuda = _DRIVERS[_DEFAULT_CUDA], _DEFAULT_CUDA
+    if keys.get("driver") is not None or keys.get("cuda") is not None:
+        driver, cuda = _versions(keys.get("driver"), keys.get("cuda"))
+    timeslice, kernel = keys.get("timeslice"), keys.get("kernel")
     return MachineDescription(
         gpus=tuple(gpus),
         cuda_version=cuda,
         driver_version=driver,
-        timeslice_us=_duration(keys.get("timeslice"), "timeslice", _DEFAULT_TIMESLICE_US),
-        kernel_us=_duration(keys.get("kernel"), "kernel", _DEFAULT_KERNEL_US),
+        timeslice_us=_DEFAULT_TIMESLICE_US
+        if timeslice is None
+        else _duration(timeslice, "timeslice"),
+        kernel_us=_DEFAULT_KERNEL_US if kernel is None else _duration(kernel, "kernel"),
     )
 
 
@@ -235,26 +310,25 @@ def _machine(gpus: list[GpuDescription], keys: Mapping[object, object]) -> Machi
 
 def _model(value: object, place: str) -> Model:
     text = _text(value, f"{place}.model").lower().replace("_", "-").replace(" ", "-")
-    found = MODELS.get(text)
-    if found is not None:
-        return found
+    if text in MODELS:
+        return MODELS[text]
     longer = [key for key in MODELS if key.startswith(f"{text}-")]
     if len(longer) == 1:
         return MODELS[longer[0]]
-    begin_so = [key for key in MODELS if text and key.startswith(text)]
-    meant = begin_so or _close(text, tuple(MODELS), most=3)
+    with_prefix = [key for key in MODELS if text and key.startswith(text)]
+    meant = with_prefix or _close(text, tuple(MODELS), most=3)
     raise UsageError(
-        f"{place}: there is no model {_shown(value)}" + _did_you_mean(meant),
+        f"{place}: unknown model {_shown(value)}" + _did_you_mean(meant),
         hint=f"models: {', '.join(MODELS)}",
     )
 
 
 def _cuts(value: object, model: Model, place: str) -> tuple[Cut, ...] | None:
-    """`true`, `false`, or profiles: `1g.10gb*3+3g.40gb`, in YAML also as a list of such."""
+    """`true`, `false`, or profiles: `1g.10gb*3+3g.40gb`, in YAML also as a list."""
     texts = [value] if isinstance(value, (str, int)) else value
     if not isinstance(texts, Sequence):
         raise UsageError(f"{place}.mig: {_shown(value)} is not a list of profiles", hint=_HINT)
-    text = "+".join(_text(each, f"{place}.mig") for each in texts)
+    text = "+".join(_text(profile, f"{place}.mig") for profile in texts)
     is_on = _SWITCHES.get(text.lower())
     if model.mig is None:
         if is_on is False:
@@ -266,8 +340,6 @@ def _cuts(value: object, model: Model, place: str) -> tuple[Cut, ...] | None:
 
 
 def _memory(value: object, model: Model, place: str) -> int:
-    if value is None:
-        return model.memory_mib * _MIB
     try:
         size = parse_bytes(_text(value, f"{place}.memory"))
     except QuantityError as error:
@@ -275,15 +347,13 @@ def _memory(value: object, model: Model, place: str) -> int:
     least = (model.reserved_mib + model.context_mib) * _MIB
     if not least < size <= _MAX_MEMORY:
         raise UsageError(
-            f"{place}.memory: a {model.name} needs more than {least >> 20}Mi (what its driver"
-            f" reserves, and one context) and at most {_MAX_MEMORY >> 40}Ti"
+            f"{place}.memory: a {model.name} needs more than {least >> 20}Mi (its driver's "
+            f"reserve and one context) and at most {_MAX_MEMORY >> 40}Ti"
         )
     return size // _MIB * _MIB
 
 
-def _uuid(value: object, count: int, place: str) -> str | None:
-    if value is None:
-        return None
+def _uuid(value: object, count: int, place: str) -> str:
     text = _text(value, f"{place}.uuid")
     if not _UUID.fullmatch(text):
         raise UsageError(
@@ -296,8 +366,6 @@ def _uuid(value: object, count: int, place: str) -> str | None:
 
 
 def _versions(driver: object, cuda: object) -> tuple[str, int]:
-    if cuda is None and driver is None:
-        return _DRIVERS[_DEFAULT_CUDA], _DEFAULT_CUDA
     name = None if driver is None else _text(driver, "driver")
     if name is not None and not _DRIVER.fullmatch(name):
         raise UsageError(f"driver: {_shown(driver)} is not a driver version, like 580.95.05")
@@ -314,9 +382,7 @@ def _versions(driver: object, cuda: object) -> tuple[str, int]:
     return _DRIVERS[max(key for key in _DRIVERS if key <= number)], number
 
 
-def _duration(value: object, place: str, default_us: int) -> int:
-    if value is None:
-        return default_us
+def _duration(value: object, place: str) -> int:
     try:
         nanoseconds = parse_duration_ns(_text(value, place))
     except QuantityError as error:
@@ -339,26 +405,26 @@ def _whole(value: object, place: str, *, least: int, most: int) -> int:
 
 
 def _switch(value: object, place: str) -> bool:
-    found = _SWITCHES.get(_text(value, place).lower())
-    if found is None:
+    is_on = _SWITCHES.get(_text(value, place).lower())
+    if is_on is None:
         raise UsageError(f"{place}: {_shown(value)} is neither true nor false")
-    return found
+    return is_on
 
 
-def _refuse_unknown(keys: Mapping[object, object], known: Sequence[str], place: str) -> None:
+def _refuse_unknown(keys: Mapping[object, object], allowed: Sequence[str], place: str) -> None:
     for key in keys:
-        if key not in known:
-            meant = _close(_shown(key), known, most=1)
+        if key not in allowed:
+            meant = _close(_shown(key), allowed, most=1)
             raise UsageError(
                 f"{f'{place}: ' if place else ''}unknown key {_shown(key)}" + _did_you_mean(meant),
-                hint=f"keys: {', '.join(known)}",
+                hint=f"keys: {', '.join(allowed)}",
             )
 
 
-def _close(text: str, known: Sequence[str], *, most: int) -> list[str]:
+def _close(text: str, allowed: Sequence[str], *, most: int) -> list[str]:
     import difflib  # late: only mistakes need it
 
-    return difflib.get_close_matches(text, known, n=most, cutoff=0.5)
+    return difflib.get_close_matches(text, allowed, n=most, cutoff=0.5)
 
 
 def _did_you_mean(meant: Sequence[str]) -> str:
@@ -366,14 +432,12 @@ def _did_you_mean(meant: Sequence[str]) -> str:
 
 
 def _text(value: object, place: str) -> str:
-    """A scalar as it was written."""
     if not isinstance(value, (str, int)):
         raise UsageError(f"{place}: {_shown(value)} is not a value for it", hint=_HINT)
     return str(value).strip()
 
 
 def _shown(value: object) -> str:
-    """A value in an error, never more than a line."""
     text = repr(value) if isinstance(value, str) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - most of a line
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPUs report by themselves: XIDs and memory errors, through NVML's event sets.
+"""XIDs and memory errors that GPUs report, through NVML's event sets.
 
-Each GPU has a set and a thread of its own, so that one that hangs while it is registered, or is
-lost, keeps its own news to itself and nobody else's. Waits are bounded, so that threads end when
-they are told. What happened before a GPU was registered NVML does not tell.
+Each GPU has its own set and thread, so a hanging or lost GPU does not affect the others. Waits are
+bounded, so that threads can end. NVML does not report events from before the registration.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
 
-from allotment.devices.watching import Session
-
-__all__ = ["EventKind", "GpuEvent", "Listeners"]
+from allotment.devices.watching import NvmlSession
 
 _WAIT_MS: Final = 1000
 _SIMULATED_PAUSE_S: Final = 0.2
-"""Simulated GPUs have no bell: NVML would look 200 times a second while it waits."""
+"""Simulated GPUs cannot wake a waiter: NVML would poll 200 times a second."""
 _LOST_PAUSE_S: Final = 2.0
 _DOUBLE_BIT_XID: Final = 48
 _NO_INSTANCE: Final = 0xFFFFFFFF
@@ -31,7 +28,7 @@ _ENDS_WITHIN_S: Final = 1.5
 
 
 class EventKind(StrEnum):
-    """What a GPU reports."""
+    """Kind of report."""
 
     XID = "xid"
     DOUBLE_BIT_ECC = "double-bit-ecc"
@@ -45,20 +42,20 @@ class GpuEvent:
     uuid: str
     kind: EventKind
     xid: int | None
-    """Of an XID; of an uncorrected memory error 48, which is the XID that says so."""
+    """The XID; for an uncorrected memory error its XID, 48."""
     at: float
-    """When it was heard, in `time.monotonic` seconds."""
+    """Time of receipt, in `time.monotonic` seconds."""
     gpu_instance: int | None = None
-    """Which MIG instance; None: the whole GPU, or the driver does not say."""
+    """MIG instance; None: the whole GPU, or unknown."""
     compute_instance: int | None = None
 
 
 class Listeners:
-    """Threads that listen to GPUs, each to one. `deliver` is called in them."""
+    """One thread per GPU, which calls `deliver`."""
 
     __slots__ = ("_deliver", "_is_closed", "_lock", "_session", "_threads")
 
-    def __init__(self, session: Session, deliver: Callable[[GpuEvent], None]) -> None:
+    def __init__(self, session: NvmlSession, deliver: Callable[[GpuEvent], None]) -> None:
         self._session = session
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -68,14 +65,13 @@ class Listeners:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is listened to any more, whatever is asked for."""
         return self._is_closed
 
     def listen(self, index: int, uuid: str) -> None:
-        """Hear whatever a GPU, by NVML's number and UUID, reports after this call.
+        """Receive all reports of a GPU, by NVML's number and UUID, from now on.
 
-        It asks the driver, and may hang as long as the GPU does: it belongs in the GPU's `Asker`.
-        A GPU that cannot be registered is not heard; whoever looks at it next tries it again.
+        It calls the driver and may hang as long as the GPU does: call it in the GPU's `Asker`. A
+        GPU that cannot be registered is skipped; the next check tries again.
         """
         with self._lock:
             before = self._threads.get(index)
@@ -88,46 +84,45 @@ class Listeners:
         try:
             listener.register()
         except nvml.NVMLError:
-            return  # some GPUs know no events: their counters are looked at all the same
+            return  # some GPUs have no events: their counters are still read
         with self._lock:
             if self._is_closed:
-                listener.stop()  # it lets its set go, and ends
+                listener.stop()  # it releases its set, and ends
             else:
                 self._threads[index] = listener
             listener.start()
 
     def leave(self, index: int) -> None:
-        """Listen to a GPU no more."""
         with self._lock:
-            there = self._threads.pop(index, None)
-        if there is not None:
-            there.stop()
+            listener = self._threads.pop(index, None)
+        if listener is not None:
+            listener.stop()
 
     def listening(self) -> frozenset[str]:
-        """Return the UUIDs of those that are registered: what they report now is heard."""
+        """UUIDs of registered GPUs, whose reports are received."""
         with self._lock:
             threads = tuple(self._threads.values())
-        return frozenset(each.uuid for each in threads if each.is_listening)
+        return frozenset(thread.uuid for thread in threads if thread.is_listening)
 
     def close(self, *, wait_s: float = _ENDS_WITHIN_S) -> bool:
-        """Stop for good, and wait so long for the threads. False: some hang in the driver still."""
+        """Stop for good and wait this long for the threads. False: some hang in the driver."""
         with self._lock:
             self._is_closed = True
             threads = tuple(self._threads.values())
             self._threads.clear()
-        for each in threads:
-            each.stop()
+        for thread in threads:
+            thread.stop()
         deadline = time.monotonic() + wait_s
-        for each in threads:
-            each.join(max(0.0, deadline - time.monotonic()))
-        return not any(each.is_alive() for each in threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
 
 class _Listener(threading.Thread):
-    """Listens to one GPU. It is to be registered before it is started."""
+    """Listens to one GPU. Register it before starting it."""
 
     def __init__(
-        self, session: Session, index: int, uuid: str, deliver: Callable[[GpuEvent], None]
+        self, session: NvmlSession, index: int, uuid: str, deliver: Callable[[GpuEvent], None]
     ) -> None:
         super().__init__(name=f"nvml-events-{index}", daemon=True)
         self.uuid = uuid
@@ -136,26 +131,25 @@ class _Listener(threading.Thread):
         self._set: Any = None
         self._deliver = deliver
         self._stopped = threading.Event()
-        # Where NVML looks while it waits, we look now and then.
+        # If NVML polls while it waits, we poll less often.
         self._wait_ms = 0 if session.is_simulated else _WAIT_MS
         self._pause_s = _SIMULATED_PAUSE_S if session.is_simulated else 0.0
 
     @property
     def is_listening(self) -> bool:
-        """Whether what the GPU reports now is heard."""
         return self.is_alive() and not self._stopped.is_set()
 
     def register(self) -> None:
-        """Have the driver keep this GPU's reports from now on; may raise `NVMLError`, may hang."""
+        """Register for this GPU's reports; may raise `NVMLError`, may hang."""
         nvml = self._nvml
-        # By number: to find a UUID, NVML may ask every GPU, the sick one too.
+        # By number: to find a UUID, NVML may query every GPU, also an unhealthy one.
         handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
-        wanted = (
+        kinds = (
             nvml.nvmlEventTypeXidCriticalError
             | nvml.nvmlEventTypeDoubleBitEccError
             | nvml.nvmlEventTypeSingleBitEccError
         )
-        types = wanted & nvml.nvmlDeviceGetSupportedEventTypes(handle)
+        types = kinds & nvml.nvmlDeviceGetSupportedEventTypes(handle)
         made = nvml.nvmlEventSetCreate()
         try:
             nvml.nvmlDeviceRegisterEvents(handle, types, made)
@@ -177,17 +171,16 @@ class _Listener(threading.Thread):
                 nvml.nvmlEventSetFree(self._set)
 
     def _listen(self, nvml: ModuleType) -> None:
-        """Deliver what comes, until told to stop or the set is of no more use."""
         while not self._stopped.is_set():
             try:
                 data = nvml.nvmlEventSetWait_v2(self._set, self._wait_ms)
             except nvml.NVMLError_Timeout:
                 self._stopped.wait(self._pause_s)
             except nvml.NVMLError_GpuIsLost:
-                # The set goes on when the GPU is back, and has what happened meanwhile.
+                # The set survives a GPU's return and keeps events from meanwhile.
                 self._stopped.wait(_LOST_PAUSE_S)
             except nvml.NVMLError:
-                return  # whoever looks at the GPU next registers it anew
+                return  # the next check of the GPU registers it again
             else:
                 if not self._stopped.is_set():
                     self._deliver(self._event(nvml, data))

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's GPUs and driver are, as far as labels tell it: names, versions, capabilities.
+"""A node's GPU and driver facts for labels: names, versions, capabilities.
 
     reader = FactReader()                   # the GPUs of this computer
     reader = FactReader(machine=path)       # a simulated machine's
     reader.read()                           # now and then, always in a thread
 
-Nothing here moves by itself, so a GPU that once told its facts keeps them while it is silent: a
-hanging driver must not take a label from a node. Every GPU is asked in a thread of its own
-(`watching.Asker`), so one that hangs costs that thread, and the others nothing.
+Facts do not change, so a GPU keeps them while it does not answer: a hanging driver must not remove
+a node's label. Each GPU has its own thread (`watching.Asker`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,48 +26,35 @@ from typing import Any, Final
 
 from allotment.devices import loading
 from allotment.devices.mig import mig_devices
+from allotment.devices.nvml import Handle, optional, problem_text
 from allotment.devices.sources import Problem
 from allotment.devices.watching import Asker
 from allotment.model.errors import NoDevicesError
 from allotment.model.mig import MigProfile
 
-__all__ = [
-    "DeviceFacts",
-    "FabricPlace",
-    "FactReader",
-    "MigFacts",
-    "NodeFacts",
-    "VgpuHost",
-    "vgpu_host",
-]
-
 PATIENCE_S: Final = 2.0
-"""How long the GPUs may take to answer, together, before the silent ones are given up on."""
+"""Time for all GPUs together to answer."""
 
 _MIB: Final = 1 << 20
-_CLASS_BITS_OF_INTERFACE: Final = 8  # sysfs tells class, subclass and programming interface
+_CLASS_BITS_OF_INTERFACE: Final = 8  # sysfs has class, subclass and programming interface
 
-# The configuration space of a PCI device (PCI 3.0 §6.1, §6.7) and what NVIDIA put into it.
+# The configuration space of a PCI device (PCI 3.0 §6.1, §6.7) and NVIDIA's data in it.
 _STATUS: Final = 0x06
 _HAS_CAPABILITIES: Final = 0x10
 _FIRST_CAPABILITY: Final = 0x34
 _VENDOR_CAPABILITY: Final = 0x09
-_MOST_CAPABILITIES: Final = 48  # as many as there is room for: a chain in a circle ends
+_MOST_CAPABILITIES: Final = 48  # bounds a circular chain
 _VGPU_SIGNATURE: Final = b"VF"
 _VGPU_RECORDS_AT: Final = 5
 _VGPU_TEXT: Final = 10
 
-_SILENT: Final = "it has not answered in time"
-
-Handle = Any  # nvidia-ml-py's pointer to a device
-
 
 @dataclass(frozen=True, slots=True)
 class FabricPlace:
-    """Where a GPU is in an NVLink fabric of several nodes."""
+    """A GPU's place in an NVLink fabric of several nodes."""
 
     cluster: str
-    """A UUID in small digits."""
+    """A UUID in lower case."""
     clique: int
 
 
@@ -86,7 +71,7 @@ class MigFacts:
     """One MIG device."""
 
     profile: str
-    """Written like `1g.5gb+me`; `1c.3g.20gb` where it has a part of a GPU instance's compute."""
+    """Like `1g.5gb+me`; `1c.3g.20gb` for a part of a GPU instance's compute."""
     memory_mib: int
     multiprocessors: int
     gi_slices: int
@@ -100,11 +85,11 @@ class MigFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """One GPU. What is None is not known, or the GPU does not have it."""
+    """One GPU. None: unknown, or not supported by the GPU."""
 
     uuid: str
     name: str
-    """The model as NVML names it."""
+    """Model name from NVML."""
     memory_mib: int
     """As NVML (v1) reports `total`."""
     compute_capability: tuple[int, int] | None = None
@@ -113,29 +98,29 @@ class DeviceFacts:
     is_mig_capable: bool = False
     is_mig_enabled: bool = False
     migs: tuple[MigFacts, ...] | None = None
-    """Its MIG devices; None: MIG is off, or the driver does not tell them to this user."""
+    """Its MIG devices; None: MIG is off, or hidden from this user."""
     fabric: FabricPlace | None = None
     vgpu_host: VgpuHost | None = None
-    """Set where this is a virtual GPU in a virtual machine."""
+    """Set for a virtual GPU in a virtual machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """A node's driver and GPUs. `cuda_version` is what the driver supports: (13, 0)."""
+    """A node's driver and GPUs. `cuda_version` is the version that the driver supports: (13, 0)."""
 
     driver_version: str
     cuda_version: tuple[int, int]
     devices: tuple[DeviceFacts, ...] = ()
     """In NVML's order."""
     problems: tuple[Problem, ...] = ()
-    """GPUs that did not answer this time. Those that answered earlier are among `devices` still."""
+    """GPUs that did not answer this time. Known ones are still in `devices`."""
 
 
 class FactReader:
-    """Reads the facts of one machine again and again, for as long as the process lives.
+    """Reads the facts of one machine repeatedly, as long as the process lives.
 
-    NVML is never shut down by it: others of this process may be using it. `sysfs` is where the
-    kernel tells of PCI devices; a simulated machine has none, NVML tells its PCI classes.
+    It never shuts NVML down, because other parts of the process may use it. `sysfs` has the
+    kernel's data of PCI devices; for a simulated machine NVML has the PCI classes.
     """
 
     __slots__ = ("_askers", "_busy", "_known", "_machine", "_patience_s", "_started", "_sysfs")
@@ -156,13 +141,13 @@ class FactReader:
         self._busy = threading.Lock()
 
     def read(self) -> NodeFacts:
-        """Return what is known, at most a little more than the patience later.
+        """Known facts; returns slightly after the patience at the latest.
 
-        Raises `NoDevicesError` where NVML cannot be had, or another thread is reading still.
+        Raises `NoDevicesError` if NVML is unavailable, or another thread is still reading.
         """
         if not self._busy.acquire(blocking=False):
             raise NoDevicesError(
-                "NVML was asked for the node's facts and has not answered yet",
+                "NVML has not yet answered the query for the node's facts",
                 hint="see `nvidia-smi`: if it hangs too, the driver or a GPU needs a restart",
             )
         try:
@@ -172,7 +157,7 @@ class FactReader:
             self._busy.release()
 
     def close(self) -> None:
-        """Let the threads end; one that a GPU keeps ends with the process."""
+        """Let the threads end; a thread stuck in a GPU ends with the process."""
         for asker in self._askers.values():
             asker.close()
         self._askers = {}
@@ -186,9 +171,9 @@ class FactReader:
             cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
             count = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
-            self._started = False  # the driver may be another one when it comes back
+            self._started = False  # the driver may have changed when NVML returns
             raise NoDevicesError(
-                f"NVML does not tell about its driver: {error}",
+                f"NVML does not report its driver: {error}",
                 hint="see `nvidia-smi` and `allot doctor`",
             ) from error
         problems = self._ask(nvml, count)
@@ -200,34 +185,34 @@ class FactReader:
         )
 
     def _ask(self, nvml: ModuleType, count: int) -> tuple[Problem, ...]:
-        """Ask every GPU that does not owe an answer still, and keep what they say."""
-        asked = {}
+        futures = {}
         for index in range(count):
             asker = self._askers.setdefault(index, Asker(f"nvml-facts-{index}"))
-            asked[index] = asker.ask(partial(self._device, nvml, index))
+            futures[index] = asker.ask(partial(self._device, nvml, index))
         deadline = time.monotonic() + self._patience_s
         problems = []
-        for index, future in asked.items():
-            answer = _outcome(nvml, future, deadline)
-            if isinstance(answer, DeviceFacts):
-                self._known[index] = answer
-            else:
+        for index, future in futures.items():
+            try:
+                if future is None:
+                    raise TimeoutError  # noqa: TRY301 - do not wait for the older question
+                self._known[index] = future.result(max(0.0, deadline - time.monotonic()))
+            except (TimeoutError, nvml.NVMLError) as error:
                 known = self._known.get(index)
-                problems.append(Problem(index, None if known is None else known.uuid, answer))
+                uuid = None if known is None else known.uuid
+                problems.append(Problem(index, uuid, problem_text(nvml, error)))
         return tuple(problems)
 
     def _devices(self, count: int) -> tuple[DeviceFacts, ...]:
-        """Return the facts of all that NVML counts; each UUID once, whatever index it had."""
-        self._known = {index: known for index, known in self._known.items() if index < count}
-        found = {self._known[index].uuid: self._known[index] for index in sorted(self._known)}
-        return tuple(found.values())
+        self._known = {index: gpu for index, gpu in self._known.items() if index < count}
+        # A GPU that changed its number is listed once.
+        by_uuid = {self._known[index].uuid: self._known[index] for index in sorted(self._known)}
+        return tuple(by_uuid.values())
 
     def _device(self, nvml: ModuleType, index: int) -> DeviceFacts:
-        """Ask one GPU all of it."""
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        mig = _figure(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        mig = optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
         is_mig_enabled = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        capability = _figure(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        capability = optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
         folder = None
         if self._machine is None:
             folder = _pci_folder(self._sysfs, nvml.nvmlDeviceGetPciInfo(handle).busId)
@@ -246,60 +231,33 @@ class FactReader:
 
 
 def _migs(nvml: ModuleType, handle: Handle) -> tuple[MigFacts, ...] | None:
-    """Return the facts of a GPU's MIG devices, those of the smallest profiles first."""
     try:
-        found = [
+        migs = [
             _mig_facts(profile, nvml.nvmlDeviceGetAttributes(device))
             for profile, device in mig_devices(nvml, handle)
         ]
     except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotFound):
-        return None  # root's to see; or one was removed while it was being asked
-    return tuple(sorted(found, key=lambda each: (each.gi_slices, each.memory_mib, each.profile)))
+        return None  # only root may read them; or one was removed meanwhile
+    return tuple(sorted(migs, key=lambda mig: (mig.gi_slices, mig.memory_mib, mig.profile)))
 
 
-def _mig_facts(profile: MigProfile, told: Any) -> MigFacts:  # noqa: ANN401 - NVML's structure
+def _mig_facts(profile: MigProfile, attributes: Any) -> MigFacts:  # noqa: ANN401 - NVML's structure
     return MigFacts(
-        profile=profile.of_compute(int(told.computeInstanceSliceCount)),
-        memory_mib=int(told.memorySizeMB),
-        multiprocessors=int(told.multiprocessorCount),
-        gi_slices=int(told.gpuInstanceSliceCount),
-        ci_slices=int(told.computeInstanceSliceCount),
-        copy_engines=int(told.sharedCopyEngineCount),
-        decoders=int(told.sharedDecoderCount),
-        encoders=int(told.sharedEncoderCount),
-        jpeg_engines=int(told.sharedJpegCount),
-        ofa_engines=int(told.sharedOfaCount),
+        profile=profile.of_compute(int(attributes.computeInstanceSliceCount)),
+        memory_mib=int(attributes.memorySizeMB),
+        multiprocessors=int(attributes.multiprocessorCount),
+        gi_slices=int(attributes.gpuInstanceSliceCount),
+        ci_slices=int(attributes.computeInstanceSliceCount),
+        copy_engines=int(attributes.sharedCopyEngineCount),
+        decoders=int(attributes.sharedDecoderCount),
+        encoders=int(attributes.sharedEncoderCount),
+        jpeg_engines=int(attributes.sharedJpegCount),
+        ofa_engines=int(attributes.sharedOfaCount),
     )
 
 
-def _outcome(
-    nvml: ModuleType, future: Future[DeviceFacts] | None, deadline: float
-) -> DeviceFacts | str:
-    """Wait for an answer until `deadline` (monotonic seconds); a text says why there is none."""
-    if future is None:  # it owes the answer to an earlier question, and is not waited for again
-        return _SILENT
-    try:
-        return future.result(max(0.0, deadline - time.monotonic()))
-    except TimeoutError:
-        return _SILENT
-    except nvml.NVMLError as error:
-        return f"NVML: {error}"
-
-
-def _figure(nvml: ModuleType, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-    """Return a figure, or None from a device or driver that does not have it."""
-    try:
-        return call(*arguments)
-    except (
-        nvml.NVMLError_NotSupported,
-        nvml.NVMLError_FunctionNotFound,
-        nvml.NVMLError_NoPermission,
-    ):
-        return None
-
-
 def _is_filled(nvml: ModuleType, call: Callable[..., Any], handle: Handle, info: Any) -> bool:  # noqa: ANN401
-    """Let NVML fill in a structure; False: the device or the driver does not have it."""
+    """Let NVML fill a structure; False: not supported by device or driver."""
     try:
         call(handle, ctypes.byref(info))
     except (
@@ -313,9 +271,9 @@ def _is_filled(nvml: ModuleType, call: Callable[..., Any], handle: Handle, info:
 
 
 def _fabric(nvml: ModuleType, handle: Handle) -> FabricPlace | None:
-    """Return the GPU's place, once the fabric manager has made one.
+    """The GPU's place, once the fabric manager has assigned one.
 
-    The GPUs of one HGX board have a fabric without a cluster: its UUID is zero, and counts as none
+    The GPUs of one HGX board have a fabric without a cluster: its UUID is zero and counts as none
     (go-nvlib pkg/nvlib/device/device.go, IsFabricAttached).
     """
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
@@ -331,7 +289,7 @@ def _fabric(nvml: ModuleType, handle: Handle) -> FabricPlace | None:
 
 
 def _pci_class(nvml: ModuleType, handle: Handle, folder: Path | None) -> int | None:
-    """Return class and subclass: the kernel's word where there is one, else NVML's."""
+    """Class and subclass, from the kernel if possible, else from NVML."""
     if folder is not None:
         text = _read(folder / "class").decode("ascii", "replace").strip()
         if re.fullmatch(r"0x[0-9a-fA-F]{1,6}", text):
@@ -344,7 +302,7 @@ def _pci_class(nvml: ModuleType, handle: Handle, folder: Path | None) -> int | N
 
 
 def _pci_folder(sysfs: Path, bus_id: str) -> Path:
-    """Return the kernel's folder of a GPU. NVML's bus id has four digits of domain more."""
+    """The kernel's folder of a GPU. NVML's bus id has four more digits of domain."""
     return sysfs / "bus" / "pci" / "devices" / bus_id.lower()[-12:]
 
 
@@ -352,18 +310,18 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        return b""  # no such device (WSL), or a kernel that does not tell
+        return b""  # no such device (WSL), or a kernel without this file
 
 
 # ---- virtual GPUs --------------------------------------------------------------------------------
 
 
 def vgpu_host(config: bytes) -> VgpuHost | None:
-    """Find the hypervisor's driver in a PCI device's configuration space; None: no virtual GPU.
+    """The hypervisor's driver, from a PCI configuration space; None: not a virtual GPU.
 
-    NVIDIA's vGPU manager leaves it in a vendor-specific capability that holds `VF`, as a record
-    with id 0: ten bytes of version, ten of branch. Without privilege the kernel gives only the
-    first 64 bytes, and there is no telling.
+    NVIDIA's vGPU manager stores it in a vendor-specific capability with `VF`, as a record with id
+    0: ten bytes of version, ten of branch. Without privilege the kernel returns only the first 64
+    bytes, which do not suffice.
     """
     for capability in _vendor_capabilities(config):
         if capability[3:_VGPU_RECORDS_AT] == _VGPU_SIGNATURE:
@@ -377,19 +335,19 @@ def _vendor_capabilities(config: bytes) -> list[bytes]:
     (status,) = struct.unpack_from("<H", config, _STATUS)
     if not status & _HAS_CAPABILITIES:
         return []
-    found = []
+    capabilities = []
     at = config[_FIRST_CAPABILITY] & ~3
     for _ in range(_MOST_CAPABILITIES):
         if at == 0 or at + 3 > len(config):
             break
         if config[at] == _VENDOR_CAPABILITY:
-            found.append(config[at : at + config[at + 2]])
+            capabilities.append(config[at : at + config[at + 2]])
         at = config[at + 1] & ~3
-    return found
+    return capabilities
 
 
 def _host_of(capability: bytes) -> VgpuHost:
-    """Walk the records (id, length, data) to the driver's; nothing known where it is missing."""
+    """Find the driver's record (id, length, data); empty if missing."""
     at = _VGPU_RECORDS_AT
     while at + 1 < len(capability):
         if capability[at] == 0:

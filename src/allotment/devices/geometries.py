@@ -1,65 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What simulated models can be cut into with MIG: the profiles that their drivers report.
+"""MIG profiles of simulated models: the profiles that their drivers report.
 
-A table for `models`, and for nobody else: what a GPU at hand can be cut into its driver says
-(`model/mig.py`), a simulated one's too. Numbers, placements and sizes are those of transcripts of
-`nvidia-smi mig -lgip` and `-lgipp` where there are any; sizes of the H100s with 94 and 96 GB,
-of the large profiles of H200 and B200, and engines of Blackwells are in proportion to them.
+Only for `models`: an existing GPU's profiles come from its driver. Figures are from transcripts of
+`nvidia-smi mig -lgip` and `-lgipp`, if there are any. Extrapolated: sizes of the H100s with 94 and
+96 GB and of the large profiles of H200 and B200, and engines of Blackwells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allotment.devices.mig_names import profile_name
 from allotment.model.mig import MigProfile
 
-__all__ = [
-    "A30",
-    "A100_40GB",
-    "A100_80GB",
-    "B200",
-    "H100_80GB",
-    "H100_94GB",
-    "H100_96GB",
-    "H200",
-    "RTX_PRO_6000",
-    "Geometry",
-    "Shape",
-]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """One profile of GPU instances, without its name: that follows from the GPU's memory."""
+    """One profile of GPU instances, without its name, which depends on the GPU's memory."""
 
     place: int
     """NVML's number of the shape, `NVML_GPU_INSTANCE_PROFILE_*`."""
     number: int
-    """What creating an instance is told (`nvmlGpuInstanceProfileInfo_t.id`)."""
+    """The id for creating an instance (`nvmlGpuInstanceProfileInfo_t.id`)."""
     slices: int
     size: int
     """Memory slots."""
     starts: tuple[int, ...]
     most: int
+    attributes: str
+    """`+me`, `-me`, `+gfx`, `+me.all`, or nothing."""
     memory_mib: int
     multiprocessors: int
-    attributes: str = ""
-    """`+me`, `-me`, `+gfx`, `+me.all`, or nothing."""
-    engines: tuple[int, int, int, int, int] = (1, 0, 0, 0, 0)
-    """For copies, decoding, encoding, JPEG and optical flow."""
+    engines: tuple[int, int, int, int, int]
+    """Engines for copies, decoding, encoding, JPEG and optical flow."""
 
     @property
     def has_media(self) -> bool:
-        """It has the media engines of which a GPU has one set: one instance at a time can."""
+        """True if it has the media engines, which only one instance of a GPU can have."""
         return self.attributes.startswith("+me")
 
     def name_on(self, memory_mib: int) -> str:
-        """Return NVIDIA's name of it on a GPU with so much memory."""
+        """NVIDIA's name of it on a GPU with this much memory."""
         return profile_name(self.slices, self.memory_mib, memory_mib << 20, self.attributes)
 
     def profile_on(self, memory_mib: int) -> MigProfile:
-        """Return what the driver of a GPU with so much memory reports of it."""
+        """The driver's report of it on a GPU with this much memory."""
         return MigProfile(
             name=self.name_on(memory_mib),
             number=self.number,
@@ -75,7 +59,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All that a model can be cut into."""
+    """All profiles of a model."""
 
     slots: int
     """Memory slots: eight, or four."""
@@ -89,9 +73,9 @@ _Engines = tuple[int, int, int, int, int]
 def _eight_slots(
     memory_mib: Sequence[int], multiprocessors: Sequence[int], engines: Sequence[_Engines]
 ) -> Geometry:
-    """Return what A100, H100, H200 and B200 have: 1g, +me, 1g of twice the memory, 2g, 3g, 4g, 7g.
+    """Profiles of A100, H100, H200 and B200: 1g, +me, 1g of double memory, 2g, 3g, 4g, 7g.
 
-    Placements and numbers are the same on all of them.
+    They share placements and numbers.
     """
     # place, number, slices, size, starts, most, attributes
     rows: tuple[tuple[int, int, int, int, tuple[int, ...], int, str], ...] = (
@@ -103,25 +87,9 @@ def _eight_slots(
         (0x3, 5, 4, 4, (0,), 1, ""),
         (0x4, 0, 7, 8, (0,), 1, ""),
     )
+    figures = zip(rows, memory_mib, multiprocessors, engines, strict=True)
     return Geometry(
-        8,
-        tuple(
-            Shape(
-                place=place,
-                number=number,
-                slices=slices,
-                size=size,
-                starts=starts,
-                most=most,
-                attributes=attributes,
-                memory_mib=memory,
-                multiprocessors=count,
-                engines=own,
-            )
-            for (place, number, slices, size, starts, most, attributes), memory, count, own in zip(
-                rows, memory_mib, multiprocessors, engines, strict=True
-            )
-        ),
+        8, tuple(Shape(*row, memory, count, own) for row, memory, count, own in figures)
     )
 
 
@@ -178,104 +146,77 @@ B200: Final = _eight_slots(
     ),
 )
 
-_QUARTERS: Final = (0, 1, 2, 3)
-_HALVES: Final = (0, 2)
-
-A30: Final = Geometry(
-    4,
-    (
-        Shape(
-            place=0x0,
-            number=14,
-            slices=1,
-            size=1,
-            starts=_QUARTERS,
-            most=4,
-            memory_mib=5952,
-            multiprocessors=14,
-        ),
-        Shape(
-            place=0x7,
-            number=21,
-            slices=1,
-            size=1,
-            starts=_QUARTERS,
-            most=1,
-            memory_mib=5952,
-            multiprocessors=14,
-            attributes="+me",
-            engines=(1, 1, 0, 1, 1),
-        ),
-        Shape(
-            place=0x1,
-            number=5,
-            slices=2,
-            size=2,
-            starts=_HALVES,
-            most=2,
-            memory_mib=11968,
-            multiprocessors=28,
-            engines=(2, 2, 0, 0, 0),
-        ),
-        Shape(
-            place=0x8,
-            number=6,
-            slices=2,
-            size=2,
-            starts=_HALVES,
-            most=1,
-            memory_mib=11968,
-            multiprocessors=28,
-            attributes="+me",
-            engines=(2, 2, 0, 1, 1),
-        ),
-        Shape(
-            place=0x3,
-            number=0,
-            slices=4,
-            size=4,
-            starts=(0,),
-            most=1,
-            memory_mib=24000,
-            multiprocessors=56,
-            engines=(4, 4, 0, 1, 1),
-        ),
-    ),
-)
+# place, number, slices, most, attributes, engines
+_QuarterRow = tuple[int, int, int, int, str, _Engines]
+_QUARTER_STARTS: Final = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
 
 
-def _quarters(
-    place: int, number: int, slices: int, attributes: str, *, most: int, engines: _Engines
-) -> Shape:
-    """Return a shape of the RTX PRO 6000: as many slots as slices."""
-    starts = {1: _QUARTERS, 2: _HALVES, 4: (0,)}[slices]
-    return Shape(
-        place=place,
-        number=number,
-        slices=slices,
-        size=slices,
-        starts=starts,
-        most=most,
-        memory_mib={1: 24192, 2: 48640, 4: 97536}[slices],
-        multiprocessors={1: 46, 2: 94, 4: 188}[slices],
-        attributes=attributes,
-        engines=engines,
+def _four_slots(
+    memory_mib: Mapping[int, int], multiprocessors: Mapping[int, int], rows: Sequence[_QuarterRow]
+) -> Geometry:
+    """Profiles of 1, 2 and 4 slices; memory and multiprocessors are by number of slices."""
+    return Geometry(
+        4,
+        tuple(
+            Shape(
+                place,
+                number,
+                slices,
+                slices,
+                _QUARTER_STARTS[slices],
+                most,
+                attributes,
+                memory_mib[slices],
+                multiprocessors[slices],
+                engines,
+            )
+            for place, number, slices, most, attributes, engines in rows
+        ),
     )
 
 
-RTX_PRO_6000: Final = Geometry(
-    4,
+A30: Final = _four_slots(
+    {1: 5952, 2: 11968, 4: 24000},
+    {1: 14, 2: 28, 4: 56},
     (
-        _quarters(0x0, 14, 1, "", most=4, engines=(1, 1, 1, 1, 0)),
-        _quarters(0x7, 21, 1, "+me", most=1, engines=(1, 1, 1, 1, 1)),
-        _quarters(0xA, 47, 1, "+gfx", most=4, engines=(1, 1, 1, 1, 0)),
-        _quarters(0xF, 65, 1, "+me.all", most=1, engines=(1, 4, 4, 4, 1)),
-        _quarters(0xD, 67, 1, "-me", most=4, engines=(1, 0, 0, 0, 0)),
-        _quarters(0x1, 5, 2, "", most=2, engines=(2, 2, 2, 2, 0)),
-        _quarters(0xB, 35, 2, "+gfx", most=2, engines=(2, 2, 2, 2, 0)),
-        _quarters(0x10, 64, 2, "+me.all", most=1, engines=(2, 4, 4, 4, 1)),
-        _quarters(0xE, 66, 2, "-me", most=2, engines=(2, 0, 0, 0, 0)),
-        _quarters(0x3, 0, 4, "", most=1, engines=(4, 4, 4, 4, 1)),
-        _quarters(0xC, 32, 4, "+gfx", most=1, engines=(4, 4, 4, 4, 1)),
+        (0x0, 14, 1, 4, "", (1, 0, 0, 0, 0)),
+        (0x7, 21, 1, 1, "+me", (1, 1, 0, 1, 1)),
+        (0x1, 5, 2, 2, "", (2, 2, 0, 0, 0)),
+        (0x8, 6, 2, 1, "+me", (2, 2, 0, 1, 1)),
+        (0x3, 0, 4, 1, "", (4, 4, 0, 1, 1)),
     ),
 )
+RTX_PRO_6000: Final = _four_slots(
+    {1: 24192, 2: 48640, 4: 97536},
+    {1: 46, 2: 94, 4: 188},
+    (
+        (0x0, 14, 1, 4, "", (1, 1, 1, 1, 0)),
+        (0x7, 21, 1, 1, "+me", (1, 1, 1, 1, 1)),
+        (0xA, 47, 1, 4, "+gfx", (1, 1, 1, 1, 0)),
+        (0xF, 65, 1, 1, "+me.all", (1, 4, 4, 4, 1)),
+        (0xD, 67, 1, 4, "-me", (1, 0, 0, 0, 0)),
+        (0x1, 5, 2, 2, "", (2, 2, 2, 2, 0)),
+        (0xB, 35, 2, 2, "+gfx", (2, 2, 2, 2, 0)),
+        (0x10, 64, 2, 1, "+me.all", (2, 4, 4, 4, 1)),
+        (0xE, 66, 2, 2, "-me", (2, 0, 0, 0, 0)),
+        (0x3, 0, 4, 1, "", (4, 4, 4, 4, 1)),
+        (0xC, 32, 4, 1, "+gfx", (4, 4, 4, 4, 1)),
+    ),
+)
+
+
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_EIGHTHS: Final = 8
+
+
+def profile_name(slices: int, memory_mib: int, total_bytes: int, attributes: str = "") -> str:
+    """NVIDIA's profile name: memory in eighths of the GPU's whole gigabytes.
+
+    Source: go-nvlib `pkg/nvlib/device/mig_profile.go`, v0.7.
+    """
+    eighths = -(-memory_mib * _MIB * _EIGHTHS // total_bytes)
+    whole_gb = -(-total_bytes // _GIB)
+    # Halves round up: an eighth of a B200's 180 is 22.5, and its profile 1g.23gb.
+    size_gb = (2 * eighths * whole_gb + _EIGHTHS) // (2 * _EIGHTHS)
+    return f"{slices}g.{size_gb}gb{attributes}"

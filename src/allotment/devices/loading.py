@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which libnvidia-ml.so.1 nvidia-ml-py talks to: the driver's, or ours on a simulated machine.
+"""Binds nvidia-ml-py to the driver's libnvidia-ml.so.1, or to ours on a simulated machine.
 
-nvidia-ml-py knows one library per process, loaded by name. Both libraries have that name, and a
-process may need both (`allot ps` with real and simulated shares). So it is told which one before
-every use, and users take turns.
+nvidia-ml-py supports one library per process, loaded by name. Both libraries have that name, and a
+process may need both (`allot ps` with real and simulated shares). So it is rebound before each use,
+and users take turns.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from allotment.devices.simulated import MACHINE_VARIABLE
+from allotment.devices.packing import MACHINE_VARIABLE
 from allotment.libraries import SIMULATED_NVML, load_library
 from allotment.model.errors import NoDevicesError
-
-__all__ = ["hold", "leave", "nvml_of", "release", "simulated_library"]
 
 _NAME: Final = "libnvidia-ml.so.1"
 
 
 class _Libraries:
-    """The process's two libraries, and the machine that the simulated one is on."""
+    """The process's two libraries, and the simulated one's machine."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -38,7 +36,7 @@ class _Libraries:
         self.looked = False
 
     def load_real(self) -> ctypes.CDLL | None:
-        """Load the driver's library, once, and before ours: after it, the name would mean ours."""
+        """Load the driver's library once, before ours: afterwards the name would mean ours."""
         if not self.looked:
             self.looked = True
             try:
@@ -58,19 +56,19 @@ _libraries: Final = _Libraries()
 
 
 def simulated_library() -> ctypes.CDLL:
-    """Load our libnvidia-ml.so.1 for what it has beside NVML, without a word to nvidia-ml-py."""
+    """Load our libnvidia-ml.so.1 for its own functions, without nvidia-ml-py."""
     with _libraries.lock:
         return _libraries.load_simulated()
 
 
 @contextmanager
 def nvml_of(machine: Path | None) -> Iterator[ModuleType]:
-    """Give nvidia-ml-py bound to the driver's library (None), or to a simulated machine.
+    """Yield nvidia-ml-py bound to the driver's library (None), or to a simulated machine.
 
-    For the simulated machine it is also initialised; for the driver's that is the caller's to do,
-    because it takes long on some computers. Raises `NoDevicesError` where there is none.
+    A simulated machine is also initialised; the driver's is left to the caller, because it can be
+    slow. Raises `NoDevicesError`.
     """
-    import pynvml  # late: it takes longer to import than most commands run
+    import pynvml  # late: importing it takes longer than most commands run
 
     with _libraries.lock:
         if machine is None:
@@ -82,7 +80,7 @@ def nvml_of(machine: Path | None) -> Iterator[ModuleType]:
 
 
 def leave(machine: Path | None) -> None:
-    """Let go of the driver's library (None), or of a simulated machine if ours is still on it."""
+    """Release the driver's library (None), or a simulated machine if ours is still on it."""
     import pynvml
 
     with _libraries.lock:
@@ -96,10 +94,10 @@ def leave(machine: Path | None) -> None:
 
 
 def hold(machine: Path | None) -> ModuleType:
-    """Give nvidia-ml-py initialised; so it stays until `release`, whoever else enters and leaves.
+    """Return nvidia-ml-py, initialised until `release` regardless of other users.
 
-    For those who ask for as long as they live, without taking turns: only in a process that asks
-    one library all the time. Raises `NoDevicesError`.
+    For long-lived users that take no turns: only in a process with one library. Raises
+    `NoDevicesError`.
     """
     with nvml_of(machine) as pynvml:
         try:
@@ -112,7 +110,7 @@ def hold(machine: Path | None) -> ModuleType:
 
 
 def release(machine: Path | None) -> None:
-    """Let go of what `hold` took. The simulated library forgets its machine, as in `leave`."""
+    """Release what `hold` took. The simulated library forgets its machine, as in `leave`."""
     import pynvml
 
     with _libraries.lock:
@@ -123,7 +121,7 @@ def release(machine: Path | None) -> None:
 
 
 def _shut_down(pynvml: ModuleType) -> None:
-    """End NVML. In a share both libraries may be one (the shim answers): it may have ended."""
+    """Shut NVML down. In a share both libraries may be one (the shim): it may be down already."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
 
@@ -132,21 +130,21 @@ def _real() -> ctypes.CDLL:
     library = _libraries.load_real()
     if library is None:
         raise NoDevicesError(
-            f"no NVIDIA driver here: {_NAME} cannot be loaded",
+            f"no NVIDIA driver found: {_NAME} cannot be loaded",
             hint="install the driver, or try without a GPU: --simulated a100-80gb",
         )
     return library
 
 
 def _bind(pynvml: Any, library: ctypes.CDLL) -> None:  # noqa: ANN401 - its variables are set
-    # Its two module-level variables are the only way to say which library is meant.
+    # Its two module-level variables are the only way to choose the library.
     if pynvml.nvmlLib is not library:
         pynvml.nvmlLib = library
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - see above
 
 
 def _move_to(pynvml: ModuleType, machine: Path) -> None:
-    """Put the simulated library on a machine: it reads the variable when it is initialised."""
+    """Move the simulated library to a machine: it reads the variable at initialisation."""
     if _libraries.machine == machine:
         return
     if _libraries.machine is not None:
@@ -159,7 +157,7 @@ def _move_to(pynvml: ModuleType, machine: Path) -> None:
     except pynvml.NVMLError as error:
         raise NoDevicesError(
             f"the simulated machine {machine} does not start: {error}",
-            hint="`allot fault` tells whether its driver was made to fail",
+            hint="`allot fault` shows whether its driver is set to fail",
         ) from error
     finally:
         if before is None:

@@ -1,32 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All GPUs of a machine asked about MIG at once, each in a thread of its own.
+"""Queries all GPUs of a machine about MIG at once, each in its own thread.
 
     with MigMachine(machine) as gpus:
         gpus.ask(lambda gpu: gpu.driver.look(), patience_s=3)
 
-What one GPU answers does not wait for another, and one that hangs costs its own answer alone. The
-process has to keep to one library meanwhile, as with every `watching.Session`.
+A hanging GPU only loses its own answer. Meanwhile the process has to keep to one library, as with
+`watching.NvmlSession`.
 """
 
 import subprocess
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from allotment.devices.mig import GpuMig
-from allotment.devices.simulated import read_machine, reset_gpu
-from allotment.devices.watching import Asker, Session
+from allotment.devices.nvml import ask_each
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import reset_gpu
+from allotment.devices.watching import NvmlSession
 from allotment.model.errors import AllotError, NoDevicesError, PrerequisiteError
-
-__all__ = ["LOOK_S", "MigDevice", "MigMachine", "reset"]
 
 Answer = TypeVar("Answer")
 
 LOOK_S: Final = 5.0
-"""How long GPUs may take to tell what they have."""
+"""Time for GPUs to report their MIG state."""
 _RESET_S: Final = 120.0
 
 
@@ -44,7 +43,6 @@ class MigDevice:
 
     @property
     def uuid(self) -> str:
-        """The whole GPU's."""
         return self.driver.uuid
 
 
@@ -54,16 +52,15 @@ class MigMachine:
     __slots__ = ("_session",)
 
     def __init__(self, machine: Path | None) -> None:
-        """Name the machine; nothing is opened yet."""
-        self._session = Session(machine)
+        self._session = NvmlSession(machine)
 
     def __enter__(self) -> Self:
-        """Initialise NVML; raise `NoDevicesError` where it cannot be had."""
+        """Initialise NVML; raise `NoDevicesError` if it is unavailable."""
         self._session.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let NVML go, but for a GPU that never answered: its thread may still be inside."""
+        """Release NVML, unless a GPU never answered: its thread may still be inside."""
         self._session.close()
 
     def ask(
@@ -73,52 +70,49 @@ class MigMachine:
         patience_s: float,
         among: Collection[int] | None = None,
     ) -> list[tuple[int, Answer | AllotError]]:
-        """Ask every GPU, all at once; return each one's number with its answer, or why it has none.
+        """Query all GPUs at once; each one's number with its answer, or the error.
 
-        `among`: only those of these numbers. Raises `NoDevicesError` where there is no GPU.
+        `among`: only these numbers. Raises `NoDevicesError` without GPUs.
         """
         count = self._session.count()
         if count == 0:
             raise NoDevicesError("this machine has no GPU", hint="see `allot doctor`")
-        asked = []
-        for index in range(count) if among is None else sorted(among):
-            asker = Asker(f"mig-{index}")
-            future = asker.ask(partial(self._put, question, index))
-            asked.append((index, asker, future))
-        deadline = time.monotonic() + patience_s
-        answers: list[tuple[int, Answer | AllotError]] = []
-        for index, asker, future in asked:
-            answer: Answer | AllotError
-            try:
-                if future is None:
-                    raise TimeoutError  # noqa: TRY301 - a fresh thread is never busy
-                answer = future.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                answer = _silent(index, patience_s)
-            except AllotError as error:
-                answer = error
-            except self._session.nvml.NVMLError as error:
-                answer = _failed(index, error)
-            asker.close()
-            answers.append((index, answer))
-        return answers
+        return self._ask(question, range(count) if among is None else sorted(among), patience_s)
 
     def ask_one(
         self, index: int, question: Callable[[MigDevice], Answer], *, patience_s: float
     ) -> Answer:
-        """Ask one GPU by its number; the others are not waited for. Raises `AllotError`."""
-        asker = Asker(f"mig-{index}")
-        future = asker.ask(partial(self._put, question, index))
-        try:
-            if future is None:
-                raise TimeoutError  # noqa: TRY301 - a fresh thread is never busy
-            return future.result(patience_s)
-        except TimeoutError:
-            raise _silent(index, patience_s) from None
-        except self._session.nvml.NVMLError as error:
-            raise _failed(index, error) from error
-        finally:
-            asker.close()
+        """Query one GPU by its number; do not wait for others. Raises `AllotError`."""
+        ((_, answer),) = self._ask(question, (index,), patience_s)
+        if isinstance(answer, AllotError):
+            raise answer
+        return answer
+
+    def _ask(
+        self, question: Callable[[MigDevice], Answer], indices: Iterable[int], patience_s: float
+    ) -> list[tuple[int, Answer | AllotError]]:
+        questions = {index: partial(self._put, question, index) for index in indices}
+        answers = ask_each(questions, name="mig", patience_s=patience_s)
+        return [
+            (index, self._error(index, answer, patience_s))
+            if isinstance(answer, Exception)
+            else (index, answer)
+            for index, answer in answers.items()
+        ]
+
+    def _error(self, index: int, error: Exception, patience_s: float) -> AllotError:
+        match error:
+            case AllotError():
+                return error
+            case TimeoutError():
+                return AllotError(
+                    f"GPU {index} has not answered within {patience_s:g} s",
+                    hint="see `nvidia-smi`: if it hangs as well, the GPU needs a reset",
+                )
+            case self._session.nvml.NVMLError():
+                return AllotError(f"GPU {index}: NVML: {error}", hint="see `allot doctor`")
+            case _:
+                raise error
 
     def _put(self, question: Callable[[MigDevice], Answer], index: int) -> Answer:
         return question(self._device(index))
@@ -136,27 +130,16 @@ class MigMachine:
         )
 
 
-def _silent(index: int, patience_s: float) -> AllotError:
-    return AllotError(
-        f"GPU {index} has not answered within {patience_s:g} s",
-        hint="see `nvidia-smi`: if it hangs as well, the GPU needs a reset",
-    )
-
-
-def _failed(index: int, error: Exception) -> AllotError:
-    return AllotError(f"GPU {index}: NVML: {error}", hint="see `allot doctor`")
-
-
 def reset(machine: Path | None, uuid: str) -> None:
-    """Reset a GPU that nobody uses, so that its pending MIG mode is in force.
+    """Reset an unused GPU, so that its pending MIG mode takes effect.
 
-    NVML cannot do that: nvidia-smi asks the kernel's module. Raises `BusyError` where the GPU or
-    one that NVLink joins to it is in use, `PrerequisiteError` with what nvidia-smi says, or what
-    `reset_gpu` raises for a simulated one.
+    NVML has no reset: nvidia-smi uses the kernel's module. Raises `BusyError` if the GPU or one
+    joined by NVLink is in use, `PrerequisiteError` with nvidia-smi's message, or the errors of
+    `reset_gpu` for a simulated one.
     """
     if machine is not None:
-        here = read_machine(machine).devices
-        reset_gpu(machine, next(each.index for each in here if each.uuid == uuid))
+        devices = read_machine(machine).devices
+        reset_gpu(machine, next(device.index for device in devices if device.uuid == uuid))
         return
     try:
         done = subprocess.run(
@@ -169,5 +152,5 @@ def reset(machine: Path | None, uuid: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PrerequisiteError(f"nvidia-smi cannot reset GPU {uuid}: {error}") from error
     if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).split()) or f"status {done.returncode}"
-        raise PrerequisiteError(f"nvidia-smi does not reset GPU {uuid}: {said}")
+        answer = " ".join((done.stdout + done.stderr).split()) or f"status {done.returncode}"
+        raise PrerequisiteError(f"nvidia-smi does not reset GPU {uuid}: {answer}")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MIG devices of a GPU as devices of their own, whoever cut them.
+"""The MIG devices of a GPU as devices of their own, including foreign ones.
 
-`GpuMig` tells of GPU instances and makes them; here is what programs can be given: each MIG device
-with its UUID, memory and multiprocessors, and its GPU's place on the machine. A container gets one
-by two device nodes beside its GPU's, which the kernel's module numbers (`capability_nodes`).
+`GpuMig` manages GPU instances; this module describes MIG devices for programs: UUID, memory,
+multiprocessors and place. A container gets one through two more device nodes, which the kernel's
+module numbers (`capability_nodes`).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -16,10 +17,8 @@ from allotment.devices.mig import mig_devices
 from allotment.model.devices import Device, DeviceSlice
 from allotment.model.errors import NoDevicesError
 
-__all__ = ["CapabilityNode", "capability_nodes", "mig_slices"]
-
 _TRIES: Final = 3
-"""Somebody who cuts the GPU meanwhile makes a list that is out of date; rarely twice."""
+"""Retries if another process changes the GPU meanwhile; rarely two."""
 _CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
 _MODULE: Final = "nvidia-caps"
 _MINOR_KEY: Final = "DeviceFileMinor"
@@ -28,38 +27,38 @@ Handle = Any  # nvidia-ml-py's pointer to a device
 
 
 def mig_slices(nvml: ModuleType, handle: Handle, gpu: Device) -> tuple[Device, ...]:
-    """Return the MIG devices of a GPU in MIG mode, in NVML's order; `gpu` is the whole of it.
+    """The MIG devices of a GPU in MIG mode, in NVML's order; `gpu` is the whole GPU.
 
-    None where the driver tells them to root alone. Raises nvidia-ml-py's errors.
+    Empty if the driver reports them to root only. Raises nvidia-ml-py's errors.
     """
     for _ in range(_TRIES - 1):
         try:
-            return _in_order(_each(nvml, handle, gpu))
+            return _in_order(_numbered(nvml, handle, gpu))
         except nvml.NVMLError_NoPermission:
             return ()
         except nvml.NVMLError_NotFound:
-            continue  # one was removed between the list and the questions
-    return _in_order(_each(nvml, handle, gpu))
+            continue  # one was removed between the list and the queries
+    return _in_order(_numbered(nvml, handle, gpu))
 
 
-def _in_order(found: Iterator[tuple[int, Device]]) -> tuple[Device, ...]:
-    return tuple(device for _, device in sorted(found, key=lambda each: each[0]))
+def _in_order(numbered: Iterator[tuple[int, Device]]) -> tuple[Device, ...]:
+    return tuple(device for _, device in sorted(numbered, key=itemgetter(0)))
 
 
-def _each(nvml: ModuleType, handle: Handle, gpu: Device) -> Iterator[tuple[int, Device]]:
+def _numbered(nvml: ModuleType, handle: Handle, gpu: Device) -> Iterator[tuple[int, Device]]:
     for whole, device in mig_devices(nvml, handle):
-        told = nvml.nvmlDeviceGetAttributes(device)
-        # NVML's of a MIG device is its place among those of its GPU (nvml.h, nvmlDeviceGetIndex).
+        attributes = nvml.nvmlDeviceGetAttributes(device)
+        # NVML's index of a MIG device is its position on its GPU (nvml.h, nvmlDeviceGetIndex).
         number = int(nvml.nvmlDeviceGetIndex(device))
-        profile = whole.of_compute(int(told.computeInstanceSliceCount))
+        profile = whole.of_compute(int(attributes.computeInstanceSliceCount))
         yield (
             number,
             replace(
                 gpu,
                 uuid=str(nvml.nvmlDeviceGetUUID(device)),
-                name=f"{gpu.name} MIG {profile}",  # as drivers from R470 on name it
+                name=f"{gpu.name} MIG {profile}",  # the name in drivers from R470 on
                 memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device).total),
-                sm_count=int(told.multiprocessorCount),
+                sm_count=int(attributes.multiprocessorCount),
                 mig=False,
                 reserved_bytes=0,
                 slice_of=DeviceSlice(
@@ -77,7 +76,7 @@ def _each(nvml: ModuleType, handle: Handle, gpu: Device) -> Iterator[tuple[int, 
 
 
 class CapabilityNode(NamedTuple):
-    """A device node that lets a program use an instance. `major` None: no module has told it."""
+    """A device node for using an instance. `major` None: no module reports it."""
 
     path: str
     major: int | None
@@ -87,12 +86,11 @@ class CapabilityNode(NamedTuple):
 def capability_nodes(
     device: Device, gpu_minor: int, *, root: Path = Path("/"), capabilities: Path | None = None
 ) -> tuple[CapabilityNode, ...]:
-    """Return the nodes of a MIG device, GPU instance first; `gpu_minor` is N of /dev/nvidiaN.
+    """The nodes of a MIG device, GPU instance first; `gpu_minor` is N of /dev/nvidiaN.
 
-    The kernel's module tells their numbers below /proc/driver/nvidia/capabilities, and its own in
-    /proc/devices (NVIDIA's MIG User Guide, "Device Nodes and Capabilities"). `root` is where the
-    machine's files are; `capabilities` where that folder is somewhere else, as a simulated
-    machine's is. Raises `NoDevicesError` where the instance has none.
+    Numbers are below /proc/driver/nvidia/capabilities and in /proc/devices (NVIDIA's MIG User
+    Guide, "Device Nodes and Capabilities"). `root` is the machine's root folder; `capabilities`
+    replaces that folder, for simulated machines. Raises `NoDevicesError` if the instance has none.
     """
     where = device.slice_of
     if where is None:
@@ -121,13 +119,16 @@ def _minor(path: Path, device: Device) -> int:
         problem = f"{path} has no {_MINOR_KEY}"
     raise NoDevicesError(
         f"MIG device {device.index_text} ({device.uuid}) has no device node: {problem}",
-        hint="it was removed meanwhile (see `allot devices`), or the driver has no nvidia-caps"
-        " (450.51.06 and later have): a container sees /proc/driver where it is mounted",
+        hint=(
+            "it was removed in the meantime (see `allot devices`), or the driver lacks "
+            "nvidia-caps (450.51.06 and later include it); a container needs /proc/driver "
+            "mounted"
+        ),
     )
 
 
 def _major(path: Path) -> int | None:
-    """Return the module's major number for character devices."""
+    """The module's major number for character devices."""
     try:
         lines = path.read_text("ascii").splitlines()
     except OSError:

@@ -1,28 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a GPU model, and what models of one chip share: the columns of `models`."""
+"""The columns of `models`: facts of a GPU model, and of a chip family."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 from allotment.devices import geometries
-
-__all__ = [
-    "AD10X",
-    "GA100",
-    "GA102",
-    "GB100",
-    "GB202",
-    "GH100",
-    "GP100",
-    "GV100",
-    "TU104",
-    "Architecture",
-    "Brand",
-    "Core",
-    "Fabric",
-    "Model",
-    "NvlinkVersion",
-]
 
 
 class Architecture(IntEnum):
@@ -57,24 +39,26 @@ class NvlinkVersion(IntEnum):
 
 
 class Fabric(IntEnum):
-    """How GPUs of one model are joined by NVLink in one machine."""
+    """NVLink topology of one model's GPUs in one machine."""
 
     NONE = 0
     PAIR = 1  # a bridge between two neighbours
-    DIRECT = 2  # links from GPU to GPU, dealt out evenly
+    DIRECT = 2  # links between GPUs, evenly distributed
     SWITCH = 3  # every link ends in an NVSwitch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """What all models of one chip family share, per multiprocessor and per block."""
+    """Facts of a chip family, per multiprocessor and per block."""
 
     architecture: Architecture
     compute_capability: tuple[int, int]
     max_threads_per_sm: int
     shared_per_block_optin: int
     shared_per_sm: int
-    engine_copies: int = 2
+    pcie_generation: int
+    nvlink_version: NvlinkVersion = NvlinkVersion.NONE
+    """Of the models with NVLink."""
     concurrent_kernels: int = 128
 
 
@@ -95,29 +79,31 @@ class Model:
     sm_clock: int
     sm_clock_max: int
     memory_clock: int
-    power: tuple[int, int, int]  # default limit, least, most
+    power: tuple[int, int, int]  # default limit, lowest, highest
     power_idle: int
     temperatures: tuple[int, int, int]  # idle, slowdown, shutdown
     pci_device: int
     pci_subsystem: int
     part_number: str
     vbios: str
-    pcie_generation: int
     h2d: int
     d2h: int
     d2d: int
     brand: Brand = Brand.NVIDIA
     pcie_width: int = 16
     fans: int = 0
-    ecc: bool | None = True  # on or off when new; None: the model has none
+    ecc: bool | None = True  # on or off when new; None: no ECC
     mig: geometries.Geometry | None = None
     fabric: Fabric = Fabric.NONE
     nvlinks: int = 0
-    nvlink_version: NvlinkVersion = NvlinkVersion.NONE
     has_serial: bool = True
     encoders: bool = False
     coherent: bool = False  # host and device share one address space (C2C)
     pci_vendor: int = 0x10DE
+
+    @property
+    def nvlink_version(self) -> NvlinkVersion:
+        return self.core.nvlink_version if self.nvlinks else NvlinkVersion.NONE
 
 
 GP100 = Core(
@@ -126,6 +112,7 @@ GP100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=48 << 10,
     shared_per_sm=64 << 10,
+    pcie_generation=3,
 )
 GV100 = Core(
     architecture=Architecture.VOLTA,
@@ -133,6 +120,8 @@ GV100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=96 << 10,
     shared_per_sm=96 << 10,
+    pcie_generation=3,
+    nvlink_version=NvlinkVersion.V2_0,
 )
 TU104 = Core(
     architecture=Architecture.TURING,
@@ -140,6 +129,7 @@ TU104 = Core(
     max_threads_per_sm=1024,
     shared_per_block_optin=64 << 10,
     shared_per_sm=64 << 10,
+    pcie_generation=3,
 )
 GA100 = Core(
     architecture=Architecture.AMPERE,
@@ -147,6 +137,8 @@ GA100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=163 << 10,
     shared_per_sm=164 << 10,
+    pcie_generation=4,
+    nvlink_version=NvlinkVersion.V3_0,
 )
 GA102 = Core(
     architecture=Architecture.AMPERE,
@@ -154,6 +146,7 @@ GA102 = Core(
     max_threads_per_sm=1536,
     shared_per_block_optin=99 << 10,
     shared_per_sm=100 << 10,
+    pcie_generation=4,
 )
 AD10X = Core(
     architecture=Architecture.ADA,
@@ -161,6 +154,7 @@ AD10X = Core(
     max_threads_per_sm=1536,
     shared_per_block_optin=99 << 10,
     shared_per_sm=100 << 10,
+    pcie_generation=4,
 )
 GH100 = Core(
     architecture=Architecture.HOPPER,
@@ -168,6 +162,8 @@ GH100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=227 << 10,
     shared_per_sm=228 << 10,
+    pcie_generation=5,
+    nvlink_version=NvlinkVersion.V4_0,
 )
 GB100 = Core(
     architecture=Architecture.BLACKWELL,
@@ -175,6 +171,8 @@ GB100 = Core(
     max_threads_per_sm=2048,
     shared_per_block_optin=227 << 10,
     shared_per_sm=228 << 10,
+    pcie_generation=5,
+    nvlink_version=NvlinkVersion.V5_0,
 )
 GB202 = Core(
     architecture=Architecture.BLACKWELL,
@@ -182,4 +180,5 @@ GB202 = Core(
     max_threads_per_sm=1536,
     shared_per_block_optin=99 << 10,
     shared_per_sm=100 << 10,
+    pcie_generation=5,
 )

@@ -1,38 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine description as the bytes that the simulated driver and NVML read, and back.
+"""Converts a machine description to the simulated driver's bytes, and back.
 
-Everything that a short form leaves open is decided here and only from the description itself:
-UUIDs, serial numbers, PCI addresses, NUMA nodes, who is linked to whom. The same description is
-the same machine, byte for byte, whoever makes it.
+Values that the description leaves open follow only from it: UUIDs, serial numbers, PCI addresses,
+NUMA nodes, links. Equal descriptions give byte-identical machines.
 """
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from allotment.devices import layout
-from allotment.devices.cuts import pack_cuts
-from allotment.devices.descriptions import GpuDescription, MachineDescription
+from allotment.devices.descriptions import Cut, GpuDescription, MachineDescription
 from allotment.devices.geometries import Geometry
 from allotment.devices.model_facts import Architecture, Fabric
 from allotment.model.devices import Device
-
-__all__ = [
-    "MachineFacts",
-    "identity",
-    "link_peers",
-    "numa_nodes",
-    "pack",
-    "pack_mig",
-    "unpack",
-]
+from allotment.model.errors import StateError
+from allotment.model.formats import format_uuid
 
 _MIB: Final = 1 << 20
 _LINKS: Final = 18
 _NO_PEER: Final = -1
 _SWITCH_PEER: Final = -2
+_WHOLE: Final = 8
+_HALF: Final = 4
+_ORDINARY_SLICES: Final = 3
+_GPUS_AT: Final = layout.MACHINE_FIELDS["gpus"][0]
 _BUS_STEP: Final = 15  # 16 GPUs on one domain's 256 buses, none of them 0
 
 Value = int | str | bytes | Sequence[int]
@@ -40,7 +36,7 @@ Value = int | str | bytes | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What a machine file says about its machine."""
+    """The facts in a machine file."""
 
     devices: tuple[Device, ...]
     driver_version: str
@@ -49,38 +45,33 @@ class MachineFacts:
     kernel_us: int
 
 
-def identity(description: MachineDescription) -> str:
-    """Return the machine's name: a hash of all that it is, and of the layout it is written in.
+def identity(packed: bytes, mig: bytes) -> str:
+    """The machine's name: a hash of its description, its slices and the file's layout.
 
-    Two releases of allotment that disagree about the file never meet in one.
+    So releases with different layouts never share a file.
     """
-    return identity_of(pack(description), pack_mig(description))
-
-
-def identity_of(packed: bytes, mig: bytes) -> str:
-    """Return the name of a machine whose file has this description and these cuts."""
     return hashlib.sha256(packed + mig + layout.STATE_LAYOUT.encode()).hexdigest()[:16]
 
 
 def unpack(data: bytes) -> MachineFacts:
-    """Read what `pack` wrote; raise `ValueError` where the bytes are no such description."""
+    """The inverse of `pack`; raises `ValueError` for invalid bytes."""
     if len(data) < layout.MACHINE_SIZE:
         raise ValueError(f"it has {len(data)} bytes, too few for a simulated machine")
     machine = _fields(data, layout.MACHINE_FIELDS, 0)
-    if _number(machine, "magic") != layout.MACHINE_MAGIC:
-        raise ValueError("it does not begin like a simulated machine")
-    version = _number(machine, "version")
+    if machine["magic"] != layout.MACHINE_MAGIC:
+        raise ValueError("it does not start with the magic number")
+    version = machine["version"]
     if version != layout.MACHINE_VERSION:
-        raise ValueError(f"it is of version {version}, this allot knows {layout.MACHINE_VERSION}")
-    count = _number(machine, "gpu_count")
+        raise ValueError(f"it has version {version}, this allot reads {layout.MACHINE_VERSION}")
+    count = machine["gpu_count"]
     if not 1 <= count <= layout.MACHINE_GPUS:
-        raise ValueError(f"it says that it has {count} GPUs")
+        raise ValueError(f"its number of GPUs is {count}")
     return MachineFacts(
         devices=tuple(_device(data, at) for at in range(count)),
-        driver_version=_string(machine, "driver_version"),
-        cuda_version=_number(machine, "cuda_version"),
-        timeslice_us=_number(machine, "timeslice_us"),
-        kernel_us=_number(machine, "default_kernel_us"),
+        driver_version=machine["driver_version"],
+        cuda_version=machine["cuda_version"],
+        timeslice_us=machine["timeslice_us"],
+        kernel_us=machine["default_kernel_us"],
     )
 
 
@@ -88,7 +79,7 @@ def unpack(data: bytes) -> MachineFacts:
 
 
 def numa_nodes(gpus: Sequence[GpuDescription]) -> list[int]:
-    """Return each GPU's NUMA node: as described, else the first half on 0, the second on 1."""
+    """Each GPU's NUMA node: as described, else the first half on 0, the second on 1."""
     half = (len(gpus) + 1) // 2
     return [
         (0 if at < half else 1) if gpu.numa_node is None else gpu.numa_node
@@ -97,10 +88,9 @@ def numa_nodes(gpus: Sequence[GpuDescription]) -> list[int]:
 
 
 def link_peers(gpus: Sequence[GpuDescription]) -> list[list[int]]:
-    """Return, for each GPU, where each of its NVLinks ends: a GPU's index, -1 none, -2 a switch.
+    """For each GPU, the other end of each of its NVLinks: a GPU's index, -1 none, -2 a switch.
 
-    GPUs of one model are joined as that model's boards are. What GPU a has towards b, b has
-    towards a.
+    GPUs of one model are joined as on that model's boards. Links are symmetric.
     """
     peers = []
     for at, gpu in enumerate(gpus):
@@ -137,7 +127,7 @@ def _distances(count: int) -> Iterator[int]:
 
 
 def _seed(description: MachineDescription) -> str:
-    """Return what UUIDs and serial numbers are made from: the description, and no layout."""
+    """Seed of UUIDs and serial numbers: the description, without the layout."""
     gpus = [
         (gpu.model.key, gpu.memory_bytes, gpu.uuid, gpu.numa_node, gpu.ecc)
         for gpu in description.gpus
@@ -151,7 +141,7 @@ def _seed(description: MachineDescription) -> str:
 
 
 def pack(description: MachineDescription) -> bytes:
-    """Return `allot_machine_description` of native/simulated/machine.h for a description."""
+    """`allot_machine_description` of native/simulated/machine.h for a description."""
     seed = _seed(description)
     data = bytearray(layout.MACHINE_SIZE)
     driver, cuda = description.driver_version, description.cuda_version
@@ -180,22 +170,60 @@ def pack(description: MachineDescription) -> bytes:
             "numa_node": nodes[at],
             "nvlink_peer": peers[at],
         }
-        _write(data, layout.GPU_FIELDS, _gpu_at(at), values)
+        gpu_at = _GPUS_AT + at * layout.GPU_SIZE
+        _write(data, layout.GPU_FIELDS, gpu_at, values)
         if gpu.model.mig is not None:
-            _write_profiles(data, _gpu_at(at), gpu.model.mig, gpu.model.memory_mib)
+            _write_profiles(data, gpu_at, gpu.model.mig, gpu.model.memory_mib)
     return bytes(data)
 
 
 def pack_mig(description: MachineDescription) -> bytes:
-    """Return what a new machine has at `layout.MIG_AT`: what its GPUs are cut into."""
+    """A new machine's bytes at `layout.MIG_AT`: the slices of its GPUs."""
     data = bytearray(layout.MACHINE_GPUS * layout.GPU_MIG_SIZE)
     seed = _seed(description)
     for at, gpu in enumerate(description.gpus):
         if gpu.cuts is None or gpu.model.mig is None:
             continue
-        packed = pack_cuts(gpu.cuts, gpu.model.mig.slots, f"{seed}/{at}")
-        data[at * layout.GPU_MIG_SIZE : (at + 1) * layout.GPU_MIG_SIZE] = packed
+        base = at * layout.GPU_MIG_SIZE
+        _write_cuts(data, base, gpu.cuts, gpu.model.mig.slots, f"{seed}/{at}/mig")
     return bytes(data)
+
+
+def _write_cuts(data: bytearray, base: int, cuts: Sequence[Cut], slots: int, seed: str) -> None:
+    """Write `allot_gpu_mig` with MIG on. `seed` determines the UUIDs."""
+    _write(data, layout.GPU_MIG_FIELDS, base, {"enabled": 1, "pending": 1})
+    instances = base + layout.GPU_MIG_FIELDS["instances"][0]
+    computes = base + layout.GPU_MIG_FIELDS["computes"][0]
+    ids: list[int] = []
+    for cut in cuts:
+        ids.append(_instance_id(cut, slots, ids))
+        _write(
+            data,
+            layout.GPU_INSTANCE_FIELDS,
+            instances + cut.start * layout.GPU_INSTANCE_SIZE,
+            {"there": 1, "id": ids[-1], "profile": cut.shape.place},
+        )
+        digits = hashlib.sha256(f"{seed}/{cut.start}".encode()).hexdigest()
+        _write(
+            data,
+            layout.COMPUTE_INSTANCE_FIELDS,
+            computes + cut.start * layout.COMPUTE_INSTANCE_SIZE,
+            {
+                "there": 1,
+                "id": 0,
+                "slices": cut.shape.slices,
+                "sm_count": cut.shape.multiprocessors,
+                "uuid": format_uuid("MIG", digits),
+            },
+        )
+
+
+def _instance_id(cut: Cut, slots: int, taken: Sequence[int]) -> int:
+    """NVML's id of a GPU instance (cuts.c, id_for)."""
+    if slots == _WHOLE and cut.shape.size == _HALF:
+        first = 2 if cut.shape.slices == _ORDINARY_SLICES and cut.start == 0 else 1
+        return first if first not in taken else 3 - first
+    return slots // cut.shape.size - 1 + cut.start // cut.shape.size
 
 
 def _write_profiles(data: bytearray, gpu_at: int, geometry: Geometry, memory_mib: int) -> None:
@@ -223,12 +251,10 @@ def _write_profiles(data: bytearray, gpu_at: int, geometry: Geometry, memory_mib
 
 
 def _own_values(gpu: GpuDescription, seed: str, at: int) -> dict[str, Value]:
-    """What tells one GPU of a model from the next."""
     digest = hashlib.sha256(f"{seed}/{at}".encode()).hexdigest()
-    made = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
     serial = f"13{int(digest[32:48], 16) % 10**11:011d}"
     return {
-        "uuid": gpu.uuid or made,
+        "uuid": gpu.uuid or format_uuid("GPU", digest),
         "serial": serial if gpu.model.has_serial else "",
         "pci_domain": 0,
         "pci_bus": 7 + _BUS_STEP * at,
@@ -277,7 +303,7 @@ def _model_values(gpu: GpuDescription) -> dict[str, Value]:
         "fan_count": model.fans,
         "pci_device_id": model.pci_device << 16 | model.pci_vendor,
         "pci_subsystem_id": model.pci_subsystem << 16 | model.pci_vendor,
-        "pcie_generation": model.pcie_generation,
+        "pcie_generation": core.pcie_generation,
         "pcie_width": model.pcie_width,
         "brand": int(model.brand),
         "nvml_architecture": int(core.architecture),
@@ -297,26 +323,22 @@ def _model_values(gpu: GpuDescription) -> dict[str, Value]:
 
 
 def _device(data: bytes, at: int) -> Device:
-    gpu = _fields(data, layout.GPU_FIELDS, _gpu_at(at))
-    address = tuple(_number(gpu, f"pci_{part}") for part in ("domain", "bus", "device", "function"))
+    gpu = _fields(data, layout.GPU_FIELDS, _GPUS_AT + at * layout.GPU_SIZE)
+    address = (gpu[f"pci_{part}"] for part in ("domain", "bus", "device", "function"))
     return Device(
-        uuid=_string(gpu, "uuid"),
-        name=_string(gpu, "name"),
+        uuid=gpu["uuid"],
+        name=gpu["name"],
         index=at,
-        memory_bytes=_number(gpu, "memory_total"),
-        sm_count=_number(gpu, "sm_count"),
-        compute_capability=(_number(gpu, "compute_major"), _number(gpu, "compute_minor")),
-        numa_node=None if (node := _number(gpu, "numa_node")) < 0 else node,
+        memory_bytes=gpu["memory_total"],
+        sm_count=gpu["sm_count"],
+        compute_capability=(gpu["compute_major"], gpu["compute_minor"]),
+        numa_node=None if gpu["numa_node"] < 0 else gpu["numa_node"],
         pci_bus_id="{:08X}:{:02X}:{:02X}.{:X}".format(*address),
         simulated=True,
         mig=False,
-        reserved_bytes=_number(gpu, "memory_reserved"),
-        context_bytes=_number(gpu, "context_bytes"),
+        reserved_bytes=gpu["memory_reserved"],
+        context_bytes=gpu["context_bytes"],
     )
-
-
-def _gpu_at(index: int) -> int:
-    return layout.MACHINE_FIELDS["gpus"][0] + index * layout.GPU_SIZE
 
 
 def _write(
@@ -335,19 +357,42 @@ def _write(
             struct.pack_into(f"<{code}", data, base + at, *value)
 
 
-def _fields(
-    data: bytes, fields: Mapping[str, tuple[int, str]], base: int
-) -> dict[str, int | bytes]:
-    """Read the first value of each field: all of a text, of an array only the beginning."""
-    return {
-        name: struct.unpack_from(f"<{code}", data, base + at)[0]
-        for name, (at, code) in fields.items()
-    }
+def _fields(data: bytes, fields: Mapping[str, tuple[int, str]], base: int) -> dict[str, Any]:
+    """The first value of each field: a whole text, the first entry of an array."""
+    values: dict[str, Any] = {}
+    for name, (at, code) in fields.items():
+        value = struct.unpack_from(f"<{code}", data, base + at)[0]
+        is_text = isinstance(value, bytes)
+        values[name] = value.split(b"\0", 1)[0].decode("ascii", "replace") if is_text else value
+    return values
 
 
-def _number(fields: Mapping[str, int | bytes], name: str) -> int:
-    return int(fields[name])
+MACHINE_VARIABLE: Final = "ALLOTMENT_SIMULATED_MACHINE"
+"""Variable with the machine file's path, for the libraries."""
 
 
-def _string(fields: Mapping[str, int | bytes], name: str) -> str:
-    return bytes(fields[name]).split(b"\0", 1)[0].decode("ascii", errors="replace")
+def read_machine(path: Path) -> MachineFacts:
+    """Raises `StateError` for a file that is not a machine."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(layout.MACHINE_SIZE)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise StateError(
+            f"cannot read the simulated machine {path}: {error.strerror}",
+            hint="create it again with --simulated, or unset ALLOTMENT_SIMULATED_MACHINE",
+        ) from error
+    try:
+        facts = unpack(data)
+    except ValueError as error:
+        raise damaged_machine(path, str(error)) from error
+    if size < layout.MACHINE_FILE_BYTES:
+        raise damaged_machine(path, f"it has {size} of {layout.MACHINE_FILE_BYTES} bytes")
+    return facts
+
+
+def damaged_machine(path: Path, problem: str) -> StateError:
+    return StateError(
+        f"{path} is not a simulated machine: {problem}",
+        hint=f"end the programs that use it, and remove it: rm -r {path.parent}",
+    )

@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well the GPUs of a machine are linked with one another, in the points NVIDIA's plugin gives.
+"""Proximity of a machine's GPUs, in the points of NVIDIA's plugin.
 
-A pair has points for where in the PCIe tree it meets (10 across processors to 60 on one board), and
-100 for every NVLink between the two (go-gpuallocator's besteffort_policy.go). It is read once: the
-links of a machine do not change while it runs.
-
-Every GPU is asked in a thread of its own. What one does not answer in time is left out, and counts
-nothing; the others' links are known all the same.
+A pair has points for its meeting place in the PCIe tree (10 across processors to 60 on one board),
+and 100 for every NVLink (go-gpuallocator's besteffort_policy.go). It is read once. Each GPU has its
+own thread; late answers count as no links.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from allotment.devices import loading
+from allotment.devices.nvml import ask_each
 from allotment.model.devices import Device
 
-__all__ = ["PairScores", "nvlink_peers", "read_pair_scores"]
-
 PairScores = Mapping[frozenset[str], int]
-"""Points by the pair of UUIDs; more is nearer. A pair that nobody could tell about is absent."""
+"""Points by pair of UUIDs; more is nearer. Unknown pairs are absent."""
 
 # NVML_TOPOLOGY_INTERNAL, SINGLE, MULTIPLE, HOSTBRIDGE, NODE, SYSTEM.
 _LEVELS: Final[Mapping[int, int]] = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
@@ -37,11 +32,10 @@ _PATIENCE_S: Final = 1.0
 def read_pair_scores(
     devices: Sequence[Device], *, machine: Path | None = None, patience_s: float = _PATIENCE_S
 ) -> PairScores:
-    """Ask NVML about all pairs of `devices`; blocks for `patience_s` at most twice.
+    """Query NVML about all pairs of `devices`; blocks for `patience_s` at most twice.
 
-    `machine` is the simulated machine that they are on. Only these devices are asked: leave out
-    those that do not answer. To be called while an `Nvml` is entered. Raises `NoDevicesError` where
-    there is no NVML.
+    `machine` is their simulated machine. Leave out devices that do not answer. Call it while an
+    `Nvml` is entered. Raises `NoDevicesError` without NVML.
     """
     with loading.nvml_of(machine) as nvml:
         reader = _Reader(nvml, patience_s)
@@ -52,7 +46,7 @@ def read_pair_scores(
 
 
 def nvlink_peers(scores: PairScores) -> Mapping[str, frozenset[str]]:
-    """Return the GPUs that NVLink joins to each that has any, by UUID: they are reset together."""
+    """The GPUs joined by NVLink to each one, by UUID: they reset together."""
     joined: dict[str, set[str]] = {}
     for pair, points in scores.items():
         if points >= _PER_NVLINK:
@@ -62,7 +56,7 @@ def nvlink_peers(scores: PairScores) -> Mapping[str, frozenset[str]]:
 
 
 class _Reader:
-    """The answers of all GPUs; filled by their threads, some of which may never come back."""
+    """The answers of all GPUs; filled by their threads, some of which may never return."""
 
     def __init__(self, nvml: ModuleType, patience_s: float) -> None:
         self.handles: dict[str, Any] = {}
@@ -74,29 +68,13 @@ class _Reader:
         self._closed = threading.Event()
 
     def ask(self, devices: Sequence[Device], question: Callable[[Device], None]) -> None:
-        """Ask all devices at once, for as long as patience lasts."""
-        self._closed = closed = threading.Event()
-
-        def asked(device: Device) -> None:
-            # One that is lost has no points.
-            with contextlib.suppress(self._nvml.NVMLError):
-                question(device)
-
-        threads = [
-            threading.Thread(
-                target=asked, args=(device,), daemon=True, name=f"links-{device.index}"
-            )
-            for device in devices
-        ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + self._patience_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        closed.set()
+        self._closed = threading.Event()
+        questions = {device.index: partial(question, device) for device in devices}
+        # A lost GPU has no points: its error is ignored.
+        ask_each(questions, name="links", patience_s=self._patience_s)
+        self._closed.set()
 
     def handle(self, device: Device) -> None:
-        """Look a device up, and see that it answers."""
         closed, nvml = self._closed, self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(device.index)
         if closed.is_set():
@@ -109,7 +87,7 @@ class _Reader:
             self.handles[device.uuid] = handle
 
     def links(self, device: Device) -> None:
-        """Ask where in the tree a device meets the others, and for its NVLinks."""
+        """Query a device's place in the tree relative to others, and its NVLinks."""
         closed, nvml = self._closed, self._nvml
         handle = self.handles[device.uuid]
         for uuid, other in list(self.handles.items()):
@@ -120,7 +98,7 @@ class _Reader:
             try:
                 level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other))
             except nvml.NVMLError:
-                continue  # the other one's trouble; this one goes on
+                continue  # the other device failed; this one continues
             self._levels[frozenset((device.uuid, uuid))] = _LEVELS.get(level, 0)
         remotes: list[str] = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -135,21 +113,21 @@ class _Reader:
         self._nvlinks[device.uuid] = remotes
 
     def scores(self, devices: Sequence[Device]) -> PairScores:
-        """Sum up. An NVLink counts where either end tells of it."""
-        found = dict(self._levels)
+        """The sums. An NVLink counts if either end reports it."""
+        scores = dict(self._levels)
         for index, one in enumerate(devices):
             for other in devices[index + 1 :]:
                 links = max(self._count(one, other), self._count(other, one))
                 if links:
                     pair = frozenset((one.uuid, other.uuid))
-                    found[pair] = found.get(pair, 0) + _PER_NVLINK * links
-        return found
+                    scores[pair] = scores.get(pair, 0) + _PER_NVLINK * links
+        return scores
 
     def _count(self, one: Device, other: Device) -> int:
-        # Links to a switch are to none in particular: as in NVIDIA's plugin they do not count.
+        # Links to a switch belong to no pair and do not count, as in NVIDIA's plugin.
         return self._nvlinks.get(one.uuid, []).count(self._bus_ids[other.uuid])
 
 
 def _bus_id(pci: Any) -> str:  # noqa: ANN401 - nvidia-ml-py has no types
-    """Return a bus id in one form: NVML writes the domain with 4 or 8 digits."""
+    """A bus id in one form: NVML writes the domain with 4 or 8 digits."""
     return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only place that talks to the API server. What it says to us are `model`'s words.
+"""The only package that talks to the API server; it returns types of `model`.
 
-clients       requests: bytes in, bytes out, errors that say what to do
-errors        those errors
-objects       the objects, as narrow as they are needed, and what they mean
-amounts       CPU and memory, as kube-scheduler counts them
-watching      following a list: list, watch, resume; backoff, signals
-pods          the pods of one node
-nodes         one node: read, and what we write into it
-inventories   what a node's devices are, as its agent publishes it
-cluster_feed  all pods and nodes of a cluster
-bindings      a pod gets its node and its placement, in one request
-leases        which of several processes leads
-configmaps    one config map
-quotas        what namespaces may have
-webhooks      the secret and the configuration of the webhook
-events        telling people what happened
-
-Imported late, by what needs Kubernetes: one machine does without its libraries.
+clients       requests: bytes in, bytes out; backoff
+credentials   kubeconfigs and service accounts
+errors        errors of the API server
+watching      list, watch, resume
+objects       the objects' types
+nodes         one node and its pods
+cluster_feed  all nodes and pods
+inventories   a node's published devices
+quotas        quotas, budgets, config maps
+sharepods     KubeShare's SharePods
+leases        leader election
+bindings      bind and place in one request
+webhooks      the webhook's objects
+events        Kubernetes events
+live          a cluster's state at one moment
 """

@@ -1,81 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that talks HTTP to the API server.
+"""HTTP to the API server (docs/designs/api-client.md gives the reasons).
 
-lightkube brings what every client has to have and nobody should write twice: kubeconfig files,
-service accounts, TLS, tokens that are read again when they have been rotated. Its typed requests
-are not used: they decode whole objects, know no bookmarks, and tell a refusal inside a watch apart
-from a lost connection only by luck. What is here instead is bytes in and bytes out, every wait
-bounded, and every failure a `KubeError` that says what to do.
+Bytes in, bytes out; callers decode. Every wait is bounded, and every failure is a `KubeError` with
+the next step.
 """
 
 import asyncio
-import json
-import os
-import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
+from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Final, Protocol, Self, TypeVar
 
-import httpx2
+import aiohttp
 import msgspec
-import yaml
-from lightkube.config import client_adapter
-from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
-from lightkube.core.exceptions import ConfigError
 
-from allotment.kube.errors import KubeError, explain_failure, explain_refusal
+from allotment.kube.credentials import SERVICE_ACCOUNT, ApiServer, find_api_server
+from allotment.kube.errors import KubeError, ObjectMissingError, explain_failure, explain_refusal
 
-__all__ = ["Api", "PatchKind", "configuration", "connect"]
-
-_CONNECT_S = 5.0
-_ANSWER_S = 15.0
-_WHOLE_S = 30.0  # for one request and its answer, whatever happens on the way
-_MAX_LINE = 32 << 20  # etcd's largest object is 1.5 MiB; far more than that is no API server
+_CONNECT_S: Final = 5.0
+_READ: Final = aiohttp.ClientTimeout(total=30.0, sock_connect=_CONNECT_S, sock_read=15.0)
+_WRITE: Final = aiohttp.ClientTimeout(total=15.0, sock_connect=_CONNECT_S)
+"""After this time without an answer, the outcome of a write is unknown."""
+_CLOSING_S: Final = 0.25
+"""What aiohttp's documentation recommends to wait for TLS connections that close."""
+_MOST_CONNECTIONS: Final = 256
+_MOST_READS: Final = 64
+"""At a time, so that reads leave connections for writes."""
+_MAX_LINE: Final = 32 << 20  # etcd's largest object is 1.5 MiB; far more than that is no API server
 
 
 class PatchKind(StrEnum):
-    """How a patch is meant."""
+    """The type of a patch."""
 
     MERGE = "application/merge-patch+json"
-    """Keys replace keys; null removes one; lists are replaced as a whole."""
+    """Keys replace keys; null removes a key; lists are replaced as a whole."""
     STRATEGIC = "application/strategic-merge-patch+json"
-    """Likewise, but lists of named things (conditions) are merged by name."""
+    """The same, but lists of named entries (conditions) are merged by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """A request."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str = "application/json"
+    idle_s: float | None = None
+    """For a streamed answer: the longest silence."""
+
+    @property
+    def timeout(self) -> aiohttp.ClientTimeout:
+        if self.idle_s is not None:
+            return aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=self.idle_s)
+        return _READ if self.method == "GET" else _WRITE
+
+
+class HttpAnswer(Protocol):
+    """An answer; reading it may raise `aiohttp.ClientError` and `OSError`."""
+
+    status: int
+    retry_after: str | None
+    """The header `Retry-After`."""
+
+    async def read(self) -> bytes: ...
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+
+class Transport(Protocol):
+    """Sends requests. tests/twins/api_server_twin.py has a simulated one."""
+
+    def open(self, request: HttpRequest) -> AbstractAsyncContextManager[HttpAnswer]:
+        """Send a request; inside the `with`, its answer can be read.
+
+        Raises `KubeError` for credentials, `aiohttp.ClientError` or `OSError` for no answer.
+        """
+
+    async def aclose(self) -> None: ...
 
 
 class Api:
-    """A connection to one API server. Requests may be made at the same time. Closed by `aclose`."""
+    """A client of one API server. Requests may run in parallel. Closed by `aclose`."""
 
-    def __init__(
-        self, http: httpx2.AsyncClient, *, server: str, namespace: str = "default"
-    ) -> None:
-        """Take a client whose base URL, credentials and trust are set up."""
-        self._http = http
+    def __init__(self, transport: Transport, *, server: str, namespace: str = "default") -> None:
+        """`server` is its URL, for errors."""
+        self._transport = transport
+        self._reads = asyncio.Semaphore(_MOST_READS)
         self.server = server
         self.namespace = namespace
-        """The service account's own, or the kubeconfig's."""
+        """The namespace of the service account or the kubeconfig."""
         self.is_away = False
-        """It cannot be reached, and that has been told: one who follows it says so for all."""
+        """It is unreachable, and that was logged: one log line for all followers."""
 
     async def get(self, path: str, *, asked: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Read an object or a list. `asked` says what for, in an error: `list pods`.
+        """Read an object or a list. `asked` names the request in errors: `list pods`.
 
         Raises `KubeError`.
         """
-        return await self._request("GET", path, asked=asked, params=params)
+        async with self._reads:
+            return await self._request(
+                HttpRequest(method="GET", path=path, params=dict(params or {})), asked=asked
+            )
 
     async def patch(
         self, path: str, change: object, *, asked: str, kind: PatchKind = PatchKind.MERGE
     ) -> bytes:
-        """Change an object and return it as it is then; raise `KubeError`."""
-        return await self._request("PATCH", path, asked=asked, body=change, content_type=kind)
+        """Change an object and return the result; raise `KubeError`."""
+        body = msgspec.json.encode(change)
+        return await self._request(
+            HttpRequest(method="PATCH", path=path, body=body, content_type=kind), asked=asked
+        )
 
     async def create(self, path: str, item: object, *, asked: str) -> bytes:
-        """Make an object and return it; raise `KubeError`."""
-        return await self._request(
-            "POST", path, asked=asked, body=item, content_type="application/json"
-        )
+        """Create an object and return it; raise `KubeError`."""
+        body = msgspec.json.encode(item)
+        return await self._request(HttpRequest(method="POST", path=path, body=body), asked=asked)
 
     async def lines(
         self,
@@ -86,42 +133,37 @@ class Api:
         idle_s: float,
         on_open: Callable[[], None],
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what the server tells, line by line, until it ends the answer.
+        """Yield a watch's lines until the server ends the answer.
 
-        `on_open` is called when it has agreed to tell, which may be long before there is something.
+        `on_open` is called when the server accepts, which may be long before the first line.
 
-        Raises `KubeError`, also when nothing came for `idle_s` seconds. Not `aiter_lines`: that
-        splits at characters that may stand inside a JSON string (U+0085, U+2028).
+        Raises `KubeError`, also after a silence of `idle_s` seconds.
         """
-        timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S, read=idle_s)
+        request = HttpRequest(method="GET", path=path, params=params, idle_s=idle_s)
         rest = bytearray()
         try:
-            async with self._http.stream("GET", path, params=params, timeout=timeout) as response:
-                if response.is_error:
-                    raise _refusal(response, await response.aread(), asked)
+            async with self._transport.open(request) as answer:
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    raise _refusal(answer, await answer.read(), asked)
                 on_open()
-                async for chunk in response.aiter_bytes():
+                async for chunk in answer.chunks():
                     rest += chunk
                     if b"\n" not in chunk:
                         if len(rest) > _MAX_LINE:
-                            raise KubeError(f"cannot {asked}: the answer has no end of line")
+                            raise KubeError(f"cannot {asked}: the answer has a line without an end")
                         continue
                     *whole, tail = bytes(rest).split(b"\n")
                     rest = bytearray(tail)
                     for line in whole:
                         if line:
                             yield line
-        except (httpx2.HTTPError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise explain_failure(error, asked=asked, server=self.server) from error
-        except ConfigError as error:
-            raise _credentials(error, asked) from error
 
     async def aclose(self) -> None:
-        """End all connections."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __aexit__(
@@ -130,131 +172,214 @@ class Api:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
         await self.aclose()
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        asked: str,
-        params: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str | None = None,
-    ) -> bytes:
-        headers = {"Content-Type": content_type} if content_type else None
-        content = None if body is None else msgspec.json.encode(body)
+    async def _request(self, request: HttpRequest, *, asked: str) -> bytes:
         try:
-            async with asyncio.timeout(_WHOLE_S):
-                response = await self._http.request(
-                    method, path, params=params, content=content, headers=headers
-                )
-        except (httpx2.HTTPError, OSError) as error:  # TimeoutError is one
+            async with self._transport.open(request) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise explain_failure(error, asked=asked, server=self.server) from error
-        except ConfigError as error:
-            raise _credentials(error, asked) from error
-        if response.is_error:
-            raise _refusal(response, response.content, asked)
-        return response.content
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(answer, content, asked)
+        return content
 
 
-def _refusal(response: httpx2.Response, body: bytes, asked: str) -> KubeError:
-    return explain_refusal(
-        body,
-        asked=asked,
-        status=response.status_code,
-        retry_after=response.headers.get("Retry-After"),
-    )
+def _refusal(answer: HttpAnswer, body: bytes, asked: str) -> KubeError:
+    return explain_refusal(body, asked=asked, status=answer.status, retry_after=answer.retry_after)
 
 
-def _credentials(error: ConfigError, asked: str) -> KubeError:
-    return KubeError(
-        f"cannot {asked}: there are no credentials: {error}",
-        hint="the service account's token has to be mounted (automountServiceAccountToken)",
-    )
+class HttpTransport:
+    """A `Transport` over the network."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._session: aiohttp.ClientSession | None = None
+        self._is_closing_one = False
+        """A request was cut off, and its connection may still be closing."""
+
+    @asynccontextmanager
+    async def open(self, request: HttpRequest) -> AsyncIterator[HttpAnswer]:
+        """Send a request; after a 401, send it again if there are newer credentials."""
+        credentials = self._server.credentials
+        authorization = await credentials.authorization()
+        response = await self._send(request, authorization)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            credentials.refused(authorization)
+            try:
+                newer = await credentials.authorization()
+            except BaseException:
+                response.close()
+                raise
+            if newer != authorization:
+                response.release()
+                response = await self._send(request, newer)
+        async with response:
+            try:
+                yield _NetworkAnswer(response)
+            finally:
+                # A watch that is left early: TLS would wait up to 30 s for the server to close.
+                connection = response.connection
+                if connection is not None and connection.transport is not None:
+                    connection.transport.abort()
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            if self._is_closing_one:  # TLS waits for the server's close_notify
+                await asyncio.sleep(_CLOSING_S)
+
+    async def _send(
+        self, request: HttpRequest, authorization: str | None
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json"}
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        if self._session is None:
+            self._session = self._opened()
+        try:
+            return await self._session.request(
+                request.method,
+                self._server.url + request.path,
+                params=request.params or None,
+                data=request.body,
+                headers=headers,
+                timeout=request.timeout,
+                server_hostname=self._server.tls_server_name,
+                allow_redirects=False,
+            )
+        except BaseException:
+            self._is_closing_one = True
+            raise
+
+    def _opened(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=self._server.tls, limit=_MOST_CONNECTIONS)
+        # The environment's proxies are for the internet, not for the API server.
+        return aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        )
+
+
+class _NetworkAnswer:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.retry_after = response.headers.get("Retry-After")
+
+    async def read(self) -> bytes:
+        return await self._response.read()
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self._response.content.iter_any()
 
 
 def connect(
     kubeconfig: Path | None = None,
     *,
     context: str | None = None,
-    service_account: Path = Path(SERVICE_ACCOUNT),
+    service_account: Path = SERVICE_ACCOUNT,
 ) -> Api:
-    """Make a connection: by a kubeconfig, else as the pod that this is, else by `KUBECONFIG`.
+    """Connect by a kubeconfig, else as this pod, else by `KUBECONFIG`.
 
-    `context`: of the kubeconfig; None: its current one. Nothing is sent yet. Raises `KubeError`
-    when none of them is there or can be used.
+    `context`: of the kubeconfig; None: its current one. Sends nothing yet. Raises `KubeError` if
+    none of them is usable.
     """
-    config = configuration(kubeconfig, service_account, context=context)
-    timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
-    # The environment's proxies are for the internet; the API server is not there.
-    params = client_adapter.ConnectionParams(timeout=timeout, trust_env=False)
-    server = config.cluster.server
+    server = find_api_server(kubeconfig, context=context, service_account=service_account)
+    return Api(HttpTransport(server), server=server.url, namespace=server.namespace)
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Waits that double from `first_s` to `most_s`, each a random part of at least half."""
+
+    first_s: float = 0.2
+    most_s: float = 10.0
+    random: Random = field(default_factory=Random)
+    _failures: int = 0
+
+    def next(self, *, at_least_s: float | None = None) -> float:
+        """Return the seconds to wait after another failure.
+
+        `at_least_s`: the server's Retry-After; at most a minute of it is honoured.
+        """
+        longest = min(self.most_s, self.first_s * float(1 << min(self._failures, 30)))
+        self._failures += 1
+        wait = longest * self.random.uniform(0.5, 1.0)
+        return max(wait, min(at_least_s or 0.0, 60.0))
+
+    def reset(self) -> None:
+        self._failures = 0
+
+
+MOST_LEVELS: Final = 200
+"""Kubernetes' own objects have a tenth of this depth."""
+
+# Skips strings whole, with their brackets; a string without an end is the rest of the text.
+_MARKS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_OPENING: Final = (b"[", b"{")
+_CLOSING: Final = (b"]", b"}")
+
+
+def shallow(data: bytes, *, levels: int = MOST_LEVELS) -> bytes:
+    """Return the text with `null` in place of each list and map that is more than `levels` deep.
+
+    Takes time in proportion to the text. The parts removed are not checked to be JSON.
+    """
+    if data.count(b"[") + data.count(b"{") <= levels:
+        return data
+    kept: list[bytes] = []
+    depth = begins = ends = 0
+    for mark in _MARKS.finditer(data):
+        text = mark[0]
+        if text in _OPENING:
+            depth += 1
+            if depth == levels + 1:
+                begins = mark.start()
+        elif text in _CLOSING:
+            depth -= 1
+            if depth == levels:
+                kept += (data[ends:begins], b"null")
+                ends = mark.end()
+    return b"".join((*kept, data[ends:])) if kept else data
+
+
+T = TypeVar("T")
+
+
+def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | msgspec.Raw, *, asked: str) -> T:
+    """Decode an answer of the API server. Raises `KubeError`.
+
+    Parts that are nested deeper than the decoder allows become null.
+    """
     try:
-        http = client_adapter.AsyncClient(config, params)
-    except (OSError, ssl.SSLError, ValueError, ConfigError, httpx2.InvalidURL) as error:
+        try:
+            return decoder.decode(data)
+        except RecursionError:
+            return decoder.decode(shallow(bytes(data)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise KubeError(
-            f"the credentials for the API server at {server} cannot be used: {error}",
-            hint=f"look at the certificates and keys that {_source(config)} names",
+            f"cannot parse the API server's answer to {asked}: {error}",
+            hint="check that the address is the API server's, not a proxy's",
         ) from error
-    return Api(http, server=server, namespace=config.namespace)
 
 
-def configuration(
-    kubeconfig: Path | None,
-    service_account: Path = Path(SERVICE_ACCOUNT),
+async def read(
+    api: Api,
+    path: str,
+    decoder: "msgspec.json.Decoder[T]",
     *,
-    context: str | None = None,
-) -> SingleConfig:
-    """Find the way to the API server, as `connect` does. Raises `KubeError`."""
-    in_cluster = (service_account / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ
-    path = kubeconfig
+    asked: str,
+    params: Mapping[str, str] | None = None,
+) -> T:
+    """Read an object or a list. Raises `KubeError`."""
+    return decoded(decoder, await api.get(path, asked=asked, params=params), asked=asked)
+
+
+async def find(api: Api, path: str, decoder: "msgspec.json.Decoder[T]", *, asked: str) -> T | None:
+    """Read an object; None if it does not exist. Raises `KubeError`."""
     try:
-        if path is None and in_cluster:
-            return _chosen(KubeConfig.from_service_account(service_account), context)
-        if path is None and "KUBECONFIG" in os.environ:
-            path = Path(os.environ["KUBECONFIG"])
-        if path is None:
-            raise KubeError(
-                "no way to the API server is known: this is no pod with a service account, and no"
-                " kubeconfig was named",
-                hint="give --kubeconfig PATH, or set KUBECONFIG",
-            )
-        return _chosen(KubeConfig.from_file(path), context)
-    except (ConfigError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        # lightkube takes the file apart as it comes: all of these say that it is not one.
-        what = _what_is_wrong(error)
-        raise KubeError(
-            f"{path or service_account}: not a usable way to the API server: {what}",
-            hint="`kubectl --kubeconfig PATH cluster-info` tells whether kubectl can use it",
-        ) from error
-    except yaml.YAMLError as error:
-        raise KubeError(f"{path}: not a kubeconfig: {error}", hint="it is no YAML") from error
-
-
-def _what_is_wrong(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"it has no {error}"
-    # Text or a list where a mapping belongs; the interpreter's words would help nobody.
-    is_other = isinstance(error, AttributeError | TypeError)
-    return "it is no kubeconfig" if is_other else str(error)
-
-
-def _chosen(config: KubeConfig, context: str | None = None) -> SingleConfig:
-    """Take a context; None: the current one."""
-    if context is not None and context not in config.contexts:
-        known = ", ".join(sorted(config.contexts)) or "none"
-        raise KubeError(
-            f"the kubeconfig has no context {json.dumps(context)}", hint=f"it has: {known}"
-        )
-    single = config.get(context)
-    if single is None:
-        raise ConfigError("it has no current-context")
-    if single.user is None:
-        raise ConfigError(f"its context {json.dumps(single.context_name)} has no user")
-    return single
-
-
-def _source(config: SingleConfig) -> str:
-    return str(config.fname) if config.fname else "the service account"
+        return await read(api, path, decoder, asked=asked)
+    except ObjectMissingError:
+        return None

@@ -1,118 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All pods and nodes of a cluster, followed, and kept as small as a scheduler needs them.
+"""Follows all pods and nodes of a cluster, and keeps only what a scheduler needs.
 
-A cluster of 5,000 nodes has 30,000 pods of 7 KB each. Of a pod that runs, what it has is kept: its
-node, CPU, memory and, if it has a placement of ours, its part of devices. Of one that waits, what
-it asks for. Each change is told to whoever keeps the books; what nobody needs to hear is not told.
+A cluster of 5,000 nodes has 30,000 pods of 7 KB each. Of a bound pod it keeps node, CPU, memory and
+devices; of a waiting pod, its request. Relevant changes are passed to a listener.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from sys import intern
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
 
-from allotment.dialects.decisions import placement_of, read_booking
-from allotment.dialects.foreign import DIALECT, PASSED_OVER, ForeignPod
-from allotment.dialects.placements import PLACEMENT
-from allotment.kube.amounts import amounts, requests_of
-from allotment.kube.backoff import Backoff
-from allotment.kube.clients import Api
+from allotment.dialects.foreign.adoption import may_be_given
+from allotment.dialects.foreign.base import DIALECT, PASSED_OVER
+from allotment.dialects.own.placement import PLACEMENT, placement_of, read_booking
+from allotment.kube.clients import Api, Backoff, read
 from allotment.kube.errors import KubeError
-from allotment.kube.foreign_pods import foreign_pod
 from allotment.kube.inventories import CORDONS, DEVICES, inventory_of
-from allotment.kube.listing import decoded
-from allotment.kube.objects import ENDED, Metadata, NodeObject, ObjectList, PodObject, to_pod
-from allotment.kube.versions import is_as_late
+from allotment.kube.objects import (
+    ENDED,
+    ContainerSpec,
+    Metadata,
+    NodeObject,
+    PodObject,
+    amounts,
+    containers_of,
+    limits_of,
+    requests_of,
+    to_pod,
+)
 from allotment.kube.watching import Following, Subject
-from allotment.model.clusters import NodeInventory, PodBooking
+from allotment.model.clusters import (
+    NO_LABELS,
+    ClusterPod,
+    Listener,
+    NodeInventory,
+    PodBooking,
+    is_as_late,
+)
 from allotment.model.errors import UsageError
-from allotment.model.pods import Pod, PodUid
-
-__all__ = ["ClusterFeed", "ClusterPod", "Listener", "to_cluster_pod"]
+from allotment.model.pods import ForeignContainer, ForeignPod, Pod, PodUid
 
 _OURS = "allotment.dev/"
-_NO_LABELS: Final[Mapping[str, str]] = {}
 _PAGE = 500
 _ECHO_S = 0.5
-"""Under load a watch tells within milliseconds: after so long without, it is not waited for."""
+"""Under load a watch reports within milliseconds: longer silence means no change."""
 _STEP_S = 0.01
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPod:
-    """A pod as far as a scheduler is concerned with it."""
-
-    uid: PodUid
-    """The API server's."""
-    namespace: str
-    name: str
-    version: str = ""
-    """The object's; of one that is bound, empty: nothing depends on it."""
-    node: str = ""
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    priority: int = 0
-    nominated_node: str = ""
-    """Of one that waits: where other pods are being ended for it."""
-    is_ending: bool = False
-    """It is being deleted, and has what it has until it is gone."""
-    dialect: str = ""
-    """Whose syntax it was written in, if it was translated."""
-    passed_over: str = ""
-    """What of that was not honoured, of one that waits."""
-    asks: Pod | None = None
-    """What it has written about our GPUs; None: nothing, or it has ended."""
-    booking: PodBooking | None = None
-    """What a pod that is bound has, until it has ended."""
-    problem: str = ""
-    """Why its placement does not count; or that it asks for GPUs and has none."""
-    foreign: ForeignPod | None = None
-    """As its author wrote it, of a pod that is bound and to which another system may have given
-    GPUs; what these are depends on the node's own."""
-    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
-    """Of a pod that is bound and has not ended: by them a budget may protect it."""
-
-    def __str__(self) -> str:
-        """Name it as people do."""
-        return f"{self.namespace}/{self.name}"
-
-
-class Listener(Protocol):
-    """Who keeps the books."""
-
-    def pod_put(self, pod: ClusterPod) -> None:
-        """A pod came or changed."""
-
-    def pod_gone(self, uid: PodUid) -> None:
-        """A pod is gone."""
-
-    def node_put(self, node: NodeInventory) -> None:
-        """A node with devices came or changed."""
-
-    def node_dropped(self, name: str) -> None:
-        """A node is gone, or has no devices any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class _ClusterNode:
-    """A node as far as it has been understood; without devices: none that are ours."""
+    """A decoded node; `inventory` is None without devices of ours."""
 
     name: str
     inventory: NodeInventory | None
     problem: str = ""
-    """Why what it says of its devices is not understood."""
+    """Why its inventory is invalid."""
 
 
 class _NodeReader:
-    """Reads nodes, each again only when something of it has changed that matters."""
+    """Decodes nodes, each again only after a relevant change."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[tuple[object, ...], _ClusterNode]] = {}
@@ -126,7 +80,7 @@ class _NodeReader:
             return _ClusterNode(name, None)
         content = (
             text,
-            *(annotations.get(each) for each in CORDONS),
+            *(annotations.get(key) for key in CORDONS),
             amounts(item.status.allocatable),
         )
         kept = self._kept.get(name)
@@ -145,65 +99,56 @@ class _NodeReader:
 
 
 def to_cluster_pod(item: PodObject) -> ClusterPod:
-    """Say what a pod is to a scheduler."""
     meta = item.metadata
-    uid = PodUid(meta.uid)
-    node = item.spec.node_name
+    annotations = meta.annotations or {}
     cpu_milli, memory_bytes = requests_of(item)
-    if not node:
-        return ClusterPod(
-            uid=uid,
-            namespace=meta.namespace,
-            name=meta.name,
-            version=meta.resource_version,
-            cpu_milli=cpu_milli,
-            memory_bytes=memory_bytes,
-            priority=item.spec.priority or 0,
-            nominated_node=item.status.nominated_node_name,
-            is_ending=meta.deletion_timestamp is not None,
-            dialect=(meta.annotations or {}).get(DIALECT, ""),
-            passed_over=(meta.annotations or {}).get(PASSED_OVER, ""),
-            asks=_without_state(item, uid) if _asks(item) else None,
-        )
-    booking, asks, problem, foreign = None, None, "", None
-    labels: Mapping[str, str] = _NO_LABELS
-    if item.status.phase not in ENDED:
-        booking, problem = _booking(item, uid, cpu_milli, memory_bytes)
-        asks = _without_state(item, uid) if _asks(item) else None
-        foreign = foreign_pod(item) if asks is None else None
-        if meta.labels:
-            # The same on every pod of a controller, of which there may be thousands.
-            labels = {intern(key): intern(text) for key, text in meta.labels.items()}
-    return ClusterPod(
-        uid=uid,
+    pod = ClusterPod(
+        uid=PodUid(meta.uid),
         namespace=meta.namespace,
         name=meta.name,
-        node=node,
+        node=item.spec.node_name,
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         priority=item.spec.priority or 0,
         is_ending=meta.deletion_timestamp is not None,
-        dialect=(meta.annotations or {}).get(DIALECT, "") if asks else "",
+    )
+    if pod.node and item.status.phase in ENDED:
+        return pod
+    asks = _without_state(item, pod.uid) if _asks(item) else None
+    if not pod.node:
+        return replace(
+            pod,
+            version=meta.resource_version,
+            nominated_node=item.status.nominated_node_name,
+            dialect=annotations.get(DIALECT, ""),
+            passed_over=annotations.get(PASSED_OVER, ""),
+            asks=asks,
+        )
+    booking, problem = _booking(item, pod, asks)
+    return replace(
+        pod,
+        dialect=annotations.get(DIALECT, "") if asks else "",
         asks=asks,
         booking=booking,
         problem=problem,
-        foreign=foreign,
-        labels=labels,
+        foreign=foreign_pod(item) if asks is None else None,
+        # The same on every pod of a controller, which may have thousands.
+        labels={intern(key): intern(text) for key, text in meta.labels.items()}
+        if meta.labels
+        else NO_LABELS,
     )
 
 
-def _booking(
-    item: PodObject, uid: PodUid, cpu_milli: int, memory_bytes: int
-) -> tuple[PodBooking, str]:
-    """Return what a bound pod has, and why that is without devices where it should not be."""
-    node = item.spec.node_name
-    plain = PodBooking(uid=uid, node=node, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+def _booking(item: PodObject, pod: ClusterPod, asks: Pod | None) -> tuple[PodBooking, str]:
+    """Return a bound pod's usage, and why it lacks devices if it should have some."""
+    cpu_milli, memory_bytes = pod.cpu_milli, pod.memory_bytes
+    plain = PodBooking(uid=pod.uid, node=pod.node, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
     text = placement_of(item.metadata.annotations)
     if not text:
-        return plain, "it was bound without a placement" if _asks(item) else ""
+        return plain, "it was bound without a placement" if asks else ""
     try:
         placed = read_booking(
-            text, uid=uid, node=node, cpu_milli=cpu_milli, memory_bytes=memory_bytes
+            text, uid=pod.uid, node=pod.node, cpu_milli=cpu_milli, memory_bytes=memory_bytes
         )
     except UsageError as error:
         return plain, error.message
@@ -211,7 +156,7 @@ def _booking(
 
 
 def _without_state(item: PodObject, uid: PodUid) -> Pod:
-    """Return what was written, and nothing that changes while containers run."""
+    """Return the pod's request, without anything that changes while it runs."""
     item.status.container_statuses = item.status.init_container_statuses = None
     pod = to_pod(item)
     kept = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
@@ -219,97 +164,70 @@ def _without_state(item: PodObject, uid: PodUid) -> Pod:
 
 
 def _asks(item: PodObject) -> bool:
-    """Tell whether a pod asks for anything of ours, rightly or not."""
-    for containers in (item.spec.containers, item.spec.init_containers):
-        for each in containers or ():
-            limits = each.resources.limits if each.resources else None
-            if limits and any(name.startswith(_OURS) for name in limits):
-                return True
-    return False
+    """Return whether a pod requests any resource of ours, validly or not."""
+    return any(name.startswith(_OURS) for name in _resources(item))
 
 
 class ClusterFeed:
-    """All pods and nodes. `run` has to be running; changes are told in its event loop."""
+    """All pods and nodes. Needs `run` running; the listener is called in its loop."""
 
     def __init__(self, api: Api, listener: Listener, *, backoff: Backoff | None = None) -> None:
-        """Know nothing yet."""
         self._api = api
         self._listener = listener
         self._reader = _NodeReader()
         self._nodes: Following[NodeObject, _ClusterNode] = Following(
             api,
-            Subject(
-                name="nodes",
-                path="/api/v1/nodes",
-                fields={},
-                item=NodeObject,
-                items=ObjectList[NodeObject],
-                convert=self._reader,
-                page=_PAGE,
-            ),
+            Subject("nodes", "/api/v1/nodes", NodeObject, self._reader, page=_PAGE),
             backoff=backoff,
             on_change=self._node_changed,
         )
         self._pods: Following[PodObject, ClusterPod] = Following(
             api,
-            Subject(
-                name="pods",
-                path="/api/v1/pods",
-                fields={},
-                item=PodObject,
-                items=ObjectList[PodObject],
-                convert=to_cluster_pod,
-                page=_PAGE,
-            ),
+            Subject("pods", "/api/v1/pods", PodObject, to_cluster_pod, page=_PAGE),
             backoff=backoff,
             on_change=self._pod_changed,
         )
         self._names: dict[str, str] = {}
-        """Of nodes, by uid: what went is told by its uid."""
+        """Names of nodes by uid: a deletion is reported by uid."""
         self._left_out: dict[str, str] = {}
 
     async def run(self) -> NoReturn:
-        """Follow for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
             group.create_task(self._pods.run())
-        raise AssertionError("neither ends")
+        raise AssertionError("watches never end")
 
     @property
     def is_synced(self) -> bool:
-        """Both have been listed."""
         return self._nodes.is_synced and self._pods.is_synced
 
     @property
     def problems(self) -> tuple[KubeError, ...]:
-        """Why nothing is heard at present."""
-        return tuple(each for each in (self._nodes.problem, self._pods.problem) if each)
+        return tuple(problem for problem in (self._nodes.problem, self._pods.problem) if problem)
 
     @property
     def pods(self) -> Mapping[str, ClusterPod]:
-        """All pods, by uid. To be read only."""
+        """All pods, by uid. Read-only."""
         return self._pods.values
 
     async def wait_synced(self) -> None:
-        """Return when both have been listed."""
-        for each in (self._nodes, self._pods):
-            async for _ in each.signal.changes():
-                if each.is_synced:
+        for following in (self._nodes, self._pods):
+            async for _ in following.signal.changes():
+                if following.is_synced:
                     break
 
     async def look(self) -> None:
-        """Return when every pod is known as it was when this was called. Raises `KubeError`.
+        """Return when every pod is at least as new as at the call. Raises `KubeError`.
 
-        The server is asked for the present version, not from its cache, and the watch is waited for
-        until it has told of that one or a later. Where nothing happens it tells of none: then the
-        pods are listed anew, by a list that is as new as its request.
+        Asks the server, not its cache, for the current version and waits until the watch has
+        reached it. Without events the watch reports no version: then pods are listed again.
         """
         params = {"limit": "1"}
-        body = await self._api.get("/api/v1/pods", asked="list pods", params=params)
-        version = decoded(_VERSION, body, asked="list pods").metadata.resource_version
+        page = await read(self._api, "/api/v1/pods", _VERSION, asked="list pods", params=params)
+        version = page.metadata.resource_version
         with suppress(TimeoutError):
             async with asyncio.timeout(_ECHO_S):
-                # Nobody is told of versions: a bookmark changes nothing else.
+                # No event for versions: a bookmark changes nothing else.
                 while not is_as_late(self._pods.version, version):  # noqa: ASYNC110
                     await asyncio.sleep(_STEP_S)
                 return
@@ -317,10 +235,10 @@ class ClusterFeed:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why some nodes and pods do not count as they are, by uid: what is wrong with each.
+        """Why some nodes and pods are ignored or stale, by uid.
 
-        It is that object's trouble alone. A node that is among them has no devices; a pod stays as
-        it was known, since what it has may be in use.
+        Such a node has no devices; such a pod keeps its last valid state, because its devices may
+        be in use.
         """
         return {**self._nodes.unread, **self._pods.unread, **self._left_out}
 
@@ -349,25 +267,98 @@ class ClusterFeed:
             self._left_out.pop(uid, None)
 
     def _tell(self, uid: str, name: str, tell: Callable[[], None]) -> bool:
-        """Tell of one object; say whether that went well.
+        """Pass one object to the listener; return whether it succeeded.
 
-        Whatever one object's content makes fail, all others are followed on: an error here would
-        end the process, and end it again after each start.
+        A failure for one object must not stop the others: it would end the process after each
+        start.
         """
         try:
             tell()
         except Exception as error:  # noqa: BLE001 - for that reason
             if uid not in self._left_out:
-                _log.exception("not understood, and left out", object=name)
+                _log.exception("cannot be parsed; ignored", object=name)
             self._left_out[uid] = f"{type(error).__name__}: {error}"
             return False
         return True
 
 
 class _Page(msgspec.Struct):
-    """A list of which the version alone counts."""
+    """A list of which only the version is read."""
 
     metadata: Metadata
 
 
 _VERSION = msgspec.json.Decoder(_Page)
+
+
+_MOST_CHARACTERS: Final = 64 << 10
+"""Of annotations, labels and variables together; longer ones are dropped."""
+
+
+class _Variable(msgspec.Struct):
+    name: str = ""
+    value: str | None = None
+
+
+_variables: Final = msgspec.json.Decoder(list[_Variable] | None)
+
+
+def foreign_pod(item: PodObject) -> ForeignPod | None:
+    """Return a bound pod as written; None if no other system can have given it GPUs."""
+    meta, spec = item.metadata, item.spec
+    annotations, labels = meta.annotations or {}, meta.labels or {}
+    if DIALECT in annotations or PLACEMENT in annotations:
+        return None
+    if not may_be_given(_resources(item), (*annotations, *labels)):
+        return None
+    left = _Left(_MOST_CHARACTERS)
+    return ForeignPod(
+        namespace=meta.namespace,
+        name=meta.name,
+        labels=left.of(labels),
+        annotations=left.of(annotations),
+        containers=tuple(
+            ForeignContainer(
+                name=container.name,
+                kind=kind,
+                limits=dict(limits_of(container)),
+                requests=dict((container.resources and container.resources.requests) or {}),
+                environment=left.of(_environment(container)),
+            )
+            for container, kind in containers_of(item)
+        ),
+        scheduler=spec.scheduler_name,
+        node=spec.node_name,
+    )
+
+
+class _Left:
+    """The remaining space for a pod's texts."""
+
+    def __init__(self, characters: int) -> None:
+        self._characters = characters
+
+    def of(self, written: Mapping[str, str]) -> dict[str, str]:
+        """Keep what fits, the shortest first: kubectl's own annotation is the longest."""
+        kept = {}
+        for key, text in sorted(written.items(), key=lambda each: (len(each[1]), each)):
+            size = len(key) + len(text)
+            if size <= self._characters:
+                self._characters -= size
+                kept[key] = text
+        return kept
+
+
+def _resources(item: PodObject) -> Iterator[str]:
+    for spec, _ in containers_of(item):
+        yield from limits_of(spec)
+
+
+def _environment(spec: ContainerSpec) -> dict[str, str]:
+    try:
+        variables = _variables.decode(spec.env)
+    except msgspec.MsgspecError:
+        return {}  # the API server admits no such pod
+    return {
+        variable.name: variable.value for variable in variables or () if variable.value is not None
+    }

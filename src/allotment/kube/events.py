@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: what `kubectl describe` shows of a pod or a node. Telling never blocks, never fails.
+"""Events for `kubectl describe` on pods and nodes. Never blocks, never fails.
 
-Core v1 and not events.k8s.io/v1: the two are one storage, and both are shown alike, but the former
-can be repeated by raising its count, whereas a series of the latter is shown with its first time
-only. The same thing said again within ten minutes becomes a count; what would flood the server is
-left out, and counted.
+Core v1, not events.k8s.io/v1: both share one storage, but only the former shows a repetition's last
+time. A repetition within ten minutes raises the count. Events beyond an object's rate limit are
+dropped and counted.
 """
 
 import asyncio
@@ -19,21 +18,19 @@ from typing import NoReturn
 
 import structlog
 
-from allotment.kube.backoff import Backoff
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, Backoff
 from allotment.kube.errors import KubeError, ObjectMissingError
-
-__all__ = ["Book", "Entry", "Events", "Happening", "Reference"]
+from allotment.model.formats import shortened
 
 _SAME_S = 600.0
-"""Said again within so long, it is the same event once more."""
+"""A repetition within this time raises the count of the same event."""
 _MOST_WAITING = 512
 _MOST_KNOWN = 2048
 _BURST = 25
 _REFILL_S = 30.0
-"""An object has `_BURST` events free, and one more in each of these times."""
+"""An object has `_BURST` events free, and one more per period."""
 _MOST_MESSAGE = 1024
-"""What events.k8s.io/v1 allows; core v1 would take more."""
+"""The limit of events.k8s.io/v1; core v1 allows more."""
 _MOST_REASON = 128
 _MOST_NAME = 253 - 17
 
@@ -42,20 +39,20 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The object that an event is about."""
+    """An event's object."""
 
     kind: str
-    """Pod, Node."""
+    """For example Pod or Node."""
     name: str
     uid: str
     namespace: str = ""
-    """Of a node none: its events are in `default`."""
+    """Empty for a node: its events are in `default`."""
     api_version: str = "v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """What is said, and of what: twice the same is one event with a count of two."""
+    """An event's content: the same content twice is one event with a count of two."""
 
     about: Reference
     reason: str
@@ -64,52 +61,51 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EventEntry:
     """An event at the server, or on its way there."""
 
     name: str
-    """At the server; empty: not made yet."""
+    """Its name at the server; empty: not created yet."""
     count: int
     first: float
     """Seconds since the epoch."""
     last: float
 
 
-class Book:
-    """Which events there are, and which wait to be told. No I/O; time is an argument (seconds)."""
+class EventBook:
+    """Sent and waiting events. No I/O; time is an argument (seconds)."""
 
     def __init__(
         self, *, most_waiting: int = _MOST_WAITING, burst: int = _BURST, refill_s: float = _REFILL_S
     ) -> None:
-        """Begin empty."""
         self._most_waiting = most_waiting
         self._burst = burst
         self._refill_s = refill_s
-        self._told: OrderedDict[Happening, Entry] = OrderedDict()
-        self._waiting: OrderedDict[Happening, Entry] = OrderedDict()
+        self._told: OrderedDict[Happening, EventEntry] = OrderedDict()
+        self._waiting: OrderedDict[Happening, EventEntry] = OrderedDict()
         self._allowances: OrderedDict[Reference, tuple[float, float]] = OrderedDict()
 
     def add(self, happening: Happening, *, now: float) -> bool:
-        """Note something to tell. False: left out, there is too much already."""
+        """Queue an event. False: dropped, because there are too many."""
         waiting = self._waiting.get(happening)
         if waiting is not None:
             self._waiting[happening] = replace(waiting, count=waiting.count + 1, last=now)
             return True
         if len(self._waiting) >= self._most_waiting or not self._allow(happening.about, now):
             return False
-        told = self._told.get(happening)
-        if told is None or now - told.last > _SAME_S:
-            self._waiting[happening] = Entry("", 1, now, now)
+        sent = self._told.get(happening)
+        if sent is None or now - sent.last > _SAME_S:
+            self._waiting[happening] = EventEntry("", 1, now, now)
         else:
-            self._waiting[happening] = replace(told, count=told.count + 1, last=now)
+            self._waiting[happening] = replace(sent, count=sent.count + 1, last=now)
         return True
 
-    def next(self) -> tuple[Happening, Entry] | None:
-        """Return what has waited longest; it waits on."""
+    def next(self) -> tuple[Happening, EventEntry] | None:
+        """Return the oldest waiting event; it stays in the queue."""
         return next(iter(self._waiting.items()), None)
 
-    def told(self, happening: Happening, entry: Entry) -> None:
-        """Note that this has been told, as `entry`. What came meanwhile still waits."""
+    def told(self, happening: Happening, entry: EventEntry) -> None:
+        """Record that this was sent, as `entry`. A repetition meanwhile still waits."""
         waiting = self._waiting.get(happening)
         if waiting is not None and waiting.count == entry.count:
             del self._waiting[happening]
@@ -122,18 +118,16 @@ class Book:
             self._told.popitem(last=False)
 
     def lost(self, happening: Happening) -> None:
-        """Note that the event is no longer at the server: to be made anew."""
+        """Record that the server has dropped the event: it will be created again."""
         self._told.pop(happening, None)
         waiting = self._waiting.get(happening)
         if waiting is not None:
             self._waiting[happening] = replace(waiting, name="")
 
     def drop(self, happening: Happening) -> None:
-        """Give something up that cannot be told."""
         self._waiting.pop(happening, None)
 
     def _allow(self, about: Reference, now: float) -> bool:
-        """Take one from an object's allowance (a token bucket)."""
         left, at = self._allowances.get(about, (float(self._burst), now))
         left = min(float(self._burst), left + max(0.0, now - at) / self._refill_s)
         is_allowed = left >= 1
@@ -145,7 +139,7 @@ class Book:
 
 
 class Events:
-    """Tells the API server. `run` has to be running; what is told before waits until it is."""
+    """Sends events to the API server. Events before `run` wait for it."""
 
     def __init__(
         self,
@@ -157,13 +151,13 @@ class Events:
         clock: Callable[[], float] = time.time,
         backoff: Backoff | None = None,
     ) -> None:
-        """Say who tells. `on_drop` is called for each that is left out."""
+        """`component` and `node` name the sender. `on_drop` is called per dropped event."""
         self._api = api
         self._component = component
         self._node = node
         self._on_drop = on_drop
         self._clock = clock
-        self._book = Book()
+        self._book = EventBook()
         self._more = asyncio.Event()
         self._backoff = backoff or Backoff(first_s=0.5, most_s=30.0)
 
@@ -176,12 +170,12 @@ class Events:
         is_warning: bool,
         at: float | None = None,
     ) -> None:
-        """Make an event, some time soon. To be called in the event loop's thread.
+        """Create an event, eventually. Call it in the event loop's thread.
 
-        `at`: when it happened, in seconds since the epoch, where that was a while ago.
+        `at`: when it happened, in seconds since the epoch, if not now.
         """
         happening = Happening(
-            about, reason[:_MOST_REASON], _shortened(message, _MOST_MESSAGE), is_warning
+            about, reason[:_MOST_REASON], shortened(message, _MOST_MESSAGE), is_warning
         )
         if self._book.add(happening, now=self._clock() if at is None else at):
             self._more.set()
@@ -189,7 +183,6 @@ class Events:
             self._on_drop()
 
     async def run(self) -> NoReturn:
-        """Tell for ever."""
         while True:
             following = self._book.next()
             if following is None:
@@ -199,13 +192,13 @@ class Events:
             await self._tell(*following)
 
     async def flush(self, *, timeout_s: float) -> None:
-        """Tell what still waits, in place of `run`, at the end of a program."""
+        """Send the waiting events in place of `run`, at the end of a program."""
         with suppress(TimeoutError):  # the program ends all the same
             async with asyncio.timeout(timeout_s):
                 while (following := self._book.next()) is not None:
                     await self._tell(*following)
 
-    async def _tell(self, happening: Happening, entry: Entry) -> None:
+    async def _tell(self, happening: Happening, entry: EventEntry) -> None:
         is_repeated = bool(entry.name)
         if not is_repeated:
             entry = replace(entry, name=_name(happening.about))
@@ -217,7 +210,7 @@ class Events:
             elif error.is_passing:
                 await asyncio.sleep(self._backoff.next(at_least_s=error.retry_after_s))
             else:
-                # Its namespace is being deleted, or we may not: no repetition will help.
+                # Its namespace is being deleted, or a right is missing: a retry is useless.
                 _log.warning(error.message, hint=error.hint, text=happening.message)
                 self._book.drop(happening)
                 self._on_drop()
@@ -225,7 +218,7 @@ class Events:
             self._backoff.reset()
             self._book.told(happening, entry)
 
-    async def _make(self, happening: Happening, entry: Entry) -> None:
+    async def _make(self, happening: Happening, entry: EventEntry) -> None:
         about = happening.about
         namespace = about.namespace or "default"
         await self._api.create(
@@ -254,7 +247,7 @@ class Events:
             asked="create events",
         )
 
-    async def _repeat(self, happening: Happening, entry: Entry) -> None:
+    async def _repeat(self, happening: Happening, entry: EventEntry) -> None:
         namespace = happening.about.namespace or "default"
         await self._api.patch(
             f"/api/v1/namespaces/{namespace}/events/{entry.name}",
@@ -269,7 +262,3 @@ def _name(about: Reference) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several processes leads: a Lease (coordination.k8s.io/v1), as client-go uses it.
+"""Leader election: a Lease, and the EndpointSlice with the leader's address.
 
-Clocks of two machines are never compared. Who follows looks when the object last *changed*, by its
-own clock, and takes it over when it has not changed for as long as it says that it lasts. Who leads
-counts from before it asked for its last renewal, and so is never surer of it than anybody else.
+Clocks of two machines are never compared. A follower takes over when the Lease has not *changed*
+for its duration, by the follower's own clock. The leader counts from before its last renewal
+request, so it always stops first.
 """
 
 import asyncio
@@ -17,56 +17,53 @@ from typing import NoReturn, Self
 import msgspec
 import structlog
 
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, decoded, find, read
 from allotment.kube.errors import ConflictError, KubeError, ObjectMissingError
-from allotment.kube.objects import Metadata
-from allotment.kube.signals import Signal
-
-__all__ = ["Candidate", "LeaseElection", "LeaseRecord", "LeaseTimes", "Write", "since_boot"]
+from allotment.kube.objects import Metadata, Narrow
+from allotment.kube.watching import Signal
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """Seconds. `lease_s` is whole: the API server keeps it so."""
+    """Seconds. `lease_s` is whole, as the API server stores it."""
 
     lease_s: int = 3
-    """Without a renewal for so long, another one may lead."""
+    """Without a renewal for so long, another candidate may lead."""
     renew_s: float = 1.0
     margin_s: float = 0.5
-    """So long before that, who leads stops: what it has begun is to be over by then."""
+    """The leader stops so long before that, to finish what it has begun."""
 
     @property
     def poll_s(self) -> float:
-        """How often a follower looks."""
+        """The interval of a follower's reads."""
         return self.renew_s / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """What the object says."""
+    """The Lease's contents."""
 
     holder: str = ""
     lease_s: int = 0
     transitions: int = 0
     version: str = ""
-    """The object's; empty: there is none yet."""
+    """The Lease's resource version; empty: it does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Make the object say this, if it is still of `record.version`."""
+    """Write this to the Lease if it still has `record.version`."""
 
     record: LeaseRecord
     is_new_holder: bool
 
 
-class Candidate:
-    """One process's part in the election. No I/O; times are of a clock that only goes forward."""
+class LeaseCandidate:
+    """One process in the election. No I/O; times are of a monotonic clock."""
 
     def __init__(self, identity: str, times: LeaseTimes) -> None:
-        """Lead nobody yet."""
         self.identity = identity
         self.times = times
         self._seen: LeaseRecord | None = None
@@ -75,22 +72,21 @@ class Candidate:
 
     @classmethod
     def of_process(cls, name: str, times: LeaseTimes) -> Self:
-        """Return this process's, for which no other of its name is taken (as client-go does).
+        """Return this process's candidate, with a unique identity (as client-go does).
 
-        A request of one that died may still be under way when its successor in the same pod begins:
-        that one waits for the Lease as everybody does.
+        A request of a dead process in the same pod may still arrive, so its successor does not
+        inherit the Lease.
         """
         return cls(f"{name}_{secrets.token_hex(4)}", times)
 
     def observe(self, record: LeaseRecord, *, now: float) -> None:
-        """Take note of what the object says."""
         if self._seen is None or record.version != self._seen.version:
             self._seen, self._seen_at = record, now
         if record.holder != self.identity:
             self._renewed_at = float("-inf")
 
     def wanted(self, *, now: float) -> Write | None:
-        """Return what is to be written now; None: another one leads, or nothing is known."""
+        """Return what to write now; None if another candidate leads, or before a read."""
         seen = self._seen
         if seen is None:
             return None
@@ -106,19 +102,17 @@ class Candidate:
         return Write(record, is_new_holder=not is_own)
 
     def written(self, record: LeaseRecord, *, began: float) -> None:
-        """Take note that the object says `record`, by a request that began then."""
+        """Record that the Lease is `record`, by a request that began then."""
         self._seen, self._seen_at, self._renewed_at = record, began, began
 
     def resigned(self) -> None:
-        """Lead no more."""
         self._renewed_at = float("-inf")
 
     def left_s(self, *, now: float) -> float:
-        """Return for how long this one leads without another renewal; 0: it does not."""
+        """Return the seconds of leadership left without a renewal; 0 for a follower."""
         return max(0.0, self._renewed_at + self.times.lease_s - self.times.margin_s - now)
 
     def wait_s(self, *, now: float) -> float:
-        """Return how long to wait before the next look."""
         times = self.times
         if self.left_s(now=now):
             return max(0.0, self._renewed_at + times.renew_s - now)
@@ -129,30 +123,29 @@ class Candidate:
 
     @property
     def term(self) -> int:
-        """How often the Lease has gone from one to another, as far as is known.
+        """The number of changes of the leader, as far as is known.
 
-        Also where this one did not look in time: who leads in another term than before has not led
-        all the while.
+        It also changes for a leader that lost the Lease and acquired it again: its leadership was
+        not continuous.
         """
         return self._seen.transitions if self._seen is not None else 0
 
     @property
     def leader(self) -> str:
-        """Who leads, as far as is known."""
         return self._seen.holder if self._seen is not None else ""
 
 
 def since_boot() -> float:
-    """Return seconds that have passed, those among them in which this machine slept.
+    """Return the seconds since boot, including time asleep.
 
-    `time.monotonic` stands still while a machine is suspended, or moved to another host: whoever
-    led before would lead on after it, though another one has begun to.
+    `time.monotonic` stops while a machine is suspended or migrated: its process would still believe
+    to lead afterwards.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseElection:
-    """Keeps a candidate in the election. `run` has to be running."""
+    """Keeps a candidate in the election. Needs `run` running."""
 
     def __init__(
         self,
@@ -160,11 +153,10 @@ class LeaseElection:
         *,
         namespace: str,
         name: str,
-        candidate: Candidate,
+        candidate: LeaseCandidate,
         clock: Callable[[], float] = since_boot,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Take part by the Lease of this name."""
         self._api = api
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._folder}/{name}"
@@ -175,16 +167,14 @@ class LeaseElection:
         self._acquired = ""
         self.candidate = candidate
         self.problem: KubeError | None = None
-        """Why the object cannot be read or written at present."""
+        """Why the Lease cannot be read or written at present."""
         self.signal = Signal()
-        """Of each look."""
+        """Notified after each round."""
 
     def left_s(self) -> float:
-        """Return for how long this process leads without another renewal; 0: it does not."""
         return self.candidate.left_s(now=self._clock())
 
     async def run(self) -> NoReturn:
-        """Take part for ever."""
         while True:
             try:
                 async with asyncio.timeout(self.candidate.times.lease_s / 2):
@@ -193,12 +183,12 @@ class LeaseElection:
             except KubeError as error:
                 self._tell(error)
             except TimeoutError:
-                self._tell(KubeError(f"the lease {self._name} was not answered for in time"))
+                self._tell(KubeError(f"no answer about lease {self._name} in time"))
             self.signal.notify()
             await asyncio.sleep(self.candidate.wait_s(now=self._clock()))
 
     async def resign(self) -> None:
-        """Let another one lead at once. Raises `KubeError`."""
+        """Release the Lease at once. Raises `KubeError`."""
         if not self.left_s():
             return
         self.candidate.resigned()
@@ -219,18 +209,15 @@ class LeaseElection:
         try:
             candidate.written(await self._write(write.record, renews=True), began=began)
         except ConflictError:
-            # Another one was first, or our own write of before had gone through after all.
+            # Another candidate was first, or our earlier write had succeeded after all.
             candidate.observe(await self._read(), now=self._clock())
             return
         if write.is_new_holder:
             _log.info("leading", lease=self._name, transitions=write.record.transitions)
 
     async def _read(self) -> LeaseRecord:
-        try:
-            body = await self._api.get(self._path, asked=f"get lease {self._name}")
-        except ObjectMissingError:
-            return LeaseRecord()
-        return _record(body)
+        lease = await find(self._api, self._path, _decoder, asked=f"get lease {self._name}")
+        return LeaseRecord() if lease is None else _record(lease)
 
     async def _write(self, record: LeaseRecord, *, renews: bool) -> LeaseRecord:
         now = _time(self._wall())
@@ -249,9 +236,13 @@ class LeaseElection:
                 "metadata": {"name": self._name, "namespace": self._namespace},
                 "spec": spec,
             }
-            return _record(await self._api.create(self._folder, item, asked="create leases"))
-        change = {"metadata": {"resourceVersion": record.version}, "spec": spec}
-        return _record(await self._api.patch(self._path, change, asked="patch leases"))
+            asked = "create leases"
+            body = await self._api.create(self._folder, item, asked=asked)
+        else:
+            change = {"metadata": {"resourceVersion": record.version}, "spec": spec}
+            asked = "patch leases"
+            body = await self._api.patch(self._path, change, asked=asked)
+        return _record(decoded(_decoder, body, asked=asked))
 
     def _tell(self, problem: KubeError | None) -> None:
         if problem is not None and self.problem is None:
@@ -259,13 +250,13 @@ class LeaseElection:
         self.problem = problem
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _Spec(Narrow):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
 
 
-class _Lease(msgspec.Struct):
+class _Lease(Narrow):
     metadata: Metadata
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
@@ -273,11 +264,7 @@ class _Lease(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Lease)
 
 
-def _record(body: bytes) -> LeaseRecord:
-    try:
-        lease = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise KubeError(f"the API server's lease is not understood: {error}") from error
+def _record(lease: _Lease) -> LeaseRecord:
     return LeaseRecord(
         holder=lease.spec.holder_identity or "",
         lease_s=lease.spec.lease_duration_seconds or 0,
@@ -287,5 +274,89 @@ def _record(body: bytes) -> LeaseRecord:
 
 
 def _time(seconds: float) -> str:
-    """Write a time as `MicroTime` is written."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class _Conditions(Narrow):
+    ready: bool | None = None
+
+
+class _EndpointObject(Narrow):
+    addresses: list[str] = msgspec.field(default_factory=list)
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+
+
+class _Port(Narrow):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(Narrow):
+    metadata: Metadata
+    endpoints: list[_EndpointObject] | None = None
+    ports: list[_Port] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Slice)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address and a named port."""
+
+    address: str
+    """An IP address."""
+    port: int
+    name: str
+    """The name of the Service's port."""
+
+
+class ServiceEndpoint:
+    """The single endpoint of a Service without a selector."""
+
+    def __init__(self, api: Api, *, namespace: str, service: str, is_ipv6: bool = False) -> None:
+        """There is a slice for each IP family, with the family in its name."""
+        self.name = f"{service}-ipv6" if is_ipv6 else f"{service}-ipv4"
+        self._api = api
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{self.name}"
+        self.title = f"{namespace}/{self.name}"
+
+    async def read(self) -> tuple[str, Endpoint | None]:
+        """Return the slice's version and its endpoint; None if it has none or several.
+
+        Raises `KubeError`.
+        """
+        asked = f"get endpoint slice {self.title}"
+        try:
+            item = await read(self._api, self._path, _DECODER, asked=asked)
+        except ObjectMissingError as error:
+            raise KubeError(
+                f"no endpoint slice {self.title}: kube-scheduler needs it to find the leader",
+                hint="kubectl apply -f deploy/manifests/scheduler.yaml",
+                status=error.status,
+            ) from error
+        return item.metadata.resource_version, _endpoint(item)
+
+    async def write(self, endpoint: Endpoint, *, version: str) -> None:
+        """Make this the only endpoint.
+
+        Raises `ConflictError` if the slice has another version, `KubeError`.
+        """
+        change = {
+            "metadata": {"resourceVersion": version},
+            "endpoints": [{"addresses": [endpoint.address], "conditions": {"ready": True}}],
+            "ports": [{"name": endpoint.name, "port": endpoint.port, "protocol": "TCP"}],
+        }
+        await self._api.patch(self._path, change, asked=f"patch endpoint slice {self.title}")
+
+
+def _endpoint(item: _Slice) -> Endpoint | None:
+    try:
+        (one,) = item.endpoints or []
+        (port,) = item.ports or []
+        (address,) = one.addresses
+    except ValueError:
+        return None
+    if not one.conditions.ready or not port.port:
+        return None
+    return Endpoint(address, port.port, port.name or "")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node's object: what it says, and what we write into it.
+"""This node's object: reads it, and keeps our fields in it.
 
-What is to be there is kept here and compared with what is there, at every change of either. So
-it does not matter who undid it: a kubelet that wrote its status anew, a node that was deleted and
-registered again, a request that was lost. Only keys of ours are written, by merge patches, so that
-nobody else's change can be undone by ours.
+Compares wanted and current fields at every change of either, so it repairs any loss: a status
+rewritten by the kubelet, a node registered again, a lost request. Merge patches touch only our
+keys.
 """
 
 import asyncio
@@ -15,38 +14,27 @@ from typing import Literal, NoReturn
 
 import structlog
 
-from allotment.kube.backoff import Backoff
-from allotment.kube.clients import Api, PatchKind
+from allotment.kube.clients import Api, Backoff, PatchKind
 from allotment.kube.errors import KubeError, ObjectMissingError, UnreachableError
-from allotment.kube.objects import NodeObject, ObjectList
-from allotment.kube.watching import Following, Subject
+from allotment.kube.objects import NodeObject, PodObject, to_pod
+from allotment.kube.watching import Followed, Following, Subject
 from allotment.model.errors import QuantityError
 from allotment.model.formats import BINARY_UNITS
+from allotment.model.pods import Pod, PodUid
 from allotment.model.quantities import parse_whole
 
-__all__ = [
-    "LABELS_ANNOTATION",
-    "Condition",
-    "Node",
-    "OwnNode",
-    "Wanted",
-    "format_quantity",
-    "plan_metadata",
-    "plan_status",
-]
-
 LABELS_ANNOTATION = "allotment.dev/labels"
-"""On the node: which labels are ours, by key, so that they can be removed after a restart."""
+"""On the node: the keys of our labels, to remove them after a restart."""
 
 _GATHER_S = 0.02
-"""What is wanted within so short a time is written at once."""
+"""Changes within this time are written together."""
 _UNDONE_S = 60.0
-"""What has to be written again so soon, someone undoes: then it is written less and less often."""
+"""If another program reverts a write so soon, the next writes back off."""
 _LABELS_S = 10.0
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
 
 _Plans = tuple[dict[str, object] | None, dict[str, object] | None]
-"""Patches of the metadata and of the status."""
+"""Patches of metadata and status."""
 
 _log = structlog.get_logger(__name__)
 
@@ -54,8 +42,8 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """One of a node's conditions."""
+class NodeCondition:
+    """A condition of a node."""
 
     status: str
     """True, False or Unknown."""
@@ -64,17 +52,17 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What this node's object says."""
+class NodeFields:
+    """The contents of this node's object."""
 
     name: str
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
-    """Quantities, as the API server writes them."""
+    """Quantities as written by the API server."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
     """By type."""
     container_runtime: str = ""
     """Name and version: `containerd://2.3.7`."""
@@ -83,29 +71,29 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be in the node's object. None: nobody has said yet, so that nothing is touched."""
+    """The wanted fields. None: not set yet, so nothing is changed."""
 
     quantities: Mapping[str, int] | None = None
-    """Of the status's capacity, and allocatable with it."""
+    """For the status's capacity and allocatable."""
     labels: Mapping[str, str] | None = None
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
     """By type."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """By key; None: there is to be none of that key. Others are not touched."""
+    """By key; None: remove this key. Other keys are not touched."""
 
 
 def format_quantity(amount: int) -> str:
-    """Write a quantity as people read it: `158Gi`; what is not whole Mi, as it is."""
+    """Write a quantity in binary units: `158Gi`; unless it is whole Mi, as a number."""
     for unit, factor in reversed(BINARY_UNITS.items()):
         if factor >= BINARY_UNITS["Mi"] and amount >= factor and amount % factor == 0:
             return f"{amount // factor}{unit}"
     return str(amount)
 
 
-def plan_metadata(node: Node, wanted: Wanted) -> dict[str, object] | None:
-    """Return the merge patch that labels and annotations need; None: they are as they should be.
+def plan_metadata(node: NodeFields, wanted: Wanted) -> dict[str, object] | None:
+    """Return the merge patch for labels and annotations; None if nothing differs.
 
-    Labels that are not ours, by the annotation that remembers them, are never removed.
+    Only labels that the annotation lists as ours are removed.
     """
     annotations = {
         key: value
@@ -123,7 +111,7 @@ def plan_metadata(node: Node, wanted: Wanted) -> dict[str, object] | None:
     return {"metadata": {"labels": labels, "annotations": annotations}}
 
 
-def _plan_labels(node: Node, wanted: Mapping[str, str]) -> dict[str, str | None]:
+def _plan_labels(node: NodeFields, wanted: Mapping[str, str]) -> dict[str, str | None]:
     ours = {key for key in node.annotations.get(LABELS_ANNOTATION, "").split(",") if key}
     labels: dict[str, str | None] = {
         key: value for key, value in wanted.items() if node.labels.get(key) != value
@@ -132,16 +120,16 @@ def _plan_labels(node: Node, wanted: Mapping[str, str]) -> dict[str, str | None]
 
 
 def plan_status(
-    node: Node, wanted: Wanted, *, owned: frozenset[str], now: datetime
+    node: NodeFields, wanted: Wanted, *, owned: frozenset[str], now: datetime
 ) -> dict[str, object] | None:
-    """Return the strategic merge patch that the node's status needs; None: it is as it should be.
+    """Return the strategic merge patch for the node's status; None if nothing differs.
 
-    `owned`: the resources whose quantities are ours: removed where they are not wanted.
+    `owned`: our resources; those that are not wanted are removed.
     """
     status: dict[str, object] = {}
     if wanted.quantities is not None:
-        for part, there in (("capacity", node.capacity), ("allocatable", node.allocatable)):
-            changes = _plan_quantities(there, wanted.quantities, owned)
+        for part, current in (("capacity", node.capacity), ("allocatable", node.allocatable)):
+            changes = _plan_quantities(current, wanted.quantities, owned)
             if changes:
                 status[part] = changes
     conditions = [
@@ -155,27 +143,27 @@ def plan_status(
 
 
 def _plan_quantities(
-    there: Mapping[str, str], wanted: Mapping[str, int], owned: frozenset[str]
+    current: Mapping[str, str], wanted: Mapping[str, int], owned: frozenset[str]
 ) -> dict[str, str | None]:
     changes: dict[str, str | None] = {
         name: format_quantity(amount)
         for name, amount in wanted.items()
-        if name not in there or _amount(there[name]) != amount
+        if name not in current or _amount(current[name]) != amount
     }
-    return changes | dict.fromkeys((owned & there.keys()) - wanted.keys())
+    return changes | dict.fromkeys((owned & current.keys()) - wanted.keys())
 
 
 def _amount(text: str) -> int | None:
     try:
         return parse_whole(text)
     except QuantityError:
-        return None  # whatever it is, it is not what we want there
+        return None  # not a number: differs from what we want
 
 
 def _condition(
-    kind: str, condition: Condition, before: Condition | None, now: datetime
+    kind: str, condition: NodeCondition, before: NodeCondition | None, now: datetime
 ) -> dict[str, str]:
-    """Write a condition; its time of transition only where it is one (lists merge by type)."""
+    """Write a condition; with a time of transition only if its status changes."""
     at = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     written = {
         "type": kind,
@@ -190,28 +178,26 @@ def _condition(
 
 
 class OwnNode:
-    """This node's object, followed and kept as wanted. `run` has to be running.
+    """This node's object, followed and kept as wanted. Needs `run` running.
 
-    `owned`: the quantities of the status that are ours to set and remove.
+    `owned`: the resources of the status that we set and remove.
     """
 
     def __init__(
         self, api: Api, *, name: str, owned: frozenset[str], backoff: Backoff | None = None
     ) -> None:
-        """Know nothing and want nothing yet."""
         self._api = api
         self._name = name
         self._owned = owned
         self._wanted = Wanted()
         self._problem: KubeError | None = None
-        self._following: Following[NodeObject, Node] = Following(
+        self._following: Following[NodeObject, NodeFields] = Following(
             api,
             Subject(
                 name=f"node {name}",
                 path="/api/v1/nodes",
                 fields={"metadata.name": name},
                 item=NodeObject,
-                items=ObjectList[NodeObject],
                 convert=_node,
             ),
             backoff=backoff,
@@ -219,65 +205,62 @@ class OwnNode:
         self._backoff = Backoff(first_s=0.1, most_s=10.0)
 
     async def run(self) -> NoReturn:
-        """Follow and write for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._following.run())
             await self._keep()
         raise AssertionError  # neither ends by itself
 
     @property
-    def current(self) -> Node | None:
-        """What it says; None: there is no such node, or it has not been heard of."""
+    def current(self) -> NodeFields | None:
+        """Its contents; None if it does not exist or is not loaded yet."""
         return next(iter(self._following.values.values()), None)
 
     @property
     def is_synced(self) -> bool:
-        """Whether there is such a node is known."""
+        """Whether it is known if the node exists."""
         return self._following.is_synced
 
     @property
     def problem(self) -> KubeError | None:
-        """Why it can at present not be read, or not be written."""
         return self._following.problem or self._problem
 
     @property
     def is_settled(self) -> bool:
-        """It is there, and says all that is wanted."""
         node = self.current
         return node is not None and self._plans() == (None, None)
 
     def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and when it says something else, or something else is wanted."""
+        """Yield at once, and after each change of current or wanted fields."""
         return self._following.signal.changes()
 
     async def set_capacity(self, quantities: Mapping[str, int]) -> None:
-        """Have these quantities in the node's capacity and allocatable, and no others of ours.
+        """Set these quantities in capacity and allocatable, and remove our others.
 
-        Returns at once; written as soon as the API server is there, and again when it is undone.
+        Returns at once; written when the API server is reachable, and again after a revert.
         """
         self._want(replace(self._wanted, quantities=dict(quantities)))
 
     def set_annotation(self, key: str, text: str | None) -> None:
-        """Have this annotation on the node; None: have none of that key.
+        """Set this annotation; None removes it.
 
-        Returns at once; written as soon as the API server is there, and again when it is undone.
+        Returns at once; written when the API server is reachable, and again after a revert.
         """
         self._want(replace(self._wanted, annotations={**self._wanted.annotations, key: text}))
 
     async def set_labels(
         self, labels: Mapping[str, str], *, owned_prefixes: Sequence[str] = ()
     ) -> None:
-        """Have these labels on the node, and none that we set before and are not among them.
+        """Set these labels, and remove our earlier others.
 
-        Returns when they are there, and raises `KubeError` when that cannot be done, or not within
-        10 s; it goes on being tried nevertheless. Raises `ValueError` for a key outside of
-        `owned_prefixes`, where there are any: someone else's.
+        Returns when they are written. Raises `KubeError` if that fails or takes more than 10 s;
+        retries continue nevertheless. Raises `ValueError` for a key outside of a non-empty
+        `owned_prefixes`.
         """
         strange = [
             key for key in labels if owned_prefixes and not key.startswith(tuple(owned_prefixes))
         ]
         if strange:
-            raise ValueError(f"not ours to set: {', '.join(strange)}")
+            raise ValueError(f"not a label of Allotment: {', '.join(strange)}")
         self._want(replace(self._wanted, labels=dict(labels)))
         try:
             async with asyncio.timeout(_LABELS_S):
@@ -289,18 +272,18 @@ class OwnNode:
         except TimeoutError:
             raise UnreachableError(
                 f"the labels of node {self._name} have not been written within {_LABELS_S:g} s",
-                hint="is there a node of that name? `kubectl get node` tells",
+                hint="check the node's name with `kubectl get node`",
             ) from None
 
     async def set_condition(
         self, kind: str, status: ConditionStatus, *, reason: str, message: str
     ) -> None:
-        """Have this condition on the node. Returns at once, likewise."""
-        condition = Condition(status=status, reason=reason, message=message)
+        """Set this condition. Returns at once, as `set_annotation`."""
+        condition = NodeCondition(status=status, reason=reason, message=message)
         self._want(replace(self._wanted, conditions={**self._wanted.conditions, kind: condition}))
 
     def _has_labels(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether these are there, whatever else is still to be written."""
+        """Return whether these are written, regardless of other fields."""
         node = self.current
         return node is not None and plan_metadata(node, Wanted(labels=labels)) is None
 
@@ -319,7 +302,6 @@ class OwnNode:
         )
 
     async def _keep(self) -> NoReturn:
-        """Write what is missing, at every change of what is there or wanted."""
         loop = asyncio.get_running_loop()
         written: _Plans = (None, None)
         written_at = float("-inf")
@@ -355,7 +337,7 @@ class OwnNode:
                     kind=PatchKind.STRATEGIC,
                 )
         except ObjectMissingError as error:
-            _log.info(error.message)  # that it is there again will be heard of
+            _log.info(error.message)  # the watch reports its return
         except KubeError as error:
             if self._problem is None or self._problem.status != error.status:
                 _log.warning(error.message, hint=error.hint)
@@ -365,9 +347,9 @@ class OwnNode:
             self._problem = None
 
 
-def _node(item: NodeObject) -> Node:
+def _node(item: NodeObject) -> NodeFields:
     meta, status = item.metadata, item.status
-    return Node(
+    return NodeFields(
         name=meta.name,
         uid=meta.uid,
         labels=meta.labels or {},
@@ -375,9 +357,72 @@ def _node(item: NodeObject) -> Node:
         capacity=status.capacity or {},
         allocatable=status.allocatable or {},
         conditions={
-            each.type: Condition(status=each.status, reason=each.reason, message=each.message)
-            for each in status.conditions or ()
+            condition.type: NodeCondition(
+                status=condition.status, reason=condition.reason, message=condition.message
+            )
+            for condition in status.conditions or ()
         },
         container_runtime=status.node_info.container_runtime_version,
         kubelet_version=status.node_info.kubelet_version,
     )
+
+
+_DOUBT_S = 2.0
+"""A watch reports a pod within milliseconds: after longer silence it may be dead."""
+
+
+class NodePods(Followed[PodObject, Pod]):
+    """The pods of a node."""
+
+    def __init__(self, api: Api, *, node: str, backoff: Backoff | None = None) -> None:
+        super().__init__(
+            api,
+            Subject(
+                name=f"pods of node {node}",
+                path="/api/v1/pods",
+                fields={"spec.nodeName": node},
+                item=PodObject,
+                convert=to_pod,
+            ),
+            backoff=backoff,
+        )
+
+    def get(self, uid: PodUid) -> Pod | None:
+        """Return a pod; None if it is unknown or gone.
+
+        Any author can write the uid in a mirror pod's annotations, so a pod with this uid of its
+        own has priority.
+        """
+        values = self._following.values
+        own = values.get(uid)
+        if own is not None and own.uid == uid:
+            return own
+        return next((pod for pod in values.values() if pod.uid == uid), None)
+
+    def all(self) -> tuple[Pod, ...]:
+        return tuple(self._following.values.values())
+
+    async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
+        """Return a pod as soon as the watch reports it; None after `timeout_s`.
+
+        After a short silence the pods are listed again.
+        """
+        pod = self.get(uid)
+        if pod is not None:
+            return pod
+        pod = await self._heard_within(uid, min(timeout_s, _DOUBT_S))
+        if pod is None and timeout_s > _DOUBT_S:
+            self._following.recheck()
+            pod = await self._heard_within(uid, timeout_s - _DOUBT_S)
+        return pod
+
+    async def _heard_within(self, uid: PodUid, timeout_s: float) -> Pod | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for _ in self.changes():
+                    pod = self.get(uid)
+                    if pod is not None:
+                        return pod
+        except TimeoutError:
+            return None
+        return None

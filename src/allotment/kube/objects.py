@@ -1,50 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server's objects, as far as they concern us, and what they mean.
+"""The types of the API server's objects, and their conversion.
 
-Narrow on purpose: what is not named here is skipped by the decoder and never becomes an object. Go
-writes absent lists and maps as null or leaves them out, so each of them may be None.
+Narrow on purpose: the decoder skips other fields. Go writes absent lists and maps as null or omits
+them, so each of them may be None.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from allotment.dialects.placements import LEFT_OUT, MOST_CHARACTERS
+from allotment.dialects.own.placement import KEPT_CHARACTERS, LEFT_OUT
+from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.errors import QuantityError
 from allotment.model.pods import Container, ContainerKind, Pod, PodUid
-from allotment.model.quantities import parse_whole
-
-__all__ = [
-    "ENDED",
-    "ConfigMapObject",
-    "Metadata",
-    "NodeObject",
-    "ObjectList",
-    "PodObject",
-    "WatchEvent",
-    "to_pod",
-]
+from allotment.model.quantities import parse_rounded_up, parse_whole
 
 ENDED = frozenset({"Succeeded", "Failed"})
-"""Phases of pods of which nothing will run again."""
+"""Phases of pods that will never run again."""
 
 _MIRROR = "kubernetes.io/config.mirror"
 _HASH = "kubernetes.io/config.hash"
 _OURS = "allotment.dev/"
-# How much of the agent's memory a pod has is not its author's to say: annotations have 256 KiB.
+# Limits for memory of the agent: annotations can have 256 KiB.
 _MAX_UID = 64
-_MAX_KEYS = 32  # more than there are that mean something: one that is not known is among them
+_MAX_KEYS = 32  # more than there are known keys: the rest includes an unknown one
 
 T = TypeVar("T")
 
 
-class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
-    """A part of an object; what it does not name is not decoded. Never changed once decoded."""
+class Narrow(msgspec.Struct, kw_only=True, rename="camel"):
+    """A part of an object; other fields are not decoded. Never changed after decoding."""
 
 
-class Metadata(_Narrow):
-    """`metadata` of any object, and of a list."""
+class Metadata(Narrow):
+    """`metadata` of any object or list."""
 
     name: str = ""
     namespace: str = ""
@@ -54,18 +45,18 @@ class Metadata(_Narrow):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     next_page: str = msgspec.field(default="", name="continue")
-    """Of a list: what to ask for its next page by; empty: this is the last."""
+    """For a list: the token of its next page; empty: this is the last."""
 
 
-class ObjectList(_Narrow, Generic[T]):
-    """A list of objects, as it is at `metadata.resource_version`."""
+class ObjectList(Narrow, Generic[T]):
+    """A list of objects, as of `metadata.resource_version`."""
 
     metadata: Metadata
     items: list[T] | None = None
 
 
-class WatchEvent(_Narrow):
-    """One line of a watch."""
+class WatchEvent(Narrow):
+    """A line of a watch."""
 
     type: str
     """ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
@@ -75,75 +66,75 @@ class WatchEvent(_Narrow):
 # ---- pods ----------------------------------------------------------------------------------------
 
 
-class ResourceRequirements(_Narrow):
-    """`resources` of a container; of what is not CPU or memory, requests equal limits."""
+class ResourceRequirements(Narrow):
+    """A container's `resources`; for extended resources, requests equal limits."""
 
     limits: dict[str, str] | None = None
     requests: dict[str, str] | None = None
 
 
-class ContainerSpec(_Narrow):
-    """A container, as it was asked for."""
+class ContainerSpec(Narrow):
+    """A container's spec."""
 
     name: str
     resources: ResourceRequirements | None = None
     restart_policy: str | None = None
-    """Its own, in place of the pod's; of an init container, Always makes it a sidecar."""
+    """Its own, in place of the pod's; Always on an init container makes it a sidecar."""
     restart_policy_rules: list[dict[str, object]] | None = None
     env: msgspec.Raw = msgspec.Raw(b"null")
-    """Its variables, not decoded: of few pods somebody needs them."""
+    """Its variables, undecoded: few pods need them."""
 
 
-class PodSpec(_Narrow):
-    """`spec` of a pod."""
+class PodSpec(Narrow):
+    """A pod's `spec`."""
 
     node_name: str = ""
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
     restart_policy: str = "Always"
     resources: ResourceRequirements | None = None
-    """Of the pod as a whole: in place of its containers' sum, where they are given."""
+    """For the whole pod, in place of the containers' sum if set."""
     overhead: dict[str, str] | None = None
     priority: int | None = None
     scheduler_name: str = ""
 
 
-class Terminated(_Narrow):
+class Terminated(Narrow):
     """A container's end."""
 
     exit_code: int = 0
 
 
-class ContainerState(_Narrow):
-    """How a container is, or was before it was restarted. All None: it waits."""
+class ContainerState(Narrow):
+    """A container's state, or its state before the last restart. All None: it waits."""
 
     running: dict[str, object] | None = None
     terminated: Terminated | None = None
 
 
-class ContainerStatus(_Narrow):
-    """A container, as the kubelet last told."""
+class ContainerStatus(Narrow):
+    """A container, as the kubelet last reported it."""
 
     name: str
     state: ContainerState | None = None
     last_state: ContainerState | None = None
     restart_count: int = 0
     resources: ResourceRequirements | None = None
-    """In force: differs from what is asked for while a container is being resized."""
+    """In force; differs from the spec during a resize."""
     allocated_resources: dict[str, str] | None = None
 
 
-class PodStatus(_Narrow):
-    """`status` of a pod."""
+class PodStatus(Narrow):
+    """A pod's `status`."""
 
     phase: str = ""
     nominated_node_name: str = ""
-    """Where other pods are being ended for this one."""
+    """The node where other pods are being evicted for this one."""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
 
-class PodObject(_Narrow):
+class PodObject(Narrow):
     """A pod."""
 
     metadata: Metadata
@@ -152,7 +143,6 @@ class PodObject(_Narrow):
 
 
 def to_pod(item: PodObject) -> Pod:
-    """Say what a pod is, in our own words."""
     meta = item.metadata
     return Pod(
         uid=_uid(meta),
@@ -166,10 +156,10 @@ def to_pod(item: PodObject) -> Pod:
 
 
 def _annotations(written: Mapping[str, str]) -> dict[str, str]:
-    """Keep what is said to us; in place of what is too long, a text that no reader accepts."""
+    """Keep our annotations; replace too long ones by a text that no reader accepts."""
     ours = sorted((key, text) for key, text in written.items() if key.startswith(_OURS))
     kept = {}
-    left = MOST_CHARACTERS
+    left = KEPT_CHARACTERS
     for key, text in ours[:_MAX_KEYS]:
         kept[key] = text if len(text) <= left else LEFT_OUT
         left -= len(kept[key])
@@ -177,72 +167,76 @@ def _annotations(written: Mapping[str, str]) -> dict[str, str]:
 
 
 def _uid(meta: Metadata) -> PodUid:
-    """Return the uid that the kubelet knows a pod by.
+    """Return the uid by which the kubelet knows a pod.
 
-    A static pod's object at the API server is a mirror with a uid of its own; the kubelet goes by
-    the hash of the file (kubelet pkg/kubelet/config/common.go, types/pod_update.go).
+    A static pod's object at the API server is a mirror with another uid; the kubelet uses the hash
+    of the file (kubelet pkg/kubelet/config/common.go, types/pod_update.go).
     """
     annotations = meta.annotations or {}
     of_file = annotations.get(_HASH) or annotations[_MIRROR] if _MIRROR in annotations else ""
     return PodUid(of_file if 0 < len(of_file) <= _MAX_UID else meta.uid)
 
 
-def _containers(item: PodObject) -> Iterator[Container]:
-    status = {each.name: each for each in item.status.container_statuses or ()}
-    status |= {each.name: each for each in item.status.init_container_statuses or ()}
+def containers_of(item: PodObject) -> Iterator[tuple[ContainerSpec, ContainerKind]]:
+    """The init containers and sidecars, then the regular ones."""
     for spec in item.spec.init_containers or ():
-        kind = ContainerKind.SIDECAR if spec.restart_policy == "Always" else ContainerKind.INIT
-        yield _container(item, spec, kind, status.get(spec.name))
+        is_sidecar = spec.restart_policy == "Always"
+        yield spec, ContainerKind.SIDECAR if is_sidecar else ContainerKind.INIT
     for spec in item.spec.containers or ():
-        yield _container(item, spec, ContainerKind.REGULAR, status.get(spec.name))
+        yield spec, ContainerKind.REGULAR
 
 
-def _container(
-    item: PodObject, spec: ContainerSpec, kind: ContainerKind, status: ContainerStatus | None
-) -> Container:
-    return Container(
-        name=spec.name,
-        kind=kind,
-        resources=_resources((spec.resources and spec.resources.limits) or {}),
-        has_finished=_has_finished(item, spec, kind, status),
-        is_started=status is not None and _is_started(status),
-        restarts=status.restart_count if status else 0,
-    )
+def limits_of(spec: ContainerSpec) -> Mapping[str, str]:
+    return (spec.resources and spec.resources.limits) or {}
+
+
+def _containers(item: PodObject) -> Iterator[Container]:
+    status = {container.name: container for container in item.status.container_statuses or ()}
+    status |= {container.name: container for container in item.status.init_container_statuses or ()}
+    for spec, kind in containers_of(item):
+        seen = status.get(spec.name)
+        yield Container(
+            name=spec.name,
+            kind=kind,
+            resources=_resources(limits_of(spec)),
+            has_finished=_has_finished(item, spec, kind, seen),
+            is_started=seen is not None and _is_started(seen),
+            restarts=seen.restart_count if seen else 0,
+        )
 
 
 def _resources(limits: Mapping[str, str]) -> dict[str, int]:
-    """Take the resources of extensions; the others are the kubelet's business."""
-    found = {}
+    amounts_by_name = {}
     for name, quantity in limits.items():
         domain, slash, _ = name.partition("/")
         if not slash or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
             continue
         try:
-            found[name] = parse_whole(quantity)
+            amounts_by_name[name] = parse_whole(quantity)
         except QuantityError:
-            # The API server has let it pass, so that it means something elsewhere; here, nothing.
+            # Valid for the API server, without meaning here.
             continue
-    return found
+    return amounts_by_name
 
 
 def _is_started(status: ContainerStatus) -> bool:
-    states = [each for each in (status.state, status.last_state) if each is not None]
+    states = [state for state in (status.state, status.last_state) if state is not None]
     return status.restart_count > 0 or any(
-        each.running is not None or each.terminated is not None for each in states
+        state.running is not None or state.terminated is not None for state in states
     )
 
 
 def _has_finished(
     item: PodObject, spec: ContainerSpec, kind: ContainerKind, status: ContainerStatus | None
 ) -> bool:
-    """Tell whether the kubelet will never start it again, as far as it can be known."""
+    """Return whether the kubelet will certainly never start it again."""
     if item.status.phase in ENDED:
         return True
     ended = status.state.terminated if status and status.state else None
     if ended is None:
         return False
     if item.metadata.deletion_timestamp is not None:
-        return True  # nothing is restarted in a pod that is being deleted
+        return True  # a pod that is being deleted restarts no container
     if kind is ContainerKind.SIDECAR or spec.restart_policy_rules:
         return False
     if kind is ContainerKind.INIT:
@@ -254,7 +248,7 @@ def _has_finished(
 # ---- nodes ---------------------------------------------------------------------------------------
 
 
-class NodeSystemInfo(_Narrow):
+class NodeSystemInfo(Narrow):
     """`status.nodeInfo`."""
 
     container_runtime_version: str = ""
@@ -262,8 +256,8 @@ class NodeSystemInfo(_Narrow):
     kubelet_version: str = ""
 
 
-class NodeConditionObject(_Narrow):
-    """One of `status.conditions`."""
+class NodeConditionObject(Narrow):
+    """An entry of `status.conditions`."""
 
     type: str
     status: str
@@ -271,8 +265,8 @@ class NodeConditionObject(_Narrow):
     message: str = ""
 
 
-class NodeStatus(_Narrow):
-    """`status` of a node."""
+class NodeStatus(Narrow):
+    """A node's `status`."""
 
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
@@ -280,7 +274,7 @@ class NodeStatus(_Narrow):
     node_info: NodeSystemInfo = msgspec.field(default_factory=NodeSystemInfo)
 
 
-class NodeObject(_Narrow):
+class NodeObject(Narrow):
     """A node."""
 
     metadata: Metadata
@@ -290,8 +284,82 @@ class NodeObject(_Narrow):
 # ---- config maps ---------------------------------------------------------------------------------
 
 
-class ConfigMapObject(_Narrow):
-    """A config map; `binaryData` is not looked at."""
+class ConfigMapObject(Narrow):
+    """A config map, without `binaryData`."""
 
     metadata: Metadata
     data: dict[str, str] | None = None
+
+
+class HostAmounts(NamedTuple):
+    """Thousandths of a core, and bytes."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+    def __add__(self, other: "HostAmounts") -> "HostAmounts":  # type: ignore[override]
+        """Return both together."""
+        return HostAmounts(self[0] + other[0], self[1] + other[1])
+
+    def __or__(self, other: "HostAmounts") -> "HostAmounts":
+        """Return the larger of each amount."""
+        return HostAmounts(max(self[0], other[0]), max(self[1], other[1]))
+
+
+_NONE: Final = HostAmounts()
+_MILLI: Final = 1000
+
+
+def amounts(written: Mapping[str, str] | None) -> HostAmounts:
+    """Read CPU and memory from a list of resources; invalid amounts count as none."""
+    if not written:
+        return _NONE
+    return HostAmounts(
+        _parsed(written.get("cpu", ""), _MILLI), _parsed(written.get("memory", ""), 1)
+    )
+
+
+def requests_of(pod: PodObject) -> HostAmounts:
+    spec = pod.spec
+    members = _members(pod)
+    if spec.init_containers:
+        whole = most_of(phases(list(members)), _NONE)
+    else:  # of most pods, at each of their changes
+        whole = sum((amount for amount, _ in members), _NONE)
+    if spec.resources is not None and spec.resources.requests:
+        of_pod = amounts(spec.resources.requests)
+        whole = HostAmounts(
+            of_pod.cpu_milli if "cpu" in spec.resources.requests else whole.cpu_milli,
+            of_pod.memory_bytes if "memory" in spec.resources.requests else whole.memory_bytes,
+        )
+    return whole + amounts(spec.overhead) if spec.overhead else whole
+
+
+def _members(pod: PodObject) -> Iterator[Member[HostAmounts]]:
+    lists = (pod.status.init_container_statuses, pod.status.container_statuses)
+    init, regular = ({status.name: status for status in listed or ()} for listed in lists)
+    for place, (spec, kind) in enumerate(containers_of(pod)):
+        if kind is ContainerKind.REGULAR:
+            yield _effective(spec, regular.get(spec.name)), RunTime(spec.name, kind, None)
+        else:
+            # Only containers that restart can be resized.
+            status = init.get(spec.name) if kind is ContainerKind.SIDECAR else None
+            yield _effective(spec, status), RunTime(spec.name, kind, place)
+
+
+def _effective(spec: ContainerSpec, status: ContainerStatus | None) -> HostAmounts:
+    asked = amounts(spec.resources.requests) if spec.resources else _NONE
+    if status is None or status.resources is None:
+        return asked
+    return asked | amounts(status.resources.requests) | amounts(status.allocated_resources)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str, parts: int) -> int:
+    if not text:
+        return 0
+    try:
+        return parse_rounded_up(text, parts=parts)
+    except QuantityError:
+        # Valid for the API server: for example a negative allocatable amount.
+        return 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following a list of objects: what client-go calls a reflector, for a few objects or for all.
+"""Follows a list of objects, like client-go's reflector.
 
-A list, then a watch from there on. The watch is renewed from where it ended; a new list is made
-only when the server has forgotten that far back, and then what differs counts as changed. While the
-server is away, what is known stays known: whoever needs to be sure looks at `problem`.
+Lists once, then watches, and resumes each watch where it ended. Lists again only if the server has
+dropped that version; differences then count as changes. While the server is away, values stay as
+they were: see `problem`.
 """
 
 import asyncio
@@ -16,22 +16,17 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 import msgspec
 import structlog
 
-from allotment.kube.backoff import Backoff
-from allotment.kube.clients import Api
+from allotment.kube.clients import Api, Backoff, decoded, read
 from allotment.kube.errors import GoneError, KubeError, UnreachableError, explain_refusal
-from allotment.kube.listing import decoded, pages
 from allotment.kube.objects import Metadata, ObjectList, WatchEvent
-from allotment.kube.signals import Signal
-
-__all__ = ["Followed", "Following", "Subject"]
 
 _IDLE_S = 150.0
-"""Without a line for so long, the connection counts as dead: the server sends a bookmark each
-minute (apiserver pkg/storage/cacher, bookmarkFrequency)."""
+"""After this silence the connection counts as dead: the server sends a bookmark each minute
+(apiserver pkg/storage/cacher, bookmarkFrequency)."""
 _PAGE = 50
-"""As many objects are in memory as they were written, at most: up to 1.5 MiB each."""
-_STEADY_S = 5.0  # a watch that lived for so long has worked
-_RECHECK_S = 5.0  # nobody can make us list more often
+"""The most undecoded objects in memory: up to 1.5 MiB each."""
+_STEADY_S = 5.0  # a watch of this length has worked
+_RECHECK_S = 5.0  # the shortest time between two lists
 
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +42,7 @@ DecodedT = TypeVar("DecodedT")
 
 
 class _Bookmark(msgspec.Struct):
-    """An object of which the version alone counts."""
+    """An object of which only the version is read."""
 
     metadata: Metadata
 
@@ -57,24 +52,23 @@ _BOOKMARK = msgspec.json.Decoder(_Bookmark)
 
 @dataclass(frozen=True, slots=True)
 class Subject(Generic[ItemT, ValueT]):
-    """What is followed, and what of it is kept."""
+    """The followed objects, and their conversion."""
 
     name: str
-    """In words, for errors: `pods of node n1`."""
+    """For errors: `pods of node n1`."""
     path: str
-    fields: Mapping[str, str]
-    """The field selector."""
     item: type[ItemT]
-    items: type[ObjectList[ItemT]]
     convert: Callable[[ItemT], ValueT]
-    page: int = _PAGE
-    """As many objects are listed at once."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """The field selector."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The label selector."""
+    page: int = _PAGE
+    """The page size of lists."""
 
 
 class Following(Generic[ItemT, ValueT]):
-    """The objects of a subject, by uid, as far as they have been heard of."""
+    """The objects of a subject, by uid, as last reported."""
 
     def __init__(
         self,
@@ -84,15 +78,15 @@ class Following(Generic[ItemT, ValueT]):
         backoff: Backoff | None = None,
         on_change: Callable[[str, ValueT | None], None] | None = None,
     ) -> None:
-        """Know nothing yet; `run` has to be running.
+        """Needs `run` running.
 
-        `on_change` is called for each object that came, changed or went (None), by its uid: for
-        whoever keeps more than is here, and cannot look at everything each time.
+        `on_change` gets the uid of each object that was added, changed or deleted (None), for
+        callers that keep more than the values.
         """
         self._api = api
         self._subject = subject
         self._backoff = backoff or Backoff()
-        self._items = msgspec.json.Decoder(subject.items)
+        self._items = decoder_of_lists(subject.item)
         self._item = msgspec.json.Decoder(subject.item)
         self._event = msgspec.json.Decoder(WatchEvent)
         self._version: str | None = None
@@ -103,21 +97,20 @@ class Following(Generic[ItemT, ValueT]):
         self._lists_begun = 0
         self._lists_done = 0
         self._lists_needed = 1
-        """The number of the first list that does for everybody who asked."""
+        """The number of the first list that is new enough for all callers."""
         self.values: dict[str, ValueT] = {}
-        """By the object's uid. To be read only."""
+        """By the object's uid. Read-only."""
         self.unread: dict[str, str] = {}
-        """Objects that `convert` fails for, and why: they stay as they were known. By uid; to be
-        read only."""
+        """By uid, objects that `convert` fails for, and why: they keep their last valid value.
+        Read-only."""
         self.is_synced = False
-        """It has been listed once."""
+        """The objects have been listed once."""
         self.problem: KubeError | None = None
-        """Why nothing is heard at present."""
+        """Why the server cannot be followed at present."""
         self.signal = Signal()
-        """Of every change of the three."""
+        """Notified after every change of these."""
 
     async def run(self) -> NoReturn:
-        """Follow for ever. Only cancelling ends it."""
         while True:
             began = _now()
             try:
@@ -134,23 +127,25 @@ class Following(Generic[ItemT, ValueT]):
 
     @property
     def version(self) -> str:
-        """As of which version everything has been heard; empty: nothing has."""
+        """The version up to which all changes are known; empty before the first list."""
         return self._version or ""
 
     def recheck(self) -> None:
-        """List again, or ask again at once where it is waiting to: something seems to be missing.
+        """List again or retry at once: something seems to be missing.
 
-        For the case of a connection that is dead without anybody having been told. Asking often
-        is harmless: lists are at least 5 s apart.
+        For a connection that died unnoticed. Frequent calls are harmless: lists are at least 5 s
+        apart.
         """
         self._hurry.set()
         if self._watching is not None and _now() - self._listed_at >= _RECHECK_S:
             self._watching.reschedule(_now())
 
     async def list_anew(self) -> None:
-        """Return when a list that began after this call is known. Waits while the server is away.
+        """Return when a list that began after this call is complete.
 
-        For whoever has to be sure that nothing is missing; `recheck` is for doubt.
+        Waits while the server is away.
+
+        For callers that must be certain; `recheck` is for doubt.
         """
         number = self._lists_needed = self._lists_begun + 1
         self._hurry.set()
@@ -162,16 +157,16 @@ class Following(Generic[ItemT, ValueT]):
 
     async def _pause(self) -> None:
         wait_s = self._backoff.next(at_least_s=self.problem.retry_after_s if self.problem else None)
-        with suppress(TimeoutError):  # the usual end of a pause
+        with suppress(TimeoutError):  # a pause usually ends so
             async with asyncio.timeout(wait_s):
                 await self._hurry.wait()
         self._hurry.clear()
 
     async def _list(self) -> str:
-        """List everything; return the version that it is of.
+        """List everything; return its version.
 
-        Without a version in the request: the answer is as new as the request, also where an API
-        server answers from its cache. A list from the past could miss a pod that runs.
+        The request names no version, so the answer is as new as the request even from a cache: an
+        older list could miss a running pod.
         """
         subject = self._subject
         self._lists_begun += 1
@@ -195,8 +190,7 @@ class Following(Generic[ItemT, ValueT]):
         return version
 
     async def _watch(self, version: str) -> None:
-        """Hear of changes until the server, a recheck or an error ends it."""
-        lasting_s = random.uniform(300, 600)  # noqa: S311 - so that nodes do not come together
+        lasting_s = random.uniform(300, 600)  # noqa: S311 - to spread nodes' requests
         lines = self._api.lines(
             self._subject.path,
             asked=f"watch {self._subject.name}",
@@ -214,7 +208,7 @@ class Following(Generic[ItemT, ValueT]):
             async with asyncio.timeout(None) as self._watching:
                 await self._hear(lines)
         except TimeoutError:
-            self._version = None  # someone misses something
+            self._version = None  # a recheck was requested
         finally:
             self._watching = None
             await lines.aclose()
@@ -245,9 +239,9 @@ class Following(Generic[ItemT, ValueT]):
             self.signal.notify()
 
     def _read(self, item: ItemT, values: dict[str, ValueT], unread: dict[str, str]) -> None:
-        """Put an object into `values`; where it cannot be converted, as it was known.
+        """Put an object into `values`; if its conversion fails, keep its last valid value.
 
-        Anybody may have written what makes that fail, and all others are to be followed on.
+        Any author may have caused the failure, so it must not stop the others.
         """
         uid = item.metadata.uid
         try:
@@ -255,7 +249,7 @@ class Following(Generic[ItemT, ValueT]):
         except Exception as error:  # noqa: BLE001 - for that reason
             if uid not in self.unread:
                 name = f"{item.metadata.namespace}/{item.metadata.name}"
-                _log.exception("not understood", object=name, subject=self._subject.name)
+                _log.exception("cannot be parsed", object=name, subject=self._subject.name)
             unread[uid] = f"{type(error).__name__}: {error}"
             if uid in self.values:
                 values[uid] = self.values[uid]
@@ -263,7 +257,7 @@ class Following(Generic[ItemT, ValueT]):
             unread.pop(uid, None)
 
     def _tell_differences(self, before: Mapping[str, ValueT]) -> None:
-        """Tell what another list has changed: first what went, which makes room."""
+        """Report the changes of a new list: deletions first, as they make room."""
         if self._on_change is None:
             return
         for uid in before.keys() - self.values.keys():
@@ -273,13 +267,15 @@ class Following(Generic[ItemT, ValueT]):
                 self._changed(uid, value)
 
     def _changed(self, uid: str, value: ValueT | None) -> None:
-        """Tell of one object: whoever is told and fails of it is told of all others."""
+        """Report one object; a failure does not stop the others."""
         if self._on_change is None:
             return
         try:
             self._on_change(uid, value)
         except Exception:  # noqa: BLE001 - for that reason
-            _log.exception("not taken note of", uid=uid, subject=self._subject.name)
+            _log.exception(
+                "event handler failed; event ignored", uid=uid, subject=self._subject.name
+            )
 
     def _decoded(
         self, decoder: "msgspec.json.Decoder[DecodedT]", data: bytes | msgspec.Raw
@@ -287,7 +283,7 @@ class Following(Generic[ItemT, ValueT]):
         try:
             return decoded(decoder, data, asked=f"watch {self._subject.name}")
         except KubeError:
-            # From where it was, it would come again: list anew.
+            # Resuming would deliver it again: list again.
             self._version = None
             raise
 
@@ -299,7 +295,7 @@ class Following(Generic[ItemT, ValueT]):
             self.signal.notify()
 
     def _tell(self, problem: KubeError) -> None:
-        """Note why nothing is heard; in the log once for each kind of trouble."""
+        """Record the problem; log once for each kind."""
         if self.problem is None or self.problem.status != problem.status:
             is_away = isinstance(problem, UnreachableError)
             tell = _log.debug if is_away and self._api.is_away else _log.warning
@@ -311,38 +307,34 @@ class Following(Generic[ItemT, ValueT]):
 
 
 class Followed(Generic[ItemT, ValueT]):
-    """Objects that are followed, of one kind, with questions of their own.
+    """Objects of one kind that are followed, for subclasses with queries.
 
-    `run` has to be running; nothing else here asks the server.
+    Needs `run` running; no other method sends a request.
     """
 
     def __init__(
         self, api: Api, subject: Subject[ItemT, ValueT], *, backoff: Backoff | None = None
     ) -> None:
-        """Know nothing yet."""
         self._following = Following(api, subject, backoff=backoff)
 
     async def run(self) -> NoReturn:
-        """Follow for ever."""
         await self._following.run()
 
     @property
     def is_synced(self) -> bool:
-        """All of them have been listed once since the start."""
         return self._following.is_synced
 
     @property
     def problem(self) -> KubeError | None:
-        """Why nothing is heard of them at present."""
         return self._following.problem
 
     def changes(self) -> AsyncIterator[None]:
-        """Yield at once, and when any came, changed or went; several changes at once."""
+        """Yield at once, and after changes; several changes are merged."""
         return self._following.signal.changes()
 
 
 def _selected(subject: Subject[ItemT, ValueT]) -> dict[str, str]:
-    """Return the parameters that select; without fields and labels none: everything."""
+    """Return the selectors' parameters; none select everything."""
     selectors = {"fieldSelector": subject.fields, "labelSelector": subject.labels}
     return {
         name: ",".join(f"{key}={value}" for key, value in selector.items())
@@ -353,3 +345,57 @@ def _selected(subject: Subject[ItemT, ValueT]) -> dict[str, str]:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+_ItemT = TypeVar("_ItemT")
+
+
+def decoder_of_lists(item: type[_ItemT]) -> "msgspec.json.Decoder[ObjectList[_ItemT]]":
+    return msgspec.json.Decoder(ObjectList[item])  # type: ignore[valid-type]
+
+
+async def pages(
+    api: Api,
+    path: str,
+    decoder: "msgspec.json.Decoder[ObjectList[_ItemT]]",
+    *,
+    asked: str,
+    params: Mapping[str, str],
+) -> AsyncIterator[ObjectList[_ItemT]]:
+    """Yield a list's pages; `params` has the page size (`limit`).
+
+    All pages have the version of the first. Raises `KubeError`; `GoneError` if the server dropped
+    that version between two pages.
+    """
+    asking = dict(params)
+    while True:
+        page = await read(api, path, decoder, asked=asked, params=asking)
+        yield page
+        next_page = page.metadata.next_page
+        if not next_page or next_page == asking.get("continue"):
+            return
+        asking["continue"] = next_page
+
+
+class Signal:
+    """A change that tasks can wait for. For one event loop."""
+
+    def __init__(self) -> None:
+        self._listeners: set[asyncio.Event] = set()
+
+    def notify(self) -> None:
+        for listener in self._listeners:
+            listener.set()
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield at once, and after each change; several changes are merged."""
+        event = asyncio.Event()
+        event.set()
+        self._listeners.add(event)
+        try:
+            while True:
+                await event.wait()
+                event.clear()
+                yield
+        finally:
+            self._listeners.discard(event)

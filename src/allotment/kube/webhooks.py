@@ -1,51 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where certificates are kept, and where the API server is told whom to trust.
+"""The webhook's Secret and configuration.
 
-Two objects, read and changed as a whole or not at all: each change names the version that it was
-made of, so that of two who change the same, one is told and looks again.
+Each write names the version that it was based on: of two concurrent writers, one fails and reads
+again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
-from allotment.kube.clients import Api, PatchKind
-from allotment.kube.errors import KubeError, ObjectMissingError
-from allotment.kube.objects import Metadata
-
-__all__ = ["KeptSecret", "Secret", "Webhook", "WebhookConfiguration"]
-
-T = TypeVar("T")
+from allotment.kube.clients import Api, PatchKind, find, read
+from allotment.kube.objects import Metadata, Narrow
 
 
-class _Narrow(msgspec.Struct, kw_only=True, rename="camel"):
-    """A part of an object."""
-
-
-class _SecretObject(_Narrow):
+class _SecretObject(Narrow):
     metadata: Metadata
     data: dict[str, bytes] | None = None
-    """In base64, which msgspec reads as bytes."""
+    """In base64, which msgspec decodes to bytes."""
 
 
-class _ClientConfig(_Narrow):
+class _ClientConfig(Narrow):
     ca_bundle: bytes = b""
 
 
-class _Condition(_Narrow):
+class _Condition(Narrow):
     name: str = ""
     expression: str = ""
 
 
-class _WebhookObject(_Narrow):
+class _WebhookObject(Narrow):
     name: str
     client_config: _ClientConfig = msgspec.field(default_factory=_ClientConfig)
     match_conditions: list[_Condition] | None = None
 
 
-class _ConfigurationObject(_Narrow):
+class _ConfigurationObject(Narrow):
     metadata: Metadata
     webhooks: list[_WebhookObject] | None = None
 
@@ -56,7 +46,7 @@ _CONFIGURATION = msgspec.json.Decoder(_ConfigurationObject)
 
 @dataclass(frozen=True, slots=True)
 class KeptSecret:
-    """A Secret as it was read."""
+    """A Secret as read."""
 
     version: str
     data: Mapping[str, bytes] = field(default_factory=dict)
@@ -65,40 +55,36 @@ class KeptSecret:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """What of one webhook of a configuration is ours to say."""
+    """Our fields of a webhook."""
 
     name: str
     bundle: bytes = b""
     """Certificates in PEM."""
     conditions: Mapping[str, str] = field(default_factory=dict)
-    """Expressions by name."""
+    """Expressions of match conditions, by name."""
 
 
 class Secret:
-    """One Secret."""
+    """A Secret at the API server."""
 
     def __init__(self, api: Api, *, namespace: str, name: str) -> None:
-        """Ask nothing yet."""
         self._api = api
         self._folder = f"/api/v1/namespaces/{namespace}/secrets"
         self._name = name
         self.name = f"{namespace}/{name}"
 
     async def read(self) -> KeptSecret | None:
-        """Return it; None: there is none. Raises `KubeError`."""
-        try:
-            asked = f"get secret {self.name}"
-            body = await self._api.get(f"{self._folder}/{self._name}", asked=asked)
-        except ObjectMissingError:
+        path = f"{self._folder}/{self._name}"
+        item = await find(self._api, path, _SECRET, asked=f"get secret {self.name}")
+        if item is None:
             return None
-        item = _decoded(_SECRET, body, asked)
-        its = item.metadata
-        return KeptSecret(its.resource_version, item.data or {}, its.uid)
+        metadata = item.metadata
+        return KeptSecret(metadata.resource_version, item.data or {}, metadata.uid)
 
     async def write(self, data: Mapping[str, bytes], *, over: KeptSecret | None) -> None:
-        """Write all of its data in place of what was read; None: there was none.
+        """Replace all its data; `over` None: create it.
 
-        Raises `ConflictError`: somebody else wrote meanwhile. `KubeError`.
+        Raises `ConflictError` after another client's write, `KubeError`.
         """
         if over is None:
             item = {
@@ -121,52 +107,45 @@ class WebhookConfiguration:
     """A MutatingWebhookConfiguration."""
 
     def __init__(self, api: Api, *, name: str) -> None:
-        """Ask nothing yet."""
         self._api = api
         self._path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/" + name
         self.name = name
 
     async def read(self) -> tuple[str, tuple[Webhook, ...]]:
-        """Return its version and its webhooks. Raises `ObjectMissingError`, `KubeError`."""
+        """Return its version and webhooks. Raises `ObjectMissingError`, `KubeError`."""
         asked = f"get mutating webhook configuration {self.name}"
-        item = _decoded(_CONFIGURATION, await self._api.get(self._path, asked=asked), asked)
+        item = await read(self._api, self._path, _CONFIGURATION, asked=asked)
         webhooks = tuple(
             Webhook(
-                each.name,
-                each.client_config.ca_bundle,
-                {one.name: one.expression for one in each.match_conditions or ()},
+                webhook.name,
+                webhook.client_config.ca_bundle,
+                {
+                    condition.name: condition.expression
+                    for condition in webhook.match_conditions or ()
+                },
             )
-            for each in item.webhooks or ()
+            for webhook in item.webhooks or ()
         )
         return item.metadata.resource_version, webhooks
 
     async def write(self, webhooks: tuple[Webhook, ...], *, version: str) -> None:
-        """Say whom to trust and when to ask; all else of it stays as its administrator wrote it.
+        """Write our fields of the webhooks; all others stay as they are.
 
-        Raises `ConflictError`: somebody else wrote since that version. `KubeError`.
+        Raises `ConflictError` after another client's write, `KubeError`.
         """
         change = {
             "metadata": {"resourceVersion": version},
             "webhooks": [
                 {
-                    "name": each.name,
-                    "clientConfig": {"caBundle": each.bundle},
+                    "name": webhook.name,
+                    "clientConfig": {"caBundle": webhook.bundle},
                     "matchConditions": [
-                        {"name": name, "expression": text} for name, text in each.conditions.items()
+                        {"name": name, "expression": text}
+                        for name, text in webhook.conditions.items()
                     ],
                 }
-                for each in webhooks
+                for webhook in webhooks
             ],
         }
         asked = f"patch mutating webhook configuration {self.name}"
         await self._api.patch(self._path, change, asked=asked, kind=PatchKind.STRATEGIC)
-
-
-def _decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, asked: str) -> T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise KubeError(
-            f"the API server's answer to {asked} is not understood: {error}",
-            hint="is this the API server's address, and not a proxy's?",
-        ) from error

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share's ledger, seen from the agent's side: make it, read it, change a limit, clear the dead.
+"""A share's ledger from the agent's side: create, read, change a limit, reap dead processes.
 
-`leases` has the turns that shares of one device take: `take`, `change` and `free` a seat.
-
-The layout and the protocol are native/ledger.h's and native/lease.h's. Reading goes through copies
-of the files, never through a mapping: a tenant that truncates its usage file cannot harm the
-reader. Whatever changes a total is done by the same C that the shim runs (liballotment-ledger.so).
-
-This package knows files and numbers; it does not know shares, devices or the state folder.
+`leases` has the turns that shares take on a device. Layout and protocol: native/ledger.h,
+native/lease.h. Readers copy the files and never map them, so a tenant that truncates one cannot
+harm them. Totals are changed only by the shim's own C code (liballotment-ledger.so).
 """
 
 from allotment.ledger.leases import (
@@ -24,7 +20,7 @@ from allotment.ledger.snapshots import (
     DevicePolicy,
     DeviceUse,
     Ledger,
-    Policy,
+    LedgerPolicy,
     ProcessUse,
     read,
 )
@@ -35,7 +31,7 @@ __all__ = [
     "DeviceUse",
     "Leases",
     "Ledger",
-    "Policy",
+    "LedgerPolicy",
     "ProcessUse",
     "Seat",
     "SeatAccount",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a ledger into frozen values."""
+"""Reads a ledger into frozen values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allotment.ledger import layout
-from allotment.ledger.leases import Seat
+from allotment.ledger.leases import Seat, text, u32, u64
 from allotment.model.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _FLOCK = struct.Struct("hhxxxxqqixxxx")
 
 @dataclass(frozen=True, slots=True)
 class DevicePolicy:
-    """What a share may use of one device. Bytes."""
+    """Limits of a share on one device. Bytes."""
 
     uuid: str
     memory_limit: int
@@ -37,8 +37,8 @@ class DevicePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a share may use."""
+class LedgerPolicy:
+    """Limits of a share on all its devices."""
 
     share_id: str
     share_name: str
@@ -48,10 +48,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What all processes of a share use of one device, in bytes, and refusals since its start.
+    """Use of one device by all processes of a share, in bytes, and refusals since its start.
 
-    The figures of compute are of all the share's processes, since it was made; times are in
-    nanoseconds.
+    Compute figures cover all the share's processes since its creation; times are in nanoseconds.
     """
 
     used: int
@@ -62,17 +61,18 @@ class DeviceUse:
     copy_ns: int = 0
     """Measured time of copies and memsets, on the copy engines."""
     held_ns: int = 0
-    """For how long launches were held back, added up over threads."""
+    """Time that launches were delayed, summed over threads."""
     throttled: int = 0
-    """How many launches were held back."""
+    """Number of delayed launches."""
     moved_bytes: int = 0
-    """Oversubscribed memory that was brought to the device."""
+    """Oversubscribed memory moved to the device."""
     host_bytes: int = 0
-    """Of its allocations, how much may live on the host now."""
+    """Of its allocations, bytes that may live on the host now."""
     lease_waits: tuple[int, ...] = (0,) * layout.WAIT_BUCKETS
-    """Waits for a lease by length: entry i has those under WAIT_FIRST_NS << i; the last, others."""
+    """Waits for a lease by length: entry i counts those under WAIT_FIRST_NS << i; the last, longer
+    ones."""
     lease_wait_ns: int = 0
-    """All of them together."""
+    """Sum of all waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class ProcessUse:
     """One live process of a share; `pid` as seen inside the share.
 
     `used`, `context` and `peak` are bytes, one number for each device of the policy; `context` is
-    the part of `used` that contexts and modules take. `start_time` is in clock ticks after boot.
-    GPU time and the time that launches were held back are nanoseconds, over all devices.
+    the part of `used` in contexts and modules. `start_time` is in clock ticks after boot. GPU time
+    and delays are nanoseconds, over all devices.
     """
 
     pid: int
@@ -95,127 +95,115 @@ class ProcessUse:
     held_ns: int = 0
     throttled: int = 0
     managed: frozenset[int] = frozenset()
-    """Devices, by their place in the policy, of which it has managed memory."""
+    """Positions in the policy of devices where it has managed memory."""
     evicted: frozenset[int] = frozenset()
-    """Of these, where all of that lies on the host because the share is suspended."""
+    """Of these, devices whose managed memory is all on the host because the share is suspended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """A ledger at one moment. `devices` has the order of `policy.devices`.
 
-    `read_ns` is that moment, by the monotonic clock: the rates of two readings go by it.
+    `read_ns` is that moment on the monotonic clock, for rates between two readings.
     """
 
-    policy: Policy
+    policy: LedgerPolicy
     devices: tuple[DeviceUse, ...]
     processes: tuple[ProcessUse, ...]
     read_ns: int = 0
 
 
-def _text(data: bytes, at: int, size: int) -> str:
-    return data[at : at + size].split(b"\0", 1)[0].decode(errors="replace")
-
-
-def _u32(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "little")
-
-
-def _u64(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 8], "little")
-
-
 def damaged(path: Path, why: str) -> LedgerError:
-    """Return the error for a file that is not a whole ledger."""
     return LedgerError(
         f"{path}: not a usable ledger: {why}",
-        hint=f"its programs run on; end them and remove the share: allot rm {path.parent.name}",
+        hint=(
+            f"its programs still run; end them and remove the share: allot rm {path.parent.name}"
+        ),
     )
 
 
 def _load(path: Path, *, size: int, magic: int) -> bytes:
     try:
-        # No more than is needed: the share's programs may have made the file as long as they like.
+        # Read no more than needed: the share's programs may have extended the file.
         with path.open("rb", buffering=0) as file:
             data = file.read(size)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     if len(data) < size:
         raise damaged(path, f"it has {len(data)} bytes, {size} are needed")
-    if _u64(data, 0) != magic:
-        raise damaged(path, "it does not start with a ledger's mark")
-    version = _u32(data, 8)
+    if u64(data, 0) != magic:
+        raise damaged(path, "it does not start with a ledger's magic number")
+    version = u32(data, 8)
     if version != layout.LEDGER_VERSION:
         raise LedgerError(
             f"{path}: ledger version {version}, this program reads {layout.LEDGER_VERSION}",
-            hint="use the version of Allotment that made the share, or end it and run it again",
+            hint=(
+                "use the version of Allotment that created the share, or end it and run it again"
+            ),
         )
     return data
 
 
-def _read_policy(path: Path) -> Policy:
+def _read_policy(path: Path) -> LedgerPolicy:
     data = _load(path, size=layout.POLICY_SIZE, magic=layout.POLICY_MAGIC)
-    count = _u32(data, layout.POLICY_DEVICE_COUNT_AT)
+    count = u32(data, layout.POLICY_DEVICE_COUNT_AT)
     if not 0 < count <= layout.MAX_DEVICES:
         raise damaged(path, f"it names {count} devices")
     devices = []
     for index in range(count):
         at = layout.POLICY_DEVICES_AT + index * layout.DEVICE_POLICY_SIZE
+        serial = u64(data, at + layout.DEVICE_POLICY_SEAT_SERIAL_AT)
+        number = u32(data, at + layout.DEVICE_POLICY_SEAT_AT)
         devices.append(
             DevicePolicy(
-                uuid=_text(data, at + layout.DEVICE_POLICY_UUID_AT, layout.UUID_BYTES),
-                memory_limit=_u64(data, at + layout.DEVICE_POLICY_MEMORY_LIMIT_AT),
-                context_bytes=_u64(data, at + layout.DEVICE_POLICY_CONTEXT_BYTES_AT),
-                seat=_seat(data, at),
+                uuid=text(data, at + layout.DEVICE_POLICY_UUID_AT, layout.UUID_BYTES),
+                memory_limit=u64(data, at + layout.DEVICE_POLICY_MEMORY_LIMIT_AT),
+                context_bytes=u64(data, at + layout.DEVICE_POLICY_CONTEXT_BYTES_AT),
+                seat=Seat(number, serial) if serial else None,
                 is_oversubscribed=bool(
-                    _u32(data, at + layout.DEVICE_POLICY_FLAGS_AT) & layout.DEVICE_OVERSUBSCRIBED
+                    u32(data, at + layout.DEVICE_POLICY_FLAGS_AT) & layout.DEVICE_OVERSUBSCRIBED
                 ),
             ),
         )
-    return Policy(
-        share_id=_text(data, layout.POLICY_SHARE_ID_AT, layout.NAME_BYTES),
-        share_name=_text(data, layout.POLICY_SHARE_NAME_AT, layout.NAME_BYTES),
+    return LedgerPolicy(
+        share_id=text(data, layout.POLICY_SHARE_ID_AT, layout.NAME_BYTES),
+        share_name=text(data, layout.POLICY_SHARE_NAME_AT, layout.NAME_BYTES),
         devices=tuple(devices),
-        generation=_u64(data, layout.POLICY_GENERATION_AT),
+        generation=u64(data, layout.POLICY_GENERATION_AT),
     )
-
-
-def _seat(data: bytes, at: int) -> Seat | None:
-    serial = _u64(data, at + layout.DEVICE_POLICY_SEAT_SERIAL_AT)
-    return Seat(_u32(data, at + layout.DEVICE_POLICY_SEAT_AT), serial) if serial else None
 
 
 def _device_use(data: bytes, index: int) -> DeviceUse:
     at = layout.USAGE_DEVICES_AT + index * layout.USAGE_DEVICE_SIZE
-    used = _u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT)
+    used = u64(data, at + layout.USAGE_DEVICE_TOTAL_VALUE_AT)
     waits = at + layout.USAGE_DEVICE_LEASE_WAITS_AT
     return DeviceUse(
         used=used,
-        peak=_u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
-        refusals=_u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
-        gpu_ns=_u64(data, at + layout.USAGE_DEVICE_GPU_NS_AT),
-        copy_ns=_u64(data, at + layout.USAGE_DEVICE_COPY_NS_AT),
-        held_ns=_u64(data, at + layout.USAGE_DEVICE_HELD_NS_AT),
-        throttled=_u64(data, at + layout.USAGE_DEVICE_THROTTLED_AT),
-        moved_bytes=_u64(data, at + layout.USAGE_DEVICE_MOVED_BYTES_AT),
-        # What a process had that was killed is still in it, until the last of the share has ended.
-        host_bytes=min(used, _u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT)),
-        lease_waits=tuple(_u64(data, waits + 8 * i) for i in range(layout.WAIT_BUCKETS)),
-        lease_wait_ns=_u64(data, at + layout.USAGE_DEVICE_LEASE_WAIT_NS_AT),
+        peak=u64(data, at + layout.USAGE_DEVICE_PEAK_AT),
+        refusals=u64(data, at + layout.USAGE_DEVICE_REFUSALS_AT),
+        gpu_ns=u64(data, at + layout.USAGE_DEVICE_GPU_NS_AT),
+        copy_ns=u64(data, at + layout.USAGE_DEVICE_COPY_NS_AT),
+        held_ns=u64(data, at + layout.USAGE_DEVICE_HELD_NS_AT),
+        throttled=u64(data, at + layout.USAGE_DEVICE_THROTTLED_AT),
+        moved_bytes=u64(data, at + layout.USAGE_DEVICE_MOVED_BYTES_AT),
+        # Entries of killed processes remain until the last process of the share has ended.
+        host_bytes=min(used, u64(data, at + layout.USAGE_DEVICE_HOST_BYTES_AT)),
+        lease_waits=tuple(u64(data, waits + 8 * i) for i in range(layout.WAIT_BUCKETS)),
+        lease_wait_ns=u64(data, at + layout.USAGE_DEVICE_LEASE_WAIT_NS_AT),
     )
 
 
 def _slot_used(data: bytes, slot: int, device: int) -> int:
     at = layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE
     at += layout.SLOT_DEVICES_AT + device * layout.SLOT_DEVICE_SIZE
-    operation = _u64(data, at + layout.SLOT_DEVICE_PART_OPERATION_AT)
+    operation = u64(data, at + layout.SLOT_DEVICE_PART_OPERATION_AT)
     last = layout.USAGE_DEVICES_AT + device * layout.USAGE_DEVICE_SIZE
-    last = _u64(data, last + layout.USAGE_DEVICE_TOTAL_LAST_AT)
-    # An operation is in the device's total before its slot says that it is committed.
+    last = u64(data, last + layout.USAGE_DEVICE_TOTAL_LAST_AT)
+    # An operation enters the device's total before its slot is marked committed.
     done = last == slot << _OPERATION_BITS | operation or (
-        _u64(data, at + layout.SLOT_DEVICE_PART_COMMITTED_AT) >= operation
+        u64(data, at + layout.SLOT_DEVICE_PART_COMMITTED_AT) >= operation
     )
-    return _u64(data, at + layout.SLOT_DEVICE_PART_INTENTS_AT + 16 * (operation & 1) + 8 * done)
+    return u64(data, at + layout.SLOT_DEVICE_PART_INTENTS_AT + 16 * (operation & 1) + 8 * done)
 
 
 def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:
@@ -226,18 +214,18 @@ def _process_use(data: bytes, slot: int, device_count: int) -> ProcessUse:
         layout.SLOT_DEVICE_SIZE,
     )
     return ProcessUse(
-        pid=_u32(data, at + layout.SLOT_PID_AT),
-        start_time=_u64(data, at + layout.SLOT_START_TIME_AT),
-        command=_text(data, at + layout.SLOT_COMMAND_AT, layout.NAME_BYTES),
-        refusals=_u64(data, at + layout.SLOT_REFUSALS_AT),
+        pid=u32(data, at + layout.SLOT_PID_AT),
+        start_time=u64(data, at + layout.SLOT_START_TIME_AT),
+        command=text(data, at + layout.SLOT_COMMAND_AT, layout.NAME_BYTES),
+        refusals=u64(data, at + layout.SLOT_REFUSALS_AT),
         used=tuple(_slot_used(data, slot, device) for device in range(device_count)),
-        context=tuple(_u64(data, each + layout.SLOT_DEVICE_CONTEXT_AT) for each in per_device),
-        peak=tuple(_u64(data, each + layout.SLOT_DEVICE_PEAK_AT) for each in per_device),
-        gpu_ns=_u64(data, at + layout.SLOT_GPU_NS_AT),
-        held_ns=_u64(data, at + layout.SLOT_HELD_NS_AT),
-        throttled=_u64(data, at + layout.SLOT_THROTTLED_AT),
-        managed=_bits(_u64(data, at + layout.SLOT_MOVABLE_AT), device_count),
-        evicted=_bits(_u64(data, at + layout.SLOT_MOVABLE_AT) >> 32, device_count),
+        context=tuple(u64(data, each + layout.SLOT_DEVICE_CONTEXT_AT) for each in per_device),
+        peak=tuple(u64(data, each + layout.SLOT_DEVICE_PEAK_AT) for each in per_device),
+        gpu_ns=u64(data, at + layout.SLOT_GPU_NS_AT),
+        held_ns=u64(data, at + layout.SLOT_HELD_NS_AT),
+        throttled=u64(data, at + layout.SLOT_THROTTLED_AT),
+        managed=_bits(u64(data, at + layout.SLOT_MOVABLE_AT), device_count),
+        evicted=_bits(u64(data, at + layout.SLOT_MOVABLE_AT) >> 32, device_count),
     )
 
 
@@ -246,30 +234,28 @@ def _bits(word: int, device_count: int) -> frozenset[int]:
 
 
 def _is_locked(descriptor: int, slot: int) -> bool:
-    """Tell whether the slot's owner lives: the kernel drops the lock with its last mapping."""
+    """True if the slot's owner lives: the kernel drops the lock with its last mapping."""
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, layout.SLOT_LOCK_BASE + slot, 1, 0)
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
     except OSError as error:
-        if error.errno == errno.EINVAL:  # no such locks on this file system: nobody could hold one
+        if error.errno == errno.EINVAL:  # no such locks on this file system, so no owner
             return False
         raise
     return int(_FLOCK.unpack(answer)[0]) != fcntl.F_UNLCK
 
 
 def read(directory: Path) -> Ledger:
-    """Return the ledger in `directory`; only live processes are listed.
+    """Read the ledger in `directory`; only live processes are listed.
 
-    Totals are those of the file: call reap() first where a process may have died just now.
-
-    Raises:
-        LedgerError: a file is missing, damaged, or of another version.
+    Totals are those of the file: call `reap` first if a process may have died. Raises `LedgerError`
+    if a file is missing, damaged, or of another version.
     """
     policy = _read_policy(directory / "policy")
     path = directory / "usage"
     read_ns = time.monotonic_ns()
     data = _load(path, size=layout.USAGE_SIZE, magic=layout.USAGE_MAGIC)
-    high = min(_u32(data, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
+    high = min(u32(data, layout.USAGE_HIGH_SLOT_AT), layout.MAX_SLOTS)
     count = len(policy.devices)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -279,7 +265,7 @@ def read(directory: Path) -> Ledger:
         processes = tuple(
             _process_use(data, slot, count)
             for slot in range(high)
-            if _u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) == layout.SLOT_TAKEN
+            if u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) == layout.SLOT_TAKEN
             and _is_locked(descriptor, slot)
         )
     finally:

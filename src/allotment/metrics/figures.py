@@ -1,63 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures by a table: what each daemon counts, once, under the name it is known by inside.
+"""Metrics from a table: each daemon declares its metrics once.
 
-A registry of its own: nothing that another library registers in the process's default one gets
-in, and two daemons in one process (tests) do not meet.
+Uses its own registry: metrics of other libraries stay out, and two daemons in one process (tests)
+do not collide.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
-__all__ = ["Figure", "Figures"]
-
 Kind = Literal["counter", "gauge", "histogram"]
+Labels = Mapping[str, str] | None
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure: its name is the daemon's and this one, with `_total` for a counter."""
+    """One metric. Its full name has the prefix of the daemon, and `_total` for a counter."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     values: tuple[str, ...] = field(default=())
-    """Of a single label: those that are there with zero from the start, so that rates work."""
+    """Values of a single label that start at zero, so that rates work."""
 
 
 class Figures:
-    """The figures of a table. May be called from any thread.
+    """The metrics of a table. Thread-safe.
 
-    Which one of a figure's labels is meant each daemon says in its own way. What is not in the
-    table is a `KeyError` or `ValueError`.
+    `label` is the value of a single label, `labels` has several by name. An unknown metric or label
+    raises `KeyError` or `ValueError`.
     """
 
     def __init__(self, prefix: str, figures: Iterable[Figure], *, buckets: Sequence[float]) -> None:
-        """Make all of them, with what zero can be said; `buckets` of histograms, in seconds."""
+        """`buckets` of the histograms are in seconds."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._prefix, self._buckets = prefix, buckets
-        self._metrics = {each.name: self._made(each) for each in figures}
+        self._metrics = {figure.name: self._made(figure) for figure in figures}
 
-    def _add(self, name: str, metric: MetricWrapperBase, by: float) -> None:
-        if not isinstance(metric, Counter):
-            raise ValueError(f"{name} is no counter")  # noqa: TRY004 - one error for any misuse
-        metric.inc(by)
+    def count(self, name: str, label: str = "", *, by: float = 1, labels: Labels = None) -> None:
+        self._child(name, Counter, label, labels).inc(by)
 
-    def _observe(self, name: str, metric: MetricWrapperBase, value: float) -> None:
-        if not isinstance(metric, Histogram):
-            raise ValueError(f"{name} is no histogram")  # noqa: TRY004 - likewise
-        metric.observe(value)
+    def observe(self, name: str, value: float, label: str = "", *, labels: Labels = None) -> None:
+        self._child(name, Histogram, label, labels).observe(value)
 
-    def _set(self, name: str, metric: MetricWrapperBase, value: float) -> None:
-        if not isinstance(metric, Gauge):
-            raise ValueError(f"{name} is no gauge")  # noqa: TRY004 - likewise
-        metric.set(value)
+    def set(self, name: str, value: float, label: str = "", *, labels: Labels = None) -> None:
+        self._child(name, Gauge, label, labels).set(value)
+
+    def forget(self, name: str) -> None:
+        """Remove all labelled values of a metric, before it is set again."""
+        self._metrics[name].clear()
+
+    def _child(self, name: str, kind: type[MetricT], label: str, labels: Labels) -> MetricT:
+        metric = self._metrics[name]
+        if not isinstance(metric, kind):
+            problem = f"{name} is not a {kind.__name__.lower()}"
+            raise ValueError(problem)  # noqa: TRY004 - one error for any misuse
+        if labels:
+            return metric.labels(**labels)
+        return metric.labels(label) if label else metric
 
     def _made(self, figure: Figure) -> MetricWrapperBase:
         name = self._prefix + figure.name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and the kubelet's probes.
+"""`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and the probes of the kubelet.
 
-In threads of its own: a probe has to be answered also, and above all, when the event loop hangs.
-Every pod of the cluster can come here: whoever dawdles is sent away, at once when others wait.
+Runs in separate threads, so that probes are answered even when the event loop hangs. Any pod of
+the cluster may connect: a slow client is disconnected, at once if others wait.
 """
 
 import contextlib
@@ -23,16 +23,14 @@ from prometheus_client.exposition import choose_encoder
 
 from allotment.model.errors import PrerequisiteError, UsageError
 
-__all__ = ["Check", "Probes", "Server", "parse_address"]
-
-_WHOLE_S = 10.0  # for one request and its answer, whatever the client does
-_MOMENT_S = 0.2  # for the end of one who was sent away
+_WHOLE_S = 10.0  # limit for one request and its answer
+_MOMENT_S = 0.2  # for a disconnected client to end
 _MAX_CLIENTS = 16
-_MAX_HEAD = 16 << 10  # bytes of a request: it has no body
+_MAX_HEAD = 16 << 10  # bytes of a request, which has no body
 _MAX_PORT = 65535
 
 Check = Callable[[], Sequence[str]]
-"""Says what is amiss, each a sentence; nothing: all is well. Called in another thread, quickly."""
+"""Returns problems as sentences; empty: none. Called from another thread; must be fast."""
 
 
 def _nothing() -> Sequence[str]:
@@ -41,40 +39,40 @@ def _nothing() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What the two probes ask."""
+    """The checks behind the probes."""
 
     is_healthy: Check = _nothing
-    """What is amiss here makes the kubelet restart the agent."""
+    """A problem here makes the kubelet restart the container."""
     is_ready: Check = _nothing
-    """What is amiss here is shown, and passes."""
+    """A problem here makes the pod unready until it passes."""
     is_leading: Check | None = None
-    """Why this replica is not the one that leads, for `/leading`; None: there is no such thing."""
+    """Why this replica is not the leader, for `/leading`; None: no such path."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Take `host:port`, `[v6]:port` or `:port` (all addresses) apart; raise `UsageError`."""
+    """Split `host:port`, `[v6]:port` or `:port` (all addresses); raise `UsageError`."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > _MAX_PORT:
         raise UsageError(
-            f"{text!r} is not an address to listen at", hint="write HOST:PORT or :PORT, like :9446"
+            f"{text!r} is not an address HOST:PORT", hint="for example 127.0.0.1:9446 or :9446"
         )
     return host, int(port)
 
 
 class Server:
-    """Listens from its construction to `close`. Raises `PrerequisiteError` where it cannot."""
+    """An HTTP server from its construction to `close`. Raises `PrerequisiteError`."""
 
     def __init__(self, address: str, registry: CollectorRegistry, probes: Probes) -> None:
-        """Listen at `address` (see `parse_address`); port 0 takes a free one."""
+        """`address` is as in `parse_address`; port 0 selects a free port."""
         host, port = parse_address(address)
         try:
             self._http = _Http((host, port), _handler(registry, probes))
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot listen at {address}: {error.strerror or error}",
-                hint="another program has it, perhaps another agent; --metrics-address names"
-                " another",
+                hint="another program, perhaps another agent, uses the address; choose another one"
+                " by --metrics-address",
             ) from error
         self._thread = threading.Thread(
             target=self._http.serve_forever, name="metrics", daemon=True
@@ -83,17 +81,15 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._http.server_address[1])
 
     def close(self) -> None:
-        """Stop listening. May be called again."""
+        """Stop listening. Idempotent."""
         self._http.shutdown()
         self._http.server_close()
         self._thread.join(timeout=5)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
@@ -102,13 +98,12 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
         self.close()
 
 
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a client that hangs must not keep the agent from ending
+    block_on_close = False  # a hanging client must not delay the end of the agent
     request_queue_size = 32
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -116,14 +111,14 @@ class _Http(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._began: dict[socket.socket, float] = {}
-        """When each client that is served came, oldest first."""
+        """Start time of each connection, oldest first."""
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - its types
-        """Serve in a thread; where there are too many, in place of who has been here longest."""
+        """Serve in a thread; if there are too many, disconnect the oldest client."""
         if not self._places.acquire(blocking=False):
-            self._send_away(came_before=time.monotonic(), most=1)
+            self._disconnect(began_before=time.monotonic(), most=1)
             if not self._places.acquire(timeout=_MOMENT_S):
                 self.shutdown_request(request)
                 return
@@ -131,23 +126,22 @@ class _Http(ThreadingHTTPServer):
             self._began[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # there is no thread to be had
+        except RuntimeError:  # no thread available
             self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - likewise
-        """Serve, and make room for the next."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._leave(request)
 
     def service_actions(self) -> None:
-        """Twice a second: send those away whose time is up."""
-        self._send_away(came_before=time.monotonic() - _WHOLE_S)
+        """Disconnect clients whose time is over; called twice a second."""
+        self._disconnect(began_before=time.monotonic() - _WHOLE_S)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - likewise
-        """Say nothing of clients that went: they would fill the log."""
+        """Do not log clients that disconnect: they would fill the log."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -156,18 +150,18 @@ class _Http(ThreadingHTTPServer):
             self._began.pop(request, None)
         self._places.release()
 
-    def _send_away(self, *, came_before: float, most: int = _MAX_CLIENTS) -> None:
+    def _disconnect(self, *, began_before: float, most: int = _MAX_CLIENTS) -> None:
         with self._lock:
-            late = [each for each, began in self._began.items() if began < came_before][:most]
-            for each in late:
-                del self._began[each]
-                # Whoever reads from it or writes to it is woken by that. It may be closed already.
+            late = [client for client, began in self._began.items() if began < began_before][:most]
+            for connection in late:
+                del self._began[connection]
+                # This wakes the thread that reads or writes it. It may be closed already.
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Head(io.RawIOBase):
-    """What a client sends, up to a limit; then it seems to have ended."""
+    """The request of a client up to a limit; then it appears to end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -212,9 +206,11 @@ def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPReques
         do_HEAD = do_GET  # noqa: N815 - likewise
 
         def _probe(self, check: Check) -> None:
-            amiss = check()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if amiss else HTTPStatus.OK
-            self._answer(status, "".join(f"{each}\n" for each in amiss or ("ok",)).encode())
+            problems = check()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+            self._answer(
+                status, "".join(f"{problem}\n" for problem in problems or ("ok",)).encode()
+            )
 
         def _answer(
             self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8"
@@ -227,6 +223,6 @@ def _handler(registry: CollectorRegistry, probes: Probes) -> type[BaseHTTPReques
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
-            """Say nothing: each probe would be a line."""
+            """Log nothing: each probe would be a line."""
 
     return Handler

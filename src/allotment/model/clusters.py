@@ -1,112 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster as far as placement goes: nodes with their devices, what pods need, what was decided.
+"""The cluster as the scheduler sees it: nodes with devices, pods' needs, bookings.
 
-A pod counts by phase, as Kubernetes counts it: what its regular containers and sidecars have
-together, or what one init container has beside the sidecars before it, whichever is more. That goes
-for every device by itself.
+A pod counts by phase, as in Kubernetes: the larger of (regular containers plus sidecars) and (one
+init container plus the sidecars before it). This holds for each device separately.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigPlace, MigProfile, MigSlice
-from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.requests import SOFT, Request
-
-__all__ = [
-    "NodeDevice",
-    "NodeInventory",
-    "NodeMig",
-    "NodeRejection",
-    "PlacedContainer",
-    "PlacedDevice",
-    "PodBooking",
-    "PodNeed",
-    "Taken",
-    "WantedContainer",
-]
+from allotment.model.modes import SOFT
+from allotment.model.pods import ContainerKind, ForeignPod, Pod, PodUid
+from allotment.model.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What of a device is given away, or is to be. Bytes; basis points of its time."""
+class TakenPart:
+    """The part of a device that is used or requested. Bytes; basis points of its time."""
 
     memory: int = 0
     guarantee: int = 0
     shares: int = 0
     mode: str = ""
-    """How these are enforced; empty where there are none."""
+    """Modes of these shares; empty: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMig:
-    """What MIG makes of a device, or would."""
+    """The MIG state of a device, or its state once MIG is on."""
 
     profiles: tuple[MigProfile, ...]
-    """As its driver reports them. One object for all devices that have the same."""
+    """As the driver reports them. Devices with the same profiles share one object."""
     slices: tuple[MigSlice, ...] = ()
-    """Those for which no placement of ours stands: idle ones, and those that others made."""
+    """Instances without a placement of ours: idle or foreign ones."""
     is_enabled: bool = True
-    """Its MIG mode is on, and not for warm slices alone that make way for another mode. Off: its
-    agent switches it for the first slice, on an idle device."""
+    """MIG is on, and not only for warm slices that can be removed. If off, the node's agent
+    switches it on for the first slice, on an idle device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDevice:
-    """A device of a node, as the node's agent publishes it."""
+    """A device of a node, as published by the node's agent."""
 
     uuid: str
     model: str
     memory_bytes: int
-    """What can be given to shares, in all."""
+    """Bytes available to shares in total."""
     index: int = 0
     numa_node: int | None = None
     modes: tuple[str, ...] = (SOFT,)
-    """Those that its node serves on it by `allotment.dev/gpu`."""
+    """Modes that the node offers on it for `allotment.dev/gpu`."""
     max_shares: int = 63
     problem: str = ""
-    """Why it takes no share now: sick, lost, cordoned. Empty: it does."""
-    taken: Taken = field(default=Taken())
-    """By whom no placement of ours stands for: programs of the machine, pods that the agent placed
-    by itself, pods of a plugin that was there before."""
+    """Why it takes no share for now: unhealthy, lost, cordoned. Empty: it takes shares."""
+    taken: TakenPart = field(default=TakenPart())
+    """Users without a placement of ours: host programs, pods placed by the agent alone, pods of an
+    earlier device plugin."""
     guarantee: int = WHOLE
-    """Basis points of its time that can be guaranteed, in all."""
+    """Basis points of its time that can be guaranteed in total."""
     mig: NodeMig | None = None
-    """None: its node cuts no slices from it for who asks."""
+    """None: its node creates no slices on it on demand."""
     mig_off: str = ""
-    """Why no slice is cut from it for a time, though its modes allow it. Empty: it is not so."""
+    """Why slices are unavailable for a time although its modes allow them. Empty: available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInventory:
-    """A node that has devices. Allocatable CPU in thousandths of a core, memory in bytes."""
+    """A node with devices. Allocatable CPU in thousandths of a core, memory in bytes."""
 
     name: str
     devices: tuple[NodeDevice, ...] = ()
     cpu_milli: int = 0
     memory_bytes: int = 0
     host_budget_bytes: int = 0
-    """How much more than all its devices hold may be promised, as host memory."""
+    """Bytes that may be promised beyond device memory, backed by host memory."""
     links: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """How near two devices are, by their UUIDs in the order of the text: the score of
-    k8s-device-plugin's `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60)."""
+    """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
+    `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedContainer:
-    """What one container of a pod asks for."""
+    """The request of one container of a pod."""
 
     name: str
     request: Request
     kind: ContainerKind = ContainerKind.REGULAR
     place: int = 0
-    """Among the pod's containers, init containers first, as specified."""
+    """Position among the pod's containers, init containers first, as specified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeed:
-    """All that a pod asks for; CPU and memory as kube-scheduler counts them."""
+    """The full request of a pod; CPU and memory as kube-scheduler counts them."""
 
     uid: PodUid
     namespace: str = ""
@@ -114,12 +102,12 @@ class PodNeed:
     cpu_milli: int = 0
     memory_bytes: int = 0
     priority: int = 0
-    """Who gives way to whom, where devices are kept for a pod that others are being ended for."""
+    """Priority, which decides who may use devices kept for a preempting pod."""
     containers: tuple[WantedContainer, ...] = ()
-    """Those that ask for devices."""
+    """Containers that ask for devices."""
 
     def __str__(self) -> str:
-        """Name the pod as people do."""
+        """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -128,17 +116,17 @@ class PlacedDevice:
     """A container's part of one device. Bytes; basis points of its time."""
 
     uuid: str
-    """The whole GPU's, also for a slice of it."""
+    """UUID of the whole GPU, also for a slice."""
     memory: int
     guarantee: int = 0
     slice: MigPlace | None = None
-    """In mode `mig`: which slice of it, with `memory` and `guarantee` of what that one has. A
-    container may have several slices of one GPU, each a `PlacedDevice`."""
+    """In mode `mig`: the slice, whose `memory` and `guarantee` apply. A container with several
+    slices of one GPU has a `PlacedDevice` for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedContainer:
-    """A container's devices, in the order in which it will see them."""
+    """A container's devices, in the order in which the container sees them."""
 
     name: str
     devices: tuple[PlacedDevice, ...]
@@ -153,7 +141,7 @@ class PlacedContainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBooking:
-    """What a pod has, or is to have, on its node. Without containers: CPU and memory alone."""
+    """What a pod uses or will use on its node. Without containers: CPU and memory only."""
 
     uid: PodUid
     node: str
@@ -162,17 +150,90 @@ class PodBooking:
     containers: tuple[PlacedContainer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRejection:
-    """Why a pod cannot be on a node: `reason` is one of a fixed list, for counting."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceQuota:
+    """What one ResourceQuota allows in its namespace."""
 
-    node: str
-    reason: str
-    text: str
-    """Need and have, in words that people read in events: no full stop."""
-    stem: str = ""
-    """The text with `{have}` in place of an amount, by which nodes that fail alike are known."""
-    have: int = 0
-    """That amount: bytes, basis points, thousandths of a core, or a count, as `reason` says."""
-    details: str = ""
-    """What there is to say of single devices, where one node alone is spoken of."""
+    namespace: str
+    name: str
+    hard: Mapping[str, str] = field(default_factory=dict)
+    """Limits of extended resources, by name: `limits.nvidia.com/gpumem: 40960`."""
+    is_scoped: bool = False
+    """It applies to some pods only, by priority class or lifetime."""
+
+    def __str__(self) -> str:
+        return f"ResourceQuota {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protected:
+    """The fields of a pod that a disruption budget reads."""
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPod:
+    """The fields of a pod that the scheduler reads."""
+
+    uid: PodUid
+    """The API server's UID."""
+    namespace: str
+    name: str
+    version: str = ""
+    """The object's resource version; empty for bound pods, which do not need it."""
+    node: str = ""
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    priority: int = 0
+    nominated_node: str = ""
+    """For a waiting pod: the node where other pods are being preempted for it."""
+    is_ending: bool = False
+    """It is being deleted; its resources stay reserved until it is gone."""
+    dialect: str = ""
+    """Dialect that it was translated from, if any."""
+    passed_over: str = ""
+    """Parts of the foreign request without effect, for a waiting pod."""
+    asks: Pod | None = None
+    """Its request for our GPUs; None: no request, or the pod has ended."""
+    booking: PodBooking | None = None
+    """The booking of a bound pod, until it ends."""
+    problem: str = ""
+    """Why its placement does not count, or that it asks for GPUs without a placement."""
+    foreign: ForeignPod | None = None
+    """The original pod, if it is bound and another system may have assigned GPUs to it. The node's
+    own state decides which."""
+    labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
+    """Labels of a bound pod that runs; disruption budgets select by them."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Listener(Protocol):
+    """Receives cluster events and keeps the bookings."""
+
+    def pod_put(self, pod: ClusterPod) -> None: ...
+
+    def pod_gone(self, uid: PodUid) -> None: ...
+
+    def node_put(self, node: NodeInventory) -> None:
+        """Add or update a node with devices."""
+
+    def node_dropped(self, name: str) -> None:
+        """Remove a node: it is gone, or has no devices any more."""
+
+
+NO_LABELS: Final[Mapping[str, str]] = {}
+
+
+def is_later(version: str, than: str) -> bool:
+    """True if `version` is known to be newer than `than`."""
+    return version.isdecimal() and than.isdecimal() and int(version) > int(than)
+
+
+def is_as_late(version: str, other: str) -> bool:
+    """True if `version` is known to be `other` or newer."""
+    return version.isdecimal() and other.isdecimal() and int(version) >= int(other)

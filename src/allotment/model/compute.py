@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute: what a share is promised of a device's time, as people write it and as it is booked.
+"""Compute: a share's part of a device's time, as written by users and as booked.
 
-`30` is a guarantee and a ceiling of 30 % of each device; `30:80` guarantees 30 and allows up to 80
-while others leave it; `0:100` has no guarantee and no ceiling. Percentages have up to two decimals
-and are kept in basis points: 10000 is a whole device.
+`30` is a guarantee and a ceiling of 30 % of each device. `30:80` guarantees 30 and allows 80 while
+time is spare. `0:100` has no guarantee and no ceiling. Percentages have two decimals at most and
+are kept in basis points: 10000 is a whole device.
 """
 
 import re
@@ -14,17 +14,6 @@ from fractions import Fraction
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_percent
 
-__all__ = [
-    "DEFAULT_WEIGHT",
-    "MAX_WEIGHT",
-    "WHOLE",
-    "Compute",
-    "ComputeClass",
-    "parse_compute",
-    "parse_weight",
-    "revised",
-]
-
 WHOLE = 10_000
 """A whole device, in basis points."""
 DEFAULT_WEIGHT = 100
@@ -33,46 +22,44 @@ MAX_WEIGHT = 10_000
 _MAX_TEXT = 24  # longer than any two percentages
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)%?", re.ASCII)
 _HINT = (
-    "write percent of a device: 30 (a guarantee and a ceiling), 30:80 (a guarantee of 30, up to 80"
-    " while others leave it), 0:100 (what others leave), or :80 (the same, up to 80)"
+    "write percent of a device: 30 (a guarantee and a ceiling), 30:80 (a guarantee of 30, "
+    "up to 80 while time is spare), 0:100 (spare time only), or :80 (spare time, up to 80)"
 )
 _WEIGHT = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
 class ComputeClass(StrEnum):
-    """Who goes first where guarantees and weights leave a choice."""
+    """Order of shares where guarantees and weights leave a choice."""
 
     LATENCY = "latency"
-    """Starts as soon as the running kernel of another ends."""
+    """Starts as soon as another share's current kernel ends."""
     NORMAL = "normal"
     BESTEFFORT = "besteffort"
-    """Beyond its guarantee it has what all others leave."""
+    """Beyond its guarantee it uses only time that all others leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a share is promised of each of its devices. Basis points: 10000 is a whole device.
+    """A share's part of each of its devices. Basis points: 10000 is a whole device.
 
-    The default is what a share has for which nobody asked for compute: `is_governed` is false, and
-    as long as that is so of all shares of a device, none of them takes turns.
+    The default applies to shares without a compute request: `is_governed` is false. While this is
+    true of all shares of a device, they do not take turns.
     """
 
     guarantee: int = 0
     ceiling: int = WHOLE
     weight: int = DEFAULT_WEIGHT
-    """Its part of what is above the guarantees, beside the others': 1 to 10000."""
+    """Relative weight for time above the guarantees: 1 to 10000."""
     kind: ComputeClass = ComputeClass.NORMAL
     is_governed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be promised, whoever makes it."""
         if not 0 <= self.guarantee <= self.ceiling <= WHOLE or self.ceiling == 0:
             raise ValueError((self.guarantee, self.ceiling))
         if not 1 <= self.weight <= MAX_WEIGHT:
             raise ValueError(self.weight)
 
     def __str__(self) -> str:
-        """Show both figures as they are written: `30:80`."""
         return f"{format_percent(self.guarantee)}:{format_percent(self.ceiling)}"
 
 
@@ -91,7 +78,7 @@ def parse_compute(text: str) -> Compute:
         guarantee = _basis_points(text, first) if first.strip() else 0
         ceiling = _basis_points(text, second)
     if ceiling == 0:
-        problem = "with a ceiling of 0 nothing would ever run"
+        problem = "a ceiling of 0 would never let it run"
         raise _refuse(text, f"{problem} (did you mean 0:100?)")
     if guarantee > ceiling:
         turned = f"{format_percent(ceiling)}:{format_percent(guarantee)}"
@@ -101,14 +88,15 @@ def parse_compute(text: str) -> Compute:
 
 
 def parse_weight(text: str) -> int:
-    """Parse a weight, a whole number from 1 to 10000; raise `QuantityError`."""
     body = text.strip()
     if _WEIGHT.fullmatch(body) and 1 <= int(body) <= MAX_WEIGHT:
         return int(body)
     shown = text if len(text) <= _MAX_TEXT else f"{text[:20]}..."
     raise QuantityError(
-        f"{shown!r} is not a weight: it is a whole number from 1 to {MAX_WEIGHT}",
-        hint=f"a share of weight 200 has twice the part of one of {DEFAULT_WEIGHT}, the default",
+        f"{shown!r} is not a weight: write a whole number from 1 to {MAX_WEIGHT}",
+        hint=(
+            f"a share with weight 200 gets twice as much as one with {DEFAULT_WEIGHT}, the default"
+        ),
     )
 
 
@@ -119,10 +107,9 @@ def revised(
     weight: int | None = None,
     kind: ComputeClass | None = None,
 ) -> Compute:
-    """Return `before` with what was asked for: guarantee and ceiling together, weight, class.
+    """Return `before` with new guarantee and ceiling, weight or class.
 
-    Whoever asks for any of it wants turns to be taken. `compute` gives its guarantee and ceiling
-    alone.
+    Any change puts the share under turns. Of `compute` only guarantee and ceiling count.
     """
     after = before
     if compute is not None:
@@ -154,4 +141,4 @@ def _basis_points(text: str, part: str) -> int:
 
 
 def _refuse(text: str, problem: str) -> QuantityError:
-    return QuantityError(f"{text!r} is not a part of a device's compute: {problem}", hint=_HINT)
+    return QuantityError(f"{text!r} is not an amount of compute: {problem}", hint=_HINT)

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of Allotment: one root, and few classes, each named for a condition someone handles.
 
-    AllotError               1   anything else that Allotment found wrong
-    ├── UsageError           2   what was asked cannot be meant: a bad option or value
-    │   ├── QuantityError        an amount that is no amount (`4Gb`, `0`, `-1Gi`)
-    │   └── NotInModeError       no share of this mode can be so; one of another may
-    ├── DoesNotFitError      3   no GPU has enough left; carries need and have per GPU
-    │   └── UnknownProfileError  no GPU can be cut so, be it empty or not
-    ├── NotFoundError        4   no share, GPU, machine or pod of that name
-    ├── NoDevicesError       5   no GPU, or no NVML to ask
-    ├── StateError           6   the state folder cannot be used: version, permission, space
+    AllotError               1   any other error
+    ├── UsageError           2   a bad option or value
+    │   ├── QuantityError        an invalid amount (`4Gb`, `0`, `-1Gi`)
+    │   └── NotInModeError       a share in this mode never supports it; another mode may
+    ├── DoesNotFitError      3   no GPU has enough room; carries need and have per GPU
+    │   └── UnknownProfileError  no GPU offers this MIG profile
+    ├── NotFoundError        4   no share, GPU, machine or pod with this name
+    ├── NoDevicesError       5   no GPU, or NVML is missing
+    ├── StateError           6   the state folder is unusable: version, permission, space
     │   └── LedgerError          a share's ledger is missing, damaged or of another version
-    ├── BusyError            7   it is in use, and going on would take something away from its user;
-    │   │                        or it is suspended already, or not suspended
-    │   └── LimitBelowUseError   a limit below what is used; carries need and have
-    └── PrerequisiteError    8   this machine lacks something that the command needs
-        └── LibraryMissingError  a native library of this installation
+    ├── BusyError            7   in use: going on would take it from its user;
+    │   │                        or already suspended, or not suspended
+    │   └── LimitBelowUseError   a limit below current use; carries need and have
+    └── PrerequisiteError    8   this machine lacks a prerequisite of the command
+        ├── LibraryMissingError  a native library of this installation is missing
+        └── LibraryBrokenError   a native library cannot be loaded
 
 The number is the exit code of `allot`. `allot run` passes on its command's status, and adds the
 two of every shell: 126 (found, but not executable) and 127 (not found). The message says what is
@@ -27,44 +28,45 @@ from pathlib import PurePath
 
 from allotment.model.formats import format_bytes
 
-__all__ = [
-    "EXIT_CODES",
-    "AllotError",
-    "BusyError",
-    "CommandNotExecutableError",
-    "CommandNotFoundError",
-    "DoesNotFitError",
-    "LedgerError",
-    "LibraryMissingError",
-    "LimitBelowUseError",
-    "NoDevicesError",
-    "NotFoundError",
-    "NotInModeError",
-    "PrerequisiteError",
-    "QuantityError",
-    "StateError",
-    "UnknownProfileError",
-    "UsageError",
-]
-
 
 class AllotError(Exception):
     """The root of all errors that Allotment raises on purpose.
 
-    `message` is one sentence without a full stop; `hint`, if any, is the next step to take.
+    `message` is one sentence without a full stop. `hint`, if any, is the next step.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        """Keep what is wrong and what to do about it."""
         super().__init__(message)
         self.message = message
         self.hint = hint
 
+    def one_line(self, *, longest: int | None = None) -> str:
+        """Return message and hint on one line; the message is cut to `longest` characters."""
+        message = _joined(self.message)
+        hint = f"; hint: {_joined(self.hint)}" if self.hint else ""
+        if longest is None:
+            return message + hint
+        room = longest - len(hint)
+        if len(message) > room:
+            message = message[: max(0, room - 1)] + "…"
+        return (message + hint)[:longest]
+
+
+def _joined(text: str) -> str:
+    """Join lines, each of which may be a sentence of its own."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    joined = ""
+    for line in filter(None, lines):
+        if joined:
+            joined += " " if joined.endswith((":", ";", ",")) else "; "
+        joined += line
+    return joined
+
 
 class UsageError(AllotError):
-    """What was asked cannot be meant."""
+    """The request is invalid."""
 
     exit_code = 2
 
@@ -74,41 +76,41 @@ class QuantityError(UsageError):
 
 
 class NotInModeError(UsageError):
-    """What was asked cannot be had in this mode, wherever; in another it may."""
+    """A share in this mode never supports the request; a share in another mode may."""
 
 
 class DoesNotFitError(AllotError):
-    """No set of devices has what the request needs; the message has need and have per device."""
+    """No set of devices fits the request; the message has need and have per device."""
 
     exit_code = 3
 
     def __init__(
         self, message: str, *, hint: str | None = None, reason: str = "", advises: str = ""
     ) -> None:
-        """Keep the reason that tells most of all devices', and which mode the hint advises."""
+        """`reason`: the most telling of all devices; `advises`: the mode that the hint names."""
         super().__init__(message, hint=hint)
         self.reason = reason
         self.advises = advises
 
 
 class UnknownProfileError(DoesNotFitError):
-    """A slice was asked for by a profile that no GPU here has, be there room or not."""
+    """The request names a MIG profile that no GPU here offers."""
 
 
 class NotFoundError(AllotError):
-    """Nothing has that name or id."""
+    """No object has this name or id."""
 
     exit_code = 4
 
 
 class NoDevicesError(AllotError):
-    """There is no GPU here, or nothing to ask about GPUs."""
+    """There is no GPU here, or NVML is missing."""
 
     exit_code = 5
 
 
 class StateError(AllotError):
-    """The state folder, or something in it, cannot be used."""
+    """The state folder, or a file in it, is unusable."""
 
     exit_code = 6
 
@@ -118,78 +120,77 @@ class LedgerError(StateError):
 
 
 class BusyError(AllotError):
-    """Something is in use, or suspended, or not suspended: it cannot be done to it now."""
+    """The object is in use, already suspended, or not suspended."""
 
     exit_code = 7
 
 
 class LimitBelowUseError(BusyError):
-    """A limit was to go below what is in use; `need` is the use and `have` the limit, in bytes."""
+    """The new limit is below current use; `need` is the use and `have` the limit, in bytes."""
 
     def __init__(self, *, need: int, have: int) -> None:
-        """Say both numbers."""
         self.need = need
         self.have = have
         super().__init__(
-            f"{format_bytes(need)} ({need} bytes) are in use, more than the new limit of"
-            f" {format_bytes(have)}",
-            hint="free memory in the program first, or add --force: then new allocations fail until"
-            " the use fits",
+            f"{format_bytes(need)} ({need} bytes) in use, more than the new limit of "
+            f"{format_bytes(have)}",
+            hint=(
+                "free memory in the program first, or add --force: new allocations then fail "
+                "until usage fits the limit"
+            ),
         )
 
 
 class PrerequisiteError(AllotError):
-    """This machine lacks something that the command needs; `allot doctor` tells all of it."""
+    """This machine lacks a prerequisite of the command; `allot doctor` lists them all."""
 
     exit_code = 8
 
 
 class LibraryMissingError(PrerequisiteError):
-    """A native library of this installation is not where it belongs."""
+    """A native library of this installation is missing."""
 
     def __init__(self, path: PurePath) -> None:
-        """Name the file."""
         super().__init__(
-            f"{path} is missing: this installation has no native part for this machine",
+            f"{path} is missing: this installation has no native libraries for this machine",
             hint="in a clone, run `make native`; else install the wheel: pip install allotment",
         )
 
 
 class LibraryBrokenError(PrerequisiteError):
-    """A native library of this installation is there and cannot be loaded."""
+    """A native library of this installation exists but cannot be loaded."""
 
     def __init__(self, path: PurePath, problem: str) -> None:
-        """Name the file, and what the loader says."""
         super().__init__(
             f"{path} cannot be loaded: {problem}",
-            hint="build it anew: `make native` in a clone, or reinstall the wheel",
+            hint="rebuild it: `make native` in a clone, or reinstall the wheel",
         )
 
 
 class CommandNotExecutableError(AllotError):
-    """The command to run is there and cannot be executed."""
+    """The command exists but is not executable."""
 
     exit_code = 126
 
 
 class CommandNotFoundError(AllotError):
-    """The command to run is not there."""
+    """The command does not exist."""
 
     exit_code = 127
 
 
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
-    1: "something else went wrong",
+    1: "any other error",
     2: "a bad option or value",
-    3: "no GPU has enough left for the request",
-    4: "no share, GPU, machine or pod of that name",
-    5: "no GPU, or no NVML to ask about GPUs",
-    6: "the state folder or a ledger cannot be used",
-    7: "in use: going on would take something from its user; or suspended already, or not at all",
+    3: "no GPU has enough room for the request",
+    4: "no share, GPU, machine or pod with this name",
+    5: "no GPU, or NVML is missing",
+    6: "the state folder or a ledger is unusable",
+    7: "in use: going on would take it from its user; or already suspended, or not suspended",
     8: "this machine lacks a prerequisite (see `allot doctor`)",
     9: "`allot burn`: the driver refused memory",
     126: "`allot run`: the command is not executable",
     127: "`allot run`: the command was not found",
 }
-"""What each exit code of `allot` means, for the help and the reference."""
+"""Meaning of each exit code of `allot`, for the help and the reference."""

@@ -1,15 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts as Allotment shows them, in the units that `quantities` reads."""
+"""Formats amounts in the units that `quantities` parses."""
 
-__all__ = [
-    "BINARY_UNITS",
-    "DURATION_UNITS",
-    "MEMORY_UNITS",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_percent",
-]
+from collections.abc import Collection
 
 BINARY_UNITS = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
 MEMORY_UNITS = {
@@ -30,8 +22,14 @@ DURATION_UNITS = {
 """Nanoseconds in one of each unit."""
 
 
+def format_uuid(kind: str, digits: str) -> str:
+    """A UUID as NVML writes it: `GPU-` or `MIG-`, then the first 32 hexadecimal digits."""
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32])
+    return f"{kind}-{'-'.join(parts)}"
+
+
 def format_bytes(size: int) -> str:
-    """Write bytes in the largest unit that keeps at least one whole: `4Gi`, `79.2Gi`, `512Mi`."""
+    """In the largest unit that keeps at least one whole: `4Gi`, `79.2Gi`, `512Mi`."""
     for unit, factor in reversed(BINARY_UNITS.items()):
         if abs(size) >= factor:
             if size % factor == 0:
@@ -41,12 +39,11 @@ def format_bytes(size: int) -> str:
 
 
 def format_count(number: int, word: str, words: str | None = None) -> str:
-    """Write how many there are: `1 process`, `2 processes` (`words`; by default with an s)."""
+    """`1 process`, `2 processes` (`words`; default: with an s)."""
     return f"{number} {word if number == 1 else words or word + 's'}"
 
 
 def format_duration(nanoseconds: float) -> str:
-    """Write a duration: `250us`, `2ms`, `1.5s`."""
     for unit in ("s", "ms", "us"):
         factor = DURATION_UNITS[unit]
         if abs(nanoseconds) >= factor:
@@ -55,5 +52,19 @@ def format_duration(nanoseconds: float) -> str:
 
 
 def format_percent(basis_points: int) -> str:
-    """Write basis points as percent, without the sign: `30`, `12.5`, `0.01`."""
+    """Percent without the sign: `30`, `12.5`, `0.01`."""
     return f"{basis_points / 100:.2f}".rstrip("0").rstrip(".")
+
+
+_MOST_PIDS = 8
+
+
+def format_pids(pids: Collection[int]) -> str:
+    """Write the first processes of several: `17, 18`, or `1, 2, 3, 4, 5, 6, 7, 8 and 3 more`."""
+    shown = ", ".join(map(str, sorted(pids)[:_MOST_PIDS]))
+    return f"{shown} and {len(pids) - _MOST_PIDS} more" if len(pids) > _MOST_PIDS else shown
+
+
+def shortened(text: str, most: int) -> str:
+    """The text with at most that many characters; a cut one ends with `...`."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

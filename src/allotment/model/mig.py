@@ -1,30 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG's words: what a GPU can be cut into, and what has been cut.
+"""MIG's values: profiles, instances, and layouts of GPUs.
 
-A GPU with MIG has a row of memory slots, eight or four. A GPU instance covers some of them from a
-start that its profile allows, and no two cover the same one: that is the whole rule, but for
-profiles of which there can be fewer at once than would fit (the media engines of `+me`).
-All numbers here come from the driver that answers for the GPU, never from a table of models.
+A GPU with MIG has eight or four memory slots. A GPU instance covers some of them from a start that
+its profile allows, and no two instances overlap. Some profiles, like those with media engines
+(`+me`), have an additional limit. All numbers come from the GPU's driver, never from a table.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
+from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_percent
-from allotment.model.mig_groups import MigModelGroups
 
-__all__ = [
-    "MigGpu",
-    "MigHold",
-    "MigInstance",
-    "MigLayout",
-    "MigPlace",
-    "MigProfile",
-    "MigRequest",
-    "MigSlice",
-]
+_ID = re.compile(r"(?P<gpu>[^\[\]]+)\[(?P<group>[^\[\]]+)-(?P<position>[0-9]{1,4})\]")
+
+
+@dataclass(frozen=True, slots=True)
+class MigTemplate:
+    """A number of equal slices in a group."""
+
+    name: str
+    """The profile name: `1g.10gb`."""
+    memory_mib: int
+    """Requests are compared with this configured amount, not with the driver's."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigGroup:
+    """A set of slices that one GPU may be cut into at the same time."""
+
+    name: str
+    templates: tuple[MigTemplate, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for template in self.templates:
+            counts[template.name] = counts.get(template.name, 0) + template.count
+        return counts
+
+    def positions(self, template: MigTemplate) -> range:
+        """Positions of one template's slices; equal templates have different positions."""
+        before = 0
+        for each in self.templates:
+            if each is template:
+                break
+            before += each.count
+        return range(before, before + template.count)
+
+    def at(self, position: int) -> MigTemplate:
+        """The template at a position. Raises `UsageError` if the group has no such position."""
+        for template in self.templates:
+            if position in self.positions(template):
+                return template
+        total = sum(template.count for template in self.templates)
+        raise UsageError(
+            f"group {self.name} has no slice at position {position}, only {total} from 0 on",
+            hint="another configuration assigned it to the pod: see knownMigGeometries",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MigModelGroups:
+    """The groups of some models, in the order in which they are tried."""
+
+    models: tuple[str, ...]
+    """Substrings of model names."""
+    groups: tuple[MigGroup, ...] = ()
+    profiles: tuple[str, ...] | None = None
+    """Allow-list of profile names, of any memory; None: no list."""
+
+    def is_of(self, model: str) -> bool:
+        return any(name in model for name in self.models)
+
+
+def groups_of(known: Iterable[MigModelGroups], model: str) -> tuple[MigGroup, ...]:
+    """Groups of the first entry with a name that is a substring of the model."""
+    for each in known:
+        if each.groups and each.is_of(model):
+            return each.groups
+    return ()
+
+
+def listed_profiles(known: Iterable[MigModelGroups], model: str) -> tuple[str, ...] | None:
+    """The allow-list for a model, by profile name; None: no restriction.
+
+    If only other models are listed, the list is empty, as in HAMi.
+    """
+    lists = [each for each in known if each.profiles is not None]
+    if not lists:
+        return None
+    return next((each.profiles for each in lists if each.is_of(model)), ())
+
+
+def allowed_profiles(
+    known: Iterable[MigModelGroups], model: str, memory_bytes: int
+) -> tuple[str, ...] | None:
+    """Profiles that serve a request for `memory_bytes`, by name, the best first.
+
+    From each group in order: the smallest with enough configured memory. None: nothing is
+    configured for this model.
+    """
+    groups = groups_of(known, model)
+    if not groups:
+        return None
+    found: dict[str, None] = {}
+    for group in groups:
+        serving = [
+            template for template in group.templates if template.memory_mib << 20 >= memory_bytes
+        ]
+        if serving:
+            found[min(serving, key=lambda each: each.memory_mib).name] = None
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class MigGroupSlot:
+    """One slice of a group on one GPU."""
+
+    gpu: str
+    """UUID of the GPU."""
+    group: str
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.gpu}[{self.group}-{self.position}]"
+
+    @classmethod
+    def parse(cls, text: str) -> "MigGroupSlot":
+        """Raises `UsageError`."""
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"{text!r} is not a slice of a group",
+                hint="write GPU-UUID[GROUP-POSITION], as in GPU-0fc3[group2-3]",
+            )
+        return cls(found["gpu"], found["group"], int(found["position"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +147,34 @@ class MigProfile:
     """A shape of GPU instance that a GPU offers (`nvmlGpuInstanceProfileInfo_t`)."""
 
     name: str
-    """As NVIDIA writes it: `1g.10gb`, `1g.10gb+me`, `2g.48gb+gfx`."""
+    """NVIDIA's name: `1g.10gb`, `1g.10gb+me`, `2g.48gb+gfx`."""
     number: int
-    """What `nvmlDeviceCreateGpuInstance` is told; the same shape has another number elsewhere."""
+    """The id for `nvmlDeviceCreateGpuInstance`; the same shape has another id on other models."""
     slices: int
     """Compute slices: the G of `Gg.Xgb`."""
     memory_bytes: int
     size: int
     """Memory slots that an instance covers."""
     starts: tuple[int, ...]
-    """Slots at which an instance may begin, ascending."""
+    """Slots where an instance can start, ascending."""
     most: int
-    """Instances of it that can be there at once."""
+    """Most instances at the same time."""
     multiprocessors: int
     has_media: bool = False
-    """It takes media engines of which there are few (`+me`, `+me.all`)."""
+    """It uses media engines, which are few (`+me`, `+me.all`)."""
 
     @property
     def shape(self) -> str:
-        """Its name without attributes: profiles of one shape cover the same slots."""
+        """The name without attributes: profiles of one shape cover the same slots."""
         return self.name.removesuffix(self.attributes)
 
     def of_compute(self, slices: int) -> str:
-        """Name the MIG device that has so many of its compute slices: `1c.3g.40gb` has a part."""
+        """Name of the MIG device with this many compute slices: `1c.3g.40gb` has a part of them."""
         return self.name if slices == self.slices else f"{slices}c.{self.name}"
 
     @property
     def attributes(self) -> str:
-        """What is behind the memory in its name: `+me`, `-me`, `+gfx`, or nothing."""
+        """The name's suffix after the memory: `+me`, `-me`, `+gfx`, or empty."""
         for place, letter in enumerate(self.name):
             if letter in "+-":
                 return self.name[place:]
@@ -68,77 +183,78 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """A GPU instance that is there, with its one compute instance where that has been made."""
+    """An existing GPU instance, with its one compute instance if that exists."""
 
     profile: int
-    """Its profile's number."""
+    """Profile id."""
     start: int
     size: int
     gpu_instance: int
-    """The driver's id; it is used again after the instance has gone."""
+    """The driver's id; the driver reuses it after removal."""
     compute_instance: int | None = None
     uuid: str = ""
-    """Of the MIG device, `MIG-...`: another one each time that it is made; empty without one."""
+    """UUID of the MIG device, `MIG-...`: new with each creation; empty without a compute instance.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigGpu:
-    """What one GPU's driver says of MIG."""
+    """The MIG state of one GPU, as its driver reports it."""
 
     uuid: str
-    """The whole GPU's."""
+    """UUID of the whole GPU."""
     is_enabled: bool
     is_pending: bool
-    """The mode asked for, which differs from the one in force until the GPU is reset (Ampere)."""
+    """The pending mode; it differs from the current one until the GPU is reset (Ampere)."""
     profiles: tuple[MigProfile, ...]
     instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigPlace:
-    """Where on its GPU a slice is, or is to be: what a scheduler decides."""
+    """The place of a slice on its GPU, as decided by a scheduler."""
 
     profile: str
-    """By name, `1g.10gb`: profiles' numbers differ from GPU to GPU."""
+    """Profile name, `1g.10gb`: profile ids differ among GPUs."""
     start: int
 
 
 class MigHold(Enum):
-    """What may become of an instance when slots are wanted for another one."""
+    """Whether an instance may be removed for another one."""
 
     IDLE = "idle"
-    """Nobody uses it: it may be removed at once."""
+    """Idle: it may be removed at once."""
     USED = "used"
-    """Somebody uses it who could be asked to start again elsewhere."""
+    """In use, but its user can be asked to restart elsewhere."""
     FOREIGN = "foreign"
-    """Somebody else made it: it is never touched."""
+    """Foreign: created by another tool and never touched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlice:
-    """A stretch of a GPU's slots, as a planner sees it: there already, or decided."""
+    """A range of slots for the planner: an existing or decided slice."""
 
     profile: int
-    """Its profile's number."""
+    """Profile id."""
     start: int
     size: int
     hold: MigHold = MigHold.USED
     holder: str = ""
-    """Who has it, in whatever words its owner is known by. Empty: nobody, or unknown."""
+    """Name of its user, for display. Empty: unused, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigLayout:
-    """One GPU as a planner sees it."""
+    """One GPU for the planner."""
 
     gpu: str
-    """The whole GPU's UUID."""
+    """UUID of the whole GPU."""
     profiles: tuple[MigProfile, ...]
     slices: tuple[MigSlice, ...] = ()
     is_enabled: bool = True
-    """Its MIG mode is on. Where it is off it could be switched on, which takes the whole GPU."""
+    """MIG is on. If off it can be switched on, which needs the whole GPU idle."""
     model: str = ""
-    """The GPU's: by which an administrator's groups are known."""
+    """Model of the GPU, which selects an administrator's groups."""
 
     @classmethod
     def of(
@@ -148,10 +264,10 @@ class MigLayout:
         holds: Mapping[int, tuple[MigHold, str]],
         decided: Iterable[MigSlice] = (),
     ) -> "MigLayout":
-        """Return a GPU with its instances.
+        """The layout of a GPU with its instances.
 
-        `holds`: how each is held and by whom, by its GPU instance's id; others are foreign.
-        `decided`: slices that are to be made, for somebody who will use them.
+        `holds`: hold and user of each, by GPU instance id; other instances are foreign. `decided`:
+        slices to be created and used.
         """
         unknown = (MigHold.FOREIGN, "")
         return cls(
@@ -160,13 +276,13 @@ class MigLayout:
             slices=(
                 *(
                     MigSlice(
-                        profile=each.profile,
-                        start=each.start,
-                        size=each.size,
-                        hold=holds.get(each.gpu_instance, unknown)[0],
-                        holder=holds.get(each.gpu_instance, unknown)[1],
+                        profile=instance.profile,
+                        start=instance.start,
+                        size=instance.size,
+                        hold=holds.get(instance.gpu_instance, unknown)[0],
+                        holder=holds.get(instance.gpu_instance, unknown)[1],
                     )
-                    for each in gpu.instances
+                    for instance in gpu.instances
                 ),
                 *decided,
             ),
@@ -176,24 +292,24 @@ class MigLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigRequest:
-    """Slices that somebody asks for: by a profile's name, or by what they are to have at least."""
+    """A request for slices: by profile name, or by minimum size."""
 
     profile: str = ""
-    """As NVIDIA writes it, `1g.10gb+me`; empty: any that has the following."""
+    """NVIDIA's name, `1g.10gb+me`; empty: any profile that meets the other fields."""
     memory_bytes: int = 0
     memory_part: Fraction | None = None
-    """Of what the GPU's largest profile has, where bytes are not told."""
+    """A part of the GPU's largest profile, if bytes are not given."""
     compute: int = 0
     """Basis points of what the GPU's largest profile has in multiprocessors."""
     attributes: str = ""
     """Exactly those of the profile where none is named: `+me`, `+gfx`, or nothing."""
     count: int = 1
-    """So many slices, each with all of that, on whichever GPUs."""
+    """Number of slices, each of this size, on any of the GPUs."""
     groups: tuple[MigModelGroups, ...] = ()
-    """On GPUs of their models one of those that they allow, by the memory that is written there."""
+    """Allow-lists by model, with the configured memory."""
 
     def __str__(self) -> str:
-        """Say what is asked for, as in a sentence."""
+        """The request as part of a sentence."""
         times = f"{self.count} x " if self.count > 1 else ""
         if self.profile:
             return times + self.profile

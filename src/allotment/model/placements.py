@@ -1,83 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A placement: which devices serve a request and how much of each, or why none can."""
+"""A placement: the devices that serve a request, and how much of each, or why none can."""
 
 from dataclasses import dataclass
 
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace
+from allotment.model.modes import MIG
 from allotment.model.requests import Request
-
-__all__ = [
-    "MAX_MPS_SHARES",
-    "MAX_SHARES",
-    "DeviceState",
-    "Placed",
-    "Placement",
-    "Rejection",
-    "Verdict",
-]
 
 MAX_SHARES = 63
 """Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
 MAX_MPS_SHARES = 48
-"""Clients that each driver's control daemon takes (docs.nvidia.com/deploy/mps): one for a share.
+"""Clients of one MPS control daemon (docs.nvidia.com/deploy/mps): one for each share.
 
-60 since CUDA 13.1, which who places from afar does not know of; NVIDIA's plugin stops at 48, too.
+60 since CUDA 13.1, but the scheduler does not know the driver; NVIDIA's plugin also uses 48.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device and what of it is given to shares already.
+    """A device and its current shares.
 
-    `problem` says what is wrong with a device that does not answer, and takes no share therefore.
+    `problem` is the reason why a device takes no share; empty: healthy.
     """
 
     device: Device
     allotted_bytes: int = 0
-    """The limits of all its shares together."""
+    """Sum of the limits of its shares."""
     problem: str = ""
     oversubscribed_bytes: int = 0
-    """Of these, the limits of shares whose memory may live on the host."""
+    """Of these, limits of shares whose memory may live on the host."""
     host_budget_bytes: int = 0
-    """How much more than it holds may be promised of this device: host memory stands for that."""
+    """Bytes that may be promised beyond the device's memory, backed by host memory."""
     guaranteed: int = 0
-    """The guarantees of all its shares together, in basis points of the device's time."""
+    """Sum of the guarantees of its shares, in basis points of the device's time."""
     shares: int = 0
-    """How many shares have a part of it."""
+    """Number of its shares."""
     mode: str = ""
-    """How these are enforced; empty where there are none."""
+    """Mode of its shares; empty: no shares."""
     sharers: tuple[str, ...] = ()
-    """Their names."""
+    """Names of its shares."""
     reusable_bytes: int = 0
-    """Of what is left, what is booked for who asks already: for an ended container of its pod."""
+    """Free memory already booked for the asking pod, by one of its ended containers."""
 
     most_shares: int = MAX_SHARES
     seats_kept: int = 0
-    """Seats of containers of the asker's own pod that are not in use with it: no company for it."""
+    """Seats of the asking pod that are not in use at the same time; they do not count as other
+    shares."""
     guaranteeable: int = WHOLE
-    """Basis points of its time that can be guaranteed, in all."""
+    """Basis points of its time that can be guaranteed in total."""
     modes: frozenset[str] | None = None
-    """Those that it serves; None: whoever asks has seen to that."""
+    """Modes that it serves; None: the caller checks this."""
     affinities: frozenset[str] = frozenset()
-    """Tags of its shares, as far as they are known."""
+    """Known tags of its shares."""
     anti_affinities: frozenset[str] = frozenset()
     exclusions: frozenset[str] = frozenset()
-    """Exclusion tags of its shares, as far as they are known; empty text: a share without one."""
+    """Known exclusion tags of its shares; empty text: a share without one."""
     own_modes: frozenset[str] = frozenset()
-    """Modes of containers of the asker's own pod that are not in use with it."""
+    """Modes of the asking pod's containers that are not in use at the same time."""
     own_slices: tuple[MigPlace, ...] = ()
-    """Slices of these: it may have each of them as it is, in their place."""
+    """Slices of these containers: the asking container may reuse each of them unchanged."""
     layout: MigLayout | None = None
-    """What MIG makes of it. None: nothing is cut from it, or shares of another mode are on it."""
+    """Its MIG layout. None: no slices can be created, or shares of another mode use it."""
     mig_off: str = ""
-    """Why mode mig is not among `modes` for a time; empty: there is no more to say."""
+    """Why `modes` lacks mig for a time; empty: no such reason."""
 
     @property
     def free_guarantee(self) -> int:
-        """What is left of its time to guarantee, in basis points; never negative."""
+        """Time left to guarantee, in basis points; never negative."""
         return max(0, self.guaranteeable - self.guaranteed)
 
 
@@ -88,16 +80,16 @@ class Placed:
     device: Device
     memory_bytes: int
     compute: Compute | None = None
-    """None: as the request has it."""
+    """None: as in the request."""
     gpu: str = ""
-    """Of a MIG device, the UUID of the GPU that it is cut from; empty: it is a whole GPU."""
+    """For a MIG device, the UUID of its GPU; empty: a whole GPU."""
     profile: str = ""
-    """Of a MIG device, by name."""
+    """For a MIG device, its profile name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The decision: distinct devices, in the order in which the workload will see them."""
+    """The decision: distinct devices, in the order in which the workload sees them."""
 
     request: Request
     devices: tuple[Placed, ...]
@@ -105,10 +97,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one device can serve the request, with the numbers.
+    """Whether one device can serve the request, with the figures.
 
-    `reason` is empty when it can; else a phrase like `not selected` or `too little memory left`.
-    Memory is in bytes, guarantees are in basis points of the device's time.
+    `reason` is empty if it can; else a phrase like `too little memory left`. Memory is in bytes,
+    guarantees in basis points of the device's time.
     """
 
     state: DeviceState
@@ -118,24 +110,30 @@ class Verdict:
     need_guarantee: int = 0
     have_guarantee: int = WHOLE
     slices: int = 0
-    """In mode `mig`: how many such slices could be cut from it at once."""
+    """In mode `mig`: how many such slices can be created on it at the same time."""
 
     @property
     def fits(self) -> bool:
-        """Can the device serve the request?"""
         return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """No placement exists; every device's verdict says why."""
+class Judgement:
+    """Each device's verdict on one request; without a placement, they are the reasons."""
 
     request: Request
     verdicts: tuple[Verdict, ...]
     together: str = ""
-    """What devices that fit one by one are not together, like `on one NUMA node`."""
+    """What the fitting devices lack together, like `on one NUMA node`."""
 
     @property
     def fitting(self) -> int:
-        """How many devices could serve their part of the request."""
+        """Number of devices that could serve their part of the request."""
         return sum(verdict.fits for verdict in self.verdicts)
+
+    @property
+    def parts(self) -> int:
+        """Number of devices that fit alone, or of slices on them all."""
+        if self.request.mode != MIG:
+            return self.fitting
+        return sum(verdict.slices for verdict in self.verdicts if verdict.fits)

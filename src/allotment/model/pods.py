@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod as far as it concerns GPUs: who it is, and what its containers ask for. No API objects."""
+"""A pod's identity and its containers' GPU requests. No API objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,6 @@ from typing import NewType
 from allotment.model.mig import MigPlace
 from allotment.model.requests import Request
 
-__all__ = [
-    "Container",
-    "ContainerAsk",
-    "ContainerKind",
-    "Owner",
-    "Pod",
-    "PodUid",
-]
-
 PodUid = NewType("PodUid", str)
 
 
@@ -25,58 +16,56 @@ class ContainerKind(StrEnum):
     """When a container of a pod runs."""
 
     INIT = "init"
-    """Before the others, one after the other; its devices go on to those that follow."""
+    """Before the others, one after the other; later containers reuse its devices."""
     SIDECAR = "sidecar"
-    """An init container that restarts always: beside all that follow."""
+    """An init container that restarts always and runs beside all later ones."""
     REGULAR = "regular"
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container, with the resources that it may have: its `limits`, in whole numbers.
+    """A container with its resources: its `limits`, in whole numbers.
 
-    Of extended resources requests are the same. A quantity like `4Gi` is in bytes.
+    For extended resources, requests equal limits. A quantity like `4Gi` is in bytes.
     """
 
     name: str
     kind: ContainerKind
     resources: Mapping[str, int] = field(default_factory=dict)
     has_finished: bool = False
-    """It has ended and will not be started again."""
+    """It has ended and will not restart."""
     is_started: bool = False
     """It runs, or has run."""
     restarts: int = 0
-    """How often it was started again, as far as that has been told."""
+    """Number of restarts reported so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod as the API server has it."""
+    """A pod as reported by the API server."""
 
     uid: PodUid
-    """As the kubelet knows it: of a static pod that is the hash of its file, not the mirror's."""
+    """The kubelet's UID: for a static pod the hash of its file, not the mirror pod's UID."""
     namespace: str
     name: str
     node: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Those of `allotment.dev/` alone."""
+    """Only those with the prefix `allotment.dev/`."""
     containers: tuple[Container, ...] = ()
     """Init containers first, in the order of the specification."""
     has_ended: bool = False
     """Its phase is Succeeded or Failed: nothing of it will run again."""
 
     def __str__(self) -> str:
-        """Name it as people do."""
         return f"{self.namespace}/{self.name}"
 
     def container(self, name: str) -> Container | None:
-        """Return the container of that name."""
-        return next((each for each in self.containers if each.name == name), None)
+        return next((container for container in self.containers if container.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The container that a share is for, and the resource by which it got it."""
+    """The container that a share is for, and the resource by which it was requested."""
 
     uid: PodUid
     namespace: str
@@ -86,33 +75,65 @@ class Owner:
     resource: str
     """`nvidia.com/gpu`, `allotment.dev/gpu`, ..."""
     place: int | None = None
-    """Its place among the pod's containers, init containers first, as specified: which sidecars
-    run beside an init container goes by it. None: not known; then none is taken to."""
+    """Position among the pod's containers, init containers first; decides which sidecars run beside
+    an init container. None: unknown, treated as no sidecar."""
 
     @property
     def name(self) -> str:
-        """Its container's, by which its phases are known (`model.phases`)."""
+        """Its container's, by which its phases are known (`model.accounting`)."""
         return self.container
 
     def __str__(self) -> str:
-        """Name it as people do: `namespace/pod/container`."""
+        """`namespace/pod/container`."""
         return f"{self.namespace}/{self.pod}/{self.container}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAsk:
-    """What one container asks for, from whatever syntax: the result of a dialect."""
+    """One container's request, independent of dialect."""
 
     container: str
     kind: ContainerKind
     resource: str
-    """The resource that the kubelet allocates for it: whose plugin is asked."""
+    """The resource that the kubelet allocates for it, and so the plugin."""
     count: int
     request: Request | None
-    """None: the ids that the kubelet chose say which devices, and the mode how much of each."""
+    """None: the kubelet's ids name the devices, and the mode sets the part of each."""
     mode: str | None = None
     """None: the device's own."""
     devices: tuple[str, ...] = ()
-    """UUIDs that a scheduler chose; empty: nobody has chosen yet."""
+    """UUIDs chosen by a scheduler; empty: not chosen yet."""
     slices: tuple[MigPlace, ...] = ()
-    """In mode `mig`, which slice of each of `devices`; empty where nobody has chosen yet."""
+    """In mode `mig`, the slice of each of `devices`; empty: not chosen yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignContainer:
+    """A container as its author wrote it; quantities are texts."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.REGULAR
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables with a literal value."""
+    is_privileged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignPod:
+    """A pod as its author wrote it."""
+
+    namespace: str
+    name: str
+    """May be only a name prefix before the API server generates the name."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    containers: tuple[ForeignContainer, ...] = ()
+    """Init containers first."""
+    scheduler: str = ""
+    node: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts as people write them: the one parser of each.
+"""The one parser of each kind of amount.
 
-Memory is written as Kubernetes writes it, `4Gi`, `4096Mi`, `1.5Gi`, `500M`, plain bytes, or as a
-part of each device, `25%`. A trailing `B` (`4GiB`, `500MB`) is understood. Durations are written
-`250us`, `2ms`, `1.5s`, `2m`. `parse_whole` reads what the Kubernetes API server has as a quantity
-of whole things (`30`, `4Gi`, `1e9`). Whatever is not an amount is a `QuantityError` that shows the
-text and the accepted units; no text makes these functions raise anything else.
+Memory is written as in Kubernetes, `4Gi`, `1.5Gi`, `500M`, plain bytes, or as a part of each
+device, `25%`; a trailing `B` is allowed. Durations: `250us`, `2ms`, `1.5s`, `2m`. Invalid text
+always raises `QuantityError`, with the text and the accepted units.
 """
 
 import re
@@ -17,23 +15,11 @@ from functools import lru_cache
 from allotment.model.errors import QuantityError
 from allotment.model.formats import DURATION_UNITS, MEMORY_UNITS, format_bytes
 
-__all__ = [
-    "LEAST_BYTES",
-    "MAX_BYTES",
-    "MemoryAmount",
-    "check_part",
-    "parse_bytes",
-    "parse_duration_ns",
-    "parse_memory",
-    "parse_rounded_up",
-    "parse_whole",
-]
-
 MAX_BYTES = 2**63 - 1
-"""The largest amount of memory that any part of Allotment can hold."""
+"""The largest amount of memory that Allotment can store."""
 
 LEAST_BYTES = 1 << 20
-"""The least memory that a share can be meant to have of a device."""
+"""The smallest memory limit of a share on a device."""
 
 _MAX_TEXT = 64  # longer than any amount; keeps int() away from absurd digit strings
 _NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<unit>[^0-9.]*)", re.ASCII)
@@ -62,7 +48,7 @@ _PART_HINT = _MEMORY_HINT + ", or a part of each device, like 25%"
 
 @dataclass(frozen=True, slots=True)
 class MemoryAmount:
-    """Memory asked of each device: so many bytes, or a part of the device.
+    """Memory on each device: bytes, or a part of the device.
 
     Exactly one of both is set. `part` is exact and in (0, 1].
     """
@@ -72,21 +58,17 @@ class MemoryAmount:
     part: Fraction | None = None
 
     def of(self, device_bytes: int) -> int:
-        """Return how many bytes this is of a device with `device_bytes`, rounded down."""
+        """Bytes on a device with `device_bytes`, rounded down."""
         if self.size_bytes is not None:
             return self.size_bytes
         return int(device_bytes * (self.part or 0))
 
     def __str__(self) -> str:
-        """Show the amount as it was written."""
         return self.text
 
 
 def parse_memory(text: str) -> MemoryAmount:
-    """Parse bytes (`4Gi`, at least 1Mi) or a part of each device (`25%`).
-
-    Raises `QuantityError`.
-    """
+    """Parse bytes (`4Gi`, at least 1Mi) or a part of each device (`25%`); `QuantityError`."""
     body = text.strip()
     if not body.endswith("%"):
         size = _parse_bytes(text, _PART_HINT)
@@ -104,11 +86,11 @@ def parse_memory(text: str) -> MemoryAmount:
 
 
 def check_part(memory: MemoryAmount, device_bytes: int) -> None:
-    """Raise `QuantityError` when a part of a device comes to less than anyone can mean."""
+    """Raise `QuantityError` if a part of this device is less than the smallest limit."""
     size = memory.of(device_bytes)
     if size < LEAST_BYTES:
         raise _refuse(
-            memory.text, f"of this device it is {format_bytes(size)}, less than 1Mi", _PART_HINT
+            memory.text, f"on this device it is {format_bytes(size)}, less than 1Mi", _PART_HINT
         )
 
 
@@ -122,7 +104,7 @@ def _too_little(text: str, size: int) -> QuantityError:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse an amount of memory into bytes, fractions rounded up; raise `QuantityError`."""
+    """Parse memory into bytes, fractions rounded up; raise `QuantityError`."""
     return _parse_bytes(text, _MEMORY_HINT)
 
 
@@ -142,10 +124,10 @@ def _parse_bytes(text: str, hint: str) -> int:
 
 
 def parse_whole(text: str) -> int:
-    """Parse a Kubernetes quantity of what is had in whole numbers only; zero included.
+    """Parse a Kubernetes quantity of a whole-number resource; zero included.
 
-    Raises `QuantityError` for a part (`500m`), a negative amount and more than 2**63 - 1, as the
-    API server does for resources of its extensions.
+    Raises `QuantityError` for a fraction (`500m`), a negative amount and more than 2**63 - 1, as
+    the API server does for extended resources.
     """
     amount = _quantity(text)
     if amount.denominator != 1:
@@ -154,10 +136,10 @@ def parse_whole(text: str) -> int:
 
 
 def parse_rounded_up(text: str, *, parts: int = 1) -> int:
-    """Parse any Kubernetes quantity into `parts` of one, rounded up as Kubernetes rounds.
+    """Parse any Kubernetes quantity into `parts` of one, rounded up as in Kubernetes.
 
-    CPU with `parts=1000` is in thousandths of a core: `Quantity.MilliValue`. Raises
-    `QuantityError` for a negative amount and for more than 2**63 - 1.
+    CPU with `parts=1000` is in thousandths of a core: `Quantity.MilliValue`. Raises `QuantityError`
+    for a negative amount and for more than 2**63 - 1.
     """
     amount = _quantity(text) * parts
     if amount > MAX_BYTES:
@@ -167,7 +149,7 @@ def parse_rounded_up(text: str, *, parts: int = 1) -> int:
 
 @lru_cache(maxsize=4096)
 def _quantity(text: str) -> Fraction:
-    """Read a text; of all that a cluster has there are few different ones."""
+    """Cached: a cluster uses few different quantities."""
     if len(text) > _MAX_TEXT:
         raise _refuse(f"{text[:20]}...", "it is too long", _WHOLE_HINT)
     if text.startswith("-"):
@@ -188,7 +170,7 @@ def _quantity(text: str) -> Fraction:
 def parse_duration_ns(text: str) -> int:
     """Parse a duration (`250us`, `2ms`, `1.5s`, `2m`, `1h`) into nanoseconds, zero included.
 
-    A bare `0` needs no unit; any other number does. Raises `QuantityError`.
+    A bare `0` needs no unit. Raises `QuantityError`.
     """
     hint = "write a duration with a unit, like 250us, 2ms, 1.5s or 2m (units: ns us ms s m h)"
     number, unit = _split(text, text.strip(), hint)
@@ -205,7 +187,6 @@ def parse_duration_ns(text: str) -> int:
 
 
 def _split(text: str, body: str, hint: str) -> tuple[Fraction, str]:
-    """Take a text apart into its number and its unit."""
     if not body:
         raise _refuse(text, "it is empty", hint)
     if len(body) > _MAX_TEXT:
@@ -219,7 +200,7 @@ def _split(text: str, body: str, hint: str) -> tuple[Fraction, str]:
 
 
 def _meant(unit: str) -> str:
-    """Name the unit that someone who wrote `unit` most likely meant."""
+    """The known unit closest to `unit`, as a suffix for the message."""
     stem = unit.lower().removesuffix("b").removesuffix("i")
     close = [known for known in MEMORY_UNITS if known and known.lower().removesuffix("i") == stem]
     return f" (did you mean {' or '.join(close)}?)" if close and len(unit) > 0 else ""

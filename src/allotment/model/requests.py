@@ -1,71 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request: what a workload asks for, in whatever syntax it was written."""
+"""A request: what a workload asks for, in any dialect."""
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.mig_groups import MigModelGroups
+from allotment.model.mig import MigModelGroups
+from allotment.model.modes import SOFT
 from allotment.model.quantities import MemoryAmount
-
-__all__ = [
-    "EXCLUSIVE",
-    "MIG",
-    "MPS",
-    "SOFT",
-    "TIMESLICE",
-    "Constraints",
-    "DeviceWeights",
-    "ModelRule",
-    "Preferences",
-    "Request",
-    "replicas_of",
-    "whole_devices",
-]
-
-SOFT = "soft"
-EXCLUSIVE = "exclusive"
-TIMESLICE = "timeslice"
-MPS = "mps"
-MIG = "mig"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """A model as somebody names it. Case does not matter; a space, `-` and `_` are the same."""
+    """A model name or substring. Case is ignored; a space, `-` and `_` are the same."""
 
     text: str
     is_exact: bool = False
-    """It is the whole name of the model; else some part of it."""
+    """It is the whole model name; else a substring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Which devices may serve a request at all, and which of them together."""
+    """Which devices may serve a request, alone and together."""
 
     models: tuple[ModelRule, ...] = ()
     """One of these; empty: any."""
     not_models: tuple[ModelRule, ...] = ()
     uuids: tuple[str, ...] = ()
-    """One of these, whole; empty: any."""
+    """One of these, exactly; empty: any."""
     not_uuids: tuple[str, ...] = ()
     affinity: str = ""
-    """On devices that a share with this tag is on; where there are none, on idle ones."""
+    """On devices with a share of this tag; if there are none, on idle devices."""
     anti_affinity: str = ""
-    """On no device that a share with this tag is on."""
+    """On no device with a share of this tag."""
     exclusion: str | None = None
-    """On no device that a share with another exclusion tag is on; none at all counts as a tag."""
+    """On no device with a share of another exclusion tag; a missing tag counts as one."""
     is_alone: bool = False
-    """On devices without any other share now. Others may come later, unlike with `exclusive`."""
+    """On devices without another share at placement. Others may join later, unlike with
+    `exclusive`."""
     same_numa: bool = False
-    """All its devices on one NUMA node."""
+    """All devices on one NUMA node."""
     needs_nvlink: bool = False
-    """Each of its devices linked to each other one by NVLink."""
+    """NVLink between each two of its devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """What counts how much when devices of one node are compared. At least one is above 0."""
+    """Weights for comparing devices of one node. At least one is above 0."""
 
     shares: int = 1
     compute: int = 1
@@ -74,7 +55,7 @@ class DeviceWeights:
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Which of the places that fit is taken: names of policies in a chain; empty: the default."""
+    """Policy names in a chain, which choose among fitting places; empty: the default."""
 
     node_policies: tuple[str, ...] = ()
     device_policies: tuple[str, ...] = ()
@@ -88,27 +69,30 @@ class Request:
     memory: MemoryAmount
     count: int = 1
     selectors: tuple[str, ...] = field(default=())
-    """UUIDs (or their beginnings) and model names; a device has to match one. Empty: any device."""
+    """UUIDs (or prefixes) and model names; a device has to match one. Empty: any device."""
     compute: Compute = field(default=Compute())
     may_oversubscribe: bool = False
-    """Its memory may live on the host: the device may be promised to more than it holds."""
+    """Its memory may live on the host: the device may be promised beyond its memory."""
     mode: str = SOFT
-    """How it is to be enforced. The shares of a device at one time are all of one mode."""
+    """The mode. All shares of a device use the same mode at a time."""
     other_modes: tuple[str, ...] = ()
-    """How it may be enforced where `mode` has no room for it, the best first."""
+    """Alternative modes if `mode` has no room, the best first."""
     mig_profile: str = ""
-    """The one that is to be cut in mode `mig`, as NVIDIA writes it (`1g.10gb`); empty: the smallest
-    with as much as `memory` and the guarantee of `compute`, which are a floor in that mode."""
+    """The profile in mode `mig`, in NVIDIA's form (`1g.10gb`). Empty: the smallest with at least
+    `memory` and the guarantee of `compute`."""
     mig_groups: tuple[MigModelGroups, ...] = ()
-    """Which slices an administrator allows on GPUs of some models, in another system's words. Of
-    these models one is cut that they allow (`mig_groups.allowed_profiles`), by the memory that is
-    written there; of listed profiles no others. One that `mig_profile` names has to be listed
-    where there are lists, and nothing else of this has an effect on it."""
+    """Allow-list of profiles per model, by configured memory (`allowed_profiles`). If non-empty,
+    only listed profiles may be cut, and `mig_profile` must be one of them."""
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """All its modes, the best first."""
+        return tuple(dict.fromkeys((self.mode, *self.other_modes)))
+
     def times(self, number: int) -> "Request":
-        """Return the request for so many parts of one device: amounts and guarantee together."""
+        """The request for `number` parts of one device: memory and guarantee are multiplied."""
         if number == 1:
             return self
         memory = self.memory
@@ -128,14 +112,14 @@ class Request:
 
 
 def whole_devices(count: int, *, mode: str) -> Request:
-    """Return the request for devices that nothing parts: mode `exclusive` or `timeslice`."""
+    """A request for undivided devices: mode `exclusive` or `timeslice`."""
     return Request(MemoryAmount("100%", part=Fraction(1)), count=count, mode=mode)
 
 
 def replicas_of(number: int, *, count: int = 1) -> Request:
-    """Return the request for replicas that are enforced: each is one part in `number` of a device.
+    """A request for enforced replicas, each `1/number` of a device.
 
-    That part of its memory, and as a guarantee of its time; all of its time while others leave it.
+    That part of its memory, and of its time as a guarantee, with no ceiling.
     """
     return Request(
         MemoryAmount(f"1/{number} of the GPU", part=Fraction(1, number)),

@@ -1,43 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a share is enforced. Each mode is a small class behind one Protocol.
+"""How a share is enforced. Each mode is a small class.
 
-protocol     what a mode can do, and what one with a ledger can do besides
-soft         a ledger that the shim keeps
-mps          the same for memory, and MPS for compute
-mig          a slice that the hardware holds; cut and removed by `shares.slicing`
-damages      what programs did to their files, for whoever is to tell it
+base         the operations of each mode, and their defaults: no enforcement
 unenforced   exclusive and timeslice: a record, and no shim
-turns        the devices' folders: contracts and leases
+soft         a ledger that the shim keeps
+mps/         the same for memory, and MPS for compute
+mig/         a slice that the hardware isolates; allocated by `shares.mig`
+turns        the devices' folders: contracts and leases; reports of tampering
 """
 
 from allotment.model.errors import UsageError
-from allotment.model.requests import SOFT
-from allotment.modes.damages import Damage, take_damages
+from allotment.model.modes import SOFT
+from allotment.modes.base import Mode, Traits, Turns
 from allotment.modes.mig.mode import MigMode
 from allotment.modes.mps import MpsMode
-from allotment.modes.protocol import LedgerMode, Mode, Turns
 from allotment.modes.soft import SoftMode
+from allotment.modes.turns import Damage, take_damages
 from allotment.modes.unenforced import ExclusiveMode, TimesliceMode
 
 __all__ = [
     "DEFAULT_MODE",
+    "ENFORCED",
     "Damage",
     "ExclusiveMode",
-    "LedgerMode",
     "MigMode",
     "Mode",
     "MpsMode",
     "SoftMode",
     "TimesliceMode",
+    "Traits",
     "Turns",
-    "all_modes",
     "ledger_mode",
     "mode_named",
     "take_damages",
+    "traits_of",
 ]
 
 DEFAULT_MODE = SOFT
-_LEDGER_MODES: dict[str, LedgerMode] = {each.name: each for each in (SoftMode(), MpsMode())}
+_LEDGER_MODES: dict[str, SoftMode] = {each.name: each for each in (SoftMode(), MpsMode())}
+ENFORCED = frozenset(_LEDGER_MODES)
+"""Modes whose shares are limited to parts of a device by a ledger."""
 _MODES: dict[str, Mode] = {
     **_LEDGER_MODES,
     **{each.name: each for each in (ExclusiveMode(), TimesliceMode(), MigMode())},
@@ -45,7 +47,7 @@ _MODES: dict[str, Mode] = {
 
 
 def mode_named(name: str) -> Mode:
-    """Return the mode of that name; raise `UsageError` where there is none."""
+    """Return the mode of that name; raise `UsageError` if unknown."""
     try:
         return _MODES[name]
     except KeyError:
@@ -54,11 +56,11 @@ def mode_named(name: str) -> Mode:
         ) from None
 
 
-def ledger_mode(name: str) -> LedgerMode | None:
-    """Return the mode of that name if it enforces by a ledger; None for any other."""
+def traits_of(name: str) -> Traits:
+    """Return the traits of a mode; an unknown one counts as the default mode."""
+    return _MODES.get(name, _MODES[DEFAULT_MODE]).traits
+
+
+def ledger_mode(name: str) -> SoftMode | None:
+    """Return the mode of that name if its limits can change; None for any other."""
     return _LEDGER_MODES.get(name)
-
-
-def all_modes() -> tuple[Mode, ...]:
-    """Return every mode there is."""
-    return tuple(_MODES.values())

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mode `soft`: a ledger that the shim keeps inside the share's processes.
 
-Exact for every program that the shim is loaded into, and no boundary against hostile code: what
-uses the GPU without the shim is found by `shares` and shown as not enforced.
+Exact for every program that loads the shim, but no boundary against hostile code: `shares` finds
+programs without the shim and shows them as not enforced.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from allotment import ledger
 from allotment.ledger.leases import (
+    Seat,
     SeatAccount,
     Terms,
     change,
@@ -17,107 +19,97 @@ from allotment.ledger.leases import (
     read_leases,
     read_terms,
 )
-from allotment.model.devices import Device
 from allotment.model.errors import LedgerError
 from allotment.model.formats import format_bytes
+from allotment.model.modes import SOFT
 from allotment.model.placements import Placement
-from allotment.model.requests import SOFT
 from allotment.model.shares import ShareDevice, ShareId
 from allotment.modes import turns
-from allotment.modes.damages import put_down
-from allotment.modes.protocol import Turns
-
-__all__ = ["SoftMode"]
+from allotment.modes.base import Mode, Traits, Turns
+from allotment.modes.turns import record_tampering
 
 
-class SoftMode:
-    """Enforce by ledger and shim; needs nothing of the device or its driver."""
+class SoftMode(Mode):
+    """Enforces by ledger and shim, on every device. Its limits and turns can change."""
 
     name = SOFT
-    remark = ""
-
-    def fits(self, device: Device) -> str:  # noqa: ARG002 - the Protocol's question
-        """Every device serves."""
-        return ""
+    # A CUDA context alone takes 300 to 500 MiB.
+    traits = Traits(has_shim=True, takes_turns=True, least_bytes=512 << 20)
 
     def create(
         self, directory: Path, placement: Placement, *, share: ShareId, name: str, devices: Path
     ) -> None:
-        """Make the ledger, with a seat on each device and links to what turns are taken by."""
+        """Take a seat on each device, link the files for turns, and create the ledger."""
         request = placement.request
+        seats = []
         try:
-            policies = []
             for index, placed in enumerate(placement.devices):
-                compute = placed.compute or request.compute
-                terms = Terms(compute, is_oversubscribed=request.may_oversubscribe)
-                seat = turns.sit(devices, placed.device.uuid, share, terms)
-                turns.link(devices, placed.device.uuid, directory, index)
-                policies.append(
-                    ledger.DevicePolicy(
-                        uuid=placed.device.uuid,
-                        memory_limit=placed.memory_bytes,
-                        context_bytes=placed.device.context_bytes,
-                        seat=seat,
-                        is_oversubscribed=request.may_oversubscribe,
-                    )
+                terms = Terms(
+                    placed.compute or request.compute, is_oversubscribed=request.may_oversubscribe
                 )
-            ledger.create(
-                directory,
-                ledger.Policy(share_id=share, share_name=name, devices=tuple(policies)),
-            )
+                seats.append(turns.take_seat(devices, placed.device.uuid, share, terms))
+                turns.link_files(devices, placed.device.uuid, directory, index)
+            create_ledger(directory, placement, share=share, name=name, seats=seats)
         except BaseException:
-            turns.leave(devices, share)
+            turns.free_seats(devices, share)
             raise
 
     def reconcile(self, directory: Path) -> ledger.Ledger:
-        """Reclaim what dead processes left, then read.
+        """Reclaim dead processes' use, then read.
 
-        Who may not write the ledger (another user's) still reads it, dead processes' use included.
+        A user without write access reads the ledger with dead processes' use included.
         """
         grown = ledger.cut_usage(directory)
         if grown:
-            put_down(
+            record_tampering(
                 f"share {directory.name}: its programs made its file `usage` longer by"
-                f" {format_bytes(grown)}, which were taken from it again",
+                f" {format_bytes(grown)}, which were removed",
                 [directory.name],
             )
         snapshot = ledger.read(directory)
         try:
             cleared = ledger.reap(directory)
         except LedgerError:
-            return snapshot  # readable, so the figures are worth more than the reclaiming
+            return snapshot  # readable: the figures matter more than the reclaiming
         return ledger.read(directory) if cleared else snapshot
 
     def terms(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Terms]:
-        """Read what is in force from the contracts that the share has links to."""
-        found = {}
+        terms_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
                 terms = read_terms(directory / turns.link_names(index)[0], device.seat)
                 if terms is not None:
-                    found[device.uuid] = terms
-        return found
+                    terms_by_uuid[device.uuid] = terms
+        return terms_by_uuid
 
     def turns(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Turns]:
-        """Read what the share has had of each device."""
-        found = {}
+        turns_by_uuid = {}
         for index, device in enumerate(snapshot.policy.devices):
             if device.seat is not None:
                 contract, leases = (directory / name for name in turns.link_names(index))
                 account = read_leases(leases).accounts.get(device.seat.serial, SeatAccount())
-                found[device.uuid] = Turns(account, is_governed(contract))
-        return found
+                turns_by_uuid[device.uuid] = Turns(account, is_governed(contract))
+        return turns_by_uuid
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
-        """Programs follow whatever is changed."""
+        """Raise `NotInModeError` if running programs cannot follow a change of a device's part.
+
+        `device` is the part before, `memory_bytes` the new limit.
+        """
 
     def resize(self, directory: Path, uuid: str, memory_bytes: int, *, force: bool) -> None:
-        """Set the limit; from the return on, no allocation succeeds under the old one."""
+        """Set the limit; from the return on, no allocation succeeds under the old one.
+
+        Raises `LimitBelowUseError` if more is in use and `force` is false, or `LedgerError`.
+        """
         index, _ = _device(directory, uuid)
         ledger.set_limit(directory, index, memory_bytes, force=force)
 
     def revise(self, directory: Path, uuid: str, terms: Terms, *, devices: Path) -> None:
-        """Change the contract; in force when this returns."""
+        """Change the contract; in force on return.
+
+        Raises `DoesNotFitError` (the guarantees would exceed the device) or `LedgerError`.
+        """
         _, device = _device(directory, uuid)
         if device.seat is None:
             raise LedgerError(
@@ -126,13 +118,27 @@ class SoftMode:
             )
         change(devices / uuid, device.seat, terms)
 
-    def destroy(self, share: ShareId, *, devices: Path) -> None:
-        """Free the share's seats."""
-        turns.leave(devices, share)
 
-    def sweep(self, shares: Mapping[ShareId, Collection[str]], *, devices: Path) -> None:
-        """Free the seats of shares that are not there any more."""
-        turns.sweep(devices, shares)
+def create_ledger(
+    directory: Path,
+    placement: Placement,
+    *,
+    share: ShareId,
+    name: str,
+    seats: Sequence[Seat] = (),
+) -> None:
+    """Create the ledger of a share. Without seats its programs take no turns."""
+    policies = tuple(
+        ledger.DevicePolicy(
+            uuid=placed.device.uuid,
+            memory_limit=placed.memory_bytes,
+            context_bytes=placed.device.context_bytes,
+            seat=seat,
+            is_oversubscribed=placement.request.may_oversubscribe,
+        )
+        for placed, seat in zip_longest(placement.devices, seats)
+    )
+    ledger.create(directory, ledger.LedgerPolicy(share_id=share, share_name=name, devices=policies))
 
 
 def _device(directory: Path, uuid: str) -> tuple[int, ledger.DevicePolicy]:

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices' folders: where the shares of a device have the files by which they take turns.
+"""The devices' folders, with the files by which shares take turns.
 
-    devices/UUID/contract       what each share is promised
-    devices/UUID/leases         who runs, who waits, and what each has had
+    devices/UUID/contract       the promises to each share
+    devices/UUID/leases         running and waiting processes, and used time
 
 A share has a seat in the contract of each of its devices, and hard links to both files. A seat is
-taken before its share can be seen and freed after it cannot be any more; whatever is cut off in
-between leaves a seat of a share that is not there, which `sweep` frees. The caller holds the state
-folder's lock.
+taken before its share is visible and freed after it is hidden. `sweep` frees seats left by an
+interruption in between. The caller holds the state folder's lock.
 """
 
 import os
 import shutil
 import stat
+from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from allotment.ledger.leases import (
     CONTRACT,
@@ -32,27 +34,24 @@ from allotment.ledger.leases import (
 )
 from allotment.model.errors import LedgerError
 from allotment.model.shares import ShareId
-from allotment.modes.damages import put_down
-
-__all__ = ["leave", "link", "link_names", "sit", "sweep"]
 
 _DRAFT = ".new-"
 _SHARED = 0o002
 
 
 def link_names(index: int) -> tuple[str, str]:
-    """Return what a share calls both files of its device number `index`."""
+    """Return the names of both files in a share's folder, for its device number `index`."""
     return f"{CONTRACT}-{index}", f"{LEASES}-{index}"
 
 
-def sit(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
-    """Take a seat for a share, making the device's folder if it is the first.
+def take_seat(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
+    """Take a seat for a share; creates the device's folder if necessary.
 
-    One that it has already is of a try that was cut off: it is freed. What programs of other
-    shares damaged is put right. Raises `DoesNotFitError` (guarantees, seats) or `LedgerError`.
+    Frees the share's earlier seat, left by an interrupted attempt. Repairs damage by programs of
+    other shares. Raises `DoesNotFitError` (guarantees, seats) or `LedgerError`.
     """
     folder = _device_folder(devices, uuid)
-    with suppress(OSError):  # taking the seat says what is wrong
+    with suppress(OSError):  # `take` reports the problem
         if share.encode() in (folder / CONTRACT).read_bytes():
             _free_seats(folder, read_contract(folder / CONTRACT), share)
     seat = take(folder, share, terms)
@@ -60,8 +59,8 @@ def sit(devices: Path, uuid: str, share: str, terms: Terms) -> Seat:
     return seat
 
 
-def link(devices: Path, uuid: str, directory: Path, index: int) -> None:
-    """Put both files of a device into a share's directory, as its device number `index`."""
+def link_files(devices: Path, uuid: str, directory: Path, index: int) -> None:
+    """Link both files of a device into a share's directory, as its device number `index`."""
     for file, name in zip((CONTRACT, LEASES), link_names(index), strict=True):
         source = devices / uuid / file
         if not stat.S_ISREG(source.lstat().st_mode):
@@ -69,10 +68,10 @@ def link(devices: Path, uuid: str, directory: Path, index: int) -> None:
         os.link(source, directory / name, follow_symlinks=False)
 
 
-def leave(devices: Path, share: str) -> None:
-    """Free every seat of a share. May be repeated; what cannot be read or written is passed over.
+def free_seats(devices: Path, share: str) -> None:
+    """Free every seat of a share. May be repeated.
 
-    The next `sweep` sees to what was passed over.
+    Unreadable or read-only contracts are left to the next `sweep`.
     """
     for path in _folders(devices):
         with suppress(LedgerError):
@@ -80,11 +79,10 @@ def leave(devices: Path, share: str) -> None:
 
 
 def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
-    """Free the seats of shares that are not there any more, or have no part of that device.
+    """Free the seats of removed shares, and of shares without a part of that device.
 
-    `shares` are those that are, with the UUIDs of their devices. A damaged folder that none of them
-    has a part of is removed, so that the next share makes it anew. What programs damaged of one
-    that is in use is put right.
+    `shares` are all shares, with their devices' UUIDs. A damaged folder that no share uses is
+    removed; the next share creates it again. Damage to one in use is repaired.
     """
     used = {uuid for uuids in shares.values() for uuid in uuids}
     for path in _folders(devices):
@@ -97,44 +95,44 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
             if path.name not in used:
                 shutil.rmtree(path, ignore_errors=True)
             continue
-        # One whose devices cannot be read keeps what it has.
-        there = {share for share, uuids in shares.items() if not uuids or path.name in uuids}
-        for gone in {each.share_id for each in contract.seats} - there:
-            with suppress(LedgerError):  # another user's: its owner sees to it
-                _free_seats(path, contract, gone)
+        # A share with unreadable devices keeps its seats.
+        users = {share for share, uuids in shares.items() if not uuids or path.name in uuids}
+        for removed in {taken.share_id for taken in contract.seats} - users:
+            with suppress(LedgerError):  # another user's: its owner frees it
+                _free_seats(path, contract, removed)
         with suppress(LedgerError):  # as above
             _mend(path)
 
 
 def _mend(path: Path, *, beside: str = "") -> None:
-    """Put the leases of a device right, and say whose programs had them, but for a new share's."""
-    found = mend(path)
-    if not found:
+    """Repair the leases of a device, and record the shares with access, except a new one."""
+    damage = mend(path)
+    if not damage:
         return
-    had = {each.share_id for each in read_contract(path / CONTRACT).seats} - {beside}
-    put_down(
-        f"GPU {path.name}: the file by which its shares take turns was {found}, by a program of one"
-        f" of them ({', '.join(sorted(had)) or 'those that ended'}); it is put right",
-        had,
+    suspects = {taken.share_id for taken in read_contract(path / CONTRACT).seats} - {beside}
+    record_tampering(
+        f"GPU {path.name}: the file by which its shares take turns was {damage}, by a program of"
+        f" one of them ({', '.join(sorted(suspects)) or 'those that ended'}); it is repaired",
+        suspects,
         device=path.name,
     )
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:
-    for each in contract.seats:
-        if each.share_id == share:
-            free(path, each.seat)
+    for taken in contract.seats:
+        if taken.share_id == share:
+            free(path, taken.seat)
 
 
 def _folders(devices: Path) -> list[Path]:
     try:
         return list(devices.iterdir())
-    except OSError:  # made by the first share
+    except OSError:  # created by the first share
         return []
 
 
 def _device_folder(devices: Path, uuid: str) -> Path:
-    """Return a device's folder, whole: it appears by one rename, with both files in it."""
+    """Return a device's folder; it appears by one rename, with both files."""
     path = devices / uuid
     if path.is_dir():
         return path
@@ -143,9 +141,43 @@ def _device_folder(devices: Path, uuid: str) -> Path:
     draft.mkdir()
     draft.chmod(0o755)
     create_device(draft, uuid)
-    # In a folder for all users, whoever makes a share takes a seat, and its programs take turns.
+    # In a folder for all users, each of them takes seats, and their programs take turns.
     is_shared = bool(devices.stat().st_mode & _SHARED)
     (draft / CONTRACT).chmod(0o666 if is_shared else 0o644)
     (draft / LEASES).chmod(0o666 if is_shared else 0o644)
     draft.rename(path)
     return path
+
+
+_MOST: Final = 256
+"""Hostile programs can cause any number: the oldest are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that was damaged, and is repaired."""
+
+    message: str
+    shares: tuple[ShareId, ...]
+    """Shares whose programs have access to the file."""
+    device: str = ""
+    """UUID of the device, if all its shares use the file."""
+
+
+_damages: deque[Damage] = deque(maxlen=_MOST)  # its methods are atomic
+
+
+def record_tampering(message: str, shares: Collection[str], *, device: str = "") -> None:
+    """Record a damage for `take_damages`."""
+    _damages.append(Damage(message, tuple(map(ShareId, sorted(shares))), device))
+
+
+def take_damages() -> tuple[Damage, ...]:
+    """Return the damages recorded in this process since the last call, oldest first."""
+    taken = []
+    while _damages:
+        try:
+            taken.append(_damages.popleft())
+        except IndexError:  # another thread took the last one
+            break
+    return tuple(taken)

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request goes: pure functions from device states to a decision that carries its reasons.
+"""Pure functions from device states to a placement decision with its reasons.
 
-No I/O, no clock, no randomness: the same states and the same request give the same decision. The
-caller holds whatever lock keeps the states true until the decision is written down.
-
-What is here needs nothing but the standard library, for one machine. A cluster, which needs numpy,
-is in `allotment.placement.cluster`.
+No I/O, no clock, no randomness: equal states and requests give equal decisions. The caller holds
+the lock that keeps the states valid until the decision is written. This part needs only the
+standard library; `allotment.placement.cluster` needs numpy.
 """
 
-from allotment.placement.choose import choose, follow
 from allotment.placement.explain import explain, is_asked_for, main_reason, most_telling
-from allotment.placement.fit import (
+from allotment.placement.judge import (
     NOT_SELECTED,
     OTHER_MODE,
     TOO_LITTLE_COMPUTE,
+    is_selected,
     judge,
     memory_room,
     overflow,
+    unknown_selectors,
 )
-from allotment.placement.select import is_selected, unknown_selectors
+from allotment.placement.ordering import choose, follow
 
 __all__ = [
     "NOT_SELECTED",

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods take of devices: a pod's containers by phase, and the sums of pods on one device.
+"""What pods use of devices: a pod's containers by phase, and the sums of pods on one device.
 
-A pod counts on each device as Kubernetes counts it: the most of what is in use at once, for each
-amount by itself. The node's agent counts its shares the same way (`allotment.shares.bookings`), so
-that what is decided here fits there. Slices are the exception: one of an init container stays for
-as long as its pod does, and is the next container's as well only where that was given the very
-same. All of it are sums of whole numbers: taking a pod away leaves exactly what was there before it
-came, in whatever order pods come and go.
+A pod counts with the maximum over its phases, as in Kubernetes and in the node's agent
+(`allotment.shares.booking`). A slice of an init container stays booked as long as its pod. Sums are
+exact integers, so removing a pod restores the earlier state.
 """
 
 from collections import Counter
@@ -14,70 +11,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from allotment.model.accounting import (
+    DeviceAmount,
+    Phased,
+    beside,
+    device_amount,
+    most_of,
+    overlap,
+    phases,
+)
 from allotment.model.clusters import NodeDevice, PlacedContainer
 from allotment.model.mig import MigPlace
-from allotment.model.phases import Phased, beside, overlap, phases
-from allotment.model.requests import MIG, SOFT, TIMESLICE
-from allotment.placement.constraints import exclusion_of
-from allotment.placement.host_memory import host_part
-
-__all__ = [
-    "UNKNOWN",
-    "Footprint",
-    "Load",
-    "Part",
-    "Seen",
-    "base_load",
-    "footprint",
-    "held_slices",
-    "seen",
-]
+from allotment.model.modes import MIG, SOFT
 
 UNKNOWN = MigPlace("", 0)
-"""A slice of which nobody knows where it is."""
-
-
-class Part(NamedTuple):
-    """An amount of one device. Bytes, and basis points of its time."""
-
-    fixed: int = 0
-    oversubscribed: int = 0
-    """Memory that may live on the host."""
-    guarantee: int = 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes, wherever they may live."""
-        return self.fixed + self.oversubscribed
-
-    def plus(self, other: "Part") -> "Part":
-        """Return both together."""
-        return Part(
-            self.fixed + other.fixed,
-            self.oversubscribed + other.oversubscribed,
-            self.guarantee + other.guarantee,
-        )
-
-    def most(self, other: "Part") -> "Part":
-        """Return what covers either."""
-        return Part(
-            max(self.fixed, other.fixed),
-            max(self.oversubscribed, other.oversubscribed),
-            max(self.guarantee, other.guarantee),
-        )
+"""A slice with unknown place."""
 
 
 class Footprint(NamedTuple):
-    """What one pod has of one device, as all others see it."""
+    """What one pod uses of one device, seen by all other pods."""
 
-    part: Part
+    part: DeviceAmount
     shares: tuple[PlacedContainer, ...]
     slices: tuple[MigPlace, ...] = ()
 
 
 @dataclass(slots=True)
 class Load:
-    """What all pods, and whoever else, have of one device. Counts are by how many shares."""
+    """The total use of one device. Counts are numbers of shares."""
 
     fixed: int = 0
     oversubscribed: int = 0
@@ -88,10 +49,9 @@ class Load:
     anti_affinities: dict[str, int] = field(default_factory=dict)
     exclusions: dict[str, int] = field(default_factory=dict)
     slices: dict[MigPlace, int] = field(default_factory=dict)
-    """Those that pods have. More than one of a place: somebody has written what cannot be."""
+    """Slices of pods. A count above 1 at one place means an invalid placement."""
 
     def copy(self) -> "Load":
-        """Return one that can be changed by itself."""
         return Load(
             self.fixed,
             self.oversubscribed,
@@ -105,7 +65,7 @@ class Load:
         )
 
     def add(self, there: Footprint, *, sign: int = 1) -> None:
-        """Add a pod; `sign` -1: take it away."""
+        """Add a pod; `sign` -1: remove it."""
         part = there.part
         self.fixed += sign * part.fixed
         self.oversubscribed += sign * part.oversubscribed
@@ -113,7 +73,7 @@ class Load:
         self.shares += sign * len(there.shares)
         for share in there.shares:
             _count(self.modes, share.mode, sign)
-            _count(self.exclusions, exclusion_of(share.exclusion), sign)
+            _count(self.exclusions, share.exclusion or "", sign)
             if share.affinity:
                 _count(self.affinities, share.affinity, sign)
             if share.anti_affinity:
@@ -122,18 +82,13 @@ class Load:
             _count(self.slices, place, sign)
 
     @property
-    def memory(self) -> int:
-        """Bytes, wherever they may live."""
-        return self.fixed + self.oversubscribed
-
-    @property
     def mode(self) -> str:
-        """How its shares are enforced; empty where there are none, or nobody knows."""
+        """Mode of its shares; empty: no shares, or unknown."""
         others = [mode for mode in self.modes if mode not in {SOFT, ""}]
         return min(others) if others else SOFT if SOFT in self.modes else ""
 
     def on_host(self, capacity: int) -> int:
-        """Return how much host memory stands for what is promised beyond the device's."""
+        """Host memory that backs promises beyond the device's memory."""
         return host_part(capacity, self.fixed, self.oversubscribed)
 
 
@@ -149,9 +104,8 @@ def _count(counts: dict[_Key, int], key: _Key, sign: int) -> None:
 
 
 def base_load(device: NodeDevice) -> Load:
-    """Return what those have of a device for whom no placement stands."""
     taken = device.taken
-    # What has something of it is a share, also where nobody counted it.
+    # Any use counts as a share, even if no share was reported.
     shares = max(taken.shares, 1 if taken.memory or taken.guarantee else 0)
     load = Load(fixed=taken.memory, guarantee=taken.guarantee, shares=shares)
     if shares:
@@ -161,7 +115,7 @@ def base_load(device: NodeDevice) -> Load:
 
 
 def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
-    """Return what a pod has of each of its devices, by UUID, as all others see it."""
+    """What a pod uses of each of its devices, by UUID, seen by all other pods."""
     if len(containers) == 1:
         only = containers[0]
         return {
@@ -179,7 +133,10 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     return found
 
 
-def held_slices(containers: Sequence[PlacedContainer]) -> tuple[Part, ...]:
+_Slices = Counter[tuple[MigPlace, DeviceAmount]]
+
+
+def held_slices(containers: Sequence[PlacedContainer]) -> tuple[DeviceAmount, ...]:
     """Return what each slice has that a pod holds: all of them for as long as the pod is there."""
     uuids = dict.fromkeys(
         each.uuid for one in containers if one.mode == MIG for each in one.devices
@@ -187,39 +144,40 @@ def held_slices(containers: Sequence[PlacedContainer]) -> tuple[Part, ...]:
     return tuple(part for uuid in uuids for _, part in _slices(uuid, containers).elements())
 
 
-class Seen(NamedTuple):
-    """What a pod has of one device already, as one more container of it sees that."""
+class HeldPart(NamedTuple):
+    """What a pod already uses of one device, seen by a further container of it."""
 
-    part: Part
-    whole: Part
-    """As all others see it."""
+    part: DeviceAmount
+    whole: DeviceAmount
+    """Seen by all other pods."""
     shares: tuple[PlacedContainer, ...]
-    """Those that can be in use at once with it."""
+    """Containers that can be in use at the same time as this one."""
     kept: int
-    """How many others there are: they have their seats."""
+    """Number of the other containers; they keep their seats."""
     slices: tuple[MigPlace, ...]
-    """Of all of them."""
+    """Slices of all of them."""
     handed_on: tuple[MigPlace, ...]
-    """Of these, those that it may have as well: of containers that are never in use with it."""
+    """Of these, slices that this container may reuse: their containers never run at the same time.
+    """
     other_modes: frozenset[str]
-    """Of those others."""
+    """Modes of the containers that are never in use at the same time as this one."""
 
     @property
     def reusable(self) -> int:
-        """Bytes that are booked for those others, and that it can have in their place."""
+        """Bytes booked for the other containers, which this one can reuse."""
         return max(0, self.whole.memory - self.part.memory)
 
 
-def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, Seen]:
-    """Return what a pod's containers have of each device, as one more container sees it."""
-    found: dict[str, Seen] = {}
+def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, HeldPart]:
+    """What a pod's containers use of each device, seen by one more container."""
+    found: dict[str, HeldPart] = {}
     for uuid, here in _by_device(containers).items():
         together = tuple(one for _, one in here if overlap(by, one))
         slices = _slices(uuid, (one for _, one in here))
         whole = _whole(here, slices)
         used = {place for one in together if one.mode == MIG for place in _places(uuid, one)}
-        found[uuid] = Seen(
-            whole if slices else _most(beside(by, here)),
+        found[uuid] = HeldPart(
+            whole if slices else most_of(beside(by, here), DeviceAmount()),
             whole,
             together,
             kept=len(here) - len(together),
@@ -234,12 +192,12 @@ def _places(uuid: str, container: PlacedContainer) -> tuple[MigPlace, ...]:
     return tuple(each.slice or UNKNOWN for each in container.devices if each.uuid == uuid)
 
 
-def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> "Counter[tuple[MigPlace, Part]]":
+def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> _Slices:
     """Return how often a pod has each slice of a device, with what that has: the most at once."""
     cut = [
         (
             Counter(
-                (each.slice or UNKNOWN, Part(fixed=each.memory, guarantee=each.guarantee))
+                (each.slice or UNKNOWN, DeviceAmount(fixed=each.memory, guarantee=each.guarantee))
                 for each in one.devices
                 if each.uuid == uuid
             ),
@@ -248,16 +206,13 @@ def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> "Counter[tuple[
         for one in containers
         if one.mode == MIG
     ]
-    most: Counter[tuple[MigPlace, Part]] = Counter()
-    for together in phases(cut):
-        most |= sum(together, Counter())
-    return most
+    return most_of(phases(cut), Counter())
 
 
 def _by_device(
     containers: Iterable[PlacedContainer],
-) -> dict[str, list[tuple[Part, PlacedContainer]]]:
-    devices: dict[str, list[tuple[Part, PlacedContainer]]] = {}
+) -> dict[str, list[tuple[DeviceAmount, PlacedContainer]]]:
+    devices: dict[str, list[tuple[DeviceAmount, PlacedContainer]]] = {}
     for one in containers:
         for uuid, part in _parts(one).items():
             devices.setdefault(uuid, []).append((part, one))
@@ -265,35 +220,44 @@ def _by_device(
 
 
 def _whole(
-    here: Sequence[tuple[Part, PlacedContainer]], slices: "Counter[tuple[MigPlace, Part]]"
-) -> Part:
+    here: Sequence[tuple[DeviceAmount, PlacedContainer]],
+    slices: _Slices,
+) -> DeviceAmount:
     """Return what a pod has of one device, as all others see it."""
     if not slices:
-        return _most(phases(here))
+        return most_of(phases(here), DeviceAmount())
     uncut = [part for part, one in here if one.mode != MIG]
-    return _most([[*uncut, *(part for _, part in slices.elements())]])
+    return sum((*uncut, *(part for _, part in slices.elements())), DeviceAmount())
 
 
-def _most(together: Iterable[Sequence[Part]]) -> Part:
-    most = Part()
-    for parts in together:
-        total = Part()
-        for each in parts:
-            total = total.plus(each)
-        most = most.most(total)
-    return most
-
-
-def _parts(container: PlacedContainer) -> dict[str, Part]:
-    """Return what one container has of each device; time-sliced ones are promised nothing."""
-    parts: dict[str, Part] = {}
+def _parts(container: PlacedContainer) -> dict[str, DeviceAmount]:
+    """Return what one container has of each device."""
+    parts: dict[str, DeviceAmount] = {}
     for device in container.devices:
-        if container.mode == TIMESLICE:
-            part = Part()
-        elif container.may_oversubscribe:
-            part = Part(oversubscribed=device.memory, guarantee=device.guarantee)
-        else:
-            part = Part(fixed=device.memory, guarantee=device.guarantee)
+        part = device_amount(
+            mode=container.mode,
+            memory=device.memory,
+            guarantee=device.guarantee,
+            may_oversubscribe=container.may_oversubscribe,
+        )
         before = parts.get(device.uuid)
-        parts[device.uuid] = part if before is None else before.plus(part)
+        parts[device.uuid] = part if before is None else before + part
     return parts
+
+
+class Promised(NamedTuple):
+    """Promised amounts of one device."""
+
+    capacity: int
+    fixed: int
+    oversubscribed: int
+
+
+def host_part(capacity: int, fixed: int, oversubscribed: int) -> int:
+    """Host memory that backs promises beyond a device's capacity."""
+    return max(0, fixed + oversubscribed - capacity)
+
+
+def budget_left(budget: int, devices: Iterable[Promised]) -> int:
+    """Rest of a machine's budget; negative if the budget was lowered below the bookings."""
+    return budget - sum(host_part(*device) for device in devices)

@@ -1,112 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node: what is on its devices, and whether a whole pod goes there.
+"""A node's devices and the pods' parts of them; cached results of searches.
 
-What pods have is kept as sums by device, so that one more pod or one less costs the same however
-many there are.
+Use is kept as sums by device, so adding or removing a pod has constant cost.
 """
 
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
 
-from allotment.model.clusters import NodeInventory, NodeRejection, PodBooking, PodNeed
+from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
+from allotment.model.modes import EXCLUSIVE, MIG
 from allotment.model.pods import PodUid
-from allotment.model.requests import EXCLUSIVE, MIG
-from allotment.placement.answers import Answer
-from allotment.placement.arrays import DeviceRoom
 from allotment.placement.booking import Footprint, Load, base_load, footprint
-from allotment.placement.fit import judge, memory_room, open_modes
+from allotment.placement.cluster.arrays import Arrays, DeviceRoom
+from allotment.placement.explain import Refusal, lacks_host, refusal_of, undecided
+from allotment.placement.judge import judge, memory_room, open_modes
 from allotment.placement.ordering import DeviceChain
-from allotment.placement.refusals import lacks_host, refused, undecided
-from allotment.placement.searches import MOST_EFFORT, Search
+from allotment.placement.search import MOST_EFFORT, Search
 from allotment.placement.selections import Effort
 from allotment.placement.views import Hardware, View
 
-__all__ = ["Node"]
+_Found = TypeVar("_Found")
+
+_MOST_KEPT = 200_000
+"""Cached results over all needs: some 20 MB."""
+
+
+class SearchResult(NamedTuple):
+    """Whether a pod fits a node, and its distance from its affinity tag."""
+
+    fits: bool
+    untagged: int = 0
+    """Number of devices without a share of the pod's affinity tag."""
+    is_near: bool = False
+    """Some device has such a share."""
+    refusal: Refusal | None = None
+    """The reason, if a search found one."""
+    is_final: bool = True
+    """A repeated search would find the same. False: the effort was too small."""
+
+
+class SearchCache(Generic[_Found]):
+    """Results by request and node."""
+
+    def __init__(
+        self, arrays: Arrays, *, is_final: Callable[[_Found], bool] = lambda _: True
+    ) -> None:
+        self._arrays = arrays
+        self._is_final = is_final
+        self._needs: OrderedDict[Hashable, dict[int, tuple[int, _Found]]] = OrderedDict()
+        self._kept = 0
+
+    def of(self, need: PodNeed) -> Callable[[int, Callable[[], _Found]], _Found]:
+        """A lookup for pods with this request: by row, or by search."""
+        key = need.cpu_milli, need.memory_bytes, need.containers
+        known = self._needs.setdefault(key, {})
+        self._needs.move_to_end(key)
+        versions = self._arrays.version
+
+        def answer(row: int, ask: Callable[[], _Found]) -> _Found:
+            version = int(versions[row])
+            before = known.get(row)
+            if before is not None and before[0] == version:
+                return before[1]
+            now = ask()
+            if self._is_final(now):
+                self._kept += before is None
+                known[row] = version, now
+            return now
+
+        return answer
+
+    def trim(self) -> None:
+        """Drop the least recently used results above the limit."""
+        while self._kept > _MOST_KEPT and len(self._needs) > 1:
+            _, oldest = self._needs.popitem(last=False)
+            self._kept -= len(oldest)
+
 
 _MOST_FOR_WORDS = 100
-"""Sets of devices, for one container on one node."""
+"""Bound on sets of devices, for one container on one node."""
 
 
 class Node:
-    """A node with its devices and the pods that are booked on it."""
+    """A node with its devices and booked pods."""
 
     def __init__(self, inventory: NodeInventory) -> None:
         self.bookings: dict[PodUid, PodBooking] = {}
         self._prints: dict[PodUid, dict[str, Footprint]] = {}
-        self.cpu_used = 0
-        self.memory_used = 0
         self.put(inventory)
 
     def put(self, inventory: NodeInventory) -> None:
-        """Take the node as it is told to be; what is booked on it stays booked."""
         self.inventory = inventory
         self.hardware = Hardware(inventory)
-        self.loads = [base_load(each) for each in inventory.devices]
+        self.loads = [base_load(device) for device in inventory.devices]
         for prints in self._prints.values():
             self._add(self.loads, prints)
         self._view: View | None = None
+        bookings = self.bookings.values()
+        self.cpu_free = inventory.cpu_milli - sum(each.cpu_milli for each in bookings)
+        self.memory_free = inventory.memory_bytes - sum(each.memory_bytes for each in bookings)
 
     def book(self, booking: PodBooking) -> set[int]:
-        """Book a pod in place of what it had before; return the columns of devices that changed."""
-        changed = self.release(booking.uid)
+        """Book a pod that has no booking here; return the columns of changed devices."""
         prints = footprint(booking.containers) if booking.containers else {}
         self.bookings[booking.uid] = booking
         self._prints[booking.uid] = prints
-        self.cpu_used += booking.cpu_milli
-        self.memory_used += booking.memory_bytes
-        return changed | self._change(prints, sign=1)
+        self.cpu_free -= booking.cpu_milli
+        self.memory_free -= booking.memory_bytes
+        self._view = None if prints else self._view
+        return self._add(self.loads, prints)
 
     def release(self, uid: PodUid) -> set[int]:
-        """Forget a pod, booked or not; return the columns of devices that changed."""
         booking = self.bookings.pop(uid, None)
         if booking is None:
             return set()
-        self.cpu_used -= booking.cpu_milli
-        self.memory_used -= booking.memory_bytes
-        return self._change(self._prints.pop(uid), sign=-1)
+        self.cpu_free += booking.cpu_milli
+        self.memory_free += booking.memory_bytes
+        prints = self._prints.pop(uid)
+        self._view = None if prints else self._view
+        return self._add(self.loads, prints, sign=-1)
 
-    def _change(self, prints: dict[str, Footprint], *, sign: int) -> set[int]:
-        if prints:
-            self._view = None
-        self._add(self.loads, prints, sign=sign)
-        return {self.hardware.columns[uuid] for uuid in prints if uuid in self.hardware.columns}
-
-    def _add(self, loads: Sequence[Load], prints: dict[str, Footprint], *, sign: int = 1) -> None:
-        for uuid, there in prints.items():
-            column = self.hardware.columns.get(uuid)
-            if column is not None:
-                loads[column].add(there, sign=sign)
+    def _add(
+        self, loads: Sequence[Load], prints: dict[str, Footprint], *, sign: int = 1
+    ) -> set[int]:
+        """Add one pod to the loads of its devices here; return their columns."""
+        columns = self.hardware.columns
+        used = {columns[uuid]: print_ for uuid, print_ in prints.items() if uuid in columns}
+        for column, print_ in used.items():
+            loads[column].add(print_, sign=sign)
+        return set(used)
 
     @property
     def view(self) -> View:
-        """The devices as a pod sees them that has nothing here."""
+        """The devices for a pod without a booking here."""
         if self._view is None:
             self._view = View(self.hardware, self.loads)
         return self._view
 
-    @property
-    def cpu_free(self) -> int:
-        """Thousandths of a core; negative where more is promised than there is."""
-        return self.inventory.cpu_milli - self.cpu_used
-
-    @property
-    def memory_free(self) -> int:
-        """Bytes, likewise."""
-        return self.inventory.memory_bytes - self.memory_used
-
     def room(self, column: int) -> DeviceRoom:
-        """Return what one more share of a pod that has nothing here can have of a device."""
         state = self.view.state(column)
-        there = self.inventory.devices[column]
+        device = self.inventory.devices[column]
         is_whole = state.mode == EXCLUSIVE
         return DeviceRoom(
-            model=there.model,
-            memory=there.memory_bytes,
+            model=device.model,
+            memory=device.memory_bytes,
             free=0 if is_whole else state.free_guarantee,
             free_memory=0 if is_whole else memory_room(state, may_oversubscribe=False),
             shares=state.shares,
             modes=open_modes(state),
-            numa_node=there.numa_node,
+            numa_node=device.numa_node,
             layout=state.layout,
         )
 
@@ -117,26 +161,26 @@ class Node:
         *,
         without: Collection[PodUid] = (),
         effort: Effort | None = None,
-    ) -> PodBooking | NodeRejection:
-        """Find devices for all of a pod, or say why there are none.
+    ) -> PodBooking | Refusal:
+        """Find devices for a whole pod, or explain the refusal.
 
-        `without`: as if these pods were not there. What the pod itself has does not stand in its
-        way. `effort`: what is left of that for a question of which this is a part.
+        `without`: as if these pods were gone. The pod's own booking is ignored. `effort`: the
+        remaining bound of a larger question.
         """
         gone = [self.bookings[uid] for uid in {*without, need.uid} if uid in self.bookings]
         cpu = self.cpu_free + sum(each.cpu_milli for each in gone)
         memory = self.memory_free + sum(each.memory_bytes for each in gone)
-        lacking = lacks_host(need, self.inventory.name, cpu_free=cpu, memory_free=memory)
+        lacking = lacks_host(need, cpu_free=cpu, memory_free=memory)
         if lacking is not None:
             return lacking
         effort = Effort(MOST_EFFORT) if effort is None else effort
         if effort.is_spent:
-            return undecided(self.inventory.name, need)
+            return undecided(need)
         with effort.part(MOST_EFFORT) as lent:
             search = Search(self._without(gone), need, chains, effort=lent)
-            placed = search.run()
+            placed = search.place()
         if placed is None:
-            return refused(self.inventory.name, need, search.refusal)
+            return refusal_of(need, search.dead_end)
         return PodBooking(
             uid=need.uid,
             node=self.inventory.name,
@@ -145,41 +189,39 @@ class Node:
             containers=tuple(sorted(placed, key=lambda each: (each.place, each.name))),
         )
 
-    def answer(self, need: PodNeed, *, effort: Effort) -> Answer:
-        """Say whether a pod has a place here, and how near that is to its affinity tag."""
+    def answer(self, need: PodNeed, *, effort: Effort) -> SearchResult:
         quick = self._quick_answer(need)
         if quick is not None:
             return quick
         decision = self.place(need, [DeviceChain()] * len(need.containers), effort=effort)
-        if isinstance(decision, NodeRejection):
-            return Answer(fits=False, refusal=decision)
+        if isinstance(decision, Refusal):
+            return SearchResult(fits=False, refusal=decision)
         used = {
-            (each.uuid, container.affinity)
+            (device.uuid, container.affinity)
             for container in decision.containers
-            for each in container.devices
+            for device in container.devices
         }
         untagged = sum(
             bool(tag) and tag not in self.loads[self.hardware.columns[uuid]].affinities
             for uuid, tag in used
         )
-        return Answer(fits=True, untagged=untagged, is_near=untagged < len(used))
+        return SearchResult(fits=True, untagged=untagged, is_near=untagged < len(used))
 
-    def lacks_for(self, need: PodNeed, number: int) -> NodeRejection | None:
-        """Say why this container of a pod, by its place among all, finds no place here by itself.
+    def lacks_for(self, need: PodNeed, number: int) -> Refusal | None:
+        """Why this container, by index, finds no place here alone.
 
-        None: it finds one. Below 0: there is no such container, and CPU or memory may be lacking.
-        A look at the devices, and hardly a search: for words about many nodes at once.
+        None: it finds one. An index below 0 checks CPU and memory only. This is no search, so it is
+        cheap for texts about many nodes.
         """
-        name, cpu, memory = self.inventory.name, self.cpu_free, self.memory_free
-        lacking = lacks_host(need, name, cpu_free=cpu, memory_free=memory)
+        lacking = lacks_host(need, cpu_free=self.cpu_free, memory_free=self.memory_free)
         if lacking is not None or number < 0:
             return lacking
         alone = replace(need, containers=(need.containers[number],))
         search = Search(self.view, alone, [DeviceChain()], effort=Effort(_MOST_FOR_WORDS))
-        return refused(name, need, search.refusal) if search.run() is None else None
+        return refusal_of(need, search.dead_end) if search.place() is None else None
 
-    def _quick_answer(self, need: PodNeed) -> Answer | None:
-        """Answer by the number of devices that fit, where that is all there is to it."""
+    def _quick_answer(self, need: PodNeed) -> SearchResult | None:
+        """The result by number of fitting devices, if that suffices."""
         request = need.containers[0].request if len(need.containers) == 1 else None
         if request is None or request.may_oversubscribe or self.view.may_overflow:
             return None
@@ -189,15 +231,14 @@ class Node:
         has_pairs = request.count > 1 and (wanted.same_numa or wanted.needs_nvlink)
         if has_pairs or need.uid in self.bookings:
             return None
-        name, cpu, memory = self.inventory.name, self.cpu_free, self.memory_free
-        if lacks_host(need, name, cpu_free=cpu, memory_free=memory) is not None:
-            return Answer(fits=False)
+        if lacks_host(need, cpu_free=self.cpu_free, memory_free=self.memory_free) is not None:
+            return SearchResult(fits=False)
         states = [state for state in self.view.states({}) if judge(state, request).fits]
         if len(states) < request.count:
-            return Answer(fits=False)
+            return SearchResult(fits=False)
         tagged = sum(wanted.affinity in state.affinities for state in states)
         untagged = max(0, request.count - tagged) if wanted.affinity else 0
-        return Answer(fits=True, untagged=untagged, is_near=untagged < request.count)
+        return SearchResult(fits=True, untagged=untagged, is_near=untagged < request.count)
 
     def _without(self, gone: Collection[PodBooking]) -> View:
         if not any(each.containers for each in gone):
@@ -208,8 +249,7 @@ class Node:
         return View(self.hardware, loads)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless the sums are those of what is booked."""
-        loads = [base_load(each) for each in self.inventory.devices]
+        loads = [base_load(device) for device in self.inventory.devices]
         for booking in self.bookings.values():
             self._add(loads, footprint(booking.containers))
         if loads != self.loads:

@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices of a node are taken first.
+"""Which devices are used first: by default the fullest that fit, so that others stay whole.
 
-A chain of policies says it, each deciding among what the one before it holds for equal.
-
-Whatever the chain says, these come first, because nothing else is right: a device with the
-request's affinity tag, then one that needs least of the host's memory, then one where the pod has
-room booked already for a container that is not in use at the same time.
+A chain of policies decides, each among the ties of the one before. Always first: a device with the
+request's affinity tag, then the least host memory, then room already booked for a container of the
+pod that never runs at the same time.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import MappingProxyType
 
-from allotment.model.placements import DeviceState, Verdict
-from allotment.model.requests import DeviceWeights, Request
+from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
+from allotment.model.requests import Constraints, DeviceWeights, Request
 from allotment.placement.constraints import Links, link_score
-from allotment.placement.selections import Candidate
-
-__all__ = ["NEAR_POLICIES", "DeviceChain", "device_key", "set_key"]
+from allotment.placement.judge import TOO_LITTLE_HOST_MEMORY, judge, overflow
+from allotment.placement.selections import Candidate, Effort, selections
 
 Key = tuple[float, ...]
 
 NEAR_POLICIES = frozenset({"numa", "topology"})
-"""Those that compare sets of devices, and not one device with another."""
+"""Policies that compare sets of devices."""
 
 _PLAIN = DeviceWeights(shares=0)
-"""Without weights of a request's own, what is left of time and memory counts alike."""
+"""Default weights: time and memory left count equally."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,12 @@ class DeviceChain:
     policies: tuple[str, ...] = ("binpack",)
     weights: DeviceWeights | None = None
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The order of devices by a policy that looks at the whole cluster: places by UUID, by policy.
-    A policy that is neither here nor known by itself packs."""
+    """Ranks by UUID from policies over the whole cluster, by policy. A policy neither here nor
+    built in packs."""
     others: Mapping[str, "DeviceChain"] = field(default_factory=dict)
-    """How they are compared in modes in which they are not compared so, by mode."""
+    """Different chains for some modes."""
 
     def wants_near(self, request: Request) -> bool:
-        """Do sets of devices have to be compared?"""
         return request.count > 1 and any(
             name in NEAR_POLICIES and name not in self.ranks for name in self.policies
         )
@@ -50,7 +49,6 @@ class DeviceChain:
 def device_key(
     each: Candidate, request: Request, chain: DeviceChain, *, others: Sequence[Candidate]
 ) -> Key:
-    """Return what one device is compared by, lower first. `others` are all that fit."""
     state = each.verdict.state
     tag = request.constraints.affinity
     return (
@@ -63,7 +61,6 @@ def device_key(
 
 
 def set_key(chosen: Sequence[Candidate], request: Request, chain: DeviceChain, links: Links) -> Key:
-    """Return what a set of devices is compared by, lower first."""
     tag = request.constraints.affinity
     states = [each.verdict.state for each in chosen]
     return (
@@ -82,7 +79,7 @@ def _of_set(
     links: Links,
 ) -> float:
     if name not in chain.ranks and name == "numa":
-        # Those of which it is not known count as one each, as in the policy over arrays.
+        # Devices with unknown NUMA node count as one node each, as in the policy over arrays.
         nodes = [state.device.numa_node for state in states]
         return len({node for node in nodes if node is not None}) + nodes.count(None)
     if name not in chain.ranks and name == "topology":
@@ -99,14 +96,14 @@ def _by(name: str, verdict: Verdict, chain: DeviceChain, others: Sequence[Candid
     if name == "spread":
         return _use(verdict, chain.weights or _PLAIN)
     if name in NEAR_POLICIES:
-        # One by one: the NUMA node with the fewest devices that fit, so that others stay whole.
+        # For one device: prefer the NUMA node with the fewest fitting devices.
         node = state.device.numa_node
-        return sum(each.verdict.state.device.numa_node == node for each in others)
+        return sum(other.verdict.state.device.numa_node == node for other in others)
     return -_use(verdict, chain.weights or _PLAIN)
 
 
 def _use(verdict: Verdict, weights: DeviceWeights) -> float:
-    """Return how much of a device is given away, a sum of parts of the whole by their weights."""
+    """The used part of a device, as a weighted sum."""
     state = verdict.state
     device = state.device
     return (
@@ -114,3 +111,103 @@ def _use(verdict: Verdict, weights: DeviceWeights) -> float:
         + weights.compute * state.guaranteed / max(1, state.guaranteeable)
         + weights.memory * state.allotted_bytes / max(1, device.allottable_bytes)
     )
+
+
+NO_LINKS: Links = MappingProxyType({})
+
+
+def choose(
+    states: Iterable[DeviceState], request: Request, *, links: Links = NO_LINKS
+) -> Placement | Judgement:
+    """Choose `request.count` distinct devices, the fullest first.
+
+    Devices that need host memory come last; room booked for the same pod comes first. Ties go to
+    the lower index, then the lower UUID, so results repeat. Devices of a placement are in index
+    order, like the driver's. `links`: NVLink scores, for requests with that constraint.
+    """
+    verdicts = [judge(state, request) for state in states]
+    fitting = [
+        Candidate(verdict, overflow(verdict.state, verdict.need_bytes))
+        for verdict in sorted(verdicts, key=_leaves)
+        if verdict.fits
+    ]
+    budget = max((each.verdict.state.host_budget_bytes for each in fitting), default=0)
+    # Unbounded: these are the devices of one machine, and `links` leave few sets.
+    effort = Effort(left=sys.maxsize)
+    sets = selections(fitting, request, host_budget=budget, effort=effort, links=links)
+    chosen = next(sets, None)
+    if chosen is None:
+        return _rejection(request, verdicts, fitting)
+    ordered = sorted((each.verdict for each in chosen), key=_order)
+    return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in ordered))
+
+
+def _rejection(
+    request: Request, verdicts: Sequence[Verdict], fitting: Sequence[Candidate]
+) -> Judgement:
+    promised = 0
+    lacking: dict[str, Verdict] = {}
+    # Devices with the least host memory come first: if these need too much, so do all others.
+    for each in fitting[: request.count]:
+        budget = each.verdict.state.host_budget_bytes
+        if promised + each.on_host > budget:
+            have = each.verdict.have_bytes - promised
+            lacking[each.uuid] = replace(
+                each.verdict, have_bytes=have, reason=TOO_LITTLE_HOST_MEMORY
+            )
+        else:
+            promised += each.on_host
+    after = tuple(lacking.get(verdict.state.device.uuid, verdict) for verdict in verdicts)
+    is_apart = len(fitting) >= request.count and not lacking
+    return Judgement(request, after, together=_together(request) if is_apart else "")
+
+
+def _together(request: Request) -> str:
+    wanted = request.constraints
+    parts = ["on one NUMA node"] * wanted.same_numa + ["joined by NVLink"] * wanted.needs_nvlink
+    return " and ".join(parts)
+
+
+def follow(
+    states: Iterable[DeviceState], request: Request, devices: Sequence[str]
+) -> Placement | Judgement:
+    """Place a request on devices chosen elsewhere, by UUID.
+
+    A device named several times gives that many parts. The caller refuses unknown devices.
+    Constraints are ignored: the choice was made under an earlier state.
+    """
+    request = replace(request, constraints=Constraints())
+    parts = Counter(devices)
+    verdicts = [
+        judge(state, request.times(parts[state.device.uuid]))
+        for state in states
+        if state.device.uuid in parts
+    ]
+    promised = 0
+    for number, verdict in enumerate(verdicts):
+        more = overflow(verdict.state, verdict.need_bytes)
+        if verdict.fits and promised + more > verdict.state.host_budget_bytes:
+            have = max(0, verdict.have_bytes - promised)
+            verdicts[number] = replace(verdict, have_bytes=have, reason=TOO_LITTLE_HOST_MEMORY)
+        promised += more
+    if not all(verdict.fits for verdict in verdicts):
+        return Judgement(request, tuple(verdicts))
+    placed = (
+        Placed(
+            one.state.device,
+            one.need_bytes,
+            compute=request.times(parts[one.state.device.uuid]).compute,
+        )
+        for one in sorted(verdicts, key=_order)
+    )
+    return Placement(request, tuple(placed))
+
+
+def _leaves(verdict: Verdict) -> tuple[int, int, int, int, str]:
+    more = overflow(verdict.state, verdict.need_bytes)
+    new = -min(verdict.need_bytes, verdict.state.reusable_bytes)
+    return (more, new, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
+
+
+def _order(verdict: Verdict) -> tuple[int, str]:
+    return (verdict.state.device.index, verdict.state.device.uuid)

@@ -1,38 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a node's devices, as one container of a pod sees it.
+"""What is left of a node's devices for one container, and their MIG layouts.
 
-A container does not see those of its pod that are never in use at the same time. The states are
-those that the rules for one machine judge.
+A container ignores containers of its pod that are never in use at the same time. `judge` evaluates
+these states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
-from allotment.model.clusters import NodeInventory, PlacedContainer
+from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, PlacedContainer
 from allotment.model.devices import Device
-from allotment.model.mig import MigPlace
+from allotment.model.mig import (
+    MigHold,
+    MigLayout,
+    MigPlace,
+    MigProfile,
+    MigRequest,
+    MigSlice,
+)
+from allotment.model.modes import MIG
 from allotment.model.placements import DeviceState
-from allotment.placement.booking import Footprint, Load, Seen, footprint
+from allotment.model.requests import Request
+from allotment.placement.booking import Footprint, HeldPart, Load, footprint, host_part
 from allotment.placement.constraints import link_score
-from allotment.placement.host_memory import host_part
-from allotment.placement.layouts import layout_of
-
-__all__ = ["Hardware", "View"]
+from allotment.placement.mig import serving
+from allotment.placement.mig.slots import cover
 
 
 class Hardware:
-    """A node's devices, whatever is on them."""
+    """A node's devices without their use."""
 
     def __init__(self, inventory: NodeInventory) -> None:
         self.inventory = inventory
-        self.devices = tuple(_device_of(inventory, at) for at in range(len(inventory.devices)))
+        self.devices = tuple(map(described_device, inventory.devices))
         self.columns = {each.uuid: column for column, each in enumerate(self.devices)}
         self._twins: dict[tuple[bool, bool], list[int]] = {}
 
     def twins(self, *, by_numa: bool, by_links: bool) -> list[int]:
-        """Say which devices are as good as each other when they are free: they have one number.
+        """Numbers of devices; interchangeable idle devices have the same number.
 
-        They are of one make and, where that makes a difference, on one NUMA node and have the same
-        links to all others.
+        They have one model and, if relevant, the same NUMA node and the same links.
         """
         known = self._twins.get((by_numa, by_links))
         if known is None:
@@ -58,17 +66,16 @@ class Hardware:
         )
 
 
-def _device_of(inventory: NodeInventory, column: int) -> Device:
-    """Return what the rules for one machine look at."""
-    there = inventory.devices[column]
+def described_device(device: NodeDevice) -> Device:
+    """A node's device without what only its node knows."""
     return Device(
-        uuid=there.uuid,
-        name=there.model,
-        index=there.index,
-        memory_bytes=there.memory_bytes,
+        uuid=device.uuid,
+        name=device.model,
+        index=device.index,
+        memory_bytes=device.memory_bytes,
         sm_count=0,
         compute_capability=(0, 0),
-        numa_node=there.numa_node,
+        numa_node=device.numa_node,
         pci_bus_id="",
         simulated=False,
         mig=False,
@@ -76,7 +83,7 @@ def _device_of(inventory: NodeInventory, column: int) -> Device:
 
 
 class View:
-    """The node's devices under some load, for one pod of which some containers are placed."""
+    """The node's devices under some load, for one pod with some containers placed."""
 
     def __init__(self, hardware: Hardware, loads: Sequence[Load]) -> None:
         self.hardware = hardware
@@ -87,13 +94,13 @@ class View:
             load.on_host(device.memory_bytes)
             for load, device in zip(loads, hardware.inventory.devices, strict=True)
         )
-        # A budget that was made smaller than what is booked leaves none, and takes none back.
+        # A budget lowered below the bookings leaves none, and takes none back.
         self.host_left = max(0, hardware.inventory.host_budget_bytes - promised)
 
-    def states(self, own: dict[str, Seen], *, outside: int = 0) -> list[DeviceState]:
-        """Return each device as a container sees it that has `own` of its pod beside it.
+    def states(self, own: dict[str, HeldPart], *, outside: int = 0) -> list[DeviceState]:
+        """Each device as a container sees it that has `own` of its pod beside it.
 
-        `outside` is how much more host memory stands for the pod than without it.
+        `outside`: additional host memory behind the pod.
         """
         left = self.host_left - outside
         return [
@@ -104,13 +111,13 @@ class View:
         ]
 
     def state(self, column: int) -> DeviceState:
-        """Return one device as a pod sees it that has nothing here."""
+        """One device as a pod without a booking here sees it."""
         known = self._base[column]
         if known is None:
             known = self._base[column] = self._state(column, None, self.host_left)
         return known
 
-    def _state(self, column: int, own: Seen | None, left: int) -> DeviceState:
+    def _state(self, column: int, own: HeldPart | None, left: int) -> DeviceState:
         load, device = self._loads[column], self.hardware.devices[column]
         there = self.hardware.inventory.devices[column]
         kept = reusable = 0
@@ -123,7 +130,7 @@ class View:
             load.add(Footprint(own.part, own.shares, own.slices))
             kept, reusable, other_modes = own.kept, own.reusable, own.other_modes
             own_slices = own.handed_on
-            # Promised for containers that are not in use with this one, on the same device.
+            # Promised on the same device to containers that never run at the same time.
             whole = host_part(
                 capacity,
                 others.fixed + own.whole.fixed,
@@ -154,7 +161,6 @@ class View:
         )
 
     def on_host(self, placed: Sequence[PlacedContainer]) -> int:
-        """Return how much more host memory stands for devices with these than without."""
         more = 0
         for uuid, there in footprint(placed).items():
             column = self.hardware.columns[uuid]
@@ -166,3 +172,91 @@ class View:
             after.add(there)
             more += after.on_host(capacity) - load.on_host(capacity)
         return more
+
+
+_OF_A_POD = "a pod"
+_STRANGE = -1
+"""A profile id that no driver uses."""
+
+
+def layout_of(device: NodeDevice, load: Load) -> MigLayout | None:
+    """A device's layout; None: its node creates no slices, or other shares use it."""
+    mig = device.mig
+    if mig is None or MIG not in device.modes or load.mode not in {"", MIG}:
+        return None
+    booked = [_booked(place, mig) for place in sorted(load.slices)]
+    return MigLayout(
+        gpu=device.uuid,
+        profiles=mig.profiles,
+        slices=(*booked, *_others(mig.slices, booked)),
+        # MIG is on, or about to be, because a slice is booked.
+        is_enabled=mig.is_enabled or bool(booked),
+        model=device.model,
+    )
+
+
+def handed_on(
+    layout: MigLayout, places: Collection[MigPlace], request: MigRequest
+) -> list[tuple[MigProfile, int]]:
+    """The pod's own slices that serve one more container, smallest first, with starts.
+
+    `places`: slices of containers that never run at the same time.
+    """
+    if not places:
+        return []
+    return [
+        (profile, place.start)
+        for profile in serving(layout.profiles, request, model=layout.model)
+        for place in sorted(places)
+        if place.profile == profile.name
+    ]
+
+
+@lru_cache(maxsize=1024)
+def slices_of(request: Request) -> MigRequest:
+    """The request for slices.
+
+    With a profile, a memory part is ignored: it is the default of requests.
+    """
+    memory = request.memory
+    return MigRequest(
+        profile=request.mig_profile,
+        memory_bytes=memory.size_bytes or 0,
+        memory_part=None if request.mig_profile else memory.part,
+        compute=request.compute.guarantee,
+        count=request.count,
+        groups=request.mig_groups,
+    )
+
+
+@lru_cache(maxsize=1024)
+def one_slice_of(request: Request) -> MigRequest:
+    return replace(slices_of(request), count=1)
+
+
+def _booked(place: MigPlace, mig: NodeMig) -> MigSlice:
+    """A pod's slice. One of an unknown profile takes the whole GPU."""
+    for profile in mig.profiles:
+        if profile.name == place.profile:
+            return MigSlice(
+                profile=profile.number, start=place.start, size=profile.size, holder=_OF_A_POD
+            )
+    slots = max(
+        (start + profile.size for profile in mig.profiles for start in profile.starts), default=1
+    )
+    named = f" of {place.profile}, which is not one of its profiles" if place.profile else ""
+    return MigSlice(profile=_STRANGE, start=0, size=slots, holder=f"{_OF_A_POD}{named}")
+
+
+def _others(slices: Iterable[MigSlice], booked: Iterable[MigSlice]) -> list[MigSlice]:
+    mask, places = 0, set()
+    for each in booked:
+        mask |= cover(each.start, each.size)
+        places.add((each.profile, each.start))
+    return [
+        slice_
+        for slice_ in slices
+        if (slice_.profile, slice_.start) not in places
+        # The owner removes it, or assigns it to the pod.
+        and not (slice_.hold is MigHold.IDLE and cover(slice_.start, slice_.size) & mask)
+    ]

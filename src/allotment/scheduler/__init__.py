@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's service: what kube-scheduler asks about pods with GPUs, and the webhook.
+"""The scheduler service: an extender for kube-scheduler, and the admission webhook.
 
-book        who has what, who is about to: states and events, no I/O
-needs       what a pod asks for, out of its own annotations and resources
-wire        kube-scheduler's JSON
-extender    filter, prioritize, bind: bytes in, bytes out
-preempting  preempt: which pods are to end for another one
-nominations what they leave, kept for that one
-binding     carries a binding out, until its outcome is known
-leading     which of several replicas answers
-serving     HTTP
-sharepods   KubeShare's SharePods, each of which gets its pod
-running     puts all of it together
+core/        devices of each pod: states and events, no I/O
+extender/    filter, prioritize, preempt, bind
+admission/   the webhook that translates pods, and the API server's rules
+tls/         certificates: issue, rotate, reload
+explain      why a pod is on its node or waits
+leader       election and endpoint
+feed         quotas and unconfirmed pods
+serving      HTTP
+sharepods    KubeShare's SharePods
+running      starts the parts
 """

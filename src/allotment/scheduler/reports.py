@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people are told: figures, and events on pods. Nothing here decides anything."""
+"""Reports decisions and certificates as metrics and events. Decides nothing."""
 
 import re
 import time
@@ -10,61 +10,67 @@ from typing import Final
 
 import structlog
 
-from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.events import Events, Reference
 from allotment.metrics.scheduler import SchedulerMetrics
-from allotment.model.clusters import PodBooking, PodNeed
+from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.compute import WHOLE
-from allotment.placement.totals import ModelTotals
-from allotment.scheduler.certificates_keeping import Door
-from allotment.scheduler.guards import Failure
-
-__all__ = ["Reports", "model_figures"]
+from allotment.placement.cluster.cluster import ModelTotals
+from allotment.scheduler.tls.context import HandshakeFailure
+from allotment.scheduler.tls.rotation import TlsEndpoint
 
 _SAME_S: Final = 300.0
-"""The same is said of a pod again after so long, and then after twice as long each time up to an
-hour: kube-scheduler asks again at every change of the cluster, and says it in its own event each
-time."""
+"""The same text about a pod is repeated after this time, then after twice as long each time, up to
+an hour: kube-scheduler retries at every change of the cluster, with an event of its own."""
 _MOST_SAME_S: Final = 3600.0
 _OTHER_S: Final = 60.0
-"""Something else of the same kind, after so long: which nodes lack what changes with every pod."""
+"""A different text of the same kind: which nodes lack what changes with every pod."""
 _AMOUNT: Final = re.compile(r"\d[\d.,]*")
 _MOST_KNOWN: Final = 4096
 _MOST_LOGGED: Final = 20
-"""Of pods that cannot be taken over, by name; how many there are, a figure says."""
-_HANDSHAKES: Final[Mapping[tuple[Door, Failure], str]] = {
-    (Door.EXTENDER, Failure.DISTRUSTED): "who asks the extender does not trust its certificate: if"
-    " it is kube-scheduler, start it again, as it reads whom to trust at its start alone",
-    (Door.EXTENDER, Failure.NO_CERTIFICATE): "who asks the extender shows no certificate: if it is"
-    " kube-scheduler, its configuration lacks certFile and keyFile (--print-config)",
-    (Door.EXTENDER, Failure.WRONG_CERTIFICATE): "who asks the extender shows a certificate that is"
-    " not of its authority: if it is kube-scheduler, give it that of the Secret --client-secret",
-    (Door.WEBHOOK, Failure.DISTRUSTED): "who asks the webhook does not trust its certificate: if it"
-    " is the API server, caBundle of the MutatingWebhookConfiguration is not what is kept there",
-    (Door.WEBHOOK, Failure.NO_CERTIFICATE): "who asks the webhook shows no certificate: if it is"
-    " the API server, its --admission-control-config-file names none for this Service",
-    (Door.WEBHOOK, Failure.WRONG_CERTIFICATE): "who asks the webhook shows a certificate of an"
-    " authority that is not in --webhook-client-ca",
+"""Pods of other systems that are logged by name; a metric has the number of all."""
+_PROBLEMS: Final[Mapping[HandshakeFailure, str]] = {
+    HandshakeFailure.DISTRUSTED: "does not trust its certificate",
+    HandshakeFailure.NO_CERTIFICATE: "shows no certificate",
+    HandshakeFailure.WRONG_CERTIFICATE: "shows a certificate of another authority",
 }
-"""Of the others there are figures: anybody may knock."""
+"""Other failures only count in metrics: any client may connect."""
+_ADVICE: Final[Mapping[TlsEndpoint, Mapping[HandshakeFailure, str]]] = {
+    TlsEndpoint.EXTENDER: {
+        HandshakeFailure.DISTRUSTED: "kube-scheduler, restart it: it reads trusted authorities only"
+        " at start",
+        HandshakeFailure.NO_CERTIFICATE: "kube-scheduler, its configuration lacks certFile and"
+        " keyFile (--print-config)",
+        HandshakeFailure.WRONG_CERTIFICATE: "kube-scheduler, give it that of the Secret"
+        " --client-secret",
+    },
+    TlsEndpoint.WEBHOOK: {
+        HandshakeFailure.DISTRUSTED: "the API server, another program changed caBundle of the"
+        " MutatingWebhookConfiguration",
+        HandshakeFailure.NO_CERTIFICATE: "the API server, its --admission-control-config-file names"
+        " none for this Service",
+        HandshakeFailure.WRONG_CERTIFICATE: "the API server, add its authority to"
+        " --webhook-client-ca",
+    },
+}
+"""The likely client, and the next step."""
 _HANDSHAKES_SAME_S: Final = 3600.0
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What was said of a pod last, for one reason."""
+class _Report:
+    """The last report about a pod for one reason."""
 
     gist: str
-    """The text without its amounts, which change with every pod that ends."""
+    """The text without amounts, which change with every pod that ends."""
     at: float
     pause_s: float
 
 
-class Reports:
-    """Tells of decisions and certificates.
+class SchedulerReports:
+    """Reports decisions and certificates.
 
-    An `extender.Told`, and a `certificates_keeping.Told`.
+    An `extender.ExtenderObserver` and a `tls.rotation.RotationObserver`.
     """
 
     def __init__(
@@ -74,101 +80,93 @@ class Reports:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `events` nobody writes them."""
+        """Without `events` it only counts and logs."""
         self._metrics = metrics
         self._events = events
         self._clock = clock
         self._not_taken_over = 0
-        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()
-        """By pod and reason."""
-        self._handshakes: dict[str, float] = {}
-        """When each was logged."""
+        self._reports: OrderedDict[str, dict[str, _Report]] = OrderedDict()
+        """The last report by pod and reason."""
+        self._handshakes: dict[tuple[TlsEndpoint, HandshakeFailure], float] = {}
+        """The time of each log line."""
 
     def refused(self, pod: ClusterPod, text: str, *, is_mistaken: bool) -> None:
-        """A pod has no place."""
         self._metrics.count("pods_refused", "mistake" if is_mistaken else "room")
-        self._say(pod, "BadRequest" if is_mistaken else "DoesNotFit", text)
+        self._report(pod, "BadRequest" if is_mistaken else "DoesNotFit", text)
 
     def rejected(self, reasons: Mapping[str, int]) -> None:
-        """So many nodes were rejected, by reason."""
         for reason, number in reasons.items():
             self._metrics.count("node_rejections", reason, by=number)
 
     def bound(self, need: PodNeed, booking: PodBooking | None) -> None:
-        """A pod was bound."""
         del booking
         self._metrics.count("pods_bound")
-        self._said.pop(need.uid, None)
+        self._reports.pop(need.uid, None)
 
     def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None:
-        """A pod was not bound to the node chosen for it."""
         self._metrics.count("pods_unbound")
-        self._say(pod, "NotBound", f"not bound to node {node}: {text}")
+        self._report(pod, "NotBound", f"not bound to node {node}: {text}")
 
     def not_taken_over(self, pod: ClusterPod, text: str) -> None:
-        """What another system has given a pod that runs cannot be read, and is not counted."""
+        """Another system's record on a running pod is invalid, so it does not count."""
         self._not_taken_over += 1
         if self._not_taken_over <= _MOST_LOGGED:
             _log.warning("a pod's GPUs are not counted", pod=str(pod), why=text)
-        self._say(pod, "NotTakenOver", f"its GPUs are not counted, and may be given again: {text}")
+        self._report(
+            pod, "NotTakenOver", f"its GPUs are not counted, and other pods may get them: {text}"
+        )
 
     def passed_over(self, pod: ClusterPod, text: str) -> None:
-        """What a pod says in another system's words, and has no effect."""
-        self._say(pod, "NotHonoured", f"not honoured: {text}")
+        self._report(pod, "NotHonoured", f"not honoured: {text}")
 
-    def handshake_failed(self, door: Door, failure: Failure) -> None:
-        """Somebody came by TLS and was not let in, or went away."""
-        self._metrics.count(f"{door}_handshakes_failed", failure)
-        text = _HANDSHAKES.get((door, failure))
-        now = self._clock()
-        if text and now - self._handshakes.get(text, -_HANDSHAKES_SAME_S) >= _HANDSHAKES_SAME_S:
-            self._handshakes[text] = now
-            _log.warning(text)
+    def handshake_failed(self, endpoint: TlsEndpoint, failure: HandshakeFailure) -> None:
+        self._metrics.count(f"{endpoint}_handshakes_failed", failure)
+        problem, now = _PROBLEMS.get(failure), self._clock()
+        last = self._handshakes.get((endpoint, failure), -_HANDSHAKES_SAME_S)
+        if problem is not None and now - last >= _HANDSHAKES_SAME_S:
+            self._handshakes[endpoint, failure] = now
+            advice = _ADVICE[endpoint][failure]
+            _log.warning(f"a client of the {endpoint} {problem}: if it is {advice}")
 
     def secret_amiss(self, name: str, uid: str, *, reason: str, text: str) -> None:
-        """A Secret of certificates, as NAMESPACE/NAME, is not as it should be."""
         if self._events is not None:
             namespace, _, own = name.partition("/")
             about = Reference("Secret", own, uid, namespace)
             self._events.tell(about, reason=reason, message=text, is_warning=True)
 
-    def _say(self, pod: ClusterPod | PodNeed, reason: str, text: str) -> None:
-        if self._events is None:
-            return
-        if not self._is_news(pod.uid, reason, _AMOUNT.sub("", text)):
-            return
-        about = Reference("Pod", pod.name, pod.uid, pod.namespace)
-        self._events.tell(about, reason=reason, message=text, is_warning=True)
+    def _report(self, pod: ClusterPod | PodNeed, reason: str, text: str) -> None:
+        if self._events is not None and self._is_news(pod.uid, reason, _AMOUNT.sub("", text)):
+            about = Reference("Pod", pod.name, pod.uid, pod.namespace)
+            self._events.tell(about, reason=reason, message=text, is_warning=True)
 
     def _is_news(self, uid: str, reason: str, gist: str) -> bool:
         now = self._clock()
-        of_pod = self._said.setdefault(uid, {})
-        said = of_pod.get(reason)
+        reports = self._reports.setdefault(uid, {})
+        last = reports.get(reason)
         pause_s = _SAME_S
-        if said is not None:
-            is_same = said.gist == gist
-            if now - said.at < (said.pause_s if is_same else _OTHER_S):
+        if last is not None:
+            is_same = last.gist == gist
+            if now - last.at < (last.pause_s if is_same else _OTHER_S):
                 return False
             if is_same:
-                pause_s = min(_MOST_SAME_S, said.pause_s * 2)
-        of_pod[reason] = _Said(gist, now, pause_s)
-        self._said.move_to_end(uid)
-        while len(self._said) > _MOST_KNOWN:
-            self._said.popitem(last=False)
+                pause_s = min(_MOST_SAME_S, last.pause_s * 2)
+        reports[reason] = _Report(gist, now, pause_s)
+        self._reports.move_to_end(uid)
+        while len(self._reports) > _MOST_KNOWN:
+            self._reports.popitem(last=False)
         return True
 
 
 def model_figures(totals: Mapping[str, ModelTotals]) -> Mapping[str, Mapping[str, float]]:
-    """Return what there is and what is given of each model, by the names of its figures."""
     return {
         model: {
-            "devices": each.devices,
-            "memory_bytes": each.memory,
-            "memory_allocated_bytes": each.memory_allocated,
-            "memory_fragmented_bytes": each.memory_fragmented,
-            "compute": each.guarantee / WHOLE,
-            "compute_allocated": each.guarantee_allocated / WHOLE,
-            "compute_fragmented": each.guarantee_fragmented / WHOLE,
+            "devices": total.devices,
+            "memory_bytes": total.memory,
+            "memory_allocated_bytes": total.memory_allocated,
+            "memory_fragmented_bytes": total.memory_fragmented,
+            "compute": total.guarantee / WHOLE,
+            "compute_allocated": total.guarantee_allocated / WHOLE,
+            "compute_fragmented": total.guarantee_fragmented / WHOLE,
         }
-        for model, each in totals.items()
+        for model, total in totals.items()
     }

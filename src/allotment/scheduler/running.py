@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the scheduler together, and runs it until it is told to end.
+"""Connects the scheduler's parts and runs them until a signal.
 
-Nothing is kept that another start would not find again: nodes say what they have, and pods what
-they were given.
+No state survives a restart: nodes report their GPUs, and pods their placements.
 """
 
 import asyncio
@@ -18,52 +17,45 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from allotment import __version__
-from allotment.dialects.systems import foreign_dialects
-from allotment.kube.bindings import Bindings, Exchange, LightApi
-from allotment.kube.budgets import FollowedBudgets
-from allotment.kube.clients import Api, configuration, connect
-from allotment.kube.cluster_feed import ClusterFeed, ClusterPod
-from allotment.kube.endpoints import Endpoint, ServiceEndpoint
+from allotment.dialects.foreign.base import ForeignDialect
+from allotment.dialects.foreign.settings import foreign_dialects
+from allotment.dialects.own.registry import need_settings
+from allotment.kube.bindings import Bindings
+from allotment.kube.clients import Api, connect
+from allotment.kube.cluster_feed import ClusterFeed
 from allotment.kube.errors import KubeError
 from allotment.kube.events import Events
-from allotment.kube.leases import Candidate, LeaseElection
-from allotment.kube.quotas import FollowedQuotas
+from allotment.kube.leases import Endpoint, LeaseCandidate, LeaseElection, ServiceEndpoint
+from allotment.kube.quotas import FollowedBudgets, FollowedQuotas
 from allotment.kube.sharepods import SharePods
-from allotment.metrics.logs import start_log
+from allotment.metrics import start_log
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes, Server, parse_address
-from allotment.model.clusters import PodBooking, PodNeed
+from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import AllotError
-from allotment.scheduler.binding import Binder
-from allotment.scheduler.book import Book
-from allotment.scheduler.certificate_files import CertificateFiles
-from allotment.scheduler.extender import Extender
-from allotment.scheduler.keeping import BookKeeper, DialectQuotas
-from allotment.scheduler.lasting import lasting
-from allotment.scheduler.leading import Leading
-from allotment.scheduler.memory import keep_settled
-from allotment.scheduler.needs import need_settings
-from allotment.scheduler.nominations import NominatedCluster
-from allotment.scheduler.preempting import Preemption
-from allotment.scheduler.quota import QuotaBook
-from allotment.scheduler.quota_following import QuotaFeed
-from allotment.scheduler.quota_units import units_of
-from allotment.scheduler.reaching import LeaderAddress
-from allotment.scheduler.receipts import Receipts
-from allotment.scheduler.reports import Reports, model_figures
-from allotment.scheduler.rereading import Rereading
-from allotment.scheduler.serving import Web, application
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.cluster_events import (
+    Adoption,
+    ClusterEventHandler,
+    TranslationWarnings,
+)
+from allotment.scheduler.core.nominations import NominatedCluster
+from allotment.scheduler.core.quota import QuotaBook, units_of
+from allotment.scheduler.extender.binder import Binder, TimedBindings
+from allotment.scheduler.extender.compat_annotations import ResultAnnotations
+from allotment.scheduler.extender.extender import Extender
+from allotment.scheduler.extender.preemption import Preemption
+from allotment.scheduler.feed import PodRefresh, QuotaFeed
+from allotment.scheduler.leader import LeaderAddress, Leadership
+from allotment.scheduler.reports import SchedulerReports, model_figures
+from allotment.scheduler.serving import Handler, Web, WebhookService, application
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
-from allotment.scheduler.taking_over import TakeOver
-from allotment.scheduler.telling import PassedOverTeller
-from allotment.scheduler.timed_bindings import TimedBindings
-from allotment.scheduler.webhook_serving import WebhookService
-
-__all__ = ["EXTENDER_PORT", "Scheduler", "run"]
+from allotment.scheduler.supervise import freeze_periodically, restart_on_failure
+from allotment.scheduler.tls.context import CertificateFiles
 
 EXTENDER_PORT: Final = "extender"
-"""What the port is called in the Service that leads to the leader."""
+"""The port's name in the Service that routes to the leader."""
 
 _log = structlog.get_logger("allotment.scheduler")
 
@@ -73,11 +65,11 @@ _HANGS_S: Final = 30.0
 _GOODBYE_S: Final = 5.0
 _QUIET_S: Final = 1.0
 _LINGER_S: Final = 5.0
-"""For so long others may still come who have not heard that this replica ends (kube-proxy)."""
+"""So long requests may still arrive at a replica that is shutting down (kube-proxy)."""
 
 
 def run(settings: SchedulerSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises `AllotError` where it cannot start."""
+    """Run until SIGTERM or SIGINT. Raises `AllotError` if it cannot start."""
     parse_address(settings.listen)
     if settings.metrics_listen is not None:
         parse_address(settings.metrics_listen)
@@ -100,14 +92,8 @@ async def _main(settings: SchedulerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     files = CertificateFiles.of(settings.tls_certificate, settings.tls_key)
-    config = configuration(settings.kubeconfig)
-    async with contextlib.AsyncExitStack() as stack:
-        api = await stack.enter_async_context(connect(settings.kubeconfig))
-        light: Exchange = api
-        if LightApi.suits(config):
-            light = LightApi(config)
-            stack.push_async_callback(light.aclose)
-        scheduler = Scheduler(settings, api, light, files)
+    async with connect(settings.kubeconfig) as api:
+        scheduler = Scheduler(settings, api, files)
         task = asyncio.create_task(scheduler.run())
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,16 +107,14 @@ async def _main(settings: SchedulerSettings) -> None:
 
 
 class Scheduler:
-    """The parts, each given what it needs of the others."""
+    """The parts and their connections."""
 
     def __init__(
         self,
         settings: SchedulerSettings,
         api: Api,
-        light: Exchange,
         files: CertificateFiles | None,
     ) -> None:
-        """Put it together; nothing is asked or opened yet."""
         self._settings = settings
         self._files = files
         self.metrics = SchedulerMetrics()
@@ -144,14 +128,14 @@ class Scheduler:
             node_policies=settings.node_policies, device_policies=settings.device_policies
         )
         dialects = foreign_dialects(settings.dialects)
-        quotas = DialectQuotas(QuotaBook(units=units_of(settings.dialects)))
+        self.quotas = QuotaBook(units=units_of(settings.dialects))
         self._followed_quotas = FollowedQuotas(api)
-        self.quotas = quotas.quotas
         self._quota_feed = QuotaFeed(self._followed_quotas, self.quotas)
         needs = need_settings(settings.modes, settings.dialects)
-        self._book = Book(cluster, settings=replace(settings.book, needs=needs), quotas=quotas)
-        reports = Reports(self.metrics, self._events)
-        self._take_over = TakeOver(
+        limits = replace(settings.book, needs=needs)
+        self._book = Book(cluster, settings=limits, quotas=self.quotas)
+        reports = SchedulerReports(self.metrics, self._events)
+        self._take_over = Adoption(
             dialects,
             node=cluster.node,
             systems=settings.take_over,
@@ -160,86 +144,93 @@ class Scheduler:
         self._budgets = FollowedBudgets(api)
         self._preemption = Preemption(
             cluster,
-            pods=self._heard,
-            quotas=quotas,
+            pods=self._reported,
+            quotas=self.quotas,
             budgets=self._budgets,
             leads=self._may_write,
-            needs=needs,
+            needs=self._book.needs,
         )
-        self._keeper = BookKeeper(
+        self._keeper = ClusterEventHandler(
             self._book,
-            quotas,
+            self.quotas,
             take_over=self._take_over,
             nominations=self._preemption.nominations,
+            warnings=TranslationWarnings(report=reports.passed_over, leads=self._may_write),
         )
-        teller = PassedOverTeller(self._keeper, tell=reports.passed_over, leads=self._may_write)
-        self._feed = ClusterFeed(api, teller)
+        self._feed = ClusterFeed(api, self._keeper)
         self._election = _election(settings, api)
-        self._leading = Leading(
+        self._leading = Leadership(
             self._feed, self._election, others=[self._quota_feed], on_end=self._rest
         )
         self._binder = Binder(
             self._book,
             TimedBindings(
-                Bindings(light, complete=self._take_over.completed),
+                Bindings(api, complete=self._take_over.completed),
                 on_answer=partial(self.metrics.observe, "binding_seconds"),
             ),
             clock=time.monotonic,
             left_s=self._leading.left_s,
             receipt=self._receipt,
         )
-        self._receipts = Receipts(dialects, node=cluster.node, read=partial(_read_pod, light))
+        self._receipts = ResultAnnotations(
+            dialects, node=cluster.node, read=partial(_read_pod, api)
+        )
         self._extender = Extender(
             self._book,
             self._binder,
-            told=reports,
-            pods=self._heard,
+            observer=reports,
+            pods=self._reported,
             leads=self._may_write,
             receipts=self._receipts,
         )
-        self.webhook: WebhookService | None = None
-        if settings.webhook is not None:
-            self.webhook = WebhookService(
-                api,
-                settings.webhook,
-                dialects=dialects,
-                quotas=self.quotas,
-                known=self._leading.wait_synced,
-                on_answer=self._reviewed,
-                told=reports,
-                leads=self._may_write,
-            )
-        self._sharepods: SharePodKeeper | None = None
-        if settings.webhook is not None and "kubeshare" not in settings.dialects.disabled:
-            self._sharepods = SharePodKeeper(
-                SharePods(api),
-                leads=self._may_write,
-                events=self._events,
-                ignored_namespaces=settings.webhook.webhook.ignored_namespaces,
-            )
-        self._rereading = Rereading(self._binder.reread)
+        self.webhook = self._webhook(api, dialects, reports)
+        self._sharepods = self._sharepod_keeper(api)
+        self._rereading = PodRefresh(self._binder.reread)
         self._address = self._leader_address(api)
         self._port: int | None = None
         self._electing: asyncio.Task[NoReturn] | None = None
         self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
         self.metrics.watch_models(lambda: model_figures(self._book.cluster.totals()))
+        handlers: dict[str, Handler] = {
+            "filter": self._extender.filter,
+            "prioritize": self._extender.prioritize,
+            "bind": self._extender.bind,
+            "preempt": self._preemption.preempt,
+        }
+        registry = self.metrics.registry
         self._web = Web(
-            application(
-                {
-                    "filter": self._extender.filter,
-                    "prioritize": self._extender.prioritize,
-                    "bind": self._extender.bind,
-                    "preempt": self._preemption.preempt,
-                },
-                probes=self.probes(),
-                registry=self.metrics.registry,
-                on_answer=self._answered,
-            )
+            application(handlers, probes=self.probes(), registry=registry, on_answer=self._answered)
+        )
+
+    def _webhook(
+        self, api: Api, dialects: Sequence[ForeignDialect], reports: SchedulerReports
+    ) -> WebhookService | None:
+        if self._settings.webhook is None:
+            return None
+        return WebhookService(
+            api,
+            self._settings.webhook,
+            dialects=dialects,
+            quotas=self.quotas,
+            known=self._leading.wait_synced,
+            on_answer=self._reviewed,
+            observer=reports,
+            leads=self._may_write,
+        )
+
+    def _sharepod_keeper(self, api: Api) -> SharePodKeeper | None:
+        settings = self._settings
+        if settings.webhook is None or "kubeshare" in settings.dialects.disabled:
+            return None
+        return SharePodKeeper(
+            SharePods(api),
+            leads=self._may_write,
+            events=self._events,
+            ignored_namespaces=settings.webhook.webhook.ignored_namespaces,
         )
 
     async def run(self) -> NoReturn:
-        """Run for ever."""
         settings = self._settings
         with contextlib.ExitStack() as stack:
             if settings.metrics_listen is not None:
@@ -247,12 +238,12 @@ class Scheduler:
                 stack.enter_context(Server(address, registry, self.probes()))
             async with asyncio.TaskGroup() as group:
                 for name, part in self._parts().items():
-                    group.create_task(lasting(part, name, on_failure=self._failed))
+                    group.create_task(restart_on_failure(part, name, on_failure=self._failed))
                 group.create_task(self._listen())
                 group.create_task(self._feed.run())
                 group.create_task(self._leading.run())
                 group.create_task(self._beat())
-                group.create_task(keep_settled(self._feed.wait_synced, self._is_quiet))
+                group.create_task(freeze_periodically(self._feed.wait_synced, self._is_quiet))
                 if self.webhook is not None:
                     group.create_task(self.webhook.run())
                 if self._election is not None:
@@ -260,7 +251,6 @@ class Scheduler:
         raise AssertionError("none of them ends")
 
     def _parts(self) -> Mapping[str, Callable[[], Awaitable[object]]]:
-        """Return what begins anew where it fails, by name."""
         parts: dict[str, Callable[[], Awaitable[object]]] = {
             "events": self._events.run,
             "tick": self._tick,
@@ -281,7 +271,6 @@ class Scheduler:
         self.metrics.count("parts_begun_anew", part)
 
     async def _listen(self) -> None:
-        """Raises `PrerequisiteError`."""
         tls = self._files.context if self._files is not None else None
         guarded = self._settings.webhook
         if self.webhook is not None and guarded is not None and guarded.guard is not None:
@@ -292,10 +281,11 @@ class Scheduler:
         _log.info("listening", version=__version__, port=self._port, tls=tls is not None)
 
     async def end(self) -> None:
-        """Finish what is begun, let another replica lead, and stop answering.
+        """Finish binds, hand over leadership, and stop answering.
 
-        The API server is answered on for some seconds: it hears late that this replica ends, and a
-        review that nobody answers is a pod that is not created. kube-scheduler is sent away.
+        Reviews are answered for some more seconds, because the API server learns late of the
+        shutdown and a review without an answer is a refused pod. kube-scheduler's connections are
+        closed.
         """
         self._is_ending = True
         self._leading.resign()
@@ -305,7 +295,7 @@ class Scheduler:
         await self._binder.drain(timeout_s=_GOODBYE_S)
         if self._election is not None:
             if self._electing is not None:
-                self._electing.cancel()  # it would lead again
+                self._electing.cancel()  # otherwise it would lead again
             with contextlib.suppress(KubeError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._election.resign()
@@ -316,7 +306,7 @@ class Scheduler:
             await self.webhook.close()
         await self._events.flush(timeout_s=1.0)
 
-    def _heard(self, uid: str) -> ClusterPod | None:
+    def _reported(self, uid: str) -> ClusterPod | None:
         return self._feed.pods.get(uid)
 
     async def _receipt(self, need: PodNeed, booking: PodBooking) -> Mapping[str, str]:
@@ -327,7 +317,7 @@ class Scheduler:
         return self._leading.leads
 
     def _rest(self) -> None:
-        self._book.rest(now=time.monotonic())
+        self._book.step_down(now=time.monotonic())
 
     async def _tick(self) -> NoReturn:
         while True:
@@ -336,15 +326,15 @@ class Scheduler:
             for state, number in self._book.counts().items():
                 self.metrics.set("pods", number, state.value)
             self.metrics.set("leading", self._leading.leads)
-            self.metrics.set("api_synced", self._leading.is_synced and not self._unheard())
+            self.metrics.set("api_synced", self._leading.is_synced and not self._feed_problems())
             is_kept = self.webhook is None or self.webhook.keeper.problem is None
             self.metrics.set("webhook_certificate_kept", is_kept)
             self.metrics.set("nominations", len(self._preemption.nominations))
-            self.metrics.set("pods_without_placement", len(self._keeper.strangers))
+            self.metrics.set("pods_without_placement", len(self._keeper.unplaced))
             self.metrics.set("pods_taken_over", len(self._take_over.taken))
             self.metrics.set("pods_not_taken_over", len(self._take_over.unread))
             self.metrics.set("objects_left_out", len(self._feed.left_out))
-            self.metrics.set("devices_told_twice", len(self._book.cluster.told_twice()))
+            self.metrics.set("devices_told_twice", len(self._book.cluster.reported_twice()))
             await asyncio.sleep(_TICK_S)
 
     async def _nominate(self) -> NoReturn:
@@ -362,30 +352,31 @@ class Scheduler:
         return time.monotonic() - self._asked_at > _QUIET_S
 
     def probes(self) -> Probes:
-        """Return what tells whether it lives, and whether it is of use."""
         return Probes(
-            is_healthy=self._unhealthy, is_ready=self._amiss, is_leading=self._leading.amiss
+            is_healthy=self._not_healthy,
+            is_ready=self._not_ready,
+            is_leading=self._leading.problems,
         )
 
-    def _unhealthy(self) -> Sequence[str]:
+    def _not_healthy(self) -> Sequence[str]:
         silent_s = time.monotonic() - self._beat_at
-        return [f"nothing has happened for {silent_s:.0f} s"] if silent_s > _HANGS_S else []
+        return [f"no event loop turn for {silent_s:.0f} s"] if silent_s > _HANGS_S else []
 
-    def _amiss(self) -> Sequence[str]:
-        """Say why this replica cannot answer the API server, whoever leads.
+    def _not_ready(self) -> Sequence[str]:
+        """Return why this replica cannot answer the API server, whether or not it leads.
 
-        Nothing that may hit all replicas at once and passes is among it, once all is known: a
-        Service without any ready replica helps nobody, and what is known is good to go on with.
+        Problems that hit all replicas at once and pass do not count: a Service without a ready
+        replica helps no caller, and the loaded data is good enough to go on.
         """
         if self._is_ending:
-            return ["it is ending"]
-        amiss = list(self.webhook.amiss()) if self.webhook is not None else []
+            return ["shutting down"]
+        problems = list(self.webhook.problems()) if self.webhook is not None else []
         if not self._leading.is_synced:
-            why = "".join(f": {each.message}" for each in self._unheard()[:1])
-            amiss.append(f"pods, nodes and quotas are not all known yet{why}")
-        return amiss
+            why = "".join(f": {error.message}" for error in self._feed_problems()[:1])
+            problems.append(f"still loading pods, nodes and quotas{why}")
+        return problems
 
-    def _unheard(self) -> Sequence[KubeError]:
+    def _feed_problems(self) -> Sequence[KubeError]:
         quotas = self._quota_feed.problem
         return (*self._feed.problems, *([quotas] if quotas is not None else []))
 
@@ -415,7 +406,7 @@ class Scheduler:
             self.metrics.count("requests_failed", verb)
 
 
-async def _read_pod(api: Exchange, namespace: str, name: str) -> bytes:
+async def _read_pod(api: Api, namespace: str, name: str) -> bytes:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     return await api.get(path, asked=f"get pod {namespace}/{name}")
 
@@ -428,5 +419,5 @@ def _election(settings: SchedulerSettings, api: Api) -> LeaseElection | None:
         api,
         namespace=lease.namespace,
         name=lease.name,
-        candidate=Candidate.of_process(settings.identity, settings.lease_times),
+        candidate=LeaseCandidate.of_process(settings.identity, settings.lease_times),
     )

@@ -1,38 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP for kube-scheduler: `aiohttp` around handlers that know nothing of it.
+"""HTTP for kube-scheduler and the API server: `aiohttp` around handlers without HTTP.
 
-Whoever reaches the port may send anything: bodies have a limit, a request has its time, an error is
-one line of JSON, and nothing that is sent ends the process. Probes and figures are on the same
-port; `--metrics-listen` has them on another one, in threads of their own, where they are answered
-also while this loop is busy.
-
-A replica that does not lead refuses and ends the connection: kube-scheduler keeps those that it
-has, and would ask this one for ever, wherever its Service leads by now.
+Any client may connect: bodies and times are limited, errors are one line of JSON, and no request
+ends the process. `--metrics-listen` serves probes and metrics in separate threads. A follower
+closes each connection: kube-scheduler would otherwise reuse it and never reach the leader.
 """
 
 import asyncio
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Final, NoReturn
 
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from allotment.metrics.serving import Probes
-from allotment.model.errors import PrerequisiteError, UsageError
-from allotment.scheduler.extender import NotLeadingError
-
-__all__ = ["MAX_BODY_BYTES", "Handler", "Verb", "Web", "application"]
+from allotment.dialects.foreign.base import ForeignDialect
+from allotment.kube.clients import Api
+from allotment.kube.webhooks import Secret, WebhookConfiguration
+from allotment.metrics.serving import Probes, parse_address
+from allotment.model.errors import AllotError, PrerequisiteError, UsageError
+from allotment.scheduler.admission.review import MAX_REVIEW_BYTES
+from allotment.scheduler.admission.rules import all_keys, webhook_condition
+from allotment.scheduler.admission.webhook import (
+    AdmissionHandler,
+    PodWebhook,
+    Reply,
+    WebhookSettings,
+    routes,
+)
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.extender.extender import NotLeadingError
+from allotment.scheduler.tls.authority import Lives
+from allotment.scheduler.tls.rotation import (
+    CertificateKeeper,
+    KeepingSettings,
+    RotationObserver,
+    service_names,
+)
 
 MAX_BODY_BYTES: Final = 256 << 20
-"""5,000 whole nodes are 90 MB, where kube-scheduler has been told to send them."""
+"""5,000 whole nodes are 90 MB, if kube-scheduler is configured to send them."""
 _JSON: Final = "application/json"
 _CLOSE_S: Final = 5.0
 _READ_S: Final = 30.0
-"""For a body to arrive: kube-scheduler waits for an answer as long (`httpTimeout`)."""
+"""Limit for reading a body; kube-scheduler waits as long for an answer (`httpTimeout`)."""
 
 Handler = Callable[[bytes], bytes | Awaitable[bytes]]
 Verb = str
@@ -48,11 +65,11 @@ def application(
     on_answer: Callable[[Verb, float, bool], None] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
-    """Return what serves `POST /VERB` for each handler, and the probes.
+    """Return an application with `POST /VERB` for each handler, and the probes.
 
-    `/leading` is for a load balancer that has to find the one that leads: `/readyz` is of every
-    replica. Where this port asks for a certificate, it is to be had at `--metrics-listen`.
-    `on_answer` is told of each call: its verb, its seconds, and whether it was answered.
+    `/leading` is for load balancers that look for the leader; `/readyz` is true on every replica.
+    If this port requires a client certificate, use `--metrics-listen`. `on_answer` gets each call's
+    verb, seconds and success.
     """
     app = web.Application(client_max_size=max_body_bytes)
     for verb, handler in handlers.items():
@@ -74,30 +91,32 @@ def _serve(
             async with asyncio.timeout(_READ_S):
                 body = await request.read()
         except TimeoutError:
-            refusal = _refusal(408, f"the body has not come within {_READ_S:.0f} s", "ask again")
+            refusal = _refusal(408, f"no complete body within {_READ_S:.0f} s", "retry")
             refusal.force_close()
             return refusal
         began = time.perf_counter()
         is_good = False
         try:
             answer = handler(body)
-            found = answer if isinstance(answer, bytes) else await answer
+            content = answer if isinstance(answer, bytes) else await answer
             is_good = True
         except UsageError as error:
             return _refusal(400, error.message, error.hint)
         except NotLeadingError:
-            refusal = _refusal(503, "another replica leads", "ask the one that does: /leading")
+            refusal = _refusal(
+                503, "another replica leads", "send requests to the leader: see /leading"
+            )
             refusal.force_close()
             return refusal
         except asyncio.CancelledError:
             raise
-        except Exception:  # noqa: BLE001 - whatever it is, the next call is answered
-            _log.exception("a request was not answered", verb=verb)
+        except Exception:  # noqa: BLE001 - a defect in one call must not stop the next
+            _log.exception("a request failed", verb=verb)
             return _refusal(500, "this is a defect: see the scheduler's log", None)
         finally:
             if on_answer is not None:
                 on_answer(verb, time.perf_counter() - began, is_good)
-        return web.Response(body=found, content_type=_JSON)
+        return web.Response(body=content, content_type=_JSON)
 
     return serve
 
@@ -111,9 +130,9 @@ def _probe(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def probe(request: web.Request) -> web.Response:
         del request
-        amiss = check()
-        text = "".join(f"{each}\n" for each in amiss or ("ok",))
-        return web.Response(text=text, status=503 if amiss else 200)
+        problems = check()
+        text = "".join(f"{problem}\n" for problem in problems or ("ok",))
+        return web.Response(text=text, status=503 if problems else 200)
 
     return probe
 
@@ -127,17 +146,18 @@ def _figures(registry: CollectorRegistry) -> Callable[[web.Request], Awaitable[w
 
 
 class Web:
-    """Listens, from `start` to `close`."""
+    """An HTTP server, from `start` to `close`."""
 
-    def __init__(self, app: web.Application) -> None:
-        """Take what is to be served."""
+    def __init__(self, app: web.Application, *, option: str = "--listen") -> None:
+        """`option` sets the address."""
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
         )
+        self._option = option
         self._is_set_up = False
 
     async def start(self, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> int:
-        """Listen there, and return the port. Raises `PrerequisiteError` where it cannot."""
+        """Listen and return the port. Raises `PrerequisiteError` if it cannot."""
         if not self._is_set_up:
             await self._runner.setup()
             self._is_set_up = True
@@ -148,10 +168,205 @@ class Web:
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot listen at {host}:{port}: {error.strerror or error}",
-                hint="another program has it, perhaps another scheduler; --listen names another",
+                hint="another program uses it, perhaps another scheduler; choose one with"
+                f" {self._option}",
             ) from error
         return int(self._runner.addresses[-1][1])
 
     async def close(self) -> None:
-        """Answer what is being asked, and stop."""
         await self._runner.cleanup()
+
+
+_ADMISSION_READ_S: Final = 10.0
+"""Limit for reading a body: the API server does not wait longer for an answer."""
+
+_LONG_S: Final = 0.01
+"""A usual review takes a tenth of this."""
+
+Observer = Callable[[float, int], None]
+"""Gets each answer's seconds and HTTP status."""
+
+
+async def _at_once() -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """TLS of the extender: only kube-scheduler may connect."""
+
+    secret: str = "allotment-kube-scheduler"  # noqa: S105 - its name
+    """The Secret of kube-scheduler's certificate, in the webhook's namespace."""
+    names: tuple[str, ...] = ()
+    """The extender's host names in the serving certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """The webhook's address and certificates."""
+
+    listen: str = ":9443"
+    namespace: str = "allotment-system"
+    service: str = "allotment-webhook"
+    """The webhook's Service, whose name is in the certificate."""
+    secret: str = "allotment-webhook"  # noqa: S105 - its name
+    configuration: str | None = "allotment-scheduler"
+    """The MutatingWebhookConfiguration; None: another program writes its caBundle."""
+    names: tuple[str, ...] = ()
+    """Additional names and addresses for the certificate."""
+    lives: Lives = field(default=Lives())
+    client_authority: Path | None = None
+    """The CA of the API server's client certificate, in PEM; None: any client may connect."""
+    guard: GuardSettings | None = None
+    """None: the extender answers any client, or uses certificates from files."""
+    look_s: float = 30.0
+    webhook: WebhookSettings = field(default=WebhookSettings())
+
+
+class WebhookService:
+    """The webhook of one replica: `start`, then `run` beside the rest, then `close`."""
+
+    def __init__(
+        self,
+        api: Api,
+        settings: ListenSettings,
+        *,
+        dialects: Sequence[ForeignDialect],
+        quotas: QuotaBook | None = None,
+        known: Callable[[], Awaitable[None]] = _at_once,
+        on_answer: Observer | None = None,
+        observer: RotationObserver | None = None,
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Connect the parts; sends no request and opens no port.
+
+        `known` returns when all pods and quotas are loaded: only then it listens. `leads`: as
+        `CertificateKeeper`'s.
+        """
+        self._settings = settings
+        self._known = known
+        self.port: int | None = None
+        """None until it listens."""
+        self._is_leaving = False
+        keys = all_keys(dialects)
+        keeping = KeepingSettings(
+            names=(
+                *service_names(settings.service, settings.namespace),
+                *(settings.guard.names if settings.guard is not None else ()),
+                *settings.names,
+            ),
+            lives=settings.lives,
+            condition=webhook_condition(keys),
+            look_s=settings.look_s,
+            client_authority=settings.client_authority,
+        )
+        name = settings.configuration
+        self.keeper: Final = CertificateKeeper(
+            Secret(api, namespace=settings.namespace, name=settings.secret),
+            WebhookConfiguration(api, name=name) if name is not None else None,
+            keeping,
+            clients=Secret(api, namespace=settings.namespace, name=settings.guard.secret)
+            if settings.guard is not None
+            else None,
+            observer=observer,
+            leads=leads,
+        )
+        webhook = PodWebhook(dialects, settings=settings.webhook, quotas=quotas, keys=keys)
+        self.app: Final = webhook_application(webhook, on_answer=on_answer)
+        self.app.on_response_prepare.append(self._send_away)
+        self._web = Web(self.app, option="--webhook-listen")
+
+    async def run(self) -> NoReturn:
+        """Renew certificates and serve until cancelled.
+
+        Raises `PrerequisiteError` if it cannot listen.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.keeper.run())
+            group.create_task(self._serve())
+        raise AssertionError("servers never end")
+
+    async def _serve(self) -> None:
+        await self._known()
+        while not self.keeper.webhook.serves:  # noqa: ASYNC110 - once, at the start
+            await asyncio.sleep(0.05)
+        address = parse_address(self._settings.listen)
+        self.port = await self._web.start(address, self.keeper.webhook.context)
+        _log.info("the webhook listens", port=self.port)
+
+    def leave(self) -> None:
+        """Keep answering, but close each connection: the next request goes elsewhere."""
+        self._is_leaving = True
+
+    def problems(self) -> Sequence[str]:
+        """Return why the API server gets no trusted answer: for `/readyz`."""
+        if self.keeper.is_ready:
+            return () if self.port is not None else ("the webhook does not listen yet",)
+        problem = self.keeper.problem
+        if problem is None:
+            return ("the webhook has no certificate yet",)
+        text = problem.message if isinstance(problem, AllotError) else repr(problem)
+        return (f"the webhook's certificates: {text}",)
+
+    async def close(self) -> None:
+        await self._web.close()
+
+    async def _send_away(self, request: web.Request, response: web.StreamResponse) -> None:
+        del request
+        if self._is_leaving:
+            response.force_close()
+            # aiohttp has built the headers already.
+            response.headers["Connection"] = "close"
+
+
+def webhook_application(
+    webhook: PodWebhook, *, on_answer: Observer | None = None
+) -> web.Application:
+    app = web.Application(client_max_size=MAX_REVIEW_BYTES)
+    for path, handler in routes(webhook).items():
+        app.router.add_post(path, _serve_admission(handler, on_answer))
+    app.router.add_get("/healthz", _healthz)
+    return app
+
+
+def _serve_admission(
+    handler: AdmissionHandler, on_answer: Observer | None
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    # Any client may send slow reviews, any number of them: binds and the Lease get at least as
+    # much time of the event loop as long reviews.
+    turn = asyncio.Lock()
+
+    async def answer(body: bytes) -> Reply:
+        async with turn:
+            began = perf_counter()
+            try:
+                return handler(body)
+            finally:
+                took_s = perf_counter() - began
+                if took_s > _LONG_S:
+                    await asyncio.sleep(took_s)
+
+    async def serve(request: web.Request) -> web.Response:
+        async with asyncio.timeout(_ADMISSION_READ_S):
+            body = await request.read()
+        began = perf_counter()
+        status = web.HTTPInternalServerError.status_code
+        try:
+            reply = await answer(body)
+            status = reply.status
+        except Exception:  # noqa: BLE001 - a defect in one review must not stop the next
+            # The API server then refuses the pod, as without an answer.
+            _log.exception("a review failed")
+            return web.Response(status=status, text="this is a defect: see the scheduler's log")
+        finally:
+            if on_answer is not None:
+                on_answer(perf_counter() - began, status)
+        return web.Response(
+            status=reply.status, body=reply.body, headers={"Content-Type": reply.content_type}
+        )
+
+    return serve
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    del request
+    return web.Response(text="ok\n")

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SharePods of KubeShare 1.0 are served: each gets its pod, and shows what becomes of it.
+"""Serves SharePods of KubeShare 1.0: each gets its pod, and shows the pod's status.
 
-It stands in for KubeShare's device manager, and keeps to its ways: the pod has the SharePod's name
-and belongs to it, is made anew where it went before its end, and is copied into the SharePod's
-status. Which GPU it is, is decided as for every pod: by the webhook, kube-scheduler, the extender.
-
-Nothing is remembered that is not at the API server: a pod is found by its name, and its owner says
-whose it is. So repeats, restarts and two replicas that believe to lead for a moment are harmless:
-the second pod of one name is refused, and a status is written by the version that it was read in.
+Stands in for KubeShare's device manager: the pod has the SharePod's name and owner, is recreated if
+deleted early, and its status is copied. GPUs are chosen as for every pod. All state is at the API
+server, so repeats, restarts and two leaders are harmless.
 """
 
 import asyncio
@@ -18,7 +14,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 
-from allotment.dialects.kubeshare_sharepods import (
+from allotment.dialects.foreign.kubeshare import (
     GROUP,
     KIND,
     is_to_be_made,
@@ -26,46 +22,43 @@ from allotment.dialects.kubeshare_sharepods import (
     refused_status,
     status_of,
 )
-from allotment.kube.backoff import Backoff
+from allotment.kube.clients import Backoff
 from allotment.kube.errors import ConflictError, DeniedError, KubeError, ObjectMissingError
 from allotment.kube.events import Reference
 from allotment.kube.sharepods import MADE_FOR, MANIFEST, PodSeen, SharePod, SharePods
-from allotment.model.errors import AllotError, UsageError
-from allotment.scheduler.admission_rules import IGNORE, IGNORE_LABELS
-
-__all__ = ["SharePodKeeper", "SharePodTimes"]
+from allotment.model.errors import UsageError
+from allotment.model.reported import Reported
+from allotment.scheduler.admission.rules import IGNORE, IGNORE_LABELS
 
 _AT_ONCE: Final = 8
 _EXISTS: Final = "ErrResourceExists"
 _REFUSED: Final = "ErrValueError"
-"""Both as KubeShare names them."""
+"""Both are KubeShare's names."""
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePodTimes:
-    """Seconds."""
+    """Intervals in seconds."""
 
     look_s: float = 10.0
-    """So often is looked whether SharePods have been defined, or are no more."""
+    """Check whether SharePods are defined."""
     again_s: float = 30.0
-    """So often is looked at each whose pod no watch tells of; and so long at most until what was
-    refused is tried again."""
+    """Check pods that no watch covers; also the longest pause before a retry."""
     first_s: float = 0.5
-    """What was refused is tried again after so long at first."""
+    """The first pause before a retry."""
     tick_s: float = 0.2
 
 
-class Teller(Protocol):
-    """Who makes events."""
+class EventWriter(Protocol):
+    """Creates events."""
 
-    def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None:
-        """Make an event, some time soon."""
+    def tell(self, about: Reference, *, reason: str, message: str, is_warning: bool) -> None: ...
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """Something is wrong with a SharePod: when it is tried again as it is."""
+    """A failed SharePod and its next retry."""
 
     document: Mapping[str, Any]
     backoff: Backoff
@@ -73,24 +66,24 @@ class _Trouble:
 
 
 class SharePodKeeper:
-    """Serves the SharePods, where there are any, while this replica leads. `run` has to run."""
+    """Serves SharePods while this replica leads. Needs `run` running."""
 
     def __init__(
         self,
         api: SharePods,
         *,
         leads: Callable[[], bool],
-        events: Teller,
+        events: EventWriter,
         ignored_namespaces: frozenset[str] = frozenset(),
         times: SharePodTimes | None = None,
     ) -> None:
-        """Ask nothing yet. In namespaces and of SharePods that are ignored, nothing is done."""
+        """Ignored namespaces and SharePods are left to other systems."""
         self._api = api
         self._leads = leads
         self._events = events
         self._ignored = ignored_namespaces
         self._times = times or SharePodTimes()
-        self._problem = ""
+        self._reported = Reported[str]()
         self._forget()
 
     def _forget(self) -> None:
@@ -105,9 +98,9 @@ class SharePodKeeper:
         self._more = asyncio.Event()
 
     async def run(self) -> NoReturn:
-        """Serve for ever; with nothing to do where nobody has defined SharePods.
+        """Serve forever; idle while SharePods are not defined.
 
-        After a failure it may be run again.
+        May be run again after a failure.
         """
         while True:
             if self._leads() and await self._are_defined():
@@ -119,45 +112,43 @@ class SharePodKeeper:
         try:
             is_defined = await self._api.are_defined()
         except KubeError as error:
-            hint = f"`kubectl apply -f {MANIFEST}`, if SharePods are to be served"
+            hint = f"`kubectl apply -f {MANIFEST}` to serve SharePods"
             is_denied = isinstance(error, DeniedError)
-            self._say("SharePods are not served", error.message, hint if is_denied else error.hint)
+            if self._reported.is_new(MANIFEST, error.message):
+                _log.warning(
+                    "SharePods are not served",
+                    why=error.message,
+                    hint=hint if is_denied else error.hint,
+                )
             return False
         if is_defined:
-            self._say("", "", None)
+            self._reported.over(MANIFEST)
         return is_defined
 
-    def _say(self, what: str, why: str, hint: str | None) -> None:
-        """Log once for each kind of trouble."""
-        if what and why != self._problem:
-            _log.warning(what, why=why, hint=hint)
-        self._problem = why
-
     async def _serve(self) -> None:
-        """Follow and serve, until this replica leads no more or the definition is gone."""
         self._forget()
         sharepods = self._api.follow(self._sharepod_changed)
         pods = self._api.follow_pods(self._pod_changed)
         _log.info("SharePods are served")
         async with asyncio.TaskGroup() as group:
-            following = [group.create_task(each.run()) for each in (sharepods, pods)]
-            # Which pods are there is known first: else each SharePod's is read once for nothing.
+            following = [group.create_task(feed.run()) for feed in (sharepods, pods)]
+            # Load pods first: otherwise each SharePod's pod is read once for nothing.
             async for _ in pods.signal.changes():
                 if pods.is_synced or not self._leads():
                     break
             workers = [group.create_task(self._work()) for _ in range(_AT_ONCE)]
             await self._watch_over()
-            for each in (*following, *workers):
-                each.cancel()
-        _log.info("SharePods are not served any more")
+            for task in (*following, *workers):
+                task.cancel()
+        _log.info("SharePods are no longer served")
 
     async def _watch_over(self) -> None:
-        """Return when it is over; have looked at again what nobody tells of."""
+        """Queue retries and periodic checks; return when serving must end."""
         looked_at = again_at = time.monotonic()
         while self._leads():
             await asyncio.sleep(self._times.tick_s)
             now = time.monotonic()
-            self._want(uid for uid, each in self._troubles.items() if each.due_at <= now)
+            self._want(uid for uid, trouble in self._troubles.items() if trouble.due_at <= now)
             if now - again_at >= self._times.again_s:
                 again_at = now
                 self._want(self._sharepods)
@@ -167,9 +158,9 @@ class SharePodKeeper:
                     if not await self._api.are_defined():
                         return
                 except KubeError:
-                    continue  # whoever follows them has said it
+                    continue  # the watches log it
 
-    # ---- what has changed -----------------------------------------------------------------------
+    # ---- changes -----------------------------------------------------------------------
 
     def _sharepod_changed(self, uid: str, sharepod: SharePod | None) -> None:
         if sharepod is None:
@@ -181,7 +172,7 @@ class SharePodKeeper:
         self._sharepods[uid] = sharepod
         self._uids[sharepod.namespace, sharepod.name] = uid
         trouble = self._troubles.get(uid)
-        # Its own status is no reason to try the same again: there are refusals that never repeat.
+        # A change of its status alone is no reason to retry: some refusals are permanent.
         if trouble is None or trouble.document != sharepod.document:
             self._troubles.pop(uid, None)
             self._want((uid,))
@@ -207,11 +198,11 @@ class SharePodKeeper:
         if self._waiting:
             self._more.set()
 
-    # ---- what is done ---------------------------------------------------------------------------
+    # ---- work ---------------------------------------------------------------------------
 
     async def _work(self) -> NoReturn:
         while True:
-            uid = next((each for each in self._waiting if each not in self._busy), None)
+            uid = next((waiting for waiting in self._waiting if waiting not in self._busy), None)
             if uid is None:
                 self._more.clear()
                 await self._more.wait()
@@ -225,10 +216,9 @@ class SharePodKeeper:
                 await self._try(sharepod)
             finally:
                 self._busy.discard(uid)
-            self._want(())  # it may have been wanted again meanwhile
+            self._want(())  # it may have been queued again meanwhile
 
     async def _try(self, sharepod: SharePod) -> None:
-        """Serve one SharePod; what is wrong is told, and tried again later."""
         try:
             try:
                 await self._serve_one(sharepod)
@@ -237,58 +227,60 @@ class SharePodKeeper:
                 await self._refuse(sharepod, error)
                 return
         except ObjectMissingError:
-            return  # it, or its namespace, has just been deleted
+            return  # it, or its namespace, was just deleted
         except ConflictError:
-            self._troubled(sharepod)  # somebody else was first; the watch is about to tell
+            self._troubled(sharepod)  # another write came first: the watch will report it
         except KubeError as error:
             self._troubled(sharepod)
             _log.warning(error.message, sharepod=str(sharepod), hint=error.hint)
-        except Exception:  # noqa: BLE001 - what one of them has is no other's trouble
+        except Exception:  # noqa: BLE001 - a failure for one does not stop the others
             self._troubled(sharepod)
             _log.exception("a SharePod cannot be served", sharepod=str(sharepod))
         else:
             self._troubles.pop(sharepod.uid, None)
 
     def _troubled(self, sharepod: SharePod) -> None:
-        known = self._troubles.get(sharepod.uid)
+        trouble = self._troubles.get(sharepod.uid)
         times = self._times
-        backoff = known.backoff if known else Backoff(first_s=times.first_s, most_s=times.again_s)
+        backoff = (
+            trouble.backoff if trouble else Backoff(first_s=times.first_s, most_s=times.again_s)
+        )
         due_at = time.monotonic() + backoff.next()
         self._troubles[sharepod.uid] = _Trouble(sharepod.document, backoff, due_at)
 
     async def _serve_one(self, sharepod: SharePod) -> None:
         name = (sharepod.namespace, sharepod.name)
-        if self._is_told(sharepod) or await self._is_ignored(sharepod):
+        if self._is_shown(sharepod) or await self._is_ignored(sharepod):
             return
         spec = sharepod.document.get("spec")
         if name not in self._pod_uids and not is_to_be_made(spec, sharepod.status):
             return
         pod = await self._api.read_pod(*name)
         if pod is None:
-            # What the watch has told may be older than the end that was written there.
-            known = await self._api.read(sharepod)
-            if known is None or known.is_ending or not is_to_be_made(spec, known.status):
+            # The watch may be older than the end in the SharePod's status.
+            current = await self._api.read(sharepod)
+            if current is None or current.is_ending or not is_to_be_made(spec, current.status):
                 return
-            sharepod = known
+            sharepod = current
             pod = await self._make(sharepod)
         elif not _is_controlled(pod, by=sharepod):
-            problem = f"pod {'/'.join(name)} is there already and is not this"
+            problem = f"pod {'/'.join(name)} exists and does not belong to this"
             problem += " SharePod's; hint: delete that pod, or give the SharePod another name"
             raise _RefusedError(_EXISTS, problem)
         status = status_of(pod, sharepod.status)
         if status != sharepod.status:
             await self._api.write_status(sharepod, status)
 
-    def _is_told(self, sharepod: SharePod) -> bool:
-        """Tell whether its status has its pod as that is, as far as the watch tells."""
+    def _is_shown(self, sharepod: SharePod) -> bool:
+        """Return whether its status shows its pod as the watch last reported it."""
         uid = self._pod_uids.get((sharepod.namespace, sharepod.name))
-        told = sharepod.status.get("PodObjectMeta")
-        if uid is None or not isinstance(told, Mapping):
+        shown = sharepod.status.get("PodObjectMeta")
+        if uid is None or not isinstance(shown, Mapping):
             return False
-        return (told.get("uid"), told.get("resourceVersion")) == (uid, self._pods[uid].version)
+        return (shown.get("uid"), shown.get("resourceVersion")) == (uid, self._pods[uid].version)
 
     async def _is_ignored(self, sharepod: SharePod) -> bool:
-        """Tell whether it is another system's: the webhook would not touch its pod."""
+        """Return whether it belongs to another system: the webhook ignores its pod too."""
         namespace = sharepod.namespace
         if namespace in self._ignored or _is_left_alone(sharepod.document["metadata"]["labels"]):
             return True
@@ -305,7 +297,7 @@ class SharePodKeeper:
         try:
             pod = pod_of_sharepod(sharepod.document)
         except UsageError as error:
-            raise _RefusedError(_REFUSED, _said(error)) from error
+            raise _RefusedError(_REFUSED, error.one_line()) from error
         metadata = pod["metadata"]
         metadata["labels"] = {**(metadata.get("labels") or {}), MADE_FOR: KIND}
         try:
@@ -315,9 +307,9 @@ class SharePodKeeper:
         except KubeError as error:
             if error.is_passing:
                 raise
-            # The webhook's words, the quota's, the validation's: they are for the author.
+            # The message of the webhook, the quota or the validation is for the author.
             raise _RefusedError(_REFUSED, error.message) from error
-        _log.info("pod made", sharepod=str(sharepod))
+        _log.info("created pod", sharepod=str(sharepod))
         return made
 
     async def _refuse(self, sharepod: SharePod, error: "_RefusedError") -> None:
@@ -333,7 +325,7 @@ class SharePodKeeper:
         try:
             await self._api.write_status(sharepod, status)
         except (ConflictError, ObjectMissingError):
-            return  # it has changed, and is looked at again
+            return  # it has changed, and is queued again
         except KubeError as problem:
             _log.warning(problem.message, sharepod=str(sharepod), hint=problem.hint)
 
@@ -346,14 +338,10 @@ class _RefusedError(Exception):
         self.reason = reason
 
 
-def _said(error: AllotError) -> str:
-    return f"{error.message}; hint: {error.hint}" if error.hint else error.message
-
-
 def _is_left_alone(labels: Mapping[str, str]) -> bool:
-    return any(labels.get(each) == IGNORE for each in IGNORE_LABELS)
+    return any(labels.get(label) == IGNORE for label in IGNORE_LABELS)
 
 
 def _is_controlled(pod: Mapping[str, Any], *, by: SharePod) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
-    return any(each.get("controller") and each.get("uid") == by.uid for each in owners)
+    return any(owner.get("controller") and owner.get("uid") == by.uid for owner in owners)

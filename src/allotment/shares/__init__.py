@@ -1,44 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share's life on one machine. `create` is the one call that every front door ends in.
+"""A share's life on one machine. `lifecycle.create` is the call that every front door ends in.
 
-folders      the state folder: its place, layout, version, lock
-records      share.json
-traces       processes.json: by what a share's processes are known
-lives        create, look, find, destroy, recover
-placing      what is ordered, and where it goes
-found        a share as it lies there
-bookings     what of each device is given out
-phases       which containers of a pod run at the same time
-guarantees   whose promise of compute is in force among them
-pods         the node agent's shares: prepare, end, tidy
-steps        where tests cut all that off
-resizing     another limit for a share that lives
-suspending   `allot suspend`: its programs stop, and its GPU memory is for others
-resuming     `allot resume`: both come back
-suspensions  what is written down meanwhile
-checkpointing  the driver's part: all of a share's processes, or none
-stopping     who is stopped, and goes on
-copies       immutable copies of the native libraries
-namespaces   a mount namespace with the shim in it
-running      a child process as if `allot` were not there
-sessions     `allot run`
-processes    who lives, and who is in which share
-views        shares as people and programs see them, with what is enforced
-cdi          shares as CDI devices
-drivers      what a container needs of a real driver
-containers   `allot cdi create`
+folders       the state folder: place, layout, version, lock; copies of the libraries
+record        share.json and processes.json, and a share as read from its folder
+lifecycle     create, find, end, destroy
+recovery      list, remove, and clean up after dead processes
+mode_lives    the operations of each mode beyond the share's folder
+placing       an order, its modes in turn, and its placement
+booking       the booked amounts of each device, and the guarantees in force
+pods          the node agent's shares: prepare, end, tidy
+run/          `allot run`
+mig/          shares in MIG slices
+status        shares as people and programs see them
+process_tree  which processes live, and in which share
+resize        other limits for a live share
+suspend, resume, suspension  GPU memory set free and brought back
+drain, mode_policy           which modes a GPU may have, and changing it
+mps_daemons   a GPU's MPS control daemon, started and awaited
+cdi           shares as CDI devices
+failpoints    where tests end a process
 """
-
-from allotment.shares.folders import StateFolder
-from allotment.shares.lives import Found, Order, create, destroy, find, look, recover
-
-__all__ = [
-    "Found",
-    "Order",
-    "StateFolder",
-    "create",
-    "destroy",
-    "find",
-    "look",
-    "recover",
-]

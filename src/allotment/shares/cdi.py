@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A share as a CDI device: `docker run --device allotment.dev/share=NAME`, and Podman likewise.
 
-One spec file for each share, in a folder that the container runtimes read. The container gets what
-`allot run` gives a command: the ledger at /run/allotment/share, the shim through a read-only
-/etc/ld.so.preload, and a simulated machine with its libraries or the real GPU's nodes and
-libraries. Facts: the Container Device Interface specification, version 0.5.0 (device names may
-begin with a digit, device nodes may have a host path).
+Each share has a spec file in a folder that container runtimes read. It mounts the ledger at
+/run/allotment/share, the shim through a read-only /etc/ld.so.preload, and the simulated machine or
+the real GPU's nodes, with their libraries. Source: Container Device Interface specification, 0.5.0
+(device names may begin with a digit, device nodes may have a host path).
 """
 
 import json
-import os
+import re
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,40 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allotment.model.errors import StateError
-from allotment.model.requests import SOFT
+from allotment.devices.mig_slices import CapabilityNode, capability_nodes
+from allotment.files import atomic_write
+from allotment.model.devices import Device
+from allotment.model.errors import NoDevicesError, StateError
 from allotment.model.shares import Share, ShareId
+from allotment.modes import traits_of
 from allotment.modes.turns import link_names
+from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import explained
-from allotment.shares.steps import step
-
-__all__ = [
-    "CDI_VERSION",
-    "DEFAULT_FOLDER",
-    "KIND",
-    "CdiContent",
-    "Edits",
-    "HostMount",
-    "list_specs",
-    "make_spec",
-    "mounts_of",
-    "preload_line",
-    "publish",
-    "remove_spec",
-    "spec_name",
-    "sweep",
-    "write_spec",
-]
 
 CDI_VERSION = "0.5.0"
 KIND = "allotment.dev/share"
 DEFAULT_FOLDER = Path("/var/run/cdi")
-"""For specs that come and go; the runtimes' other folder, /etc/cdi, is for those that stay."""
+"""For temporary specs; the runtimes' other folder, /etc/cdi, is for permanent ones."""
 
 _PREFIX = "allotment.dev-share-"
-_OLD_S = 600.0  # a draft is there for a millisecond
+_OLD_S = 600.0  # a draft exists for a millisecond
 _INSIDE = "/run/allotment"
-# What any glibc looks through without configuration: Debian's kind, and Red Hat's kind.
+# The default library folders of any glibc: Debian's and Red Hat's.
 _LIBRARY_FOLDERS_INSIDE = ("/usr/lib", "/usr/lib64")
 
 Edits = dict[str, list[Any]]
@@ -68,45 +53,51 @@ class HostMount:
 
 @dataclass(frozen=True, slots=True)
 class CdiContent:
-    """What a share's container gets, as paths on this machine."""
+    """The files for a share's container, as paths on this machine."""
 
     directory: Path
-    """The share's."""
+    """The share's directory."""
     shim: Path | None = None
-    """None: in a mode that needs none."""
+    """None: the mode needs no shim."""
     preload: Path | None = None
-    """A file that names the shim as seen inside."""
+    """A file with the shim's path inside the container."""
     machine: Path | None = None
     libraries: Path | None = None
     """The folder with the simulated libraries."""
     driver: Mapping[str, Sequence[Any]] | None = None
     """Edits for real GPUs."""
     marker: Path | None = None
-    """A file that tells whose container it is, where there is no ledger to tell."""
+    """A file that identifies the share's processes, in modes without a ledger."""
     visible: Path | None = None
-    """A file with the simulated GPUs that the container has: what device nodes are to real ones."""
+    """A file that lists the container's simulated GPUs, which have no device nodes."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What else its programs are told."""
+    """More environment variables."""
     folders: tuple[HostMount, ...] = ()
-    """What else is mounted."""
+    """More mounts."""
 
 
 def spec_name(share: ShareId) -> str:
-    """Return the name of a share's spec file."""
     return f"{_PREFIX}{share}.json"
 
 
 def preload_line(shim: Path) -> str:
-    """Return where a container finds the shim: the content of its ld.so.preload."""
+    """The content of a container's ld.so.preload: the shim's path inside."""
     return f"{_INSIDE}/shim/{shim.parent.name}/{shim.name}\n"
 
 
 def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
-    """Return the spec of one share: a device with the share's name, or its id if it has an owner.
-
-    So the name of an owned share's device is never another's, whatever its container is called.
-    """
-    edits: Edits = {"mounts": [_mount(each) for each in mounts_of(content, devices=_seats(share))]}
+    """The spec of one share: a device with the name of the share, or the id of an owned one."""
+    seats = len(share.devices) if traits_of(share.mode).takes_turns else 0
+    edits: Edits = {
+        "mounts": [
+            _mount(
+                mount.host_path,
+                mount.container_path,
+                ["ro" if mount.is_read_only else "rw", *_EXECUTABLE],
+            )
+            for mount in mounts_of(content, devices=seats)
+        ]
+    }
     if content.environment:
         edits["env"] = [f"{name}={value}" for name, value in content.environment.items()]
     for key, values in (content.driver or {}).items():
@@ -118,15 +109,10 @@ def make_spec(share: Share, content: CdiContent) -> dict[str, Any]:
     }
 
 
-def _seats(share: Share) -> int:
-    """Return of how many devices a share takes turns: mode soft alone has them."""
-    return len(share.devices) if share.mode == SOFT else 0
-
-
 def mounts_of(content: CdiContent, *, devices: int) -> tuple[HostMount, ...]:
-    """Return what is mounted into the container of a share that takes turns on so many devices.
+    """The mounts of a share's container, without the driver's. The files need not exist yet.
 
-    None of the files has to be there yet. The driver's own are not among them.
+    `devices`: the number of devices on which the share takes turns.
     """
     return (*_of_share(content, devices), *_of_simulation(content), *content.folders)
 
@@ -160,37 +146,30 @@ def _of_simulation(content: CdiContent) -> Iterator[HostMount]:
             yield HostMount(str(library), f"{folder}/{library.name}")
 
 
-def _mount(mount: HostMount) -> dict[str, Any]:
-    # `exec`: /run is often mounted noexec, and a bind mount would inherit that.
-    access = "ro" if mount.is_read_only else "rw"
-    options = [access, "nosuid", "nodev", "exec", "bind"]
-    return {
-        "hostPath": mount.host_path,
-        "containerPath": mount.container_path,
-        "options": options,
-    }
+def _mount(host_path: str, container_path: str, options: list[str]) -> dict[str, Any]:
+    return {"hostPath": host_path, "containerPath": container_path, "options": options}
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Put a spec where the container runtimes read it, unless it is there. Raises `StateError`.
+    """Write a spec for the container runtimes, unless it exists. Raises `StateError`.
 
-    A name has one content for ever: a runtime may still know an earlier one (containerd 2.3 did in
-    1 to 2 of 90 starts). A file of that name with another content is removed, and the error lets
-    the caller be asked again later, when the runtime has seen that.
+    A name's content never changes: a runtime may still use an earlier one (containerd 2.3 did in 1
+    to 2 of 90 starts). A file with other content is removed, and the error makes the caller retry
+    later, when the runtime has noticed.
     """
     try:
-        there = path.read_bytes()
+        current = path.read_bytes()
     except FileNotFoundError:
-        there = None
+        current = None
     except OSError as error:
         raise _unpublished(error, path) from error
-    if there == content:
+    if current == content:
         return
-    if there is not None:
+    if current is not None:
         remove_spec(path)
         raise StateError(
             f"{path} was the CDI spec of another share of that name: it is removed",
-            hint="it is tried again; should it come back, see what else writes there",
+            hint="it is tried again; if it returns, find the program that writes it",
         )
     draft = _draft_of(path)
     try:
@@ -198,18 +177,18 @@ def publish(path: Path, content: bytes) -> None:
         try:
             draft.write_bytes(content)
             draft.chmod(0o644)
-            step("publish.drafted")
+            failpoint("publish.drafted")
             draft.rename(path)
         except OSError:
             draft.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise _unpublished(error, path) from error
-    step("publish.shown")
+    failpoint("publish.shown")
 
 
 def _draft_of(path: Path) -> Path:
-    """Return the one name for a spec that is not yet whole; runtimes read none with that end."""
+    """The name of an incomplete spec; runtimes ignore this suffix."""
     return path.with_name(f".{path.name}.new")
 
 
@@ -222,17 +201,10 @@ def _unpublished(error: OSError, path: Path) -> StateError:
 
 
 def write_spec(path: Path, spec: Mapping[str, Any]) -> None:
-    """Write a spec file in one step: the runtimes watch the folder. Raises `StateError`."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    """Write a spec in one step, because the runtimes watch the folder. Raises `StateError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(json.dumps(spec, indent=2) + "\n", "utf-8")
-            draft.chmod(0o644)
-            draft.rename(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        atomic_write(path, json.dumps(spec, indent=2) + "\n", mode=0o644)
     except OSError as error:
         failure = explained(error, path, "write the CDI spec")
         hint = "name a folder that you may write and the container runtime reads, with --cdi-dir"
@@ -240,24 +212,24 @@ def write_spec(path: Path, spec: Mapping[str, Any]) -> None:
 
 
 def remove_spec(path: Path) -> None:
-    """Remove a share's spec file if it is there; raise `StateError` where that fails."""
+    """Remove a share's spec file, if it exists. Raises `StateError`."""
     if not path.name.startswith(_PREFIX):
-        return  # a record that was changed must not make us remove anything else
+        return  # a changed record must not make us remove other files
     try:
         path.unlink(missing_ok=True)
         _draft_of(path).unlink(missing_ok=True)
     except NotADirectoryError:
-        return  # then it is not there
+        return  # it does not exist
     except OSError as error:
-        # A folder that is read-only refuses to remove even what is not there.
+        # A read-only folder refuses to remove even missing files.
         if path.exists() or _draft_of(path).exists():
             raise explained(error, path, "remove the CDI spec") from error
 
 
 def sweep(folder: Path, shares: Path) -> None:
-    """Remove the specs whose shares were below `shares` and are not there, and cut-off drafts.
+    """Remove specs whose shares below `shares` do not exist, and left-over drafts.
 
-    The caller holds the lock of the state folder that `shares` is of: nobody writes a spec of it.
+    The caller holds the lock of that state folder, so that no other process writes its specs.
     """
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{_PREFIX}*")):
@@ -272,19 +244,166 @@ def _is_left_over(path: Path, shares: Path) -> bool:
     share = name.removeprefix(_PREFIX).removesuffix(".json")
     whole = path.with_name(spec_name(ShareId(share)))
     if path != (_draft_of(whole) if is_draft else whole):
-        return False  # none of our names
+        return False  # not one of our names
     if (shares / share).exists():
         return is_draft
-    # Other state folders' shares have their specs here as well.
+    # The folder also has the specs of other state folders.
     if f'"{shares}/{share}/'.encode() in path.read_bytes():
         return True
     return is_draft and time.time() - path.stat().st_mtime > _OLD_S
 
 
 def list_specs(shares: Iterable[Share]) -> list[tuple[Share, Path, bool]]:
-    """Return the shares that are CDI devices, with their spec file and whether it is there."""
+    """The shares that are CDI devices, each with its spec file and whether that exists."""
     return [
         (share, Path(share.cdi_spec), Path(share.cdi_spec).exists())
         for share in shares
         if share.cdi_spec
     ]
+
+
+_CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_NVIDIA_KIND = "nvidia.com/gpu"
+_CONTROL_NODES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+)
+_DRIVER_LIBRARIES = re.compile(
+    r"^\s*(?P<name>lib(?:cuda|cudadebugger|nvidia-(?:ml|cfg|ptxjitcompiler|nvvm|nvvm70|gpucomp"
+    r"|opencl|allocator|pkcs11|pkcs11-openssl3))\.so\.\S+) \((?P<flags>[^)]*)\) => (?P<path>\S+)$"
+)
+_READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
+# /run is often mounted noexec, which a bind mount would inherit.
+_EXECUTABLE = ["nosuid", "nodev", "exec", "bind"]
+
+
+def driver_edits(
+    devices: Sequence[Device], *, root: Path = Path("/"), folders: Sequence[Path] = _CDI_FOLDERS
+) -> Edits:
+    """The edits for real devices in a container: NVIDIA's own, or from the machine's files.
+
+    Raises `NoDevicesError` for a device without a node.
+    """
+    if (edits := _toolkit_edits(devices, folders)) is not None:
+        return edits
+    nodes = [node for node in _CONTROL_NODES if (root / node[1:]).exists()]
+    minors = [_minor(device, root) for device in devices]
+    nodes += dict.fromkeys(f"/dev/nvidia{minor}" for minor in minors)  # slices share their GPU's
+    missing = [node for node in nodes if not (root / node[1:]).exists()]
+    if missing:
+        raise NoDevicesError(
+            f"{missing[0]} does not exist",
+            hint="load the driver's modules (`nvidia-smi` does), or write NVIDIA's own CDI spec:"
+            " nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    mounts = [
+        _mount(path, f"{folder}/{name}", _READ_ONLY)
+        for name, path in _libraries(_loader_cache(root), root)
+        for folder in _LIBRARY_FOLDERS_INSIDE
+    ]
+    smi = "usr/bin/nvidia-smi"
+    if (root / smi).exists():
+        mounts.append(_mount(f"/{smi}", f"/{smi}", _READ_ONLY))
+    capabilities = {
+        node: _numbered(node)
+        for device, minor in zip(devices, minors, strict=True)
+        for node in capability_nodes(device, minor, root=root)
+    }
+    return {
+        "deviceNodes": [*({"path": node} for node in nodes), *capabilities.values()],
+        "mounts": mounts,
+    }
+
+
+def _numbered(node: CapabilityNode) -> dict[str, object]:
+    """A node by its numbers, because its file may not exist before its first use."""
+    if node.major is None:
+        return {"path": node.path}
+    return {"path": node.path, "type": "c", "major": node.major, "minor": node.minor}
+
+
+def _minor(device: Device, root: Path) -> int:
+    """N of /dev/nvidiaN, by the driver's table (/proc/driver/nvidia/gpus)."""
+    # NVML writes the domain with 8 digits, the table with 4.
+    bus = device.pci_bus_id.lower()[-len("0000:00:00.0") :]
+    path = root / "proc/driver/nvidia/gpus" / bus / "information"
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Device Minor":
+                return int(value)
+    except (OSError, ValueError):
+        pass  # drivers without the table number the nodes as NVML does
+    return device.index
+
+
+def _loader_cache(root: Path) -> str:
+    cache = [] if root == Path("/") else ["-C", str(root / "etc/ld.so.cache")]
+    done = subprocess.run(
+        ["/sbin/ldconfig", "-p", *cache], capture_output=True, text=True, check=False, timeout=10
+    )
+    return done.stdout
+
+
+def _libraries(listing: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Name and path of the driver's 64-bit libraries in a listing of `ldconfig -p`.
+
+    Paths are those in the machine's own root, wherever it is mounted here.
+    """
+    whole = root.resolve()
+    for line in listing.splitlines():
+        match = _DRIVER_LIBRARIES.match(line)
+        if match and "64" in match["flags"]:
+            real = (whole / match["path"].lstrip("/")).resolve()
+            # An absolute link leads out of a mounted root, to the right path inside.
+            inside = real.relative_to(whole) if real.is_relative_to(whole) else real
+            yield match["name"], str(Path("/") / inside)
+
+
+def _toolkit_edits(devices: Sequence[Device], folders: Iterable[Path]) -> Edits | None:
+    """The edits of NVIDIA's own spec for these devices; None: a device is missing there."""
+    for spec in _nvidia_specs(folders):
+        edits = {str(each.get("name")): each.get("containerEdits", {}) for each in spec["devices"]}
+        parts = [_edits_of(device, edits) for device in devices]
+        if parts and all(part is not None for part in parts):
+            return _merged([spec.get("containerEdits", {}), *(part for part in parts if part)])
+    return None
+
+
+def _edits_of(device: Device, edits: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    if device.slice_of is not None:
+        return edits.get(device.uuid)  # a slice's number may belong to another slice by now
+    return edits.get(device.uuid, edits.get(str(device.index)))
+
+
+def _nvidia_specs(folders: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    for folder in folders:
+        for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+            if path.suffix not in {".json", ".yaml"} or not path.name.startswith("nvidia"):
+                continue
+            spec = _load(path)
+            if isinstance(spec, dict) and spec.get("kind") == _NVIDIA_KIND and spec.get("devices"):
+                yield spec
+
+
+def _load(path: Path) -> object:
+    import yaml
+
+    try:
+        text = path.read_text("utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # not ours; the next one may be usable
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> Edits:
+    """Join edits without duplicates."""
+    edits: Edits = {}
+    for part in parts:
+        for key in ("env", "deviceNodes", "mounts", "hooks"):
+            for value in part.get(key, ()):
+                if value not in edits.setdefault(key, []):
+                    edits[key].append(value)
+    return {key: values for key, values in edits.items() if values}

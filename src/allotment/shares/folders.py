@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state folder: where shares live on a machine, and the one place that names paths in it.
+"""The state folder: its place, layout, version and lock; copies of the native libraries in it.
 
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
     devices/UUID/           contract and leases: how the shares of a device take turns
-    modes/UUID.json         what a GPU may be used for, where somebody has said so
-    mig/UUID/               MIG slices that are ours, and the lock for choosing their places
+    modes/UUID.json         the modes that a GPU may have, if restricted
+    mig/UUID/               our MIG slices, and the lock for choosing their places
+    mps/UUID/               the files of a GPU's MPS control daemon
     shim/HASH/              an immutable copy of the shim, named by its content
     simulated/              simulated machines, a copy of the simulated libraries, loader caches
 
@@ -16,26 +17,20 @@ or shared by all users when an administrator made it with mode 1777), else the u
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from allotment.files import atomic_write
+from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import BusyError, StateError
 from allotment.model.shares import ShareId
 
-__all__ = [
-    "LAYOUT_VERSION",
-    "RUN_FOLDER",
-    "StateFolder",
-    "default_root",
-    "explained",
-    "shared_folder_command",
-]
-
 LAYOUT_VERSION = 2
-_OLDEST_VERSION = 1  # without devices/: becomes of this version where a share is made
+_OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
 _LOCK_WAIT_S = 20.0
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
@@ -43,7 +38,7 @@ _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
 
 def default_root() -> Path:
-    """Return the state folder of this user on this machine, whether it is there or not."""
+    """Return the state folder of this user on this machine; it may not exist."""
     named = os.environ.get("ALLOTMENT_STATE")
     if named:
         return Path(named).absolute()
@@ -58,7 +53,7 @@ def default_root() -> Path:
 
 
 def explained(error: OSError, path: Path, doing: str) -> StateError:
-    """Turn what the system said about a path into an error with the next step."""
+    """Turn a system error about a path into an error with the next step."""
     hint = {
         errno.ENOSPC: f"free some space there, or {_ELSEWHERE}",
         errno.EDQUOT: f"free some of your quota, or {_ELSEWHERE}",
@@ -70,7 +65,7 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
 
 
 def shared_folder_command(root: Path) -> str:
-    """Return what an administrator runs to make a state folder for all users."""
+    """Return an administrator's command that creates a state folder for all users."""
     folders = ("", "/shares", "/devices", "/shim", "/simulated", "/simulated/lib")
     return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
 
@@ -79,10 +74,11 @@ class StateFolder:
     """The paths of one state folder, its version check and its lock."""
 
     def __init__(self, root: Path) -> None:
-        """Name a folder; nothing is read or made yet."""
         self.root = root
         self.shares = root / "shares"
         self.devices = root / "devices"
+        self.modes = root / "modes"
+        self.mps = root / "mps"
         self.mig = root / "mig"
         self.shims = root / "shim"
         self.simulated = root / "simulated"
@@ -94,11 +90,10 @@ class StateFolder:
         return cls(root.absolute() if root else default_root())
 
     def share(self, share: ShareId) -> Path:
-        """Return the directory of a share."""
         return self.shares / share
 
     def exists(self) -> bool:
-        """Tell whether the folder is there and can be read; raise `StateError` if newer."""
+        """Whether the folder exists and can be read; raise `StateError` if it is newer."""
         return self._version() is not None
 
     def _version(self) -> int | None:
@@ -125,10 +120,10 @@ class StateFolder:
         )
 
     def prepare(self, *, mode: int | None = None) -> None:
-        """Make what is missing of the folder; raise `StateError` where it cannot be used.
+        """Create the missing parts of the folder; raise `StateError` if it cannot be used.
 
-        `mode` is the folder's permissions, whatever they were before (the node agent's folder is
-        for root alone); None: those that it has, or for everyone to read.
+        `mode` replaces the folder's permissions (the node agent's folder is for root alone); None:
+        unchanged, or readable for all.
         """
         length = len(os.fsencode(self.root))
         if length > _LONGEST_PATH:
@@ -147,7 +142,7 @@ class StateFolder:
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owners()
-            here = self.root.stat().st_mode & 0o7777
+            permissions = self.root.stat().st_mode & 0o7777
             for folder in (
                 self.shares,
                 self.devices,
@@ -157,20 +152,20 @@ class StateFolder:
             ):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
-                    folder.chmod(here)  # a folder shared by all users is so all the way down
-            _make_file(self.root / "lock", b"", 0o666 if here & 0o002 else 0o644)
+                    folder.chmod(permissions)  # subfolders are shared by all users like the root
+            _make_file(self.root / "lock", b"", 0o666 if permissions & 0o002 else 0o644)
             # Last: a folder with a version is complete.
             if version is None:
                 _make_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
             elif version < LAYOUT_VERSION:
-                _replace_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
+                atomic_write(self.root / "version", f"{LAYOUT_VERSION}\n", mode=0o644)
         except OSError as error:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
-        self.exists()
+        self._version()
 
     def _close(self, mode: int) -> None:
-        """Give the folder these permissions. What is below it needs no others: none gets there."""
+        """Set the folder's permissions; they also keep others out of its subfolders."""
         try:
             self.root.mkdir(mode=mode, parents=True, exist_ok=True)
             if self.root.stat().st_mode & 0o7777 != mode:
@@ -179,10 +174,10 @@ class StateFolder:
             raise explained(error, self.root, "make the state folder") from error
 
     def _check_owners(self) -> None:
-        """Refuse folders in which another user could put a share or a library in place of ours.
+        """Refuse folders where another user could replace our shares or libraries.
 
-        The owner of a folder may rename what others have in it, whatever its mode. In one that is
-        for all users only root may therefore make the folders that all use.
+        A folder's owner may rename any file in it, whatever its mode. So only root may create the
+        folders that all users use.
         """
         for folder in (
             self.root,
@@ -195,11 +190,14 @@ class StateFolder:
             try:
                 status = folder.stat()
             except FileNotFoundError:
-                if self.root.stat().st_uid in {0, os.geteuid()} and not self._is_for_others():
+                root = self.root.stat()
+                is_for_all = root.st_mode & 0o002 and os.geteuid() != 0
+                if root.st_uid in {0, os.geteuid()} and not is_for_all:
                     continue
                 raise StateError(
-                    f"{folder} is not there, and root has to make it: {self.root} is for all users",
-                    hint=f"let root make it: {shared_folder_command(self.root)}",
+                    f"{folder} does not exist, and only root may create it: {self.root} is for all"
+                    " users",
+                    hint=f"run as root: {shared_folder_command(self.root)}",
                 ) from None
             if status.st_uid not in {0, os.geteuid()}:
                 raise StateError(
@@ -209,9 +207,6 @@ class StateFolder:
                     f" {shared_folder_command(self.root)}",
                 )
 
-    def _is_for_others(self) -> bool:
-        return bool(self.root.stat().st_mode & 0o002) and os.geteuid() != 0
-
     def _check_writable(self) -> None:
         if not os.access(self.shares, os.W_OK | os.X_OK):
             read_only = os.statvfs(self.shares).f_flag & os.ST_RDONLY
@@ -220,9 +215,9 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock: one at a time places, makes, changes or removes shares.
+        """Hold the folder's lock: one process at a time places, changes or removes shares.
 
-        Waits a bounded time; raises `BusyError` when another holds it for that long.
+        Raises `BusyError` if another process holds it for too long.
         """
         import fcntl
 
@@ -234,41 +229,28 @@ class StateFolder:
         try:
             deadline = time.monotonic() + _LOCK_WAIT_S
             pause_s = 0.001
-            while not _try_lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                if time.monotonic() > deadline:
-                    raise BusyError(
-                        f"another `allot` has held {path} for {_LOCK_WAIT_S:.0f} s",
-                        hint="see who by `fuser -v` on that file; it may be stopped",
-                    )
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise BusyError(
+                            f"another `allot` has held {path} for {_LOCK_WAIT_S:.0f} s",
+                            hint="find it with `fuser -v` on that file; it may be stopped",
+                        ) from None
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, 0.02)
             yield
         finally:
-            os.close(descriptor)  # gives the lock back
-
-
-def _try_lock(descriptor: int, operation: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, operation)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Put another file in the place of one, in one step."""
-    draft = path.with_name(f".{path.name}-{os.urandom(6).hex()}")
-    _make_file(draft, content, mode)
-    draft.replace(path)
+            os.close(descriptor)  # releases the lock
 
 
 def _make_file(path: Path, content: bytes, mode: int) -> None:
-    """Make a file with its content at once, unless it is there.
+    """Create a file with its content in one step, unless it exists.
 
-    Never O_CREAT on a file that may be another's: the kernel refuses that in a folder shared by
-    all users (fs.protected_regular).
+    Never O_CREAT on a file that may be another user's: the kernel refuses that in a folder shared
+    by all users (fs.protected_regular).
     """
     if path.exists():
         return
@@ -284,3 +266,50 @@ def _make_file(path: Path, content: bytes, mode: int) -> None:
     finally:
         os.close(descriptor)
         draft.unlink()
+
+
+_SIMULATED_FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control")
+
+
+def shim_copy(folder: StateFolder) -> Path:
+    """Return the path of the shim's copy; creates it if necessary."""
+    return _copy([library_path(SHIM)], folder.shims) / SHIM
+
+
+def simulated_copy(folder: StateFolder) -> Path:
+    """Return the folder with the copies of the simulated libraries and programs."""
+    source = library_path(SIMULATED)
+    return _copy([source / name for name in _SIMULATED_FILES], folder.libraries)
+
+
+def _copy(sources: list[Path], parent: Path) -> Path:
+    """Copy files into `parent/HASH/`, whole or not at all; return that folder."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    target = parent / digest.hexdigest()[:32]
+    if target.is_dir() and not is_trusted(target):
+        target = target.with_name(f"{target.name}-{os.geteuid()}")
+    if target.is_dir():
+        return target
+    draft = parent / f".new-{os.urandom(6).hex()}"
+    try:
+        draft.mkdir()
+        draft.chmod(0o755)
+        for source in sources:
+            shutil.copyfile(source, draft / source.name)
+            (draft / source.name).chmod(0o555)
+        draft.rename(target)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if target.is_dir():
+            return target  # another `allot` was first
+        raise explained(error, target, "copy the native libraries") from error
+    return target
+
+
+def is_trusted(target: Path) -> bool:
+    """Whether a file is root's or this user's: in a folder for all users anyone may create one."""
+    return target.lstat().st_uid in {0, os.geteuid()}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPS on one machine: who keeps a GPU's control daemon where no daemon of ours runs.
+"""MPS on one machine: the supervisor of a GPU's control daemon without our agent.
 
-`ready` is called for a share of mode `mps` that has been made, and returns when its programs can
-start. Where nobody supervises the GPU's daemon it starts a small process of its own that does
-(`python -m allotment.shares.mps_daemons`), which outlives `allot run`, serves the shares that come
-after it, and ends when there has been no share for a while. There is one for each GPU: it holds a
-lock for as long. docs/designs/mps.md has the alternatives.
+`ready` waits until the programs of a new share of mode `mps` can start. If the GPU's daemon has no
+supervisor, it starts one (`python -m allotment.shares.mps_daemons`), which outlives `allot run`,
+serves later shares, and ends after a while without shares. It holds a lock: one runs per GPU.
+docs/designs/mps.md has the alternatives.
 """
 
 import os
@@ -20,10 +19,11 @@ from typing import Final
 
 from allotment.devices.compute_modes import GpuSettings
 from allotment.libraries import SIMULATED, library_path
-from allotment.model.compute import WHOLE
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, StateError
-from allotment.model.requests import MPS
-from allotment.model.shares import Injection, Share
+from allotment.model.modes import MPS
+from allotment.model.shares import Injection, Share, ShareDevice
+from allotment.modes import traits_of
 from allotment.modes.mps import (
     Control,
     Limits,
@@ -34,49 +34,30 @@ from allotment.modes.mps import (
     client_environment,
     limits_of,
 )
-from allotment.modes.mps.controls import PROGRAM
-from allotment.modes.mps.namespaces import folder_of
+from allotment.modes.mps.control import PROGRAM, folder_of
+from allotment.shares.cdi import CdiContent, HostMount
 from allotment.shares.folders import StateFolder
-from allotment.shares.found import Found
-from allotment.shares.lives import look, recover
-from allotment.shares.processes import children_of
-
-__all__ = [
-    "STOPS",
-    "await_way",
-    "control_of",
-    "losses",
-    "needed_otherwise",
-    "part_of",
-    "part_of_percent",
-    "parts",
-    "parts_there",
-    "pipes_of",
-    "place_of",
-    "ready",
-    "release",
-    "servers",
-    "statuses",
-    "still_held",
-    "users",
-]
+from allotment.shares.placing import ShareOrder
+from allotment.shares.process_tree import children_of
+from allotment.shares.record import LoadedShare
+from allotment.shares.recovery import list_shares, recover
 
 STOPS: Final = "its MPS daemon, which no share needs any more, is about to stop"
-"""Why a GPU is not to be had in another mode for some seconds."""
+"""Why a GPU is not available in another mode for some seconds."""
 _PATIENCE_S: Final = 40.0
 _RECOVER_EVERY: Final = 5
 _WAY_S: Final = 15.0
 
 
 def place_of(folder: StateFolder, uuid: str) -> MpsPlace:
-    """Return where a GPU's control daemon has its files."""
-    return MpsPlace(folder.root / "mps" / uuid)
+    """Return the files of a GPU's control daemon."""
+    return MpsPlace(folder.mps / uuid)
 
 
 def control_of(folder: StateFolder, uuid: str, *, machine: Path | None) -> Control:
-    """Return the control program for a GPU's daemon; of a simulated machine its own one.
+    """Return the control program for a GPU's daemon; for a simulated machine our own.
 
-    That is the installed one and no copy in the state folder, which may be mounted noexec.
+    Not the copy in the state folder, which may be mounted noexec.
     """
     place = place_of(folder, uuid)
     if machine is None:
@@ -87,10 +68,10 @@ def control_of(folder: StateFolder, uuid: str, *, machine: Path | None) -> Contr
 
 
 def part_of(share: Share) -> str:
-    """Return the name of a share's part, which is its namespace's where the daemon has such.
+    """Return the name of a share's part, and of its namespace, if the daemon has these.
 
-    A container without CDI is answered before anybody knows its share: its part is by its size, and
-    others' who have as much.
+    A container without CDI gets its answer before its share is known: its part is named by its
+    size, and common to all containers of that size.
     """
     if share.injection is Injection.MOUNTS:
         return part_of_percent(share.devices[0].compute.ceiling * 100 // WHOLE)
@@ -98,20 +79,20 @@ def part_of(share: Share) -> str:
 
 
 def part_of_percent(percent: int) -> str:
-    """Return the name of the part of all containers without CDI that have so much of a GPU."""
+    """Return the name of the part of all containers without CDI with that percentage of a GPU."""
     return f"part_{percent}"
 
 
-def parts(shares: Iterable[Found], uuid: str) -> Mapping[str, Limits]:
-    """Return what shares may have of a GPU's daemon, by the names of their parts.
+def parts(shares: Iterable[LoadedShare], uuid: str) -> Mapping[str, Limits]:
+    """Return the shares' limits in a GPU's daemon, by the names of their parts.
 
-    Of a part that is more than one share's the memory is left to the shares' ledgers.
+    A part common to several shares has no memory limit: their ledgers have it.
     """
-    found = (
-        (each.share, device)
-        for each in shares
-        if each.share is not None and each.mode == MPS
-        for device in each.share.devices
+    clients = (
+        (loaded.share, device)
+        for loaded in shares
+        if loaded.share is not None and traits_of(loaded.mode).needs_daemon
+        for device in loaded.share.devices
         if device.uuid == uuid
     )
     return {
@@ -120,67 +101,68 @@ def parts(shares: Iterable[Found], uuid: str) -> Mapping[str, Limits]:
             if share.injection is Injection.MOUNTS
             else device
         )
-        for share, device in found
+        for share, device in clients
     }
 
 
 def parts_there(
-    folder: StateFolder, read: Callable[[], Iterable[Found]], uuid: str
+    folder: StateFolder, read: Callable[[], Iterable[LoadedShare]], uuid: str
 ) -> Mapping[str, Limits | None] | None:
-    """Return the same with the parts of shares that are there and cannot be read now, as None.
+    """Return the same, with None for the parts of unreadable shares.
 
     None for all: nothing can be read. `read` returns all shares.
     """
     try:
         shares = list(read())
-        there = {path.name for path in folder.shares.iterdir() if not path.name.startswith(".")}
+        names = {path.name for path in folder.shares.iterdir() if not path.name.startswith(".")}
     except (StateError, OSError):
         return None
-    unread = there - {each.id for each in shares if each.share is not None}
-    if unread:  # containers without CDI, perhaps
+    unread = names - {loaded.id for loaded in shares if loaded.share is not None}
+    if unread:  # perhaps containers without CDI
         unread.update(map(part_of_percent, range(101)))
     return {**dict.fromkeys(unread), **parts(shares, uuid)}
 
 
-def users(shares: Iterable[Found], uuid: str) -> tuple[str, ...]:
+def users(shares: Iterable[LoadedShare], uuid: str) -> tuple[str, ...]:
     """Return the names of the shares that need a GPU's daemon."""
     return tuple(
-        each.name
-        for each in shares
-        if each.mode == MPS and any(device.uuid == uuid for device in each.devices())
+        loaded.name
+        for loaded in shares
+        if traits_of(loaded.mode).needs_daemon
+        and any(device.uuid == uuid for device in loaded.devices())
     )
 
 
 def pipes_of(folder: StateFolder, share: Share) -> Path:
-    """Return the folder that is mounted as the pipe directory of a share's programs."""
+    """Return the folder that a share's programs see as MPS's pipe directory."""
     return place_of(folder, share.devices[0].uuid).part(part_of(share))
 
 
 def statuses(folder: StateFolder) -> dict[str, MpsStatus]:
-    """Return what is known of every control daemon of a state folder, by the GPU's UUID."""
+    """Return the status of every control daemon of a state folder, by the GPU's UUID."""
     try:
-        places = sorted((folder.root / "mps").iterdir())
+        places = sorted(folder.mps.iterdir())
     except OSError:
         return {}
     return {path.name: MpsPlace(path).status() for path in places}
 
 
 def servers(folder: StateFolder) -> frozenset[int]:
-    """Return the process ids of the MPS servers, which have contexts and are in no share."""
+    """Return the process ids of the MPS servers: they have contexts, but no share."""
     daemons = (status.daemon for status in statuses(folder).values() if status.daemon is not None)
     return frozenset(pid for daemon in daemons for pid in children_of(daemon))
 
 
 def losses(folder: StateFolder) -> dict[str, tuple[Loss, ...]]:
-    """Return what programs lost by the end of their daemon, by the GPU's UUID, oldest first."""
+    """Return the losses of programs by the end of their daemon, by the GPU's UUID, oldest first."""
     return {uuid: status.losses for uuid, status in statuses(folder).items()}
 
 
 def ready(folder: StateFolder, share: Share, *, pipes: str | None = None) -> Mapping[str, str]:
-    """Wait until the share's daemon is ready; return what its programs need in the environment.
+    """Wait until the share's daemon is ready; return the variables that its programs need.
 
-    `pipes` is where the programs see the pipe directory, if elsewhere. Raises `AllotError` saying
-    why there is no daemon.
+    `pipes` is the programs' path of the pipe directory, if different. Raises `AllotError` if no
+    daemon can run.
     """
     (device,) = share.devices
     place = place_of(folder, device.uuid)
@@ -195,7 +177,7 @@ def ready(folder: StateFolder, share: Share, *, pipes: str | None = None) -> Map
                 status = place.status()
                 kind = BusyError if status.is_busy else PrerequisiteError
                 raise kind(
-                    status.problem or f"nobody keeps the control daemon at {place.root}",
+                    status.problem or f"no MPS control daemon is running at {place.root}",
                     hint=status.hint or f"see {place.root}/supervisor.log",
                 )
             _start_one(folder, device.uuid, share.machine)
@@ -213,7 +195,7 @@ def ready(folder: StateFolder, share: Share, *, pipes: str | None = None) -> Map
 
 
 def _seen(folder: StateFolder, share: Share) -> Path:
-    """Return the pipe directory of programs that see the machine's files as they are."""
+    """Return the pipe directory of programs outside of containers and namespaces."""
     place = place_of(folder, share.devices[0].uuid)
     if place.status().has_namespaces:
         return folder_of(place.pipes, part_of(share))
@@ -221,11 +203,10 @@ def _seen(folder: StateFolder, share: Share) -> Path:
 
 
 def release(folder: StateFolder, share: Share) -> None:
-    """Wait until the GPUs of a share of another mode are no longer kept for MPS clients.
+    """Wait until the GPUs of a share of another mode are not reserved for MPS clients.
 
-    The daemon outlives its last share for a while, and gives way to one that is in the state folder
-    already. Where nobody keeps it any more it is stopped by who is started for that. Raises
-    `BusyError`.
+    A daemon outlives its last share for a while, but stops for a booked share of another mode. One
+    without a supervisor is stopped by a new one. Raises `BusyError`.
     """
     for device in share.devices:
         uuid = device.gpu or device.uuid
@@ -243,7 +224,7 @@ def release(folder: StateFolder, share: Share) -> None:
 
 
 def await_way(folder: StateFolder, uuid: str) -> None:
-    """Have a GPU's daemon stop that no share needs; return when it has, or after some seconds."""
+    """Stop a GPU's unused daemon; return when it has stopped, or after some seconds."""
     place = place_of(folder, uuid)
     deadline = time.monotonic() + _WAY_S
     while place.status().holds_gpu and place.is_owned() and not _users(folder, uuid):
@@ -254,7 +235,6 @@ def await_way(folder: StateFolder, uuid: str) -> None:
 
 
 def still_held(place: MpsPlace, uuid: str) -> BusyError:
-    """Say that a GPU cannot be had in another mode yet."""
     return BusyError(
         f"GPU {uuid} is still kept for MPS clients",
         hint=f"see {place.root}/events.log; if no daemon runs: nvidia-smi -i {uuid} -c DEFAULT, and"
@@ -263,10 +243,10 @@ def still_held(place: MpsPlace, uuid: str) -> BusyError:
 
 
 def _start_one(folder: StateFolder, uuid: str, machine: str | None) -> None:
-    """Start a supervisor, and wait until it has a daemon, has failed, or there is another one.
+    """Start a supervisor, and wait until it has a daemon, has failed, or another one runs.
 
-    It outlives this process: in a session and with files of its own, and as nobody's child, since
-    what descends from `allot run` is in its share. It holds a pipe open for as long as it begins.
+    It outlives this process: it has its own session and files, and is not a descendant of `allot
+    run`, which would be in the share. It holds a pipe open until then.
     """
     command = [sys.executable, "-m", __name__, str(folder.root), uuid]
     if machine is not None:
@@ -288,24 +268,24 @@ def _start_one(folder: StateFolder, uuid: str, machine: str | None) -> None:
 
 def _users(folder: StateFolder, uuid: str) -> tuple[str, ...]:
     try:
-        return users(look(folder), uuid)
-    except StateError:  # it stays for as long as without a share
+        return users(list_shares(folder), uuid)
+    except StateError:  # then it ends as without a share
         return ()
 
 
-def needed_otherwise(shares: Iterable[Found], uuid: str) -> bool:
-    """Tell whether a GPU is some share's of another mode."""
+def needed_otherwise(shares: Iterable[LoadedShare], uuid: str) -> bool:
+    """Whether a share of another mode is on a GPU."""
     return any(
         uuid in {device.uuid, device.gpu}
-        for each in shares
-        if each.share is not None and each.mode != MPS
-        for device in each.share.devices
+        for loaded in shares
+        if loaded.share is not None and not traits_of(loaded.mode).needs_daemon
+        for device in loaded.share.devices
     )
 
 
 def _is_wanted(folder: StateFolder, uuid: str) -> bool:
     try:
-        return needed_otherwise(look(folder), uuid)
+        return needed_otherwise(list_shares(folder), uuid)
     except StateError:
         return False
 
@@ -320,7 +300,7 @@ def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
             control_of(folder, uuid, machine=machine),
             GpuSettings(uuid, machine=machine),
             shares=lambda: _users(folder, uuid),
-            parts=lambda: parts_there(folder, lambda: look(folder), uuid),
+            parts=lambda: parts_there(folder, lambda: list_shares(folder), uuid),
             gives_way=lambda: _is_wanted(folder, uuid),
         )
         if not _users(folder, uuid):
@@ -329,14 +309,14 @@ def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
         try:
             supervisor.begin()
         except AllotError:
-            return 1  # the status says why
-        os.dup2(2, 1)  # whoever waits need wait no longer
-        looks = 0
+            return 1  # the status has the reason
+        os.dup2(2, 1)  # closes the pipe: the waiting process continues
+        steps = 0
         while (pause := supervisor.step()) is not None:
             supervisor.wait(pause)
-            looks += 1
-            if looks % _RECOVER_EVERY == 0:
-                # Shares whose `allot run` was killed are nobody's to remove until someone looks.
+            steps += 1
+            if steps % _RECOVER_EVERY == 0:
+                # Shares whose `allot run` was killed stay until a process recovers.
                 with suppress(AllotError), folder.locked():
                     recover(folder)
     return 0
@@ -345,7 +325,7 @@ def _supervise(folder: StateFolder, uuid: str, machine: Path | None) -> int:
 def main() -> int:
     """Supervise one GPU's daemon: STATE UUID [MACHINE]."""
     if os.fork() > 0:
-        os._exit(0)  # the child is nobody's, and the pipe is still open
+        os._exit(0)  # the child has no parent to wait for it, and the pipe is still open
     root, uuid, *simulated = sys.argv[1:]
     machine = Path(simulated[0]) if simulated else None
     return _supervise(StateFolder(Path(root)), uuid, machine)
@@ -353,3 +333,57 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_NVIDIA = "nvidia.com/"
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the driver's folder
+
+
+def check_injection(order: ShareOrder) -> None:
+    """Raise `PrerequisiteError` for a container whose environment cannot name its daemon.
+
+    Without CDI a container's environment is fixed before its share is known. For NVIDIA's replicas
+    the GPU and the part are known before (`known_before`).
+    """
+    is_replica = order.owner is not None and order.owner.resource.startswith(_NVIDIA)
+    if order.injection is Injection.MOUNTS and not is_replica:
+        raise PrerequisiteError(
+            f"mode {MPS} needs a container runtime with CDI: a container's environment names its"
+            " part, and without CDI it is fixed before the share is known",
+            hint="use containerd 2 or CRI-O 1.28, or turn CDI on in the runtime and start the agent"
+            " with --cdi on; GPUs of `mode: soft` need none, nor do replicas by sharing.mps",
+        )
+
+
+def known_before(
+    folder: StateFolder, uuid: str, *, percent: int
+) -> tuple[Mapping[str, str], tuple[HostMount, ...]]:
+    """Return environment and mounts of a container that will get that percentage of a GPU.
+
+    Without the driver's own memory limit, which only backs up the share's.
+    """
+    place = place_of(folder, uuid)
+    pipes = str(place.pipes)
+    compute = Compute(ceiling=percent * (WHOLE // 100), is_governed=True)
+    device = ShareDevice(uuid, "", 0, compute=compute, is_oversubscribed=True)
+    part = place.part(part_of_percent(percent))
+    return client_environment(device, pipes), _folders(str(part), pipes)
+
+
+def with_daemon(content: CdiContent, folder: StateFolder, share: Share) -> CdiContent:
+    """Add pipe directory, shared memory and limits to a container's content."""
+    (device,) = share.devices
+    pipes = str(place_of(folder, device.uuid).pipes)
+    return replace(
+        content,
+        environment=client_environment(device, pipes),
+        folders=_folders(str(pipes_of(folder, share)), pipes),
+    )
+
+
+def _folders(part: str, pipes: str) -> tuple[HostMount, ...]:
+    return (
+        HostMount(part, pipes),
+        HostMount(_SHARED_MEMORY, _SHARED_MEMORY, is_read_only=False),
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy would make of a cluster: traces, and live clusters, replayed through `placement`.
+"""Replays of traces and live clusters through `placement`.
 
-The same policies on the same arrays as the scheduler's; nothing here decides where a pod goes.
+Uses the same policies and arrays as the scheduler; makes no placement decisions of its own.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as CSV files. Whatever is wrong in one is said with its line."""
+"""Traces as CSV files. Every error names its line."""
 
 import csv
 import math
@@ -10,16 +10,67 @@ from io import StringIO
 from pathlib import Path
 
 from allotment.model.errors import UsageError
-from allotment.simulate.traces import MILLI, PodShape, TraceNode, TracePod
 
-__all__ = [
-    "NODE_COLUMNS",
-    "POD_COLUMNS",
-    "nodes_text",
-    "pods_text",
-    "read_nodes",
-    "read_pods",
-]
+MILLI = 1000
+"""Thousandths in a whole GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceNode:
+    """A node whose GPUs are all of one model."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    model: str = ""
+    gpu_memory_mib: int | None = None
+    """Of each GPU; None: not in the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceShape:
+    """The request of a pod without its host memory: pods of one shape count as one kind."""
+
+    cpu_milli: int
+    gpus: int
+    gpu_milli: int
+    """Of each GPU."""
+    models: tuple[str, ...] = ()
+    """Allowed models; empty: any."""
+    gpu_memory_mib: int | None = None
+    """Of each GPU; None: not in the trace."""
+
+    @property
+    def size_milli(self) -> int:
+        return self.gpus * self.gpu_milli
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePod:
+    """A pod, with its arrival and run time if the trace has them."""
+
+    name: str
+    shape: TraceShape
+    memory_mib: int
+    """Host memory."""
+    created_s: float | None = None
+    duration_s: float | None = None
+    line: int = 0
+    """Line in its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Nodes and pods of a cluster."""
+
+    nodes: Sequence[TraceNode]
+    pods: Sequence[TracePod]
+
+
+def capacity_milli(nodes: Sequence[TraceNode]) -> int:
+    return MILLI * sum(node.gpus for node in nodes)
+
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model", "gpu_memory_mib")
 POD_COLUMNS = (
@@ -65,11 +116,11 @@ class _Row:
     def name(self, column: str) -> str:
         text = self.text(column)
         if not text:
-            raise self.refuse(f"{column} is empty", hint="each line needs a name of its own")
+            raise self.refuse(f"{column} is empty", hint="each line needs a unique name")
         return text
 
     def whole(self, column: str, *, most: int) -> int:
-        """Return a whole number from 0 to `most`; 0 where the file has no such column."""
+        """Return a whole number from 0 to `most`; 0 if the file lacks the column."""
         if column not in self.cells:
             return 0
         text = self.text(column)
@@ -99,7 +150,7 @@ class _Row:
 
 
 def read_nodes(path: Path) -> list[TraceNode]:
-    """Read the nodes; raise `UsageError` for what is none."""
+    """Read nodes; raise `UsageError` for an invalid file."""
     nodes = [_node(row) for row in _rows(path, NODE_COLUMNS, _NODE_NEEDS, what="nodes")]
     if not nodes:
         raise _empty(path, "nodes", NODE_COLUMNS)
@@ -107,7 +158,7 @@ def read_nodes(path: Path) -> list[TraceNode]:
 
 
 def read_pods(path: Path) -> list[TracePod]:
-    """Read the pods; raise `UsageError` for what is none. Some columns may be missing."""
+    """Read pods; raise `UsageError` for an invalid file. Some columns are optional."""
     pods = [_pod(row) for row in _rows(path, POD_COLUMNS, _POD_NEEDS, what="pods")]
     if not pods:
         raise _empty(path, "pods", POD_COLUMNS)
@@ -115,17 +166,16 @@ def read_pods(path: Path) -> list[TracePod]:
 
 
 def nodes_text(nodes: Iterable[TraceNode]) -> str:
-    """Write nodes as a file of them."""
     rows = (
-        (each.name, each.cpu_milli, each.memory_mib, each.gpus, each.model, each.gpu_memory_mib)
-        for each in nodes
+        (node.name, node.cpu_milli, node.memory_mib, node.gpus, node.model, node.gpu_memory_mib)
+        for node in nodes
     )
     return _text(NODE_COLUMNS, rows)
 
 
 def pods_text(pods: Iterable[TracePod]) -> str:
-    """Write pods as a file of them. A pod starts when it is created."""
-    return _text(POD_COLUMNS, (_pod_cells(each) for each in pods))
+    """Format pods as CSV; each one is scheduled when it is created."""
+    return _text(POD_COLUMNS, (_pod_cells(pod) for pod in pods))
 
 
 def _pod_cells(pod: TracePod) -> tuple[object, ...]:
@@ -170,16 +220,16 @@ def _pod(row: _Row) -> TracePod:
     gpus = row.whole("num_gpu", most=_MOST_GPUS)
     milli = row.whole("gpu_milli", most=MILLI)
     if gpus and not milli:
-        problem = f"it asks for {gpus} GPUs and for nothing of them (gpu_milli is 0)"
-        raise row.refuse(problem, hint=f"gpu_milli is of each GPU; {MILLI} is all of it")
+        problem = f"the pod requests {gpus} GPUs with gpu_milli 0"
+        raise row.refuse(problem, hint=f"gpu_milli is the part of each GPU; {MILLI} is a whole GPU")
     if milli and not gpus:
-        problem = f"it asks for {milli} thousandths of 0 GPUs"
-        raise row.refuse(problem, hint="write 1 as num_gpu, or 0 as gpu_milli")
+        problem = f"the pod requests gpu_milli {milli} of 0 GPUs"
+        raise row.refuse(problem, hint="set num_gpu to 1, or gpu_milli to 0")
     memory = row.whole_or_none("gpu_memory_mib", most=_MOST_MIB)
     created = row.seconds("creation_time")
     return TracePod(
         name=row.name("name"),
-        shape=PodShape(
+        shape=TraceShape(
             cpu_milli=row.whole("cpu_milli", most=_MOST_CPU),
             gpus=gpus,
             gpu_milli=milli,
@@ -194,28 +244,30 @@ def _pod(row: _Row) -> TracePod:
 
 
 def _models(row: _Row) -> tuple[str, ...]:
-    """Return the models in an order that does not depend on how they were written."""
+    """Return the models in sorted order, so that their order in the file does not matter."""
     parts = {part.strip() for part in row.text("gpu_spec").split(_MODELS)}
     return tuple(sorted(parts - {""}))
 
 
 def _duration(row: _Row, created: float | None) -> float | None:
-    """Return how long it ran: from when it was placed, or came where it never was."""
+    """Return the run time from scheduling, else from creation, to deletion."""
     ended = row.seconds("deletion_time")
     scheduled = row.seconds("scheduled_time")
     begun = created if scheduled is None else scheduled
     if begun is None or ended is None:
         return None
     if ended < begun:
-        problem = f"it ended ({_plain(ended)}) before it began ({_plain(begun)})"
-        raise row.refuse(problem, hint="deletion_time comes after creation_time, scheduled_time")
+        problem = f"the pod ended ({_plain(ended)}) before it started ({_plain(begun)})"
+        raise row.refuse(
+            problem, hint="deletion_time must be after creation_time and scheduled_time"
+        )
     return ended - begun
 
 
 def _rows(path: Path, columns: Sequence[str], needs: Sequence[str], *, what: str) -> Iterator[_Row]:
     reader = csv.reader(StringIO(_read(path), newline=""), strict=True)
     header: list[str] | None = None
-    seen: dict[str, int] = {}
+    lines_by_name: dict[str, int] = {}
     try:
         for cells in reader:
             if not cells:
@@ -225,17 +277,17 @@ def _rows(path: Path, columns: Sequence[str], needs: Sequence[str], *, what: str
                 continue
             row = _Row(path, reader.line_num, dict(zip(header, cells, strict=False)))
             if len(cells) != len(header):
-                problem = f"there are {len(cells)} cells and {len(header)} columns"
+                problem = f"{len(cells)} cells in {len(header)} columns"
                 raise row.refuse(problem, hint=f"the columns are {', '.join(header)}")
             name = row.text(needs[0])
-            if name in seen:
-                problem = f"{needs[0]} {_shown(name)} is that of line {seen[name]} too"
-                raise row.refuse(problem, hint="each line needs a name of its own")
-            seen[name] = reader.line_num
+            if name in lines_by_name:
+                problem = f"{needs[0]} {_shown(name)} repeats line {lines_by_name[name]}"
+                raise row.refuse(problem, hint="each line needs a unique name")
+            lines_by_name[name] = reader.line_num
             yield row
     except csv.Error as error:
-        problem = f"{path}, line {reader.line_num}: no CSV: {error}"
-        raise UsageError(problem, hint="cells are separated by commas") from error
+        problem = f"{path}, line {reader.line_num}: invalid CSV: {error}"
+        raise UsageError(problem, hint="separate cells by commas") from error
 
 
 def _read(path: Path) -> str:
@@ -244,12 +296,12 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(
-            f"{path}, line {line}: there are bytes that are no text",
-            hint="the file has to be CSV in UTF-8 (is it compressed?)",
+            f"{path}, line {line}: bytes are not UTF-8 text",
+            hint="the file must be CSV in UTF-8 (is it compressed?)",
         ) from error
     except OSError as error:
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="name a CSV file that is there"
+            f"cannot read {path}: {error.strerror}", hint="name an existing CSV file"
         ) from error
 
 
@@ -260,21 +312,21 @@ def _header(
     for column in needs:
         if column in header:
             continue
-        near = get_close_matches(column, header, n=1)
-        meant = f" (is it {_shown(near[0])}?)" if near else ""
+        similar = get_close_matches(column, header, n=1)
+        suggestion = f" (is it {_shown(similar[0])}?)" if similar else ""
         raise UsageError(
-            f"{path}, line 1: there is no column {column}{meant}",
-            hint=f"a file of {what} begins with: {','.join(columns)}",
+            f"{path}, line 1: missing column {column}{suggestion}",
+            hint=f"a file of {what} starts with: {','.join(columns)}",
         )
-    twice = {column for column in header if column in columns and header.count(column) > 1}
-    if twice:
-        problem = f"{path}, line 1: there are two columns {min(twice)}"
+    repeated = {column for column in header if column in columns and header.count(column) > 1}
+    if repeated:
+        problem = f"{path}, line 1: column {min(repeated)} appears twice"
         raise UsageError(problem, hint="remove one of them")
     return header
 
 
 def _empty(path: Path, what: str, columns: Sequence[str]) -> UsageError:
-    hint = f"a file of {what} begins with: {','.join(columns)}"
+    hint = f"a file of {what} starts with: {','.join(columns)}"
     return UsageError(f"{path} has no {what}", hint=hint)
 
 

@@ -1,57 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is replayed: everything that one replay needs but its policy and its seed."""
+"""The input of a replay: a trace, or the nodes and pods of a live cluster."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+from time import perf_counter, perf_counter_ns
 from typing import Final, Protocol
 
+from allotment.kube.live import LiveCluster, LivePod
+from allotment.model.clusters import PodNeed
 from allotment.model.errors import UsageError
+from allotment.model.modes import MIG
+from allotment.placement.cluster.arrays import PodShape
+from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.cluster.filters import PodShapes
+from allotment.placement.cluster.ranker import Refusals
+from allotment.placement.explain import Refusal
 from allotment.placement.policies import POLICIES, Policy, make
-from allotment.simulate import arriving, leaving
-from allotment.simulate.arriving import Counts, Progress
-from allotment.simulate.outcomes import Arrivals, Departures, Outcome, decisions_of
+from allotment.placement.policies.fgd import fragmentation
+from allotment.simulate import replay
+from allotment.simulate.csv_files import Trace, TracePod, capacity_milli
+from allotment.simulate.outcomes import (
+    Arrivals,
+    Departures,
+    Moment,
+    Refit,
+    ReplayOutcome,
+    UnplacedPod,
+    decisions_of,
+)
 from allotment.simulate.placers import ArrayPlacer, mix_of
-from allotment.simulate.traces import Trace, TracePod, capacity_milli
+from allotment.simulate.replay import Counts, Progress
 from allotment.simulate.workloads import Visit, as_listed, drawn, timed
 
-__all__ = ["Scene", "TraceScene", "check_policies"]
-
 _KNOWS_THE_MIX: Final = frozenset({"fgd"})
-"""Policies that are told which pods come how often, unless one says otherwise: as published."""
+"""Policies that receive the mix of pods by default, as in their publication."""
 
 
 class Scene(Protocol):
-    """Something to replay. It can be sent to another process."""
+    """The input of a replay; it can be pickled."""
 
-    def run(self, policy: str, seed: int, progress: Progress) -> Outcome:
-        """Replay it once. The same arguments give the same outcome, but for times."""
+    def run(self, policy: str, seed: int, progress: Progress) -> ReplayOutcome:
+        """Replay once. The same arguments give the same outcome, except for times."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceScene:
-    """A trace, and how its pods come."""
+    """A trace, and how its pods arrive."""
 
     trace: Trace
     tune: float | None = 1.3
-    """What the pods ask for in all (with departures: on average at a time), over all that there is;
-    None: every pod of the trace comes once."""
+    """Requests in total (with departures: on average at a time), relative to all GPUs; None: every
+    pod of the trace arrives once."""
     has_departures: bool = False
     is_mix_known: bool | None = None
-    """Whether policies know beforehand which pods come how often; None: each as published."""
+    """Whether policies receive the mix of pods; None: each as published."""
 
     def __post_init__(self) -> None:
-        """Refuse what nothing could be said about."""
         if not capacity_milli(self.trace.nodes):
-            raise UsageError("the nodes have no GPU", hint="the column gpu says how many each has")
+            raise UsageError(
+                "the nodes have no GPU", hint="column gpu is the number of GPUs of each node"
+            )
 
-    def run(self, policy: str, seed: int, progress: Progress) -> Outcome:
-        """Draw the pods and replay them."""
+    def run(self, policy: str, seed: int, progress: Progress) -> ReplayOutcome:
         begun = perf_counter()
         placer = ArrayPlacer(self.trace.nodes, self._policy(policy, seed), pods=self.trace.pods)
         number, story, counts = self._replay(placer, seed, progress)
-        return Outcome(
+        return ReplayOutcome(
             policy=policy,
             seed=seed,
             pods=number,
@@ -68,34 +86,156 @@ class TraceScene:
         capacity = capacity_milli(self.trace.nodes)
         if self.has_departures:
             visits = self.visits(seed)
-            return len(visits), *leaving.replay_visits(
+            return len(visits), *replay.replay_visits(
                 placer, visits, capacity_milli=capacity, progress=progress
             )
         pods = self.pods(seed)
-        return len(pods), *arriving.replay(placer, pods, capacity_milli=capacity, progress=progress)
+        return len(pods), *replay.replay(placer, pods, capacity_milli=capacity, progress=progress)
 
     def pods(self, seed: int) -> Sequence[TracePod]:
-        """Return the pods in the order in which they come."""
         if self.tune is None:
             return as_listed(self.trace.pods, seed=seed)
         capacity = capacity_milli(self.trace.nodes)
         return drawn(self.trace.pods, capacity_milli=capacity, tune=self.tune, seed=seed)
 
     def visits(self, seed: int) -> Sequence[Visit]:
-        """Return the pods with when they come and for how long."""
         capacity = capacity_milli(self.trace.nodes)
         return timed(self.trace.pods, capacity_milli=capacity, tune=self.tune, seed=seed)
 
     def _policy(self, name: str, seed: int) -> Policy:
         policy = make(name, seed=seed)
-        known = name in _KNOWS_THE_MIX if self.is_mix_known is None else self.is_mix_known
-        if known:
+        is_known = name in _KNOWS_THE_MIX if self.is_mix_known is None else self.is_mix_known
+        if is_known:
             policy.expect(mix_of(self.trace.pods))
         return policy
 
 
 def check_policies(names: Sequence[str]) -> None:
-    """Raise `UsageError` for a name that no policy has."""
     for name in names:
         if name not in POLICIES:
             make(name)
+
+
+class Replayed(StrEnum):
+    """The pods to place again."""
+
+    ALL = "all"
+    """Running and pending pods, on an empty cluster, in random order."""
+    PENDING = "pending"
+    """Pending pods; running pods stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveScene:
+    """A cluster as read from the API server."""
+
+    cluster: LiveCluster
+    replayed: Replayed = Replayed.ALL
+
+    def __post_init__(self) -> None:
+        if not any(node.devices for node in self.cluster.nodes):
+            raise UsageError(
+                "no node of the cluster publishes GPUs to share",
+                hint="check that `allot agent` runs: it writes the annotation"
+                " allotment.dev/devices",
+            )
+
+    @property
+    def movable(self) -> Sequence[LivePod]:
+        return [pod for pod in self.cluster.pods if self._moves(pod)]
+
+    def run(self, policy: str, seed: int, progress: Progress) -> ReplayOutcome:
+        begun = perf_counter()
+        movable = list(self.movable)
+        if self.replayed is Replayed.ALL:
+            Random(seed).shuffle(movable)  # noqa: S311 - a sample, no secret
+        cluster = self._cluster(policy, [pod for pod in self.cluster.pods if not self._moves(pod)])
+        mix = self._mix(cluster)
+        counts = Counts()
+        empty = self._cluster(policy, ())
+        unplaced = []
+        for number, pod in enumerate(movable):
+            refused = _place(cluster, pod.need, counts)
+            if refused is not None:
+                unplaced.append(_unplaced_pod(pod.need, refused))
+                counts.impossible += not empty.rank(pod.need, most=1).best
+            progress((number + 1) / len(movable))
+        before = self._cluster(policy, self.cluster.pods)
+        return ReplayOutcome(
+            policy=policy,
+            seed=seed,
+            pods=len(movable),
+            placed=counts.placed,
+            impossible=counts.impossible,
+            story=Refit(
+                before=_moment(before, mix), after=_moment(cluster, mix), unplaced=tuple(unplaced)
+            ),
+            decisions=decisions_of(counts.decided_ns),
+            seconds=perf_counter() - begun,
+        )
+
+    def _moves(self, pod: LivePod) -> bool:
+        if self.replayed is Replayed.PENDING and pod.booking is not None:
+            return False
+        return pod.can_move
+
+    def _cluster(self, policy: str, staying: Sequence[LivePod]) -> Cluster:
+        cluster = Cluster(node_policies=(policy,), device_policies=(policy,))
+        for node in self.cluster.nodes:
+            cluster.put(node)
+        for pod in staying:
+            if pod.booking is not None:
+                cluster.book(pod.booking)
+        return cluster
+
+    def _mix(self, cluster: Cluster) -> Mapping[PodShape, float]:
+        kinds = PodShapes(cluster.arrays)
+        asking = [pod.need for pod in self.cluster.pods if pod.need.containers]
+        # Fragmentation is measured on parts of devices; slices are not parts.
+        return Counter(
+            replace(kind, memory_bytes=0) for kind in map(kinds.of, asking) if kind.mode != MIG
+        )
+
+
+def _place(cluster: Cluster, need: PodNeed, counts: Counts) -> Refusals | None:
+    """Place and book one pod; return the refusals if it fits nowhere."""
+    cluster.arrived(need)
+    begun = perf_counter_ns()
+    ranking = cluster.rank(need, most=1)
+    decision = cluster.place(need, ranking.best[0]) if ranking.best else None
+    counts.decided_ns.append(perf_counter_ns() - begun)
+    if decision is None:
+        return ranking.refused
+    if isinstance(decision, Refusal):
+        # `rank` has just found that it fits.
+        raise ValueError(decision)  # noqa: TRY004 - not about types
+    cluster.book(decision)
+    counts.placed += 1
+    return None
+
+
+def _unplaced_pod(need: PodNeed, refused: Refusals) -> UnplacedPod:
+    reasons = refused.reasons()
+    most = reasons.most_common(1)
+    text = next(
+        (
+            f"{node}: {refusal.text}"
+            for node, refusal in refused.items()
+            if refusal.reason == most[0][0]
+        ),
+        "",
+    )
+    return UnplacedPod(str(need), dict(reasons.most_common()), text)
+
+
+def _moment(cluster: Cluster, mix: Mapping[PodShape, float]) -> Moment:
+    totals = cluster.totals().values()
+    guarantee = sum(total.guarantee for total in totals) or 1
+    memory = sum(total.memory for total in totals) or 1
+    arrays = cluster.arrays
+    return Moment(
+        allocated_pct=100 * sum(total.guarantee_allocated for total in totals) / guarantee,
+        allocated_memory_pct=100 * sum(total.memory_allocated for total in totals) / memory,
+        fragmented_pct=100 * float(fragmentation(arrays, mix).sum()) / guarantee if mix else 0.0,
+        idle_gpus=int((arrays.idle & arrays.usable).sum()),
+    )

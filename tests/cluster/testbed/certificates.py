@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.build import run
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 SERVICE_ADDRESS = "10.96.0.1"
 """Where pods find the API server: the first address of the services' range."""
 
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +96,24 @@ def make_credentials(folder: Path, *, address: str, node: str) -> Credentials:
 
 
 def _make_certificates(made: Credentials, *, addresses: Sequence[str]) -> None:
-    authority_key = made.folder / "ca.key"
-    _openssl(
-        *("req", "-x509", *_EC, "-days", "3650", "-subj", "/CN=testbed-authority"),
-        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
-        *("-keyout", authority_key, "-out", made.authority),
-    )
-    names = [f"DNS:{name}" for name in _NAMES] + [f"IP:{address}" for address in addresses]
-    request = made.folder / "server.csr"
-    extensions = made.folder / "server.cnf"
-    extensions.write_text(
-        "basicConstraints=critical,CA:FALSE\n"
-        "keyUsage=critical,digitalSignature\n"
-        "extendedKeyUsage=serverAuth\n"
-        "subjectKeyIdentifier=hash\n"
-        "authorityKeyIdentifier=keyid\n"
-        f"subjectAltName={','.join(names)}\n",
-        encoding="utf-8",
-    )
-    _openssl("req", *_EC, "-subj", "/CN=kube-apiserver", "-keyout", made.key, "-out", request)
-    _openssl(
-        *("x509", "-req", "-in", request, "-days", "3650", "-extfile", extensions),
-        *("-CA", made.authority, "-CAkey", authority_key, "-out", made.certificate),
-    )
+    authority = trustme.CA(organization_name="testbed-authority")
+    authority.cert_pem.write_to_path(made.authority)
+    server = authority.issue_cert(*_NAMES, *addresses, common_name="kube-apiserver")
+    for place, certificate in enumerate(server.cert_chain_pems):
+        certificate.write_to_path(made.certificate, append=place > 0)
+    _write_key(made.key, server.private_key_pem.bytes())
+    service_accounts = ec.generate_private_key(ec.SECP256R1())
     # In the older encoding, which the API server reads public keys from as well.
-    curve = ("-genkey", "-noout", "-name", "prime256v1")
-    _openssl("ecparam", *curve, "-out", made.service_accounts)
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    pem = service_accounts.private_bytes(
+        serialization.Encoding.PEM, form, serialization.NoEncryption()
+    )
+    _write_key(made.service_accounts, pem)
 
 
-def _openssl(*arguments: str | Path) -> None:
-    run(["openssl", *map(str, arguments)])
+def _write_key(path: Path, pem: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(pem)
 
 
 def _write_kubeconfig(made: Credentials, name: str, *, server: str, token: str) -> None:

@@ -17,7 +17,6 @@ _PROGRAMS = (
     ("nsenter", "util-linux"),
     ("setpriv", "util-linux"),
     ("mount", "mount"),
-    ("openssl", "openssl"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from kubelet_twin import ReportsTwin
 from own_node_twin import OwnNodeTwin, beside, until
 
-from allotment.agent.announcing import announced
 from allotment.agent.config.overlay import load
 from allotment.agent.device_modes import (
     DEVICE_MODES,
@@ -27,19 +26,21 @@ from allotment.agent.device_modes import (
     device_modes,
     unsuited,
 )
-from allotment.agent.resources import GPU_MEMORY, GPU_SHARE, plan
+from allotment.agent.inventory_publisher import build_inventory
+from allotment.agent.node_state import NodeState
+from allotment.agent.resources import GPU_MEMORY, GPU_SHARE, Offer, plan
 from allotment.model.errors import UsageError
+from allotment.model.modes import MODES
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import (
+from allotment.shares.mode_policy import (
     BY_NODE,
-    SETTABLE,
-    Allowed,
-    read_allowed,
-    write_allowed,
+    ModePolicy,
+    read_mode_policies,
+    write_mode_policy,
 )
 
 GI = 1 << 30
@@ -84,7 +85,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(UsageError):
         for modes in device_modes(text).values():
             assert modes
-            assert set(modes) <= set(SETTABLE)
+            assert set(modes) <= set(MODES)
 
 
 # ---- what is told of it --------------------------------------------------------------------------
@@ -92,13 +93,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_schedulers_hear_of_the_modes_that_are_left() -> None:
     config = load("allotment: {devices: [{modes: [soft, mps, exclusive]}]}", source="f")
-    allowed = {"GPU-0": Allowed(("mps", "mig")), "GPU-1": Allowed(("mig",))}
+    allowed = {"GPU-0": ModePolicy(("mps", "mig")), "GPU-1": ModePolicy(("mig",))}
     offer = plan(tuple(GPUS.values()), {}, config, allowed=allowed)
-    told = announced(offer, GPUS, {}, taken={}, links={}, allowed=allowed)
+    told = build_inventory(
+        NodeState(offer=offer, devices=GPUS, mode_policies=allowed), {}, taken={}
+    )
     assert told is not None
     first, second = told.devices
     assert (first.modes, first.problem) == (("mps",), "")
-    assert second.problem == "kept for other modes than its own"
+    assert second.problem == "its mode policy allows none of its modes"
     assert offer.quantities[GPU_MEMORY] == 79 * GI
     shares = offer.resource(GPU_SHARE)
     assert shares is not None
@@ -108,8 +111,8 @@ def test_schedulers_hear_of_the_modes_that_are_left() -> None:
 def test_a_whole_gpu_that_is_kept_is_not_to_be_had_and_comes_back() -> None:
     config = load("", source="f")
     for allowed, healthy in (
-        ({"GPU-0": Allowed(("soft",))}, [False, True]),
-        ({"GPU-0": Allowed(("exclusive",))}, [True, True]),
+        ({"GPU-0": ModePolicy(("soft",))}, [False, True]),
+        ({"GPU-0": ModePolicy(("exclusive",))}, [True, True]),
         ({}, [True, True]),
     ):
         offer = plan(tuple(GPUS.values()), {}, config, allowed=allowed)
@@ -129,24 +132,32 @@ class World:
         self.folder.prepare()
         self.node = OwnNodeTwin(is_known=False)
         self.reports = ReportsTwin()
-        self.known = set(GPUS)
-        self.offered: dict[str, Sequence[str]] = {}
+        self.state = NodeState()
+        self.know(*GPUS)
         self.now = 0.0
         self.modes = DeviceModes(
             self.folder,
+            state=self.state,
             node=self.node,
-            devices=lambda: self.known,
             reports=self.reports,
-            offered=lambda: self.offered,
             clock=lambda: self.now,
         )
 
-    def said(self) -> dict[str, tuple[str, ...]]:
-        return {uuid: each.modes for uuid, each in self.modes.current.items()}
+    def know(self, *uuids: str) -> None:
+        self.state.devices = {uuid: gpu(uuid=uuid) for uuid in uuids}
 
-    def write(self, uuid: str, allowed: Allowed | None) -> None:
+    def offer(self, **modes: tuple[str, ...]) -> None:
+        """Offers the first GPU and the second in these modes."""
+        shared = dict(zip(GPUS, modes.values(), strict=True))
+        first = {uuid: each[0] for uuid, each in shared.items()}
+        self.state.offer = Offer(modes=first, shared=shared)
+
+    def said(self) -> dict[str, tuple[str, ...]]:
+        return {uuid: each.modes for uuid, each in self.state.mode_policies.items()}
+
+    def write(self, uuid: str, allowed: ModePolicy | None) -> None:
         with self.folder.locked():
-            write_allowed(self.folder, uuid, allowed)
+            write_mode_policy(self.folder, uuid, allowed)
 
     def say(self, text: str | None) -> None:
         self.node.say({} if text is None else {DEVICE_MODES: text})
@@ -166,17 +177,17 @@ def world(tmp_path: Path, native_dir: Path) -> World:
 
 def test_the_annotation_holds_as_long_as_it_is_there(world: World) -> None:
     async def test() -> None:
-        world.write("GPU-1", Allowed(("exclusive",)))
+        world.write("GPU-1", ModePolicy(("exclusive",)))
         world.say("GPU-0=mig")
         await until(lambda: world.said() == {"GPU-0": ("mig",), "GPU-1": ("exclusive",)})
-        assert read_allowed(world.folder)["GPU-0"].by == BY_NODE
+        assert read_mode_policies(world.folder)["GPU-0"].by == BY_NODE
         world.say("GPU-0=soft,mps")
         await until(lambda: world.said()["GPU-0"] == ("soft", "mps"))
         world.say("GPU-0=sofd")
         await until(lambda: INVALID in world.reports.reasons("node"))
         assert world.said()["GPU-0"] == ("soft", "mps"), "it stays as it was"
         (text,) = world.invalid()
-        assert "no mode 'sofd' to set (the modes are: soft, mps, mig, " in text
+        assert "no mode 'sofd' to set; the mode policies stay as they were; hint: the modes" in text
         world.say(None)
         await until(lambda: world.said() == {"GPU-1": ("exclusive",)})
 
@@ -185,7 +196,7 @@ def test_the_annotation_holds_as_long_as_it_is_there(world: World) -> None:
 
 def test_a_node_that_is_not_known_takes_nothing_back(world: World) -> None:
     async def test() -> None:
-        world.write("GPU-0", Allowed(("mig",), by=BY_NODE))
+        world.write("GPU-0", ModePolicy(("mig",), by=BY_NODE))
         await until(lambda: world.said() == {"GPU-0": ("mig",)})
         await asyncio.sleep(0.2)
         assert world.said() == {"GPU-0": ("mig",)}
@@ -194,13 +205,12 @@ def test_a_node_that_is_not_known_takes_nothing_back(world: World) -> None:
 
 
 def test_what_a_command_says_is_heard(world: World) -> None:
-    heard: list[None] = []
-    world.modes.followers.append(lambda: heard.append(None))
-
     async def test() -> None:
-        world.write("GPU-0", Allowed(("mps",)))
-        await until(lambda: world.said() == {"GPU-0": ("mps",)})
-        assert heard
+        changes = world.state.changed.changes()
+        await anext(changes)
+        world.write("GPU-0", ModePolicy(("mps",)))
+        await anext(changes)
+        assert world.said() == {"GPU-0": ("mps",)}
         world.write("GPU-0", None)
         await until(lambda: world.said() == {})
 
@@ -214,10 +224,10 @@ def test_a_gpu_that_is_not_here_is_told(world: World) -> None:
         assert world.invalid() == [], "it may be slower to answer than the others"
         world.now += 31
         await until(world.invalid)
-        assert set(read_allowed(world.folder)) == {"GPU-1"}, "it has no file"
+        assert set(read_mode_policies(world.folder)) == {"GPU-1"}, "it has no file"
         (text,) = world.invalid()
-        assert "GPU-7=mig suits no GPU of this node: the GPUs here are GPU-0, GPU-1" in text
-        world.known.add("GPU-7")
+        assert "GPU-7=mig names no GPU of this node: its GPUs are GPU-0, GPU-1" in text
+        world.know(*GPUS, "GPU-7")
         await until(lambda: world.said() == {"GPU-1": ("mig",), "GPU-7": ("mig",)})
 
     world.run(test())
@@ -258,14 +268,14 @@ def test_what_was_taken_back_and_is_said_again_is_told_again(world: World) -> No
 
 def test_a_node_without_gpus_says_so_in_the_end(world: World) -> None:
     async def test() -> None:
-        world.known.clear()
+        world.know()
         world.say("GPU-7=soft,mig")
         await asyncio.sleep(0.7)
         assert world.invalid() == [], "they may be slow to answer"
         world.now += 31
         await until(world.invalid)
-        assert "GPU-7=soft,mig suits no GPU of this node: no GPU of" in world.invalid()[0]
-        world.known |= set(GPUS)
+        assert "GPU-7=soft,mig names no GPU of this node: none of" in world.invalid()[0]
+        world.know(*GPUS)
         await until(lambda: len(world.invalid()) == 2)
         world.say(None)
         world.say("GPU-1=soft")
@@ -279,16 +289,16 @@ def test_a_rule_that_leaves_a_gpu_for_nothing_is_told_as_configurations_change(
     world: World,
 ) -> None:
     async def test() -> None:
-        world.offered = {"GPU-0": ("soft",), "GPU-1": ("soft", "mig")}
+        world.offer(first=("soft",), second=("soft", "mig"))
         world.say("GPU-0=mig; GPU-1=mig,mps")
         await until(world.invalid)
         (text,) = world.invalid()
-        assert "GPU-0=mig leaves this GPU for nothing: the node's configuration has it in" in text
-        assert "mode soft " in text
+        assert "GPU-0=mig leaves this GPU without a mode: the node's configuration allows" in text
+        assert "allows soft " in text
         assert "GPU-1" not in text
-        world.offered = {"GPU-0": ("mig",), "GPU-1": ("exclusive",)}
+        world.offer(first=("mig",), second=("exclusive",))
         await until(lambda: len(world.invalid()) == 2)
-        assert "GPU-1=mps,mig leaves this GPU for nothing" in world.invalid()[1]
+        assert "GPU-1=mps,mig leaves this GPU without a mode" in world.invalid()[1]
         assert world.said()["GPU-0"] == ("mig",), "it holds all the same"
 
     world.run(test())
@@ -297,10 +307,10 @@ def test_a_rule_that_leaves_a_gpu_for_nothing_is_told_as_configurations_change(
 @given(
     wanted=st.dictionaries(
         st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
-        st.lists(st.sampled_from(SETTABLE), min_size=1, unique=True),
+        st.lists(st.sampled_from(MODES), min_size=1, unique=True),
     ),
     offered=st.dictionaries(
-        st.sampled_from(["GPU-0", "GPU-1"]), st.lists(st.sampled_from(SETTABLE), unique=True)
+        st.sampled_from(["GPU-0", "GPU-1"]), st.lists(st.sampled_from(MODES), unique=True)
     ),
 )
 def test_each_rule_without_its_effect_is_named_and_no_other(
@@ -315,13 +325,13 @@ def test_each_rule_without_its_effect_is_named_and_no_other(
 
 def test_one_that_is_away_for_a_time_stays_what_it_is(world: World) -> None:
     async def test() -> None:
-        world.write("GPU-1", Allowed(("mig",), by=BY_NODE))
-        world.known.clear()
+        world.write("GPU-1", ModePolicy(("mig",), by=BY_NODE))
+        world.know()
         world.say("GPU-0=mig; GPU-1=mig")
         await asyncio.sleep(0.7)
         assert world.said() == {"GPU-1": ("mig",)}
         assert INVALID not in world.reports.reasons("node"), "none is known yet"
-        world.known |= set(GPUS)
+        world.know(*GPUS)
         await until(lambda: world.said() == {"GPU-0": ("mig",), "GPU-1": ("mig",)})
 
     world.run(test())
@@ -334,27 +344,29 @@ def test_an_annotation_writes_nothing_elsewhere_and_nothing_by_half(world: World
     victim.write_text("as it was")
 
     async def test() -> None:
-        world.known.add(bad)  # the form alone refuses it
+        world.know(*GPUS, bad)  # the form alone refuses it
         world.say(f"GPU-0=mig; {bad}=mig")
         await until(lambda: INVALID in world.reports.reasons("node"))
         assert victim.read_text() == "as it was"
-        assert read_allowed(world.folder) == {}
+        assert read_mode_policies(world.folder) == {}
 
     world.run(test())
 
 
 def test_draining_is_told_when_it_begins_and_when_it_is_over(world: World) -> None:
-    order = lives.Order(Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE)
+    order = lifecycle.ShareOrder(
+        Request(parse_memory("1Gi"), selectors=("GPU-00000000",)), Injection.NONE
+    )
     devices = [gpu(0, uuid="GPU-00000000-1")]
 
     async def test() -> None:
-        world.known = {each.uuid for each in devices}
-        share, _ = await asyncio.to_thread(lives.create, world.folder, order, devices)
+        world.know(*(each.uuid for each in devices))
+        share, _ = await asyncio.to_thread(lifecycle.create, world.folder, order, devices)
         world.say("GPU-00000000-1=mig")
         await until(lambda: DRAINING in world.reports.reasons("node"))
         assert share.name in world.reports.events[-1][2]
-        found = lives.find(world.folder, share.id)
-        await asyncio.to_thread(lives.destroy, world.folder, found, force=True)
+        found = lifecycle.find(world.folder, share.id)
+        await asyncio.to_thread(lifecycle.destroy, world.folder, found, force=True)
         await until(lambda: DRAINED in world.reports.reasons("node"))
 
     world.run(test())

@@ -20,24 +20,26 @@ from patience import wait_until
 
 from allotment.agent.mps_keeping import LOST, MpsKeeping
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.model.compute import Compute, ComputeClass
 from allotment.model.errors import BusyError, PrerequisiteError, StateError
+from allotment.model.modes import MIG, MPS, SOFT
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import MIG, MPS, SOFT, Request
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.modes.mps import Control, DaemonState, MpsStatus
-from allotment.modes.mps.namespaces import with_namespaces
-from allotment.modes.mps.places import process_start
-from allotment.modes.mps.supervision import Timing
-from allotment.shares.bookings import Bookings
+from allotment.modes.mps.control import with_namespaces
+from allotment.modes.mps.state import process_start
+from allotment.modes.mps.supervisor import Timing
+from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
-from allotment.shares.found import Found
-from allotment.shares.lives import look
+from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import control_of, part_of, parts_there, place_of
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.shares.record import LoadedShare
 
 BRIEF = Timing(look=0.1, idle=0.5, ready=20.0, retry=0.1)
 HALF = Compute(5000, 5000, is_governed=True)
@@ -96,7 +98,7 @@ class Node:
     ) -> Share:
         number = abs(hash(name)) % (1 << 40)
         return self.shares.prepare(
-            Order(
+            ShareOrder(
                 Request(parse_memory("4Gi"), compute=compute, mode=mode),
                 injection or Injection.CDI,
                 id=ShareId(f"{number:012x}"),
@@ -110,7 +112,7 @@ class Node:
                 ),
                 devices=(self.uuids[gpu],),
             ),
-            self.devices,
+            NodePolicy(devices=self.devices),
         )
 
     def edits(self, share: Share) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def test_a_gpu_that_is_somebody_elses_is_refused_until_it_is_free(
     assert node.agent.unfit("soft", node.uuids) == {}
     share = node.share("one")
     for _ in range(2):
-        with pytest.raises(BusyError, match=f"compute mode {mode.name}, which somebody else set"):
+        with pytest.raises(BusyError, match=f"compute mode {mode.name}, set outside Allotment"):
             node.ready(share)
     assert node.settings().compute_mode() is mode
     node.settings().set_compute_mode(ComputeMode.DEFAULT)
@@ -469,12 +471,12 @@ def test_a_share_that_cannot_be_read_for_a_while_keeps_its_part(
 
 
 def test_parts_that_cannot_be_read_are_not_known(node: Node) -> None:
-    def unreadable() -> list[Found]:
+    def unreadable() -> list[LoadedShare]:
         raise StateError("too many open files")
 
     share = node.share("one")
     (uuid, _) = node.uuids
-    found = look(node.folder)
+    found = list_shares(node.folder)
     assert set(parts_there(node.folder, lambda: found, uuid) or {}) == {share.id}
     assert parts_there(node.folder, unreadable, uuid) is None
     unread = parts_there(node.folder, list, uuid)
@@ -498,7 +500,7 @@ def test_shares_that_cannot_be_read_are_no_reason_to_give_the_gpu_up_at_once(
 ) -> None:
     looks: list[float] = []
 
-    def fail(_: Bookings) -> list[Found]:
+    def fail(_: Bookings) -> list[LoadedShare]:
         looks.append(time.monotonic())
         raise StateError("too many open files")
 

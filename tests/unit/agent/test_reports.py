@@ -100,7 +100,7 @@ def test_nothing_is_lost_at_the_end() -> None:
     async def story() -> None:
         for number in range(50):
             world.ready(f"p{number}")
-        world.reports.pass_on_all()
+        world.reports.send_all()
 
     asyncio.run(story())
     assert world.names() == [f"p{number}" for number in range(50)]

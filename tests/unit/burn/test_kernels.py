@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allotment.burn.kernels import SPIN_ENTRY, SPIN_PTX
+from allotment.burn.drivers import SPIN_ENTRY, SPIN_PTX
 
 
 def assembler() -> Path | None:

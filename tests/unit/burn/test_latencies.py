@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.burn.latencies import Latencies
+from allotment.burn.reports import Latencies
 
 DURATIONS = st.lists(st.integers(1, 10**13), min_size=1, max_size=200)
 

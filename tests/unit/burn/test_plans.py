@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allotment.burn.plans import BurnPlan
+from allotment.burn.reports import BurnPlan
 from allotment.model.errors import UsageError
 
 

@@ -7,10 +7,16 @@ import msgspec
 import pytest
 
 from allotment.burn.drivers import MemoryInfo
-from allotment.burn.latencies import Latencies
-from allotment.burn.plans import BurnPlan
-from allotment.burn.reports import DOCUMENT, BurnDevice, BurnError, BurnReport, ProcessReport
-from allotment.burn.telling import tell
+from allotment.burn.reports import (
+    DOCUMENT,
+    BurnDevice,
+    BurnError,
+    BurnPlan,
+    BurnReport,
+    Latencies,
+    ProcessReport,
+    report_lines,
+)
 
 GIB = 1 << 30
 REFUSAL = BurnError(code=2, name="CUDA_ERROR_OUT_OF_MEMORY", call="cuMemAlloc", at_bytes=GIB)
@@ -81,10 +87,10 @@ def test_refused_means_nothing_else_went_wrong(
 
 
 def test_the_text_tells_the_same() -> None:
-    assert list(tell(report(process(1), process(2, REFUSAL), ended_by=2))) == [
-        "device    NVIDIA T4, GPU-1, 4Gi and 40 multiprocessors says the driver",
+    assert list(report_lines(report(process(1), process(2, REFUSAL), ended_by=2))) == [
+        "device    NVIDIA T4, GPU-1, 4Gi, 40 multiprocessors (by the driver)",
         "memory    got 2Gi of 6Gi (plain)",
-        "kernels   12 of 2ms in 0.5s, 0.5s between its events, waits included",
+        "kernels   12 of 2ms in 0.5s, 0.5s between events, waits included",
         "latency   p50 2.1ms, p99 9ms, max 9ms",
         "error     CUDA_ERROR_OUT_OF_MEMORY from cuMemAlloc at 1Gi",
         "process   1: 1Gi of 3Gi, 6 kernels (p50 2.1ms, p99 9ms, max 9ms)",
@@ -94,4 +100,4 @@ def test_the_text_tells_the_same() -> None:
 
 
 def test_one_process_tells_what_the_driver_had_free() -> None:
-    assert "free      4Gi before, 3Gi after, of 4Gi" in list(tell(report(process(1))))
+    assert "free      4Gi before, 3Gi after, of 4Gi" in list(report_lines(report(process(1))))

@@ -15,7 +15,7 @@ from allotment.cli.tables import command_of, shortened
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.views import DeviceView, LiveState, OutsideView, Overview, ShareView
+from allotment.shares.status import DeviceView, LiveState, OutsideView, ShareStatus, ShareView
 
 GI = 1 << 30
 UUID = "GPU-45f0e349-d56a-059c-e064-c6df20dfdb35"
@@ -87,7 +87,7 @@ def test_shares_of_each_mode_are_told_apart(capsys: pytest.CaptureFixture[str]) 
         views.append(replace(view, name=share.name, share=share, devices=(device,)))
     views.append(replace(share_view(None), name="bad", share=None, state=LiveState.DAMAGED))
     outside = OutsideView(4711, "python", UUID, GI)
-    ps_command._print(Overview(tuple(views), (outside,)))  # noqa: SLF001
+    ps_command._print(ShareStatus(tuple(views), (outside,)))  # noqa: SLF001
     heading, *rows = capsys.readouterr().out.splitlines()
     column = heading.index("MODE")
     assert heading.index("STATE") < column < heading.index("GPU")

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from allotment.cli import main
 from allotment.cli.explain import document
-from allotment.dialects.decisions import write_booking
+from allotment.dialects.own.placement import write_booking
 from allotment.kube.inventories import DEVICES, encode
 from allotment.model.clusters import (
     NodeDevice,
@@ -29,7 +29,7 @@ from allotment.model.clusters import (
     PodBooking,
 )
 from allotment.model.pods import PodUid
-from allotment.scheduler.explaining_answers import Explanation, Standing
+from allotment.scheduler.explain_evidence import Explanation, Standing
 
 GI = 1 << 30
 LIMITS = {
@@ -150,17 +150,17 @@ def test_a_placed_pod(config: Path) -> None:
     assert shown.stderr == ""
     assert shown.stdout == (
         "Pod ml/placed is placed on node b\n"
-        "  container main asks for a GPU with 20Gi and 50 % of compute\n"
+        "  container main requests a GPU with 20Gi and 50 % of compute\n"
         "  scheduler: allotment-scheduler\n"
         "  policy: first-fit\n"
         "\n"
-        "It has:\n"
+        "Its GPUs:\n"
         "CONTAINER  GPU      INDEX  MODEL  MEMORY    OF  COMPUTE\n"
         "main       GPU-b-0      0  A100     20Gi  40Gi     50 %\n"
         "\n"
-        "Without it there would be room on 2 of 3 nodes now; by first-fit its own is number 2 of"
-        " them.\n"
-        "  plain: need a node with GPUs, have none that its agent has published\n"
+        "Not counting its own use, it fits on 2 of 3 nodes now; by first-fit its own node ranks"
+        " number 2.\n"
+        "  plain: need a node with GPUs, have no GPUs published by its agent\n"
     )
 
 
@@ -168,26 +168,26 @@ def test_a_pod_that_fits_nowhere_in_the_kubeconfigs_namespace(config: Path) -> N
     shown = explain(config, "large")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout == (
-        "Pod ml/large waits: no GPU here is that large, even when empty\n"
-        "  container main asks for a GPU with 50Gi and 50 % of compute\n"
+        "Pod ml/large waits: no GPU of the cluster is large enough, even when empty\n"
+        "  container main requests a GPU with 50Gi and 50 % of compute\n"
         "  scheduler: allotment-scheduler\n"
         "  policy: fragmentation\n"
         "\n"
-        "It has room on none of 3 nodes:\n"
+        "It fits on none of 3 nodes:\n"
         "  2 nodes (a, b): need a GPU with 50Gi and 50 % of compute, have at most 40Gi on a GPU\n"
-        "  plain: need a node with GPUs, have none that its agent has published\n"
-        "  If all of them were empty and well: need a GPU with 50Gi and 50 % of compute, have at"
+        "  plain: need a node with GPUs, have no GPUs published by its agent\n"
+        "  Even if all were empty and healthy: need a GPU with 50Gi and 50 % of compute, have at"
         " most 40Gi on a GPU\n"
         "\n"
-        "Its scheduler says (Unschedulable since 2026-01-01T00:01:00Z):\n"
+        "Message of its scheduler (Unschedulable since 2026-01-01T00:01:00Z):\n"
         "  0/3 nodes are available: 3 had untolerated taints\n"
     )
 
 
 def test_a_pod_that_waits_with_room_is_told_where(config: Path) -> None:
     shown = explain(config, "ml/small")
-    assert shown.stdout.startswith("Pod ml/small waits; there is room for it\n")
-    room = shown.stdout.index("It has room on 2 of 3 nodes now; by fragmentation the best is b.")
+    assert shown.stdout.startswith("Pod ml/small waits; a node has room for it\n")
+    room = shown.stdout.index("It fits on 2 of 3 nodes now; the best by fragmentation is b.")
     proposal = shown.stdout.index("It would get:\nCONTAINER")
     assert room < proposal < shown.stdout.index("0/3 nodes are available")
 
@@ -200,15 +200,15 @@ def test_what_keeps_a_pod_comes_before_any_node(config: Path) -> None:
     Server.answers["/api/v1/namespaces/ml/resourcequotas"] = {"metadata": {}, "items": [quota]}
     shown = explain(config, "ml/small").stdout
     assert shown.startswith("Pod ml/small waits\n")
-    keeps = shown.index("What keeps it, whatever GPUs there are:\n  more than its namespace may")
-    assert keeps < shown.index("It has room on") < shown.index("But for that, it would get:")
+    keeps = shown.index("Obstacles other than GPUs:\n  quota of its namespace")
+    assert keeps < shown.index("It fits on") < shown.index("Otherwise it would get:")
 
 
 def test_whose_words_a_pod_is_written_in(config: Path) -> None:
     written = pod("hami")
     written["metadata"]["annotations"]["allotment.dev/dialect"] = "hami"
     Server.answers["/api/v1/namespaces/ml/pods/hami"] = written
-    assert "  written in HAMi's words\n" in explain(config, "hami").stdout
+    assert "  written in HAMi's syntax\n" in explain(config, "hami").stdout
 
 
 def test_which_models_there_are_instead_and_who_has_cordoned(config: Path) -> None:
@@ -224,7 +224,7 @@ def test_which_models_there_are_instead_and_who_has_cordoned(config: Path) -> No
             f"GPU-{each['metadata']['name']}-0"
         )
     shown = explain(config, "small").stdout
-    assert "(cordoned)\n    somebody has cordoned GPUs there: see" in shown
+    assert "(cordoned)\n    GPUs are cordoned: see" in shown
     assert "allotment.dev/device-cordon" in shown
 
 
@@ -259,7 +259,7 @@ def test_nodes_that_cannot_be_read_are_a_few_lines(config: Path) -> None:
         Server.answers["/api/v1/nodes"]["items"].append(lame)  # type: ignore[index]
     shown = explain(config, "small")
     assert len(shown.stderr.splitlines()) == 4
-    assert shown.stderr.endswith("left out: 3 more; -o json has all\n")
+    assert shown.stderr.endswith("left out: 3 more; -o json lists all\n")
 
 
 def test_a_pod_whose_node_refuses_it_is_said_to_wait_for_nothing(config: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_pod_whose_node_refuses_it_is_said_to_wait_for_nothing(config: Path) -
     typo["metadata"]["annotations"] = {"allotment.dev/comptue": "30"}
     Server.answers["/api/v1/namespaces/ml/pods/typo"] = typo
     first, *_, why, what, hint = explain(config, "typo").stdout.splitlines()
-    assert first == "Pod ml/typo is bound on node a, and does not start: it is refused there"
+    assert first == "Pod ml/typo is bound on node a, and does not start: the node refuses it"
     assert why == "Why:"
     assert "allotment.dev/comptue" in what
     assert "hint: " in hint
@@ -292,7 +292,7 @@ def test_a_narrow_terminal_breaks_lines_between_words(config: Path) -> None:
     shown = read.decode().replace("\r\n", "\n")
     assert max(map(len, shown.splitlines())) <= 60
     assert shown.split() == explain(config, "large").stdout.split()
-    assert "  container main asks for a GPU with 50Gi and 50 % of\n      compute\n" in shown
+    assert "  container main requests a GPU with 50Gi and 50 % of\n      compute\n" in shown
 
 
 def test_the_namespace_may_be_said_as_to_kubectl(config: Path) -> None:
@@ -326,17 +326,17 @@ def test_a_kubeconfig_is_found_as_kubectl_finds_it(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert "no way to the API server is known" in asked().stderr
+    assert "no credentials for the API server" in asked().stderr
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text(config.read_text())
     assert asked().exit_code == 0
     # In a pod, that pod's account is meant.
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    assert "no way to the API server is known" in asked().stderr
+    assert "no credentials for the API server" in asked().stderr
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{config}")
     assert asked().exit_code == 0
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert "none: not a usable way" in asked().stderr
+    assert "none: cannot be used" in asked().stderr
 
 
 @pytest.mark.parametrize("name", ["placed", "large", "small", "broken", "plain"])
@@ -403,7 +403,7 @@ def test_no_such_pod(config: Path) -> None:
     [
         ({"phase": "Pending", "message": "kubeshare/gpu_limit is '2'"}, "kubeshare/gpu_limit is"),
         ({"phase": "Succeeded"}, "has ended (Succeeded)"),
-        (None, "kubeshare-sharepods.yaml applied?"),
+        (None, "kubeshare-sharepods.yaml is applied"),
     ],
 )
 def test_why_a_sharepod_has_no_pod(config: Path, status: dict[str, str] | None, word: str) -> None:
@@ -435,7 +435,7 @@ def test_not_reachable(tmp_path: Path) -> None:
 def test_what_names_no_pod(tmp_path: Path, name: str) -> None:
     shown = explain(kubeconfig(tmp_path / "away", "http://127.0.0.1:1"), name)
     assert shown.exit_code == 2
-    assert "names no pod" in shown.stderr
+    assert "is not a pod name" in shown.stderr
 
 
 def test_a_policy_that_is_not_there_is_told_before_anything_is_read(tmp_path: Path) -> None:

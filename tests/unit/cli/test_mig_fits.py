@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mig_profiles import profiles
 
-from allotment.cli.mig_fits import FitGpu, ways_to_fit
-from allotment.cli.mig_plans import Step
+from allotment.cli.mig_fits import FitGpu, PlanStep, ways_to_fit
 from allotment.model.errors import DoesNotFitError
 from allotment.model.mig import MigGpu, MigInstance
-from allotment.modes.mig.applying import Occupied
+from allotment.modes.mig.apply import Occupied
 
 H100 = "H100-80GB"
 NAMES = [each.name for each in profiles(H100)]
@@ -61,7 +60,7 @@ def gpu(
     )
 
 
-def words(ways: dict[str, tuple[Step, ...]]) -> list[tuple[str, str, str]]:
+def words(ways: dict[str, tuple[PlanStep, ...]]) -> list[tuple[str, str, str]]:
     return [(uuid, step.word, step.profile) for uuid, steps in ways.items() for step in steps]
 
 
@@ -92,10 +91,10 @@ def test_a_slice_that_was_cut_for_a_share_is_not_reused_but_makes_way() -> None:
 @pytest.mark.parametrize(
     ("other", "how"),
     [
-        (OFF, "nobody uses it: `allot run --mig` does this by itself"),
+        (OFF, "unused: `allot run --mig` does this automatically"),
         (
             replace(OFF, takes_at_once=False),
-            "by a reset: `allot devices set-mode GPU-1 mig --reset`",
+            "needs a reset: `allot devices set-mode GPU-1 mig --reset`",
         ),
         (
             replace(OFF, kept="kept for mode soft"),
@@ -103,11 +102,11 @@ def test_a_slice_that_was_cut_for_a_share_is_not_reused_but_makes_way() -> None:
         ),
         (
             replace(OFF, kept="kept for mode soft", is_nodes=True),
-            "kept for mode soft: have mig in its node's allotment.dev/device-modes: `kubectl",
+            "kept for mode soft: add mig to its node's allotment.dev/device-modes: `kubectl",
         ),
         (
             replace(OFF, takes_at_once=False, is_nodes=True),
-            "by a reset: `mig: {reset: true}` in the GPU's rule",
+            "needs a reset: `mig: {reset: true}` in the GPU's rule",
         ),
     ],
     ids=["at once", "by a reset", "kept", "kept by the node", "reset by the node"],
@@ -132,13 +131,13 @@ def test_who_would_have_to_end_is_named_last() -> None:
     [steps] = ways_to_fit([busy], {"3g.40gb": 1}).values()
     assert [each.word for each in steps] == ["drain", "switch MIG on", "make"]
     assert steps[0].remark == "share c (process 12)"
-    assert steps[1].remark == "`allot run --mig` does this by itself once nobody uses it"
+    assert steps[1].remark == "`allot run --mig` does this automatically once the GPU is unused"
 
 
 @pytest.mark.parametrize(
     ("gpus", "wanted", "reason"),
     [
-        ([], {"1g.10gb": 1}, "no GPU here has MIG"),
+        ([], {"1g.10gb": 1}, "no GPU of this machine supports MIG"),
         ([OFF], {"3g.40gb": 3}, "3 x 3g.40gb: the GPU can have 2 at once"),
         ([OFF], {"1g.5gb": 1}, "has no profile 1g.5gb"),
         (

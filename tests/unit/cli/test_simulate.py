@@ -18,8 +18,8 @@ from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import NodeDevice, NodeInventory, PodNeed, WantedContainer
 from allotment.model.pods import PodUid
 from allotment.model.requests import whole_devices
-from allotment.simulate.live_scenes import LiveScene
 from allotment.simulate.outcomes import document_of, summaries_of
+from allotment.simulate.scenes import LiveScene
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn-0,64000,262144,2,T4\nn-1,64000,262144,2,P100\n"
 PODS = (
@@ -104,29 +104,29 @@ def test_what_is_generated_is_written_and_read(tmp_path: Path) -> None:
     assert again["runs"][0]["curve"] == at_once["runs"][0]["curve"]
     twice = simulate("--generate", *names)
     assert twice.exit_code == 2
-    assert "is there already" in twice.stderr
+    assert "exists already" in twice.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "give --nodes and --pods, or --generate, or --from-cluster"),
-        (["--from-cluster", "--generate"], "--from-cluster is given with a trace"),
-        (["--from-cluster", "--departures"], "--departures is of a trace"),
-        (["--generate", "--replay", "pending"], "--replay is of --from-cluster"),
-        (["--generate", "--modes", "mig"], "--modes is of --from-cluster"),
-        (["--from-cluster", "--modes", "migg"], "--modes has 'migg'"),
-        (["--generate", "--kubeconfig", "x"], "--kubeconfig is of --from-cluster"),
-        (["--nodes", "x"], "--nodes is given without --pods"),
-        (["--generate", "--pods", "x"], "--pods is given without --nodes"),
-        (["--nodes", "x", "--pods", "y", "--scale", "2"], "--scale is of --generate"),
+        (["--from-cluster", "--generate"], "--from-cluster excludes a trace"),
+        (["--from-cluster", "--departures"], "--departures needs a trace"),
+        (["--generate", "--replay", "pending"], "--replay needs --from-cluster"),
+        (["--generate", "--modes", "mig"], "--modes needs --from-cluster"),
+        (["--from-cluster", "--modes", "migg"], "--modes: 'migg' is not a mode"),
+        (["--generate", "--kubeconfig", "x"], "--kubeconfig needs --from-cluster"),
+        (["--nodes", "x"], "--nodes needs --pods"),
+        (["--generate", "--pods", "x"], "--pods needs --nodes"),
+        (["--nodes", "x", "--pods", "y", "--scale", "2"], "--scale needs --generate"),
         (["--nodes", "/none/x", "--pods", "y"], "cannot read /none/x"),
-        (["--generate", "--policy", "best"], "there is no policy 'best'"),
-        (["--generate", "--policy", "fgd,"], "there is no policy ''"),
-        (["--generate", "--seeds", "x"], "'x' is no seed"),
+        (["--generate", "--policy", "best"], "unknown policy 'best'"),
+        (["--generate", "--policy", "fgd,"], "unknown policy ''"),
+        (["--generate", "--seeds", "x"], "'x' is not a seed"),
         (["--generate", "--seeds", "5-3"], "ends before it begins"),
         (["--generate", "--seeds", "1-9999999"], "more than 1000 seeds"),
-        (["--generate", "--seeds", "-5"], "'-5' is no seed"),
+        (["--generate", "--seeds", "-5"], "'-5' is not a seed"),
         (["--generate", "--tune", "-1"], "--tune"),
         (["--generate", "--tune", "nan"], "--tune"),
         (["--generate", "--jobs", "0"], "--jobs"),
@@ -150,7 +150,7 @@ def test_a_bad_line_is_named(files: list[str]) -> None:
 def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
     shown = simulate("--from-cluster", "--policy", "binpack", "--kubeconfig", f"{tmp_path}/none")
     assert shown.exit_code == 1
-    assert f"{tmp_path}/none: not a usable way to the API server" in shown.stderr
+    assert f"{tmp_path}/none: cannot be used for the API server" in shown.stderr
     assert "hint: " in shown.stderr
 
 
@@ -198,14 +198,14 @@ def usual_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
 def test_a_cluster_without_anything_to_place_is_said_to_be_so(usual_cluster: list[object]) -> None:
     shown = simulate("--from-cluster", "--policy", "binpack")
     assert shown.exit_code == 2
-    assert "no node of the cluster says that it has GPUs" in shown.stderr
+    assert "no node of the cluster publishes GPUs" in shown.stderr
     written = encode(LIVE.nodes[0])
     usual_cluster.append({"metadata": {"name": "n", "annotations": {DEVICES: written}}})
     shown = simulate("--from-cluster", "--policy", "binpack")
     assert shown.exit_code == 0, shown.stderr
-    assert "there is nothing to place: no pod of the cluster has a part" in shown.stderr
+    assert "nothing to place: no pod of the cluster has a part" in shown.stderr
     shown = simulate("--from-cluster", "--policy", "binpack", "--replay", "pending")
-    assert "there is nothing to place: no pod of the cluster waits for" in shown.stderr
+    assert "nothing to place: no pod of the cluster waits for" in shown.stderr
 
 
 def fields(document: object, path: str = "") -> Iterator[str]:

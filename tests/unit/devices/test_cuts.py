@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.devices.cuts import parse_cuts
-from allotment.devices.descriptions import parse_short, parse_yaml
+from allotment.devices.descriptions import parse_cuts, parse_short, parse_yaml
 from allotment.devices.models import MODELS
 from allotment.model.errors import UsageError
 
@@ -47,11 +46,11 @@ def test_profiles_are_placed(text: str, expected: list[tuple[str, int]]) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param("1g.10gbx", "is no MIG profile", id="no name"),
-        pytest.param("1g.6gb", "is no MIG profile", id="of another model"),
-        pytest.param("", "is no MIG profile", id="nothing"),
-        pytest.param("2g.10gb@1", "cannot begin there", id="start"),
-        pytest.param("1g.5gb*2@0", "cannot begin there", id="count and start"),
+        pytest.param("1g.10gbx", "is not a MIG profile", id="no name"),
+        pytest.param("1g.6gb", "is not a MIG profile", id="of another model"),
+        pytest.param("", "is not a MIG profile", id="nothing"),
+        pytest.param("2g.10gb@1", "cannot start there", id="start"),
+        pytest.param("1g.5gb*2@0", "cannot start there", id="count and start"),
         pytest.param("3g.20gb*2+1g.5gb", "does not fit", id="no slot left"),
         pytest.param("1g.5gb@0+1g.5gb@0", "does not fit", id="overlap"),
         pytest.param("1g.5gb+me*2", "does not fit", id="one set of media engines"),

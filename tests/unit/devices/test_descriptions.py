@@ -73,7 +73,7 @@ def test_the_short_form_takes_the_keys_of_the_yaml_form() -> None:
         ("a100", "did you mean a100-40gb or a100-80gb?"),
         ("a100-80", "did you mean a100-80gb"),
         ("h10", "did you mean h100-80gb"),
-        ("quadro", "there is no model 'quadro'"),
+        ("quadro", "unknown model 'quadro'"),
         ("t4[mem=8Gi]", "unknown key 'mem' (did you mean memory?)"),
         ("t4[memory]", "'memory' has no value"),
         ("t4[memory=8Gb]", "8Gb"),
@@ -147,7 +147,7 @@ def test_driver_and_cuda_follow_from_each_other(keys: str, driver: str, cuda: in
         ("gpus: t4", "a list of at least one GPU"),
         ("gpus: []", "a list of at least one GPU"),
         ("gpus: [[t4]]", "gpus[0]: list is not a GPU"),
-        ("gpus: [5]", "gpus[0]: there is no model"),
+        ("gpus: [5]", "gpus[0]: unknown model"),
         ("gpus: [{count: 2}]", "gpus[0]: the model is missing"),
         (
             "gpus: [t4, {model: a10, cuont: 2}]",

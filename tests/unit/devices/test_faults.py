@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from allotment.devices.faults import clear_faults, read_faults, set_driver_fault, set_fault
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.model.errors import StateError, UsageError
 
 
@@ -87,7 +88,7 @@ def test_what_is_no_xid(path: Path, xid: int) -> None:
 
 
 def test_a_counter_that_is_not_there(path: Path) -> None:
-    with pytest.raises(UsageError, match="no counter"):
+    with pytest.raises(UsageError, match="unknown counter"):
         set_fault(path, 0, counters={"bad": 1})
 
 

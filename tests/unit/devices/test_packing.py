@@ -16,7 +16,7 @@ from allotment.devices import layout
 from allotment.devices.descriptions import GpuDescription, MachineDescription, parse_short
 from allotment.devices.model_facts import Fabric
 from allotment.devices.models import MODELS
-from allotment.devices.packing import identity, link_peers, numa_nodes, pack, unpack
+from allotment.devices.packing import identity, link_peers, numa_nodes, pack, pack_mig, unpack
 
 UUIDS = ["GPU-26c0dc67-7439-0043-9fa4-57aa8646e1c6", "GPU-bf056700-765e-5e0c-38d6-63dea8095aa2"]
 
@@ -64,13 +64,13 @@ def test_links_have_two_ends(machine: MachineDescription) -> None:
 @given(MACHINES)
 def test_the_same_description_is_the_same_machine(machine: MachineDescription) -> None:
     assert pack(machine) == pack(machine)
-    assert len(identity(machine)) == 16
+    assert len(identity(pack(machine), pack_mig(machine))) == 16
 
 
 def test_another_description_is_another_machine() -> None:
     texts = ["t4", "t4:2", "a10", "t4[memory=8Gi]", "t4[numa=1]", "t4[ecc=off]"]
     machines = [parse_short(text) for text in texts]
-    assert len({identity(machine) for machine in machines}) == len(texts)
+    assert len({identity(pack(machine), pack_mig(machine)) for machine in machines}) == len(texts)
     uuids = {unpack(pack(machine)).devices[0].uuid for machine in machines}
     assert len(uuids) == len(texts)
 
@@ -109,10 +109,10 @@ def test_links_of_the_first_gpu(text: str, first: list[int]) -> None:
     [
         (lambda _: b"", "too few"),
         (lambda data: data[:-1], "too few"),
-        (lambda data: b"\0" * len(data), "does not begin"),
+        (lambda data: b"\0" * len(data), "magic number"),
         (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "version 4294967295"),
-        (lambda data: data[:12] + b"\0\0\0\0" + data[16:], "0 GPUs"),
-        (lambda data: data[:12] + b"\x11\0\0\0" + data[16:], "17 GPUs"),
+        (lambda data: data[:12] + b"\0\0\0\0" + data[16:], "GPUs is 0"),
+        (lambda data: data[:12] + b"\x11\0\0\0" + data[16:], "GPUs is 17"),
     ],
     ids=["empty", "short", "zeros", "version", "none", "many"],
 )

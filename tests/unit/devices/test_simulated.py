@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from allotment.devices import layout
-from allotment.devices.simulated import SimulatedMachine, machine_path, parse_spec, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import SimulatedMachine, machine_path, parse_spec
 from allotment.model.errors import StateError, UsageError
 
 
@@ -111,7 +112,7 @@ def test_a_damaged_machine_is_named_with_the_way_out(damage: object, tmp_path: P
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "simulated").write_text("a file where the folder should be")
-    with pytest.raises(StateError, match="cannot make the simulated machine"):
+    with pytest.raises(StateError, match="cannot create the simulated machine"):
         machine_path(tmp_path, "t4")
 
 

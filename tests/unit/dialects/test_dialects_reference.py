@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allotment.dialects import deepomatic, hami, nvidia_foreign, volcano
-from allotment.dialects.hami import HamiDialect
-from allotment.dialects.systems import SETTINGS, foreign_dialects
+from allotment.dialects.foreign import deepomatic, hami, nvidia, volcano
+from allotment.dialects.foreign.hami import HamiDialect
+from allotment.dialects.foreign.settings import SETTINGS, foreign_dialects
 
 
 def section(root: Path, title: str) -> str:
@@ -33,7 +33,7 @@ def first_cells(table: str) -> list[str]:
         ),
         ("Volcano", (*volcano.RESOURCES, *volcano.ANNOTATIONS, *volcano.RECEIPTS)),
         ("Volcano's GPU sharing", (*volcano.GPUSHARE_RESOURCES, *volcano.GPUSHARE_RECEIPTS)),
-        ("NVIDIA", nvidia_foreign.KEYS),
+        ("NVIDIA", nvidia.KEYS),
         ("Deepomatic", (deepomatic.SHARED_GPU,)),
     ],
 )

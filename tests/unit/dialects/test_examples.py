@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from foreign_pods import load_settings
 
-from allotment.dialects.foreign import ForeignContainer, ForeignPod
-from allotment.dialects.kubeshare_sharepods import KIND, pod_of_sharepod
-from allotment.dialects.native import applied, wanted_of, written
-from allotment.dialects.systems import foreign_dialects, load_settings
-from allotment.dialects.translating import translate
+from allotment.dialects.foreign.kubeshare import KIND, pod_of_sharepod
+from allotment.dialects.foreign.settings import foreign_dialects
+from allotment.dialects.foreign.translate import applied, translate, wanted_of, written
 from allotment.model.clusters import WantedContainer
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.pods import ContainerKind
+from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import ModelRule
 
 GI = 1 << 30

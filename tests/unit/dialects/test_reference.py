@@ -4,11 +4,12 @@
 import re
 from pathlib import Path
 
-from allotment.agent import device_modes, mig_fights, slices
-from allotment.agent.tenancy import told
-from allotment.dialects.allotment import RESOURCES
-from allotment.dialects.annotations import KEYS
-from allotment.dialects.placements import PLACEMENT
+from allotment.agent import device_modes
+from allotment.agent.allocation import share_events
+from allotment.agent.mig import conflicts, slices
+from allotment.dialects.own.allotment import RESOURCES
+from allotment.dialects.own.annotations import KEYS
+from allotment.dialects.own.placement import PLACEMENT
 
 
 def section(root: Path, title: str) -> str:
@@ -32,8 +33,15 @@ def test_every_resource_is_there(root: Path) -> None:
 
 
 def test_every_event_is_there(root: Path) -> None:
-    reasons = {told.READY, told.SMALL, told.REFUSED, told.TAKEN_OVER, told.MISSING, told.STATE}
+    reasons = {
+        share_events.READY,
+        share_events.SMALL,
+        share_events.REFUSED,
+        share_events.TAKEN_OVER,
+        share_events.MISSING,
+        share_events.STATE,
+    }
     reasons |= {slices.LOST, slices.STAYS, slices.UNKNOWN, slices.DAMAGED}
-    reasons |= {mig_fights.SWITCHED_OFF, mig_fights.PAUSED}
+    reasons |= {conflicts.SWITCHED_OFF, conflicts.PAUSED}
     reasons |= {device_modes.DRAINING, device_modes.DRAINED, device_modes.INVALID}
     assert first_cells(section(root, "Events")) == reasons

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.amounts import amounts, requests_of
-from allotment.kube.objects import PodObject
+from allotment.kube.objects import PodObject, amounts, requests_of
 
 
 def pod(spec: dict[str, Any], status: dict[str, Any] | None = None) -> PodObject:

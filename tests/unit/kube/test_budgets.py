@@ -12,14 +12,8 @@ from api_server_twin import Server, impatient, listed, run, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.budgets import (
-    Budget,
-    BudgetObject,
-    FollowedBudgets,
-    Protected,
-    against,
-    budget_of,
-)
+from allotment.kube.quotas import Budget, BudgetObject, FollowedBudgets, against, budget_of
+from allotment.model.clusters import Protected
 
 LABELS = {"app": "web", "tier": "front"}
 
@@ -106,4 +100,4 @@ def test_budgets_are_followed_and_nothing_is_said_before() -> None:
         assert followed.against([protected(), protected("q", app="x")]) == (True, False)
 
     run(followed.run(), test())
-    assert server.requests[0].url.path == "/apis/policy/v1/poddisruptionbudgets"
+    assert server.requests[0].path == "/apis/policy/v1/poddisruptionbudgets"

@@ -7,12 +7,12 @@ import asyncio
 import ssl
 from pathlib import Path
 
-import httpx2
+import aiohttp
 import pytest
 import yaml
-from api_server_twin import Server, refused
+from api_server_twin import Server, answered, refused
 
-from allotment.kube.clients import Api, PatchKind, connect
+from allotment.kube.clients import PatchKind, connect
 from allotment.kube.errors import (
     ConflictError,
     DeniedError,
@@ -25,12 +25,12 @@ from allotment.kube.errors import (
 )
 
 
-def kubeconfig(path: Path, **user: str) -> Path:
+def kubeconfig(path: Path, *, server: str = "https://10.0.0.1:6443", **user: object) -> Path:
     path.write_text(
         yaml.safe_dump(
             {
                 "current-context": "c",
-                "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
                 "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
                 "users": [{"name": "u", "user": user}],
             }
@@ -70,12 +70,12 @@ def test_a_pod_knows_by_its_service_account(
     ("text", "says"),
     [
         (None, "not found"),
-        ("", "not a usable way"),
+        ("", "cannot be used"),
         ("[1, 2", "not a kubeconfig"),
-        ("clusters: []", "not a usable way"),
+        ("clusters: []", "cannot be used"),
         ("clusters: []\ncontexts: []", "current"),
         ("current-context: x\nclusters: []\ncontexts: []", "'x' not found"),
-        ("- a", "not a usable way"),
+        ("- a", "cannot be used"),
     ],
 )
 def test_what_is_no_kubeconfig_is_refused_with_its_path(
@@ -153,19 +153,19 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (httpx2.ConnectError("Connection refused"), "cannot be reached: Connection refused"),
-        (httpx2.ReadTimeout("read"), "did not answer in time"),
+        (ConnectionRefusedError("Connection refused"), "cannot be reached: Connection refused"),
+        (aiohttp.SocketTimeoutError("read"), "did not answer in time"),
         (TimeoutError(), "did not answer in time"),
-        (httpx2.RemoteProtocolError("gone"), "broke the connection off: gone"),
-        (ConnectionResetError(), "broke the connection off: ConnectionResetError"),
+        (aiohttp.ServerDisconnectedError("gone"), "closed the connection: gone"),
+        (ConnectionResetError(), "closed the connection: ConnectionResetError"),
         (
-            _caused(httpx2.ConnectError("tls"), ssl.SSLCertVerificationError("self-signed")),
-            "is not to be trusted",
+            _caused(ConnectionRefusedError("tls"), ssl.SSLCertVerificationError("self-signed")),
+            "is not trusted",
         ),
     ],
     ids=["refused", "slow", "timeout", "protocol", "reset", "certificate"],
 )
-def test_no_answer_says_who_and_why(error: httpx2.HTTPError, says: str) -> None:
+def test_no_answer_says_who_and_why(error: aiohttp.ClientError | OSError, says: str) -> None:
     explained = explain_failure(error, asked="list pods", server="https://10.0.0.1:6443")
     assert isinstance(explained, UnreachableError)
     assert says in explained.message
@@ -174,18 +174,18 @@ def test_no_answer_says_who_and_why(error: httpx2.HTTPError, says: str) -> None:
 
 
 def test_a_patch_says_how_it_is_meant(server: Server) -> None:
-    server.writes.append(httpx2.Response(200, json={}))
+    server.writes.append(answered({}))
 
     async def ask() -> None:
         await server.client().patch("/x", {"a": None}, asked="patch", kind=PatchKind.MERGE)
 
     asyncio.run(ask())
     (request,) = server.requests
-    assert request.headers["Content-Type"] == "application/merge-patch+json"
-    assert request.content == b'{"a":null}'
+    assert request.content_type == "application/merge-patch+json"
+    assert request.body == b'{"a":null}'
 
 
-def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
+def test_a_watch_that_says_nothing_for_too_long_is_dead(tmp_path: Path) -> None:
     async def main() -> None:
         hanging = asyncio.Event()
 
@@ -197,9 +197,9 @@ def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        http = httpx2.AsyncClient(base_url=f"http://{host}:{port}")
+        config = kubeconfig(tmp_path / "config", server=f"http://{host}:{port}")
         opened: list[None] = []
-        async with Api(http, server="here") as api:
+        async with connect(config) as api:
             lines = api.lines(
                 "/x", asked="watch", params={}, idle_s=1.0, on_open=lambda: opened.append(None)
             )
@@ -217,5 +217,5 @@ def test_a_watch_that_says_nothing_for_too_long_is_dead() -> None:
 def test_what_is_no_kubeconfig_is_called_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    with pytest.raises(KubeError, match="it is no kubeconfig"):
+    with pytest.raises(KubeError, match="it is not a kubeconfig"):
         connect(path)

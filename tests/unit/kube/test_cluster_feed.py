@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
-from api_server_twin import Server, Watch, impatient, run, until
+from api_server_twin import Reply, Server, Watch, answered, api_of, impatient, run, until
 
-from allotment.dialects.decisions import write_booking
-from allotment.dialects.placements import PLACEMENT
-from allotment.kube.cluster_feed import ClusterFeed, ClusterPod, to_cluster_pod
+from allotment.dialects.own.placement import PLACEMENT, write_booking
+from allotment.kube.clients import HttpRequest
+from allotment.kube.cluster_feed import ClusterFeed, to_cluster_pod
 from allotment.kube.inventories import DEVICES, encode
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import (
+    ClusterPod,
     NodeDevice,
     NodeInventory,
     PlacedContainer,
@@ -168,14 +168,14 @@ class TwoLists:
         self.version = "10"
         self.watches: dict[str, Watch] = {}
 
-    async def answer(self, request: httpx2.Request) -> httpx2.Response:
-        kind = request.url.path.rpartition("/")[2]
+    async def answer(self, request: HttpRequest) -> Reply:
+        kind = request.path.rpartition("/")[2]
         self.server.requests.append(request)
-        if "watch" in request.url.params:
-            return httpx2.Response(200, content=self.watches[kind].stream())
+        if "watch" in request.params:
+            return Reply(200, self.watches[kind].stream())
         items = self.pods if kind == "pods" else self.nodes
         metadata = {"resourceVersion": self.version}
-        return httpx2.Response(200, json={"metadata": metadata, "items": items})
+        return answered({"metadata": metadata, "items": items})
 
 
 @pytest.fixture
@@ -186,12 +186,7 @@ def lists(server: Server) -> TwoLists:
 
 
 def feed_of(lists: TwoLists, listener: Listener) -> ClusterFeed:
-    from allotment.kube.clients import Api
-
-    http = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(lists.answer), base_url="https://server"
-    )
-    return ClusterFeed(Api(http, server="https://server"), listener, backoff=impatient())
+    return ClusterFeed(api_of(lists.answer), listener, backoff=impatient())
 
 
 def test_each_change_is_told_once(lists: TwoLists) -> None:
@@ -269,7 +264,7 @@ def test_what_fails_for_one_object_is_that_ones_trouble(lists: TwoLists) -> None
         assert listener.nodes.keys() == {"n2"}
         assert feed.left_out["uid-bad"] == "RuntimeError: not expected of a pod"
         assert feed.left_out["uid-n1"] == "OverflowError: not expected of a node"
-        assert "is no inventory" in feed.left_out["uid-n3"]
+        assert "is not an inventory" in feed.left_out["uid-n3"]
         assert len(feed.left_out) == 3
         listener.fails_for.clear()
         watch = lists.watches["pods"]

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2
 from api_server_twin import Server, impatient, listed, run, until
 
-from allotment.kube.configmaps import FollowedConfigMap
+from allotment.kube.quotas import FollowedConfigMap
 
 
 def an_object(version: str, data: dict[str, str] | None) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def test_its_values_come_once_each_and_the_first_when_it_is_known(
 ) -> None:
     server.lists.append(listed())
     watch = server.new_watch()
-    server.watches.extend([httpx2.ConnectError("away")] * 3)
+    server.watches.extend([ConnectionRefusedError("away")] * 3)
     again = server.new_watch()
     followed = FollowedConfigMap(server.client(), namespace="here", name="c", backoff=impatient())
     seen: list[Mapping[str, str] | None] = []
@@ -59,5 +58,5 @@ def test_its_values_come_once_each_and_the_first_when_it_is_known(
         None,
     ]
     request = server.requests[0]
-    assert request.url.path == "/api/v1/namespaces/here/configmaps"
-    assert request.url.params["fieldSelector"] == "metadata.name=c"
+    assert request.path == "/api/v1/namespaces/here/configmaps"
+    assert request.params["fieldSelector"] == "metadata.name=c"

@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-import httpx2
 import pytest
-from api_server_twin import Server, refused, run, until
+from api_server_twin import Server, answered, refused, run, until
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from allotment.kube import events as events_module
-from allotment.kube.backoff import Backoff
-from allotment.kube.events import Book, Events, Happening, Reference
+from allotment.kube.clients import Backoff
+from allotment.kube.events import EventBook, Events, Happening, Reference
 
 POD = Reference("Pod", "train", "uid-1", "ml")
 NODE = Reference("Node", "n1", "n1")
@@ -24,7 +23,7 @@ REFUSED = Happening(POD, "ShareRefused", "need 8Gi, have 4Gi", is_warning=True)
 
 
 def test_said_again_is_counted_and_after_long_it_is_a_new_one() -> None:
-    book = Book()
+    book = EventBook()
     assert book.add(REFUSED, now=0)
     assert book.add(REFUSED, now=1)
     following = book.next()
@@ -44,7 +43,7 @@ def test_said_again_is_counted_and_after_long_it_is_a_new_one() -> None:
 
 
 def test_one_object_cannot_flood_and_others_are_heard_nevertheless() -> None:
-    book = Book(burst=3, refill_s=10)
+    book = EventBook(burst=3, refill_s=10)
     told = [book.add(replace(REFUSED, message=str(n)), now=0) for n in range(5)]
     assert told == [True, True, True, False, False]
     assert book.add(Happening(NODE, "GpuUnhealthy", "XID 79", is_warning=True), now=0)
@@ -59,7 +58,7 @@ class Telling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book(most_waiting=2, burst=1000, refill_s=1)
+        self.book = EventBook(most_waiting=2, burst=1000, refill_s=1)
         self.now = 0.0
         self.accepted: Counter[Happening] = Counter()
         self.at_server: dict[Happening, dict[str, int]] = {}
@@ -104,7 +103,7 @@ class Telling(RuleBasedStateMachine):
 
 
 def test_the_server_gets_what_kubectl_shows(server: Server) -> None:
-    server.writes.append(httpx2.Response(201, json={}))
+    server.writes.append(answered({}, 201))
     clock = iter([1.8e9, 1.8e9, 1.8e9 + 60])
     events = Events(
         server.client(), component="allotment-agent", node="n1", clock=lambda: next(clock)
@@ -119,10 +118,10 @@ def test_the_server_gets_what_kubectl_shows(server: Server) -> None:
 
     run(events.run(), test())
     of_node, of_pod, again = server.asked("writes")
-    assert of_node.url.path == "/api/v1/namespaces/default/events"
-    assert of_pod.url.path == "/api/v1/namespaces/ml/events"
+    assert of_node.path == "/api/v1/namespaces/default/events"
+    assert of_pod.path == "/api/v1/namespaces/ml/events"
     body = server.bodies()[1]
-    assert again.url.path == f"{of_pod.url.path}/{body['metadata']['name']}"
+    assert again.path == f"{of_pod.path}/{body['metadata']['name']}"
     assert body["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -141,8 +140,8 @@ def test_the_server_gets_what_kubectl_shows(server: Server) -> None:
 
 @pytest.mark.parametrize("first", [503, 429, 500, None])
 def test_a_server_that_cannot_now_is_asked_again(server: Server, first: int | None) -> None:
-    answer = refused(first) if first else httpx2.ConnectError("nobody is there")
-    server.writes.extend([answer, httpx2.Response(201, json={})])
+    answer = refused(first) if first else ConnectionRefusedError("nobody is there")
+    server.writes.extend([answer, answered({}, 201)])
     events = _quick(server)
 
     async def test() -> None:
@@ -153,7 +152,7 @@ def test_a_server_that_cannot_now_is_asked_again(server: Server, first: int | No
 
 
 def test_what_is_refused_is_given_up_and_counted(server: Server) -> None:
-    server.writes.extend([refused(403), refused(404), httpx2.Response(201, json={})])
+    server.writes.extend([refused(403), refused(404), answered({}, 201)])
     dropped: list[None] = []
     events = _quick(server, on_drop=lambda: dropped.append(None))
 
@@ -168,7 +167,7 @@ def test_what_is_refused_is_given_up_and_counted(server: Server) -> None:
 
 
 def test_an_event_that_the_server_has_forgotten_is_made_anew(server: Server) -> None:
-    made = httpx2.Response(201, json={})
+    made = answered({}, 201)
     server.writes.extend([made, refused(404), made])
     events = _quick(server)
 
@@ -184,7 +183,7 @@ def test_an_event_that_the_server_has_forgotten_is_made_anew(server: Server) -> 
 
 
 def test_what_happened_a_while_ago_has_its_own_time(server: Server) -> None:
-    server.writes.append(httpx2.Response(201, json={}))
+    server.writes.append(answered({}, 201))
     events = _quick(server)
 
     async def test() -> None:
@@ -208,7 +207,7 @@ def test_telling_never_waits_and_what_is_too_much_is_counted(server: Server) -> 
 
 
 def test_long_texts_are_cut_to_what_the_server_takes(server: Server) -> None:
-    server.writes.append(httpx2.Response(201, json={}))
+    server.writes.append(answered({}, 201))
     events = _quick(server)
 
     async def test() -> None:
@@ -224,7 +223,7 @@ def test_long_texts_are_cut_to_what_the_server_takes(server: Server) -> None:
 
 
 def test_at_the_end_what_waits_is_told_in_bounded_time(server: Server) -> None:
-    server.writes.append(httpx2.Response(201, json={}))
+    server.writes.append(answered({}, 201))
     events = _quick(server)
 
     async def test() -> None:
@@ -232,7 +231,7 @@ def test_at_the_end_what_waits_is_told_in_bounded_time(server: Server) -> None:
         await events.flush(timeout_s=40)
         assert len(server.bodies()) == 1
         server.writes.clear()
-        server.writes.append(httpx2.ConnectError("away"))
+        server.writes.append(ConnectionRefusedError("away"))
         events.tell(POD, reason="ShareReady", message="b", is_warning=False)
         async with asyncio.timeout(40):
             await events.flush(timeout_s=0.05)

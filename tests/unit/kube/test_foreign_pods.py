@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from allotment.dialects.foreign import DIALECT, ForeignPod
-from allotment.dialects.placements import PLACEMENT
-from allotment.kube.cluster_feed import to_cluster_pod
-from allotment.kube.foreign_pods import foreign_pod
+from allotment.dialects.foreign.base import DIALECT
+from allotment.dialects.own.placement import PLACEMENT
+from allotment.kube.cluster_feed import foreign_pod, to_cluster_pod
 from allotment.kube.objects import PodObject
-from allotment.model.pods import ContainerKind
+from allotment.model.pods import ContainerKind, ForeignPod
 
 HAMI = {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}}
 

@@ -17,15 +17,15 @@ import msgspec
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from allotment.dialects import annotations as keys
-from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.own import annotations as keys
+from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.registry import need_of
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.inventories import decode
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
-    NodeRejection,
     PodNeed,
     WantedContainer,
 )
@@ -34,12 +34,11 @@ from allotment.model.errors import UsageError
 from allotment.model.pods import PodUid
 from allotment.model.quantities import MAX_BYTES, MemoryAmount
 from allotment.model.requests import Constraints, ModelRule, Request
-from allotment.placement.cluster import Cluster
-from allotment.placement.refusals import Reason
-from allotment.scheduler.book import Book
-from allotment.scheduler.keeping import BookKeeper, DialectQuotas
-from allotment.scheduler.needs import need_of
-from allotment.scheduler.quota import QuotaBook
+from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.explain import Reason, Refusal
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.cluster_events import ClusterEventHandler
+from allotment.scheduler.core.quota import QuotaBook
 
 Document = dict[str, Any]
 GI = 1 << 30
@@ -92,10 +91,10 @@ NEEDS = (
 )
 
 
-def keeper() -> tuple[BookKeeper, Cluster]:
+def keeper() -> tuple[ClusterEventHandler, Cluster]:
     """Books with one node on which every pod of `NEEDS` has room."""
     book = Book(Cluster())
-    kept = BookKeeper(book, DialectQuotas(QuotaBook()))
+    kept = ClusterEventHandler(book, QuotaBook())
     kept.node_put(HONEST)
     return kept, book.cluster
 
@@ -106,7 +105,7 @@ def check_others_are_served(cluster: Cluster) -> None:
         ranking = cluster.rank(each)
         assert "honest" in ranking.best, each.uid
         assert set(ranking.refused.reasons()) <= set(Reason), each.uid
-        assert not isinstance(cluster.place(each, "honest"), NodeRejection)
+        assert not isinstance(cluster.place(each, "honest"), Refusal)
         cluster.place(each, "forged")
     cluster.check_invariants()
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.kube.inventories import CORDONS, DEVICES, MOST_LISTS, cordoned, decode, encode
-from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, Taken
+from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, TakenPart
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigProfile, MigSlice
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 amounts = st.integers(0, MAX_BYTES)
 words = st.text(max_size=40)
 takens = st.builds(
-    Taken,
+    TakenPart,
     memory=amounts,
     guarantee=st.integers(0, 2 * WHOLE),
     shares=st.integers(0, 100),
@@ -90,7 +90,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
             modes=draw(st.sampled_from([("soft",), ("soft", "exclusive"), ()])),
             max_shares=draw(st.integers(0, 128)),
             problem=draw(words),
-            taken=draw(st.just(Taken()) | takens),
+            taken=draw(st.just(TakenPart()) | takens),
             guarantee=draw(st.just(WHOLE) | st.integers(0, WHOLE)),
             mig=draw(st.none() | st.sampled_from(profiles).flatmap(cuts)),
             mig_off=draw(words),
@@ -147,7 +147,7 @@ def test_it_reads_well() -> None:
                 memory_bytes=80 << 30,
                 index=1,
                 problem="lost",
-                taken=Taken(memory=4 << 30, guarantee=3000, shares=1, mode="soft"),
+                taken=TakenPart(memory=4 << 30, guarantee=3000, shares=1, mode="soft"),
             ),
         ),
         host_budget_bytes=1 << 30,
@@ -224,7 +224,7 @@ def test_what_a_newer_agent_adds_is_passed_over() -> None:
         '"taken":{"memory":1,"joy":2}}]}'
     )
     assert read(text).devices == (
-        NodeDevice(uuid="a", model="m", memory_bytes=1, taken=Taken(memory=1)),
+        NodeDevice(uuid="a", model="m", memory_bytes=1, taken=TakenPart(memory=1)),
     )
 
 
@@ -320,11 +320,11 @@ HALF = ["3g.40gb", 9, 3, 1, 4, [0, 4], 2, 60, False]
     [
         ("", "truncated"),
         ("null", "Expected `object`"),
-        ("[" * 100_000, "is no inventory"),
+        ("[" * 100_000, "is not an inventory"),
         ('{"version": 1', "truncated"),
         ('{"devices": []}', "`version`"),
-        (changed(version=2), "of version 2"),
-        ('{"version": 7, "devices": "all"}', "of version 7"),
+        (changed(version=2), "has version 2"),
+        ('{"version": 7, "devices": "all"}', "has version 7"),
         ('{"version": "1"}', "`$.version`"),
         (changed(devices=[{"uuid": "a", "model": "m"}]), "`memory`"),
         (with_device(memory=-1), "`$.devices[0].memory`"),
@@ -342,22 +342,25 @@ HALF = ["3g.40gb", 9, 3, 1, 4, [0, 4], 2, 60, False]
         (with_device(modes=["x"] * 17), "`$.devices[0].modes`"),
         (changed(devices=[GOOD["devices"][0]] * 2), "'GPU-a' twice"),
         (changed(devices=[{"uuid": str(n), "model": "", "memory": 0} for n in range(33)]), "<= 32"),
-        (changed(links=[[0, 2, 10]]), "devices 0 and 2, and has 2"),
+        (changed(links=[[0, 2, 10]]), "devices 0 and 2, but has 2"),
         (changed(links=[[1, 1, 10]]), "devices 1 and 1"),
         (changed(links=[[0, 1]]), "`$.links[0]`"),
         (changed(links=[[0, 1, -5]]), "`$.links[0]"),
-        (with_mig(HALF, profiles=1), "list 1 of profiles, of 1"),
+        (with_mig(HALF, profiles=1), "profile list 1 of 1"),
         (with_mig(HALF, profiles=-1), "mig.profiles`"),
         (with_mig(HALF, profiles=32), "mig.profiles`"),
         (with_mig(HALF, on="yes"), "mig.on`"),
-        (with_mig(HALF, slices=[["2g.20gb", 0, "idle"]]), "'2g.20gb', which its device has not"),
+        (
+            with_mig(HALF, slices=[["2g.20gb", 0, "idle"]]),
+            "'2g.20gb', which its device does not offer",
+        ),
         (with_mig(HALF, slices=[["1g.10gb", 8, "idle"]]), "mig.slices[0]"),
         (with_mig(HALF, slices=[["1g.10gb", 0, "mine"]]), "mig.slices[0]"),
         (with_mig(HALF, slices=[["1g.10gb", 0]]), "mig.slices[0]"),
         (with_mig(HALF, slices=[["1g.10gb", 0, "idle"]] * 9), "mig.slices`"),
         (with_mig(GOOD_PROFILE), "a list of profiles has a name twice"),
         (with_mig(["3g.40gb", 19, *HALF[2:]]), "a list of profiles has a number twice"),
-        (with_mig([*HALF[:5], [5], *HALF[6:]]), "'3g.40gb' goes beyond slot 7"),
+        (with_mig([*HALF[:5], [5], *HALF[6:]]), "'3g.40gb' ends after slot 7"),
         (with_mig([*HALF[:4], 0, *HALF[5:]]), "$.profiles"),
         (with_mig([*HALF[:4], 9, *HALF[5:]]), "$.profiles"),
         (with_mig([*HALF[:5], [0] * 9, *HALF[6:]]), "$.profiles"),

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.leases import Candidate, LeaseRecord, LeaseTimes
+from allotment.kube.leases import LeaseCandidate, LeaseRecord, LeaseTimes
 
 TIMES = LeaseTimes(lease_s=3, renew_s=1.0, margin_s=0.5)
 
 
 def test_who_finds_no_lease_makes_it() -> None:
-    one = Candidate("one", TIMES)
+    one = LeaseCandidate("one", TIMES)
     assert one.wanted(now=0.0) is None  # it has not looked yet
     one.observe(LeaseRecord(), now=0.0)
     write = one.wanted(now=0.0)
@@ -30,7 +30,7 @@ def test_who_finds_no_lease_makes_it() -> None:
 
 
 def test_a_follower_waits_as_long_as_the_lease_says_by_its_own_clock() -> None:
-    two = Candidate("two", TIMES)
+    two = LeaseCandidate("two", TIMES)
     held = LeaseRecord(holder="one", lease_s=10, version="5", transitions=4)
     two.observe(held, now=100.0)
     two.observe(held, now=105.0)  # nothing has changed since
@@ -44,7 +44,7 @@ def test_a_follower_waits_as_long_as_the_lease_says_by_its_own_clock() -> None:
 
 
 def test_the_next_process_of_a_name_waits_for_the_lease_of_the_one_that_died() -> None:
-    dead, alive = (Candidate.of_process("pod-0", TIMES) for _ in range(2))
+    dead, alive = (LeaseCandidate.of_process("pod-0", TIMES) for _ in range(2))
     assert dead.identity.startswith("pod-0_")
     alive.observe(LeaseRecord(holder=dead.identity, lease_s=3, version="5"), now=1.0)
     assert alive.wanted(now=3.9) is None
@@ -54,14 +54,14 @@ def test_the_next_process_of_a_name_waits_for_the_lease_of_the_one_that_died() -
 
 
 def test_a_lease_that_was_given_up_is_free_at_once() -> None:
-    two = Candidate("two", TIMES)
+    two = LeaseCandidate("two", TIMES)
     two.observe(LeaseRecord(holder="", lease_s=1, version="9"), now=1.0)
     assert two.wanted(now=1.0) is not None
     assert two.wait_s(now=1.0) == TIMES.poll_s
 
 
 def test_renewals_are_counted_from_before_they_were_asked_for() -> None:
-    one = Candidate("one", TIMES)
+    one = LeaseCandidate("one", TIMES)
     one.observe(LeaseRecord(), now=0.0)
     one.written(LeaseRecord(holder="one", lease_s=3, version="1"), began=10.0)
     assert one.wait_s(now=10.5) == 0.5
@@ -76,7 +76,7 @@ def test_renewals_are_counted_from_before_they_were_asked_for() -> None:
 def test_there_are_never_two_leaders(data: st.DataObject) -> None:
     """Three candidates whose clocks differ, requests that take long, answers that are lost."""
     offsets = {name: data.draw(st.floats(-1000, 1000)) for name in ("a", "b", "c")}
-    them = {name: Candidate(name, TIMES) for name in offsets}
+    them = {name: LeaseCandidate(name, TIMES) for name in offsets}
     server = LeaseRecord()
     version = 0
     now = 0.0

@@ -10,8 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.kube.listing import decoded
-from allotment.kube.nesting import shallow
+from allotment.kube.clients import decoded, shallow
 
 values = st.recursive(
     st.none() | st.integers() | st.text(alphabet='ab{}[]"\\\n\u00e9'),

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import httpx2
 import pytest
-from api_server_twin import Server, impatient, listed, refused, run, until
+from api_server_twin import Server, answered, impatient, listed, refused, run, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +18,8 @@ from allotment.kube.errors import KubeError
 from allotment.kube.inventories import DEVICES
 from allotment.kube.nodes import (
     LABELS_ANNOTATION,
-    Condition,
-    Node,
+    NodeCondition,
+    NodeFields,
     OwnNode,
     Wanted,
     format_quantity,
@@ -47,12 +46,12 @@ wants = st.builds(
     labels=st.none() | labels,
     conditions=st.dictionaries(
         st.just("GpuHealthy"),
-        st.builds(Condition, status=st.sampled_from(["True", "False"]), reason=values),
+        st.builds(NodeCondition, status=st.sampled_from(["True", "False"]), reason=values),
     ),
     annotations=st.dictionaries(st.just(DEVICES), st.none() | values),
 )
 nodes = st.builds(
-    Node,
+    NodeFields,
     name=st.just("n1"),
     uid=st.just("u"),
     labels=labels,
@@ -74,16 +73,16 @@ def merged(there: Mapping[str, Any], change: Mapping[str, Any] | None) -> dict[s
     return {key: value for key, value in both.items() if value is not None}
 
 
-def applied(node: Node, metadata: Patch, status: Patch) -> Node:
+def applied(node: NodeFields, metadata: Patch, status: Patch) -> NodeFields:
     metadata = (metadata or {}).get("metadata", {})
     status = (status or {}).get("status", {})
     conditions = {
-        each["type"]: Condition(
+        each["type"]: NodeCondition(
             status=each["status"], reason=each["reason"], message=each["message"]
         )
         for each in status.get("conditions", ())
     }
-    return Node(
+    return NodeFields(
         name=node.name,
         uid=node.uid,
         labels=merged(node.labels, metadata.get("labels")),
@@ -94,13 +93,13 @@ def applied(node: Node, metadata: Patch, status: Patch) -> Node:
     )
 
 
-def plans(node: Node, wanted: Wanted) -> tuple[Patch, Patch]:
+def plans(node: NodeFields, wanted: Wanted) -> tuple[Patch, Patch]:
     return plan_metadata(node, wanted), plan_status(node, wanted, owned=OWNED, now=NOW)
 
 
 @given(nodes, wants)
 def test_what_is_written_is_all_that_is_needed_and_touches_nobody_elses(
-    node: Node, wanted: Wanted
+    node: NodeFields, wanted: Wanted
 ) -> None:
     after = applied(node, *plans(node, wanted))
     assert plans(after, wanted) == (None, None)
@@ -128,10 +127,10 @@ def test_what_is_written_is_all_that_is_needed_and_touches_nobody_elses(
 
 @given(nodes, labels, labels)
 def test_labels_of_ours_go_when_they_are_no_longer_wanted_and_others_stay(
-    node: Node, first: dict[str, str], second: dict[str, str]
+    node: NodeFields, first: dict[str, str], second: dict[str, str]
 ) -> None:
     strangers = {key: value for key, value in node.labels.items() if key not in first}
-    clean = Node(name="n1", uid="u", labels=strangers)
+    clean = NodeFields(name="n1", uid="u", labels=strangers)
     once = applied(clean, *plans(clean, Wanted(labels=first)))
     twice = applied(once, *plans(once, Wanted(labels=second)))
     none = applied(twice, *plans(twice, Wanted(labels={})))
@@ -153,20 +152,20 @@ def test_quantities_look_so(amount: int, text: str) -> None:
 
 
 def test_a_condition_has_the_time_of_its_transition_only_where_it_is_one() -> None:
-    def written(before: Condition | None, after: Condition) -> Patch:
+    def written(before: NodeCondition | None, after: NodeCondition) -> Patch:
         conditions = {"GpuHealthy": before} if before else {}
-        node = Node(name="n1", uid="u", conditions=conditions)
+        node = NodeFields(name="n1", uid="u", conditions=conditions)
         plan: Any = plan_status(
             node, Wanted(conditions={"GpuHealthy": after}), owned=OWNED, now=NOW
         )
         return plan and plan["status"]["conditions"][0]
 
-    healthy = Condition(status="True", reason="AllHealthy", message="2 GPUs")
-    sick = Condition(status="False", reason="Xid79", message="1 of 2 GPUs")
+    healthy = NodeCondition(status="True", reason="AllHealthy", message="2 GPUs")
+    sick = NodeCondition(status="False", reason="Xid79", message="1 of 2 GPUs")
     assert written(healthy, healthy) is None
     assert written(None, healthy)["lastTransitionTime"] == "2026-11-21T12:00:00Z"
     assert written(healthy, sick)["lastTransitionTime"] == "2026-11-21T12:00:00Z"
-    other = Condition(status="False", reason="Xid48", message="1 of 2 GPUs")
+    other = NodeCondition(status="False", reason="Xid48", message="1 of 2 GPUs")
     assert "lastTransitionTime" not in written(sick, other)
 
 
@@ -200,7 +199,7 @@ def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_
     server: Server,
 ) -> None:
     server.lists.append(listed(an_object()))
-    server.writes.append(httpx2.Response(200, json={}))
+    server.writes.append(answered({}))
     watch = server.new_watch()
     full = {"cpu": "4", MEMORY: "8Gi", COMPUTE: "200"}
 
@@ -215,12 +214,10 @@ def test_it_writes_what_is_wanted_and_again_when_the_kubelet_or_an_admin_undoes_
         await until(lambda: len(server.bodies()) == 2)
 
     run(node.run(), test())
-    assert {each.url.params["fieldSelector"] for each in server.asked("lists")} == {
-        "metadata.name=n1"
-    }
+    assert {each.params["fieldSelector"] for each in server.asked("lists")} == {"metadata.name=n1"}
     patch = server.asked("writes")[0]
-    assert patch.url.path == "/api/v1/nodes/n1/status"
-    assert patch.headers["Content-Type"] == "application/strategic-merge-patch+json"
+    assert patch.path == "/api/v1/nodes/n1/status"
+    assert patch.content_type == "application/strategic-merge-patch+json"
     ours = {MEMORY: "8Gi", COMPUTE: "200"}
     assert server.bodies() == [{"status": {"capacity": ours, "allocatable": ours}}] * 2
 
@@ -230,7 +227,7 @@ def test_what_is_always_undone_is_written_less_and_less_often(
     server: Server,
 ) -> None:
     server.lists.append(listed(an_object()))
-    server.writes.append(httpx2.Response(200, json={}))
+    server.writes.append(answered({}))
     watch = server.new_watch()
 
     def shows(capacity: object) -> bool:
@@ -259,7 +256,7 @@ def test_labels_are_there_when_the_call_returns(
             )
         )
     )
-    server.writes.append(httpx2.Response(200, json={}))
+    server.writes.append(answered({}))
     watch = server.new_watch()
 
     async def answer() -> None:
@@ -299,7 +296,7 @@ def test_an_annotation_is_put_right_when_others_edit_it_and_removed_when_it_has_
     server: Server,
 ) -> None:
     server.lists.append(listed(an_object(annotations={"team": "a"})))
-    server.writes.append(httpx2.Response(200, json={}))
+    server.writes.append(answered({}))
     watch = server.new_watch()
 
     def say(version: str, text: str | None) -> None:
@@ -322,7 +319,7 @@ def test_an_annotation_is_put_right_when_others_edit_it_and_removed_when_it_has_
         await until(lambda: node.is_settled)
 
     run(node.run(), test())
-    assert {each.url.path for each in server.asked("writes")} == {"/api/v1/nodes/n1"}
+    assert {each.path for each in server.asked("writes")} == {"/api/v1/nodes/n1"}
     texts = [each["metadata"]["annotations"] for each in server.bodies()]
     assert texts == [{DEVICES: "right"}, {DEVICES: "right"}, {DEVICES: None}]
 
@@ -333,9 +330,7 @@ def test_a_refused_write_is_told_and_tried_again(
 ) -> None:
     server.lists.append(listed(an_object()))
     server.new_watch()
-    server.writes.extend(
-        [refused(409), refused(403, "nodes is forbidden"), httpx2.Response(200, json={})]
-    )
+    server.writes.extend([refused(409), refused(403, "nodes is forbidden"), answered({})])
 
     async def test() -> None:
         await until(lambda: node.current)

@@ -11,7 +11,7 @@ from api_server_twin import pod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.dialects.annotations import KEYS, wishes_of
+from allotment.dialects.own.annotations import KEYS, wishes_of
 from allotment.kube.objects import PodObject, to_pod
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, Pod

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx2
 import pytest
-from api_server_twin import Server, impatient, listed, pod, refused, run, until
+from api_server_twin import Reply, Server, impatient, listed, pod, refused, run, until
 
-from allotment.kube import pods as pods_module
+from allotment.kube import nodes as pods_module
 from allotment.kube import watching
-from allotment.kube.pods import NodePods
+from allotment.kube.nodes import NodePods
 from allotment.model.pods import PodUid
 
 OURS = {"allotment.dev/class": "latency"}
@@ -47,10 +46,10 @@ def test_it_lists_then_hears_of_changes_and_asks_for_this_node_alone(
         await until(lambda: pods.get(PodUid("uid-b")).has_ended)  # type: ignore[union-attr]
 
     run(pods.run(), test())
-    assert {each.url.params["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
-    assert "resourceVersion" not in server.requests[0].url.params  # as new as the request
-    assert server.asked("watches")[0].url.params["resourceVersion"] == "7"
-    assert server.asked("watches")[0].url.params["allowWatchBookmarks"] == "true"
+    assert {each.params["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
+    assert "resourceVersion" not in server.requests[0].params  # as new as the request
+    assert server.asked("watches")[0].params["resourceVersion"] == "7"
+    assert server.asked("watches")[0].params["allowWatchBookmarks"] == "true"
 
 
 def test_a_watch_goes_on_where_the_last_one_ended(
@@ -66,7 +65,7 @@ def test_a_watch_goes_on_where_the_last_one_ended(
         await until(lambda: len(server.asked("watches")) == 3)
 
     run(pods.run(), test())
-    versions = [each.url.params["resourceVersion"] for each in server.asked("watches")]
+    versions = [each.params["resourceVersion"] for each in server.asked("watches")]
     assert versions == ["7", "12", "30"]
     assert len(server.asked("lists")) == 1
     assert names(pods) == {"a"}
@@ -95,11 +94,11 @@ def test_a_list_comes_in_pages_and_counts_when_it_is_whole(
         await until(lambda: server.asked("watches"))
 
     run(pods.run(), test())
-    asked = [each.url.params.get("continue") for each in server.asked("lists")]
+    asked = [each.params.get("continue") for each in server.asked("lists")]
     assert asked == [None, "p2", None, "p2", "p3"]
-    assert {each.url.params["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
-    assert {each.url.params["limit"] for each in server.asked("lists")} == {"50"}
-    assert server.asked("watches")[0].url.params["resourceVersion"] == "8"
+    assert {each.params["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
+    assert {each.params["limit"] for each in server.asked("lists")} == {"50"}
+    assert server.asked("watches")[0].params["resourceVersion"] == "8"
 
 
 @pytest.mark.parametrize("is_inside", [True, False], ids=["in the stream", "as the answer"])
@@ -113,7 +112,7 @@ def test_what_lies_too_far_back_is_listed_anew_and_what_differs_is_a_change(
         [listed(pod("a"), pod("b")), listed(pod("b"), pod("c"), version="50"), listed()]
     )
     if is_inside:
-        server.new_watch(event("ERROR", refused(410).json()))
+        server.new_watch(event("ERROR", {"kind": "Status", "code": 410}))
     else:
         server.watches.append(refused(410))
     server.new_watch()
@@ -127,7 +126,7 @@ def test_what_lies_too_far_back_is_listed_anew_and_what_differs_is_a_change(
         assert heard <= 3  # the start, the first list, the second
 
     run(pods.run(), test())
-    assert server.asked("watches")[-1].url.params["resourceVersion"] == "50"
+    assert server.asked("watches")[-1].params["resourceVersion"] == "50"
     assert pods.problem is None
 
 
@@ -137,7 +136,7 @@ def test_while_the_server_is_away_it_keeps_what_it_knows_and_says_so(
 ) -> None:
     server.lists.append(listed(pod("a")))
     first = server.new_watch()
-    away = httpx2.ConnectError("Connection refused")
+    away = ConnectionRefusedError("Connection refused")
     server.watches.extend([away, away, away, away])
     back = server.new_watch()
 
@@ -198,7 +197,7 @@ def test_what_is_not_understood_is_a_problem_and_not_the_end(
     pods: NodePods,
     server: Server,
 ) -> None:
-    server.lists.extend([httpx2.Response(200, text="<html>log in here</html>")] * 4 + [listed()])
+    server.lists.extend([Reply(200, b"<html>log in here</html>")] * 4 + [listed()])
     server.new_watch()
 
     async def test() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from api_server_twin import Server, listed, pod, refused, run, until
 
-from allotment.kube.backoff import Backoff
-from allotment.kube.objects import ObjectList, PodObject
+from allotment.kube.clients import Backoff
+from allotment.kube.objects import PodObject
 from allotment.kube.watching import Following, Subject
 
 
@@ -42,9 +42,7 @@ def following(
     subject = Subject(
         name="pods",
         path="/api/v1/pods",
-        fields={},
         item=PodObject,
-        items=ObjectList[PodObject],
         convert=convert,
     )
     return Following(server.client(), subject, **more)

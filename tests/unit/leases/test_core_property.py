@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -331,9 +332,7 @@ class Leases(RuleBasedStateMachine):
             assert sum(fractions.values()) > WHOLE - len(words)
 
 
-Leases.TestCase.settings = settings(
-    max_examples=settings().max_examples * 4, stateful_step_count=40
-)
+Leases.TestCase.settings = settings(max_examples=examples(4), stateful_step_count=40)
 TestLeases = Leases.TestCase
 
 

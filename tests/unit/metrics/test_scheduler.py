@@ -38,11 +38,11 @@ def test_what_is_not_in_the_table_or_misused_is_an_error() -> None:
     metrics = SchedulerMetrics()
     with pytest.raises(KeyError):
         metrics.count("nothing")
-    with pytest.raises(ValueError, match="no counter"):
+    with pytest.raises(ValueError, match="not a counter"):
         metrics.count("leading")
-    with pytest.raises(ValueError, match="no gauge"):
+    with pytest.raises(ValueError, match="not a gauge"):
         metrics.set("pods_bound", 1)
-    with pytest.raises(ValueError, match="no histogram"):
+    with pytest.raises(ValueError, match="not a histogram"):
         metrics.observe("leading", 1)
 
 

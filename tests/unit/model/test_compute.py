@@ -36,7 +36,7 @@ def test_what_is_meant(text: str, guarantee: int, ceiling: int) -> None:
     [
         ("", "empty"),
         ("0", "did you mean 0:100?"),
-        ("0:0", "nothing would ever run"),
+        ("0:0", "never let it run"),
         ("80:30", "did you mean 30:80?"),
         ("30:", "did you mean 30:100?"),
         (":", "ceiling after the colon is missing"),
@@ -71,7 +71,7 @@ def test_weights(text: str, weight: int) -> None:
 def test_what_is_no_weight_says_what_one_is(text: str) -> None:
     with pytest.raises(QuantityError) as caught:
         parse_weight(text)
-    assert "is not a weight: it is a whole number from 1 to 10000" in caught.value.message
+    assert "is not a weight: write a whole number from 1 to 10000" in caught.value.message
     assert len(caught.value.message) < 100
     assert caught.value.exit_code == 2
 

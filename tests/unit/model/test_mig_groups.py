@@ -3,7 +3,7 @@
 
 import pytest
 
-from allotment.model.mig_groups import (
+from allotment.model.mig import (
     MigGroup,
     MigModelGroups,
     MigTemplate,

@@ -12,19 +12,22 @@ from allotment.ledger.layout import USAGE_SIZE
 from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.devices import Device
 from allotment.model.errors import LedgerError, LimitBelowUseError, UsageError
+from allotment.model.modes import MODES
 from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import ShareId
 from allotment.modes import (
+    ENFORCED,
     ExclusiveMode,
     Mode,
     SoftMode,
     TimesliceMode,
-    all_modes,
     ledger_mode,
     mode_named,
     take_damages,
+    traits_of,
+    turns,
 )
 
 GI = 1 << 30
@@ -107,14 +110,15 @@ def test_a_mode_without_a_shim_makes_nothing(tmp_path: Path, mode: Mode) -> None
     assert mode.fits(DEVICE) == ""
     mode.create(tmp_path, PLACEMENT, share=ShareId("ab12"), name="train", devices=tmp_path)
     assert mode.reconcile(tmp_path) is None
-    mode.destroy(ShareId("ab12"), devices=tmp_path)
-    mode.sweep({}, devices=tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert mode.remark
 
 
 def test_modes_with_a_ledger_are_modes() -> None:
-    assert [each.name for each in all_modes()] == ["soft", "mps", "exclusive", "timeslice", "mig"]
+    for name in ("soft", "mps", "exclusive", "timeslice", "mig"):
+        assert mode_named(name).name == name
+        assert traits_of(name) is mode_named(name).traits
+    assert [name for name in MODES if traits_of(name).takes_turns] == ["soft"]
     assert ledger_mode("soft") is mode_named("soft")
 
 
@@ -130,7 +134,7 @@ def test_a_seat_of_a_try_that_was_cut_off_is_freed(tmp_path: Path, directory: Pa
 def test_a_seat_on_a_device_that_the_share_has_not_is_swept(directory: Path) -> None:
     devices = directory.parent.parent / "devices"
     for there, left in ((["GPU-0"], 1), ([], 1), (["GPU-1"], 0)):
-        SoftMode().sweep({ShareId("ab12"): there}, devices=devices)
+        turns.sweep(devices, {ShareId("ab12"): there})
         assert len(read_contract(devices / "GPU-0" / "contract").seats) == left
 
 
@@ -145,7 +149,7 @@ def test_leases_are_put_right_by_the_next_share(tmp_path: Path, directory: Path)
         assert SoftMode().turns(share, SoftMode().reconcile(share))["GPU-0"].account.used_ns == 0
     (damage,) = take_damages()
     assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
-    assert "cut short" in damage.message
+    assert "truncated" in damage.message
     assert take_damages() == ()
 
 
@@ -154,7 +158,7 @@ def test_leases_are_put_right_by_a_sweep(directory: Path, length: int) -> None:
     devices = directory.parent.parent / "devices"
     os.truncate(directory / "leases-0", length)
     for _ in range(2):
-        SoftMode().sweep({ShareId("ab12"): ["GPU-0"]}, devices=devices)
+        turns.sweep(devices, {ShareId("ab12"): ["GPU-0"]})
     assert (directory / "leases-0").stat().st_size == LEASES_FILE_SIZE
     (damage,) = take_damages()
     assert (damage.shares, damage.device) == (("ab12",), "GPU-0")
@@ -175,3 +179,8 @@ def test_what_nobody_asks_for_is_forgotten(directory: Path) -> None:
         os.truncate(directory / "usage", USAGE_SIZE + 1)
         SoftMode().reconcile(directory)
     assert 0 < len(take_damages()) < 300
+
+
+def test_each_name_is_a_mode() -> None:
+    assert [mode_named(name).name for name in MODES] == list(MODES)
+    assert {each for each in MODES if ledger_mode(each)} == ENFORCED

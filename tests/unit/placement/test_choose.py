@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute, parse_compute
 from allotment.model.devices import Device
-from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Placement, Rejection
+from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE
+from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
-from allotment.model.requests import EXCLUSIVE, MPS, SOFT, TIMESLICE, Request
+from allotment.model.requests import Request
 from allotment.placement import choose, explain, is_selected, unknown_selectors
-from allotment.placement.fit import open_modes
+from allotment.placement.judge import open_modes
 
 GI = 1 << 30
 
@@ -34,13 +35,13 @@ def states(*allotted_gi: int) -> list[DeviceState]:
     return [DeviceState(device(index), each * GI) for index, each in enumerate(allotted_gi)]
 
 
-def placed(decision: Placement | Rejection) -> list[int]:
+def placed(decision: Placement | Judgement) -> list[int]:
     assert isinstance(decision, Placement)
     return [each.device.index for each in decision.devices]
 
 
-def rejected(decision: Placement | Rejection) -> Rejection:
-    assert isinstance(decision, Rejection)
+def rejected(decision: Placement | Judgement) -> Judgement:
+    assert isinstance(decision, Judgement)
     return decision
 
 
@@ -127,7 +128,7 @@ def test_a_device_has_so_many_shares_and_no_more() -> None:
     crowded = DeviceState(device(0), shares=MAX_SHARES)
     assert placed(choose([crowded, DeviceState(device(1))], request("1Gi"))) == [1]
     text = explain(rejected(choose([crowded], request("1Gi"))))
-    assert f"as many shares as a device can have: {MAX_SHARES}" in text
+    assert f"the device has the most shares it can take: {MAX_SHARES}" in text
 
 
 def test_a_control_daemon_has_so_many_clients_and_no_more() -> None:
@@ -137,7 +138,7 @@ def test_a_control_daemon_has_so_many_clients_and_no_more() -> None:
     crowded = replace(nearly, shares=MAX_MPS_SHARES)
     assert placed(choose([crowded, DeviceState(device(1))], part)) == [1]
     text = explain(rejected(choose([crowded], part)))
-    assert f"as many shares as a device can have: {MAX_MPS_SHARES}" in text
+    assert f"the device has the most shares it can take: {MAX_MPS_SHARES}" in text
     modes = frozenset({EXCLUSIVE, MPS, SOFT, TIMESLICE})
     assert open_modes(replace(nearly, modes=modes)) == {MPS}
     assert open_modes(replace(crowded, modes=modes)) == frozenset()
@@ -254,7 +255,7 @@ def test_the_decision_does_not_depend_on_the_order(
     if isinstance(one, Placement):
         assert one == other
     else:
-        assert isinstance(other, Rejection)
+        assert isinstance(other, Judgement)
 
 
 @given(
@@ -298,7 +299,7 @@ def test_no_sequence_promises_more_than_there_is(
             may_oversubscribe=may_oversubscribe,
         )
         decision = choose(state.values(), wanted)
-        if isinstance(decision, Rejection):
+        if isinstance(decision, Judgement):
             assert explain(decision)
             continue
         for part in decision.devices:

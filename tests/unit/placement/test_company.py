@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute
-from allotment.model.placements import DeviceState, Placement, Rejection
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
+from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import (
-    EXCLUSIVE,
-    SOFT,
-    TIMESLICE,
-    Request,
-    replicas_of,
-    whole_devices,
-)
+from allotment.model.requests import Request, replicas_of, whole_devices
 from allotment.placement import choose, explain, follow
 
 GI = 1 << 30
@@ -50,7 +44,7 @@ def test_a_device_has_shares_of_one_mode_and_one_exclusive_share(there: str, wan
     decision = choose([state(0, there, ["lab/one/train"])], request(wanted))
     fits = there == wanted != EXCLUSIVE
     assert isinstance(decision, Placement) == fits
-    if isinstance(decision, Rejection):
+    if isinstance(decision, Judgement):
         text = explain(decision)
         assert "lab/one/train" in text
         assert "need " in text
@@ -65,22 +59,22 @@ def test_an_empty_device_takes_any(wanted: str) -> None:
 def test_a_crowd_is_counted() -> None:
     crowd = [f"lab/{number}/train" for number in range(9)]
     decision = choose([state(0, SOFT, crowd)], whole_devices(1, mode=EXCLUSIVE))
-    assert isinstance(decision, Rejection)
+    assert isinstance(decision, Judgement)
     first, second = explain(decision).splitlines()
     assert first == "no room for a whole GPU: 0 of 1 GPU fits"
     assert second == (
-        "  GPU-0 (T4): need it alone, have 9 shares there"
+        "  GPU-0 (T4): need it alone, have 9 shares on it"
         " (lab/0/train, lab/1/train, lab/2/train and 6 more)"
     )
 
 
 def test_a_refusal_tells_what_would_fit() -> None:
     decision = choose([state(0), state(1, TIMESLICE, ["a"])], whole_devices(2, mode=EXCLUSIVE))
-    assert isinstance(decision, Rejection)
+    assert isinstance(decision, Judgement)
     assert explain(decision).splitlines() == [
         "no room for 2 whole GPUs: 1 of 2 GPUs fit",
-        "  GPU-0 (T4): fits, need it alone, have no other share there",
-        "  GPU-1 (T4): need it alone, have 1 share there (a)",
+        "  GPU-0 (T4): fits, need it alone, have no other share on it",
+        "  GPU-1 (T4): need it alone, have 1 share on it (a)",
     ]
 
 
@@ -89,7 +83,7 @@ def test_time_slices_have_no_end_of_seats() -> None:
     assert isinstance(
         choose([state(0, TIMESLICE, crowd)], whole_devices(1, mode=TIMESLICE)), Placement
     )
-    assert isinstance(choose([state(0, SOFT, crowd)], request(SOFT)), Rejection)
+    assert isinstance(choose([state(0, SOFT, crowd)], request(SOFT)), Judgement)
 
 
 # ---- choices that are followed -------------------------------------------------------------------

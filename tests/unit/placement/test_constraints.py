@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.devices import Device
-from allotment.model.placements import DeviceState, Placement, Rejection
+from allotment.model.placements import DeviceState, Judgement, Placement
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Constraints, ModelRule, Request
 from allotment.placement import choose, explain, follow
@@ -32,7 +32,7 @@ def chosen(
 ) -> list[int] | str:
     request = Request(parse_memory("10Gi"), count=count, constraints=constraints)
     decision = choose([DeviceState(each) for each in devices], request, links=links or {})
-    if isinstance(decision, Rejection):
+    if isinstance(decision, Judgement):
         return explain(decision)
     return [each.device.index for each in decision.devices]
 
@@ -75,7 +75,7 @@ def test_only_gpus_that_were_asked_for_and_whole_uuids() -> None:
     assert chosen(devices, Constraints(not_uuids=("GPU-1", "GPU-10"))) == [11]
     text = chosen(devices, Constraints(uuids=("GPU-1",)), count=2)
     assert isinstance(text, str)
-    assert "GPU-10 (NVIDIA A100-SXM4-80GB): not one of the GPUs that were asked for" in text
+    assert "GPU-10 (NVIDIA A100-SXM4-80GB): not one of the requested GPUs" in text
 
 
 def test_devices_of_one_numa_node() -> None:
@@ -85,7 +85,8 @@ def test_devices_of_one_numa_node() -> None:
     text = chosen(devices, Constraints(same_numa=True), count=4)
     assert isinstance(text, str)
     assert text.startswith(
-        "no room for 4 GPUs with 10Gi each: 5 of 5 GPUs fit, but not on one NUMA node"
+        "no room for 4 GPUs with 10Gi each on one NUMA node: 5 of 5 GPUs fit, but not on one"
+        " NUMA node"
     )
 
 
@@ -122,8 +123,8 @@ def test_who_wants_to_be_alone_is_told_who_is_there() -> None:
     state = DeviceState(device(0), 10 * GI, shares=1, mode="soft", sharers=("lab/one/train",))
     request = Request(parse_memory("10Gi"), constraints=Constraints(is_alone=True))
     decision = choose([state], request)
-    assert isinstance(decision, Rejection)
-    assert "need it alone, have 1 share there (lab/one/train)" in explain(decision)
+    assert isinstance(decision, Judgement)
+    assert "need it alone, have 1 share on it (lab/one/train)" in explain(decision)
     assert isinstance(choose([DeviceState(device(0))], request), Placement)
 
 
@@ -134,4 +135,4 @@ def test_a_choice_of_somebody_else_is_followed_whoever_has_come_since() -> None:
     request = Request(parse_memory("10Gi"), constraints=wishes)
     assert isinstance(follow([state], request, ["GPU-0"]), Placement)
     large = replace(request, memory=parse_memory("71Gi"))
-    assert isinstance(follow([state], large, ["GPU-0"]), Rejection)
+    assert isinstance(follow([state], large, ["GPU-0"]), Judgement)

@@ -14,19 +14,20 @@ from allotment.model.clusters import (
     NodeInventory,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
 from allotment.model.compute import Compute
+from allotment.model.modes import EXCLUSIVE, SOFT
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.quantities import MemoryAmount, parse_memory
-from allotment.model.requests import EXCLUSIVE, SOFT, Request
-from allotment.placement import searches
-from allotment.placement.fit import judge
-from allotment.placement.searches import MOST_EFFORT
-from allotment.scheduler.book import Book
-from allotment.scheduler.nominations import NominatedCluster
+from allotment.model.requests import Request
+from allotment.placement import search
+from allotment.placement.judge import judge
+from allotment.placement.search import MOST_EFFORT
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.nominations import NominatedCluster
 
 GIB = 1 << 30
 
@@ -40,7 +41,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(state)
         return judge(state, request)
 
-    monkeypatch.setattr(searches, "judge", counted)
+    monkeypatch.setattr(search, "judge", counted)
     return found
 
 
@@ -52,7 +53,7 @@ def uneven(name: str, first: int) -> NodeInventory:
             model="NVIDIA H100",
             memory_bytes=80 * GIB,
             index=index,
-            taken=Taken(memory=(index * 3 + 1 + first) * GIB, shares=1, mode="soft"),
+            taken=TakenPart(memory=(index * 3 + 1 + first) * GIB, shares=1, mode="soft"),
         )
         for index in range(8)
     )
@@ -140,7 +141,7 @@ def test_pods_of_few_containers_are_ranked_as_they_are_placed(
                     memory_bytes=size,
                     index=index,
                     modes=(SOFT, EXCLUSIVE),
-                    taken=Taken(memory=taken, shares=1, mode=SOFT) if taken else Taken(),
+                    taken=TakenPart(memory=taken, shares=1, mode=SOFT) if taken else TakenPart(),
                 )
                 for index, (size, taken) in enumerate(devices)
             ),

@@ -6,17 +6,37 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.placement.host_memory import (
+from allotment.model.devices import Device
+from allotment.model.placements import DeviceState
+from allotment.placement.booking import (
     Promised,
     budget_left,
-    default_budget,
     host_part,
-    room,
-    room_fixed,
 )
+from allotment.placement.judge import memory_room
 
 GIB = 1 << 30
 SIZES = st.integers(0, 64)
+
+
+def device_state(capacity: int, fixed: int, oversubscribed: int, left: int) -> DeviceState:
+    device = Device("GPU-0", "T4", 0, capacity, 0, (0, 0), None, "", simulated=False, mig=False)
+    return DeviceState(
+        device,
+        allotted_bytes=fixed + oversubscribed,
+        oversubscribed_bytes=oversubscribed,
+        host_budget_bytes=left,
+    )
+
+
+def room(capacity: int, fixed: int, oversubscribed: int, left: int) -> int:
+    state = device_state(capacity, fixed, oversubscribed, left)
+    return memory_room(state, may_oversubscribe=True)
+
+
+def room_fixed(capacity: int, fixed: int, oversubscribed: int, left: int) -> int:
+    state = device_state(capacity, fixed, oversubscribed, left)
+    return memory_room(state, may_oversubscribe=False)
 
 
 def test_within_the_device_nothing_is_taken_of_the_budget() -> None:
@@ -46,11 +66,6 @@ def test_a_share_that_is_not_oversubscribed_pushes_others_out_but_fits_the_devic
     assert room_fixed(80 * GIB, 30 * GIB, 40 * GIB, 100 * GIB) == 50 * GIB
     assert room_fixed(80 * GIB, 30 * GIB, 40 * GIB, 5 * GIB) == 15 * GIB
     assert room_fixed(80 * GIB, 90 * GIB, 0, 100 * GIB) == 0  # of a device that became smaller
-
-
-def test_default_budgets() -> None:
-    assert default_budget(host_bytes=64 * GIB) == 32 * GIB
-    assert default_budget(host_bytes=8 * GIB, simulated_bytes=[80 * GIB, 16 * GIB]) == 96 * GIB
 
 
 @given(

@@ -9,16 +9,17 @@ from cut_nodes import GIB, cut_device, node_of, pod_of, slices
 from placing import CHAIN, place, placed
 
 from allotment.model.clusters import (
-    NodeRejection,
     PlacedContainer,
     PlacedDevice,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
 )
 from allotment.model.mig import MigHold, MigPlace
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Constraints, Request
+from allotment.model.requests import Constraints, Request
+from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
@@ -26,9 +27,9 @@ IDLE, FOREIGN, USED = MigHold.IDLE, MigHold.FOREIGN, MigHold.USED
 A100 = "A100-40GB"
 
 
-def refused(there: Node, need: PodNeed) -> NodeRejection:
+def refused(there: Node, need: PodNeed) -> Refusal:
     decision = place(there, need)
-    assert isinstance(decision, NodeRejection), decision
+    assert isinstance(decision, Refusal), decision
     return decision
 
 
@@ -64,7 +65,7 @@ def test_eight_pods_on_a_gpu_of_seven_slices() -> None:
     assert last.reason == "mig-room"
     assert last.text == "need a MIG slice 1g.5gb, have no room for one"
     assert last.details == (
-        "GPU 0: has as many 1g.5gb or others with its engines as it can have: slot 0 of a pod, "
+        "GPU 0: has the most 1g.5gb or profiles with its engines that fit: slot 0 of a pod, "
         "slot 1 of a pod, slot 2 of a pod, slot 3 of a pod, slot 4 of a pod, slot 5 of a pod, "
         "slot 6 of a pod"
     )
@@ -137,7 +138,7 @@ def test_foreign_slices_and_those_of_the_machines_own_shares_stay() -> None:
     assert where(placed(there, pod_of(slices("1g.6gb")))) == [("GPU-0", "1g.6gb", 3)]
     last = refused(there, pod_of(slices("2g.12gb")))
     assert last.details == (
-        "GPU 0: 2g.12gb may begin at slot 0, 2: slots 0-1 of others, slot 2 of somebody"
+        "GPU 0: 2g.12gb can start at slot 0, 2: slots 0-1 of others, slot 2 of another process"
     )
 
 
@@ -171,17 +172,17 @@ def test_a_gpu_in_mig_mode_takes_nothing_else_until_it_has_left_it() -> None:
 
 
 def test_programs_of_the_machine_keep_mig_from_being_switched_on() -> None:
-    there = Node(node_of(cut_device("GPU-0", is_on=False, taken=Taken(memory=GIB, shares=1))))
+    there = Node(node_of(cut_device("GPU-0", is_on=False, taken=TakenPart(memory=GIB, shares=1))))
     refusal = refused(there, pod_of(slices("1g.6gb")))
     assert refusal.reason == "company"
-    assert "MIG is off" in refusal.text
+    assert "MIG off" in refusal.text
 
 
 def test_a_gpu_that_cannot_be_cut_so_says_what_it_can() -> None:
     there = Node(node_of(cut_device("GPU-0"), cut_device("GPU-1")))
     refusal = refused(there, pod_of(slices("1g.10gb")))
     assert refusal.reason == "mig-profile"
-    assert refusal.text == "need a MIG slice 1g.10gb, have GPUs that cannot be cut so"
+    assert refusal.text == "need a MIG slice 1g.10gb, have GPUs without such a profile"
     assert refusal.details.startswith("GPUs 0, 1: has no profile 1g.10gb, but 1g.6gb, ")
 
 
@@ -203,8 +204,8 @@ def test_a_refusal_says_of_each_mode_why() -> None:
     there = Node(node_of(cut_device("GPU-0", is_on=False), cut_device("GPU-1")))
     refusal = refused(there, pod_of(slices("7g.40gb", modes=(MIG, SOFT), gib=30)))
     assert refusal.text == (
-        "mode mig: need a MIG slice 7g.40gb, have GPUs that cannot be cut so; "
-        "mode soft: need a GPU with 30Gi, have at most 24Gi on a GPU"
+        "mode mig: need a MIG slice 7g.40gb, have GPUs without such a profile; mode soft: "
+        "need a GPU with 30Gi, have at most 24Gi on a GPU"
     )
     assert refusal.stem.count("{have}") == 1
 
@@ -318,9 +319,9 @@ def test_a_victims_slices_are_free_again() -> None:
     there = Node(node_of(cut_device("GPU-0")))
     there.book(placed(there, pod_of(slices("4g.24gb"), uid="victim")))
     need = pod_of(slices("2g.12gb"))
-    assert isinstance(place(there, need), NodeRejection)
+    assert isinstance(place(there, need), Refusal)
     assert isinstance(there.place(need, [CHAIN], without={PodUid("victim")}), PodBooking)
-    assert isinstance(place(there, need), NodeRejection)
+    assert isinstance(place(there, need), Refusal)
 
 
 def booked_by_hand(there: Node, *places: MigPlace | None, uid: str = "strange") -> None:
@@ -336,7 +337,7 @@ def test_a_slice_of_which_nothing_is_known_takes_the_whole_gpu(strange: MigPlace
     booked_by_hand(there, strange)
     refusal = refused(there, pod_of(slices("1g.6gb")))
     assert refusal.reason == "mig-room"
-    named = " of 9g.99gb, a profile that it has not" if strange else ""
+    named = " of 9g.99gb, which is not one of its profiles" if strange else ""
     assert f"slots 0-3 of a pod{named}" in refusal.details
     there.check_invariants()
     there.release(PodUid("strange"))

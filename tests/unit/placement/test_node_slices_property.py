@@ -8,22 +8,24 @@ from itertools import combinations, permutations
 from typing import NamedTuple
 
 from cut_nodes import GIB, Piece, cut_device, node_of, pod_of, slices
-from hypothesis import HealthCheck, assume, event, given, settings
+from examples import examples
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from placing import place
 
-from allotment.dialects.decisions import read_booking, write_booking
+from allotment.dialects.own.placement import read_booking, write_booking
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
 from allotment.model.mig import MigHold, MigProfile
+from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
 from allotment.model.pods import ContainerKind, PodUid
-from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, Constraints, Request
+from allotment.model.requests import Constraints, Request
 from allotment.placement.nodes import Node
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
@@ -226,9 +228,9 @@ PIECES: tuple[tuple[Piece, ...], ...] = (
     (("2g.12gb", 2, USED),),
     (("2g.12gb", 0, IDLE), ("2g.12gb", 2, IDLE)),
 )
-on = st.sampled_from(PIECES).map(lambda pieces: (True, pieces, Taken()))
+on = st.sampled_from(PIECES).map(lambda pieces: (True, pieces, TakenPart()))
 off = st.sampled_from(
-    [Taken(), Taken(), Taken(memory=8 * GIB, shares=1, mode=SOFT), Taken(shares=1)]
+    [TakenPart(), TakenPart(), TakenPart(memory=8 * GIB, shares=1, mode=SOFT), TakenPart(shares=1)]
 ).map(lambda taken: (False, (), taken))
 inventories = st.lists(
     st.tuples(
@@ -269,7 +271,7 @@ def chosen_of(
     return found
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(4))
 @given(inventories, needs)
 def test_a_pod_has_a_place_iff_some_choice_is_right(there: NodeInventory, need: PodNeed) -> None:
     known = Node(there)
@@ -291,7 +293,7 @@ def test_a_pod_has_a_place_iff_some_choice_is_right(there: NodeInventory, need: 
         assert decision.text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(2))
 @given(inventories, st.lists(needs, min_size=1, max_size=5), st.randoms())
 def test_no_two_slices_overlap_and_a_gpu_is_of_one_mode(
     there: NodeInventory, pods: list[PodNeed], random: object

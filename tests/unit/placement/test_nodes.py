@@ -9,9 +9,11 @@ from needs import request
 from placing import CHAIN, place, placed
 from small_nodes import INIT, REGULAR, SIDECAR, device, linked, node, pod, uuids
 
-from allotment.model.clusters import NodeRejection, PodBooking, Taken
+from allotment.model.clusters import PodBooking, TakenPart
+from allotment.model.modes import SOFT
 from allotment.model.pods import PodUid
-from allotment.model.requests import SOFT, Constraints
+from allotment.model.requests import Constraints
+from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
 from allotment.placement.ordering import DeviceChain
 
@@ -41,7 +43,7 @@ def test_an_init_container_goes_into_the_room_of_those_that_follow() -> None:
 
 
 def test_room_of_its_own_pod_goes_before_what_a_policy_likes() -> None:
-    taken = Taken(memory=2, shares=1, mode=SOFT)
+    taken = TakenPart(memory=2, shares=1, mode=SOFT)
     there = Node(node(device(0, 10), device(1, 10, taken=taken)))
     need = pod((INIT, request(8)), (REGULAR, request(9)))
     assert uuids(placed(there, need)) == [["GPU-0"], ["GPU-0"]]
@@ -60,7 +62,7 @@ def test_a_sidecar_counts_beside_init_containers_that_follow_it() -> None:
     there = Node(node(device(0, 10)))
     before = pod((SIDECAR, request(4)), (INIT, request(7)))
     refusal = place(there, before)
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     after = replace(
         before,
         containers=tuple(
@@ -77,27 +79,27 @@ def test_an_init_container_has_the_host_memory_of_those_that_follow() -> None:
         placed(there, pod((INIT, request(14, host=True)), (REGULAR, request(15, host=True))))
     ) == [["GPU-0"], ["GPU-0"]]
     refusal = place(there, pod((INIT, request(14, host=True)), (REGULAR, request(16, host=True))))
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
 
 
 def test_what_one_choice_makes_hopeless_another_may_not() -> None:
     """The first container likes the device that the second has to have."""
-    there = Node(node(device(0, 10), device(1, 10), device(2, 10, taken=Taken(9, 0, 1, SOFT))))
+    there = Node(node(device(0, 10), device(1, 10), device(2, 10, taken=TakenPart(9, 0, 1, SOFT))))
     bound = Constraints(uuids=("GPU-0",))
     need = pod((REGULAR, request(6)), (REGULAR, request(6, constraints=bound)))
     assert uuids(placed(there, need)) == [["GPU-1"], ["GPU-0"]]
 
 
 def test_each_container_of_a_pod_keeps_its_seat() -> None:
-    there = Node(node(device(0, 10, taken=Taken(shares=3, mode=SOFT))))
+    there = Node(node(device(0, 10, taken=TakenPart(shares=3, mode=SOFT))))
     assert isinstance(place(there, pod((REGULAR, request(1)))), PodBooking)
     refusal = place(there, pod((INIT, request(1)), (REGULAR, request(1))))
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.reason == "shares"
 
 
 def test_devices_of_one_numa_node_are_found_though_others_are_liked_better() -> None:
-    taken = Taken(memory=5, shares=1, mode=SOFT)
+    taken = TakenPart(memory=5, shares=1, mode=SOFT)
     there = Node(
         node(
             device(0, 10, numa=0, taken=taken),
@@ -111,7 +113,7 @@ def test_devices_of_one_numa_node_are_found_though_others_are_liked_better() -> 
         ["GPU-2", "GPU-3"]
     ]
     refusal = place(there, pod((REGULAR, request(8, count=3, constraints=wanted))))
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.text == (
         "need 3 GPUs with 8 each on one NUMA node, have at most 2 of them on one NUMA node"
     )
@@ -126,7 +128,7 @@ def test_linked_devices_are_linked_each_to_each() -> None:
     found = placed(there, pod((REGULAR, request(8, count=3, constraints=wanted))))
     assert uuids(found) == [["GPU-2", "GPU-3", "GPU-4"]]
     assert isinstance(
-        place(there, pod((REGULAR, request(8, count=4, constraints=wanted)))), NodeRejection
+        place(there, pod((REGULAR, request(8, count=4, constraints=wanted)))), Refusal
     )
 
 
@@ -135,22 +137,22 @@ def test_what_a_pod_has_is_not_in_its_own_way() -> None:
     need = pod((REGULAR, request(9)))
     there.book(placed(there, need))
     assert isinstance(place(there, need), PodBooking)
-    assert isinstance(place(there, replace(need, uid=PodUid("other"))), NodeRejection)
+    assert isinstance(place(there, replace(need, uid=PodUid("other"))), Refusal)
 
 
 def test_a_victim_makes_room() -> None:
     there = Node(node(device(0, 10)))
     there.book(placed(there, pod((REGULAR, request(9)), uid="victim", cpu=8000)))
     need = pod((REGULAR, request(5)))
-    assert isinstance(place(there, need), NodeRejection)
+    assert isinstance(place(there, need), Refusal)
     assert isinstance(there.place(need, [CHAIN], without={PodUid("victim")}), PodBooking)
-    assert isinstance(place(there, need), NodeRejection)
+    assert isinstance(place(there, need), Refusal)
 
 
 def test_a_device_with_a_problem_takes_nothing_and_says_why() -> None:
     sick = replace(device(0, 10), problem="cordoned by annotation")
     refusal = place(Node(node(sick)), pod((REGULAR, request(5))))
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.reason == "problem"
     assert "cordoned by annotation" in refusal.text
 
@@ -184,10 +186,10 @@ def test_an_affinity_tag_that_nobody_has_wants_an_idle_device() -> None:
     there.book(placed(there, replace(need, uid=PodUid("same"))))
     full = pod((REGULAR, request(9, constraints=Constraints(affinity="a"))))
     refusal = place(there, full)
-    assert isinstance(refusal, NodeRejection)
-    one = node(device(0, 10, taken=Taken(memory=1, shares=1, mode=SOFT)))
+    assert isinstance(refusal, Refusal)
+    one = node(device(0, 10, taken=TakenPart(memory=1, shares=1, mode=SOFT)))
     alone = place(Node(one), need)
-    assert isinstance(alone, NodeRejection)
+    assert isinstance(alone, Refusal)
     assert alone.reason == "tags"
 
 
@@ -200,7 +202,7 @@ def test_an_anti_affinity_tag_keeps_away_from_its_like_alone() -> None:
     other = pod((REGULAR, request(3, constraints=Constraints(anti_affinity="b"))), uid="b")
     assert isinstance(place(there, other), PodBooking)
     again = place(there, pod((REGULAR, request(3, constraints=wanted)), uid="again"))
-    assert isinstance(again, NodeRejection)
+    assert isinstance(again, Refusal)
     assert again.reason == "tags"
 
 
@@ -210,7 +212,7 @@ def test_who_wants_to_be_alone_comes_to_idle_devices_and_others_may_follow() -> 
     there.book(placed(there, alone))
     assert isinstance(place(there, pod((REGULAR, request(3)))), PodBooking)
     refusal = place(there, replace(alone, uid=PodUid("second")))
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.reason == "company"
 
 
@@ -221,7 +223,7 @@ def test_sixteen_equal_devices_are_one_choice() -> None:
     wanted = Constraints(same_numa=True, needs_nvlink=True)
     need = pod((REGULAR, request(6, count=8, constraints=wanted)), (REGULAR, request(5, count=9)))
     refusal = place(there, need)
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.reason == "gpu-memory"
 
 
@@ -235,5 +237,5 @@ def test_a_search_that_is_too_large_says_so() -> None:
     wanted = Constraints(needs_nvlink=True)
     need = pod((REGULAR, request(60, count=12, constraints=wanted)))
     refusal = place(there, need)
-    assert isinstance(refusal, NodeRejection)
+    assert isinstance(refusal, Refusal)
     assert refusal.reason in {"undecided", "topology"}

@@ -7,8 +7,9 @@ from fractions import Fraction
 from itertools import combinations, permutations, product
 from pathlib import Path
 
+from examples import examples
 from gpus import gpu
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from needs import request
 from placing import place
@@ -17,23 +18,24 @@ from small_nodes import INIT, REGULAR, SIDECAR, device, linked, node, pod
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
-    NodeRejection,
     PlacedContainer,
     PlacedDevice,
     PodBooking,
     PodNeed,
-    Taken,
+    TakenPart,
     WantedContainer,
 )
 from allotment.model.compute import WHOLE, Compute
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.placements import Placement
 from allotment.model.pods import ContainerKind, Owner, PodUid
-from allotment.model.requests import EXCLUSIVE, SOFT, TIMESLICE, Constraints
+from allotment.model.requests import Constraints
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.placement import follow
+from allotment.placement.explain import Refusal
 from allotment.placement.nodes import Node
-from allotment.shares.bookings import booked, states_of
-from allotment.shares.found import Found
+from allotment.shares.booking import booked, states_of
+from allotment.shares.record import LoadedShare
 
 kinds = st.sampled_from(ContainerKind)
 tags = st.sampled_from(["", "", "a", "b"])
@@ -56,14 +58,14 @@ requests = st.builds(
     constraints=st.just(Constraints()) | constraints,
 )
 needs = st.lists(st.tuples(kinds, requests), min_size=1, max_size=3).map(lambda each: pod(*each))
-takens = st.just(Taken()) | st.builds(
-    Taken,
+takens = st.just(TakenPart()) | st.builds(
+    TakenPart,
     memory=st.integers(0, 6),
     guarantee=st.sampled_from([0, 3000]),
     shares=st.integers(1, 4),
     mode=st.just(SOFT),
 )
-takens |= st.builds(Taken, shares=st.integers(1, 4), mode=st.just(TIMESLICE))
+takens |= st.builds(TakenPart, shares=st.integers(1, 4), mode=st.just(TIMESLICE))
 inventories = st.builds(
     lambda devices, budget, pairs: node(
         *(
@@ -201,7 +203,7 @@ def without_timeslices(need: PodNeed) -> PodNeed:
     )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(4))
 @given(inventories, needs.map(without_timeslices))
 def test_a_pod_has_a_place_iff_some_choice_of_devices_is_right(
     there: NodeInventory, need: PodNeed
@@ -221,7 +223,7 @@ def test_a_pod_has_a_place_iff_some_choice_of_devices_is_right(
         assert decision.reason != "undecided"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(2))
 @given(inventories, st.lists(needs, min_size=1, max_size=4))
 def test_the_nodes_agent_finds_room_for_all_that_was_placed(
     there: NodeInventory, pods: list[PodNeed]
@@ -241,7 +243,7 @@ def test_the_nodes_agent_finds_room_for_all_that_was_placed(
     shares = [of_machine(each) for each in there.devices if each.taken.shares]
     for number, need in enumerate(pods):
         decision = place(known, replace(need, uid=PodUid(f"p{number}")))
-        if isinstance(decision, NodeRejection):
+        if isinstance(decision, Refusal):
             continue
         known.book(decision)
         for one, wanted in zip(decision.containers, need.containers, strict=True):
@@ -264,7 +266,7 @@ def test_the_nodes_agent_finds_room_for_all_that_was_placed(
     compare_with_shares(known, there, shares)
 
 
-def compare_with_shares(known: Node, there: NodeInventory, shares: Sequence[Found]) -> None:
+def compare_with_shares(known: Node, there: NodeInventory, shares: Sequence[LoadedShare]) -> None:
     """When all have started, agent and node have the same sums."""
     bookings = booked(shares)
     for column, each in enumerate(there.devices):
@@ -279,7 +281,7 @@ def compare_with_shares(known: Node, there: NodeInventory, shares: Sequence[Foun
         assert load.shares >= booking.shares  # `taken` may have several
 
 
-def share_of(name: str, owner: Owner | None, one: PlacedContainer) -> Found:
+def share_of(name: str, owner: Owner | None, one: PlacedContainer) -> LoadedShare:
     record = Share(
         id=ShareId(name),
         name=name,
@@ -298,10 +300,10 @@ def share_of(name: str, owner: Owner | None, one: PlacedContainer) -> Found:
         injection=Injection.CDI,
         owner=owner,
     )
-    return Found(ShareId(name), Path("/none"), record, None)
+    return LoadedShare(ShareId(name), Path("/none"), record, None)
 
 
-def of_machine(each: NodeDevice) -> Found:
+def of_machine(each: NodeDevice) -> LoadedShare:
     """What a device has been given to by `allot run`."""
     taken = each.taken
     part = PlacedDevice(each.uuid, taken.memory, taken.guarantee)

@@ -6,12 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allotment.model.errors import UsageError
-from allotment.model.requests import EXCLUSIVE, SOFT
-from allotment.placement.arrays import Arrays, DeviceRoom, Kind, LinkArray
+from allotment.model.modes import EXCLUSIVE, SOFT
+from allotment.placement.cluster.arrays import Arrays, DeviceRoom, LinkArray, PodShape
 from allotment.placement.policies import POLICIES, Policy, best, choose_on, make
 from allotment.placement.policies.fgd import Fgd, fragmentation
 from allotment.placement.policies.mixes import Mix
@@ -20,7 +21,7 @@ GIB = 2**30
 DETERMINED = sorted(set(POLICIES) - {"random"})
 
 kinds = st.builds(
-    Kind,
+    PodShape,
     cpu_milli=st.sampled_from([0, 1000, 4000]),
     count=st.sampled_from([0, 1, 1, 1, 2, 4]),
     guarantee=st.sampled_from([0, 1500, 4700, 10_000]),
@@ -28,7 +29,7 @@ kinds = st.builds(
     models=st.sampled_from([None, frozenset({"T4"}), frozenset({"A10", "T4"})]),
     mode=st.sampled_from([SOFT, SOFT, EXCLUSIVE]),
 )
-parts = st.builds(Kind, count=st.just(1), device_memory_part=st.just(Fraction(1, 4)))
+parts = st.builds(PodShape, count=st.just(1), device_memory_part=st.just(Fraction(1, 4)))
 devices = st.builds(
     DeviceRoom,
     model=st.sampled_from(["T4", "A10"]),
@@ -55,12 +56,12 @@ def room(free: int = 10_000, *, model: str = "T4", numa: int | None = None) -> D
     return DeviceRoom(model=model, memory=16 * GIB, free=free, free_memory=memory, numa_node=numa)
 
 
-def share(guarantee: int = 2000, *, count: int = 1) -> Kind:
-    return Kind(count=count, guarantee=guarantee)
+def share(guarantee: int = 2000, *, count: int = 1) -> PodShape:
+    return PodShape(count=count, guarantee=guarantee)
 
 
 def chosen(
-    policy: Policy, kind: Kind, *nodes: list[DeviceRoom], links: LinkArray | None = None
+    policy: Policy, kind: PodShape, *nodes: list[DeviceRoom], links: LinkArray | None = None
 ) -> tuple[str, tuple[int, ...]] | None:
     arrays = Arrays()
     for number, rooms in enumerate(nodes):
@@ -71,9 +72,8 @@ def chosen(
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(nodes=nodes, came=st.lists(kinds, max_size=8), kind=kinds | parts)
-@settings(max_examples=40, deadline=None)
 def test_a_policy_chooses_what_fits_and_only_that(
-    name: str, nodes: list[tuple[int, list[DeviceRoom]]], came: list[Kind], kind: Kind
+    name: str, nodes: list[tuple[int, list[DeviceRoom]]], came: list[PodShape], kind: PodShape
 ) -> None:
     policy, arrays = make(name), built(nodes)
     for each in came:
@@ -92,9 +92,9 @@ def test_a_policy_chooses_what_fits_and_only_that(
 
 @pytest.mark.parametrize("name", DETERMINED)
 @given(nodes=nodes, came=st.lists(kinds, min_size=1, max_size=8), kind=kinds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(1 / 2))
 def test_some_rows_cost_what_they_cost_among_all(
-    name: str, nodes: list[tuple[int, list[DeviceRoom]]], came: list[Kind], kind: Kind
+    name: str, nodes: list[tuple[int, list[DeviceRoom]]], came: list[PodShape], kind: PodShape
 ) -> None:
     policy, arrays = make(name), built(nodes)
     for each in came:
@@ -106,13 +106,13 @@ def test_some_rows_cost_what_they_cost_among_all(
 
 @pytest.mark.parametrize("name", DETERMINED)
 @given(nodes=nodes, came=st.lists(kinds, min_size=1, max_size=8), kind=kinds, more=kinds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(1 / 2))
 def test_what_is_kept_is_what_would_be_worked_out_anew(
     name: str,
     nodes: list[tuple[int, list[DeviceRoom]]],
-    came: list[Kind],
-    kind: Kind,
-    more: Kind,
+    came: list[PodShape],
+    kind: PodShape,
+    more: PodShape,
 ) -> None:
     old, arrays = make(name), built(nodes)
     mix = dict.fromkeys(came, 1.0)
@@ -150,7 +150,7 @@ def test_nothing_is_chosen_of_nothing() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no policy 'bestest'") as caught:
+    with pytest.raises(UsageError, match="unknown policy 'bestest'") as caught:
         make("bestest")
     assert "fragmentation" in str(caught.value.hint)
 
@@ -220,7 +220,10 @@ def test_topology_finds_near_devices_among_too_many_to_try_all_sets() -> None:
 def test_fragmentation_of_a_node_by_hand() -> None:
     arrays = Arrays()
     arrays.put("a", [room(3000), room(8000)], cpu_free=4000, memory_free=GIB)
-    half, large = Kind(count=1, guarantee=5000), Kind(count=1, guarantee=5000, cpu_milli=5000)
+    half, large = (
+        PodShape(count=1, guarantee=5000),
+        PodShape(count=1, guarantee=5000, cpu_milli=5000),
+    )
     # The first device is too small for a half; where there is no CPU, all is lost.
     assert fragmentation(arrays, {half: 1.0}).tolist() == [3000]
     assert fragmentation(arrays, {large: 1.0}).tolist() == [11_000]
@@ -249,8 +252,8 @@ def test_fgd_without_arrivals_is_first_fit() -> None:
 
 def test_typical_kinds_are_cut_where_they_make_up_enough_and_sum_to_one() -> None:
     mix = Mix()
-    rare, small, large = (Kind(count=1, guarantee=each) for each in (1000, 2000, 3000))
-    same = Kind(count=1, guarantee=3000, memory_bytes=GIB, device_memory_bytes=GIB)
+    rare, small, large = (PodShape(count=1, guarantee=each) for each in (1000, 2000, 3000))
+    same = PodShape(count=1, guarantee=3000, memory_bytes=GIB, device_memory_bytes=GIB)
     mix.expect({rare: 10.0, small: 45.0, large: 25.0, same: 20.0})
     assert [kind for kind, _ in mix.typical(0.95)] == [large, small, rare]
     assert mix.typical(0.9) == [(large, 0.5), (small, 0.5)]

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from allotment.kube.cluster_feed import ClusterPod
 from allotment.kube.events import Reference
 from allotment.metrics.scheduler import SchedulerMetrics
+from allotment.model.clusters import ClusterPod
 from allotment.model.pods import PodUid
-from allotment.scheduler.reports import Reports
+from allotment.scheduler.reports import SchedulerReports
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Told:
         self.said.append((self.now, reason, message))
 
 
-def reporting() -> tuple[Reports, Told]:
+def reporting() -> tuple[SchedulerReports, Told]:
     told = Told()
-    return Reports(SchedulerMetrics(), told, clock=lambda: told.now), told  # type: ignore[arg-type]
+    return SchedulerReports(SchedulerMetrics(), told, clock=lambda: told.now), told  # type: ignore[arg-type]
 
 
 POD = ClusterPod(uid=PodUid("u"), namespace="ml", name="waits")

@@ -13,27 +13,25 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 from awaiting import until
+from foreign_pods import load_settings
 from held_ports import held_port
 from preemption_twin import WHOLE
 from prometheus_client.exposition import generate_latest
 from scheduler_twin import book_of, cluster_pod_of, node, pod_json
 
-from allotment.dialects.decisions import write_booking
-from allotment.dialects.placements import PLACEMENT
-from allotment.dialects.systems import load_settings
+from allotment.dialects.own.placement import PLACEMENT, write_booking
+from allotment.dialects.own.registry import need_of
 from allotment.kube.clients import connect
 from allotment.kube.events import Events
 from allotment.kube.inventories import DEVICES, encode
-from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import PodBooking
-from allotment.scheduler.needs import need_of
-from allotment.scheduler.preempting import Preemption
-from allotment.scheduler.quota_following import QuotaFeed
+from allotment.model.clusters import NamespaceQuota, PodBooking
+from allotment.scheduler.admission.webhook import PATH
+from allotment.scheduler.extender.preemption import Preemption
+from allotment.scheduler.feed import QuotaFeed
 from allotment.scheduler.running import Scheduler
+from allotment.scheduler.serving import ListenSettings
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
-from allotment.scheduler.webhook import PATH
-from allotment.scheduler.webhook_serving import ListenSettings
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -68,7 +66,7 @@ def with_scheduler(tmp_path: Path, api_port: int) -> Callable[[SchedulerSettings
     def run(settings: SchedulerSettings, act: Act) -> None:
         async def work() -> None:
             async with connect(path) as api:
-                await act(Scheduler(settings, api, api, None))
+                await act(Scheduler(settings, api, None))
 
         asyncio.run(work())
 
@@ -150,7 +148,7 @@ def test_who_ends_is_not_ready_and_answers_the_api_server_once_more_on_each_conn
             kept = await client.post(PATH, data=b"{")
             assert "Connection" not in kept.headers
             await scheduler.end()
-            assert amiss(scheduler) == ["it is ending"]
+            assert amiss(scheduler) == ["shutting down"]
             ended = await client.post(PATH, data=b"{")
             assert ended.status == kept.status
             assert ended.headers["Connection"] == "close"

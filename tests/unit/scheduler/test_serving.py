@@ -15,24 +15,24 @@ import pytest
 import schemathesis
 import yaml
 from aiohttp import web
+from examples import examples
 from hypothesis import HealthCheck, settings
 from scheduler_twin import Bindery, Told, cluster_pod, node
 from schemathesis.specs.openapi.checks import negative_data_rejection
 from served_twin import Thread, in_a_thread
 
-from allotment.kube.cluster_feed import ClusterPod
+from allotment.dialects.own.registry import need_of
 from allotment.metrics.scheduler import SchedulerMetrics
 from allotment.metrics.serving import Probes
-from allotment.model.clusters import PodBooking
+from allotment.model.clusters import ClusterPod, PodBooking
 from allotment.scheduler import serving
-from allotment.scheduler.binding import Binder
-from allotment.scheduler.book import Book
-from allotment.scheduler.extender import Extender
-from allotment.scheduler.keeping import BookKeeper, DialectQuotas
-from allotment.scheduler.needs import need_of
-from allotment.scheduler.nominations import NominatedCluster
-from allotment.scheduler.preempting import Preemption
-from allotment.scheduler.quota import QuotaBook
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.core.cluster_events import ClusterEventHandler
+from allotment.scheduler.core.nominations import NominatedCluster
+from allotment.scheduler.core.quota import QuotaBook
+from allotment.scheduler.extender.binder import Binder
+from allotment.scheduler.extender.extender import Extender
+from allotment.scheduler.extender.preemption import Preemption
 from allotment.scheduler.serving import application
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "extender-openapi.yaml"
@@ -62,16 +62,18 @@ class World:
 
     def __post_init__(self) -> None:
         self.cluster = NominatedCluster(node_policies=("binpack",), device_policies=("binpack",))
-        quotas = DialectQuotas(QuotaBook())
+        quotas = QuotaBook()
         self.book = Book(self.cluster, quotas=quotas)
         self.preemption = Preemption(
             self.cluster, pods=self.pods.get, quotas=quotas, leads=lambda: self.leads, echo_s=0.0
         )
-        self.keeper = BookKeeper(self.book, quotas, nominations=self.preemption.nominations)
+        self.keeper = ClusterEventHandler(
+            self.book, quotas, nominations=self.preemption.nominations
+        )
         self.extender = Extender(
             self.book,
             Binder(self.book, self.bindery, clock=time.monotonic),
-            told=self.told,
+            observer=self.told,
             pods=self.pods.get,
             leads=lambda: self.leads,
         )
@@ -217,8 +219,7 @@ schema = schemathesis.openapi.from_dict(known())
 @pytest.mark.timeout(300)
 @schema.parametrize()
 @settings(
-    max_examples=15,
-    deadline=None,
+    max_examples=examples(1 / 4),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 def test_everything_is_as_described(case: schemathesis.Case[Any], serving_world: Served) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from served_sharepods import ASKS, PATIENT, SPEC, Served, placed
 
-from allotment.dialects.placements import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.kube.sharepods import MADE_FOR
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from served_sharepods import ASKS, SPEC, Served
 
-from allotment.kube.backoff import Backoff
+from allotment.kube.clients import Backoff
 from allotment.kube.sharepods import SharePods
-from allotment.scheduler.lasting import lasting
+from allotment.scheduler.supervise import restart_on_failure
 
 
 @pytest.mark.parametrize("owners", [[], [{"uid": "other", "controller": True}]])
@@ -135,7 +135,9 @@ def test_whatever_ends_the_serving_it_begins_anew(
     async def test() -> None:
         async with served.twin.api() as api, asyncio.timeout(40):
             run, none = served.keeper(api).run, Backoff(first_s=0.0)
-            task = asyncio.create_task(lasting(run, "s", on_failure=failed.append, backoff=none))
+            task = asyncio.create_task(
+                restart_on_failure(run, "s", on_failure=failed.append, backoff=none)
+            )
             await served.until(lambda: served.status().get("PodObjectMeta"))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

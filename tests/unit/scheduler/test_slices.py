@@ -7,27 +7,24 @@ import json
 from dataclasses import replace
 
 import pytest
+from foreign_pods import load_settings
 from mig_profiles import piece
 from scheduler_twin import cluster_pod_of, node, pod_json
 from sliced_office import MODEL, PROFILES, Office, asking, cut
 
-from allotment.dialects.placements import PLACEMENT
-from allotment.dialects.systems import load_settings
-from allotment.kube.quotas import NamespaceQuota
-from allotment.model.clusters import NodeRejection, PodNeed
-from allotment.model.mig import MigHold, MigPlace
-from allotment.model.mig_groups import MigGroup, MigModelGroups, MigTemplate
-from allotment.scheduler.book import Turned
-from allotment.scheduler.keeping import DialectQuotas
-from allotment.scheduler.needs import NeedSettings, need_of, need_settings
-from allotment.scheduler.quota import QuotaBook
+from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.registry import NeedSettings, need_of, need_settings
+from allotment.model.clusters import NamespaceQuota, PodNeed
+from allotment.model.mig import MigGroup, MigHold, MigModelGroups, MigPlace, MigTemplate
+from allotment.placement.explain import Refusal
+from allotment.scheduler.core.quota import QuotaBook
 
 
-def limited(hard: str) -> DialectQuotas:
+def limited(hard: str) -> QuotaBook:
     quotas = QuotaBook()
     hards = {"requests.allotment.dev/gpu-memory": hard}
     quotas.set_quotas([NamespaceQuota(namespace="ml", name="q", hard=hards)])
-    return DialectQuotas(quotas)
+    return quotas
 
 
 def test_a_profile_is_placed_as_a_slice_and_written_so() -> None:
@@ -143,7 +140,7 @@ def test_pods_that_no_preferred_mode_can_serve_are_told_so() -> None:
     office = Office(cut("a"), needs=NeedSettings(("mig",)))
     said = office.schedule("one", asking())
     assert "one True: " in said
-    assert "it names no mode, and what it asks for cannot be had in mig" in said
+    assert "it names no mode, and its request does not suit mode mig" in said
 
 
 def test_groups_go_with_pods_of_their_dialect_that_may_have_slices() -> None:
@@ -165,7 +162,7 @@ def test_groups_go_with_pods_of_their_dialect_that_may_have_slices() -> None:
 
 @pytest.mark.parametrize(
     ("hard", "mode"),
-    [("20Gi", "mig"), ("5Gi", "soft"), ("3Gi", "refused: more than its namespace")],
+    [("20Gi", "mig"), ("5Gi", "soft"), ("3Gi", "refused: quota of its namespace")],
 )
 def test_a_mode_that_is_more_than_the_quota_is_passed_over(hard: str, mode: str) -> None:
     office = Office(cut("a", 1, "soft", "mig", is_enabled=False), quotas=limited(hard))
@@ -189,7 +186,7 @@ def test_a_mode_that_is_more_than_the_quota_is_passed_over_for_another_node() ->
 def test_who_is_over_the_quota_in_every_mode_is_told_so_and_is_expected_nowhere() -> None:
     office = Office(cut("a", 1, "mig"), node("b", 1), quotas=limited("3Gi"))
     said = office.schedule("one", asking(memory="4Gi"), mode="mig,soft")
-    assert said.startswith("more than its namespace")
+    assert said.startswith("quota of its namespace exceeded")
     cluster = office.book.cluster
     assert cluster.booking(office.pods["uid-one"].uid) is None
     cluster.check_invariants()
@@ -209,8 +206,8 @@ def test_who_is_over_the_quota_leaves_the_place_that_it_took_before_one_that_is_
     )
     assert office.book.filter(early, ["b"], now=10.0, version="1").best == ("b",)
     turned = office.book.begin_bind(late, "b", now=10.0, version="1")
-    assert isinstance(turned, Turned)
-    assert "more than its namespace" in turned.rejection.text
+    assert isinstance(turned, Refusal)
+    assert "quota of its namespace exceeded" in turned.text
     assert office.book.cluster.booking(late.uid) is None
     office.book.cluster.check_invariants()
 
@@ -264,8 +261,8 @@ def test_profiles_that_hamis_administrator_has_not_listed_are_not_cut(
 @pytest.mark.parametrize(
     ("models", "profile", "said"),
     [
-        ("[H100]", "2g.20gb", "may be cut into 1g.10gb, 3g.40gb and nothing else"),
-        ("[A100]", "1g.10gb", "may be cut into no profile and nothing else"),
+        ("[H100]", "2g.20gb", "may only be cut into 1g.10gb, 3g.40gb, by"),
+        ("[A100]", "1g.10gb", "may only be cut into no profile, by"),
     ],
 )
 def test_who_names_a_profile_that_is_not_listed_is_told(
@@ -275,8 +272,8 @@ def test_who_names_a_profile_that_is_not_listed_is_told(
     office = Office(cut("a"), needs=need_settings(("soft",), settings))
     assert office.schedule("one", asking(), mode="mig", mig_profile=profile, dialect="hami")
     need = need_of(office.pods["uid-one"], need_settings(("soft",), settings))
-    (refusal,) = office.book.cluster.explain(need)
-    assert isinstance(refusal, NodeRejection)
+    refusal = office.book.cluster.place(need, "a")
+    assert isinstance(refusal, Refusal)
     assert said in refusal.details
 
 

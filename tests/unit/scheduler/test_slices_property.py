@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, event, given, settings
+from examples import examples
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from mig_profiles import piece
 from scheduler_twin import GIB, node, pod_json
 from sliced_office import MODEL, PROFILES, Office, cut
 
-from allotment.kube.cluster_feed import ClusterPod
-from allotment.model.clusters import NodeInventory, PlacedContainer
+from allotment.dialects.own.registry import NeedSettings, need_of
+from allotment.model.clusters import ClusterPod, NodeInventory, PlacedContainer
 from allotment.model.mig import MigHold
 from allotment.model.pods import ContainerKind
-from allotment.scheduler.needs import NeedSettings, need_of
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 NEEDS = NeedSettings(("mig", "soft", "mps"))
@@ -226,7 +226,7 @@ def has_what_it_asked_for(pod: ClusterPod) -> None:
 
 def loads(office: Office) -> dict[str, Any]:
     office.book.cluster.check_invariants()
-    nodes = office.book.cluster._nodes  # noqa: SLF001 - what is counted, to the last byte
+    nodes = office.book.cluster.nodes
     return {name: there.loads for name, there in nodes.items()}
 
 
@@ -253,7 +253,7 @@ def tell(story: Sequence[list[Asked] | int | str]) -> None:
     assert loads(office) == loads(Office(*NODES, needs=NEEDS))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(2))
 @given(st.lists(steps, min_size=1, max_size=25))
 def test_nothing_is_given_twice_and_the_next_scheduler_knows_it(
     story: list[list[Asked] | int | str],

@@ -14,9 +14,9 @@ from allotment.model.devices import Device
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Runner, Share
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.processes import this_process
+from allotment.shares.process_tree import named
 
 GI = 1 << 30
 
@@ -49,7 +49,7 @@ def node(tmp_path: Path, native_dir: Path) -> Node:
 
 
 @pytest.fixture
-def order() -> Callable[..., lives.Order]:
+def order() -> Callable[..., lifecycle.ShareOrder]:
     """Makes orders; the runner is this process unless another (or None) is given."""
 
     def make(
@@ -59,27 +59,27 @@ def order() -> Callable[..., lives.Order]:
         compute: Compute | None = None,
         may_oversubscribe: bool = False,
         **rest: object,
-    ) -> lives.Order:
+    ) -> lifecycle.ShareOrder:
         request = Request(
             parse_memory(memory),
             count=count,
             compute=compute or Compute(),
             may_oversubscribe=may_oversubscribe,
         )
-        values: dict[str, object] = {"runner": this_process(), **rest}
-        return lives.Order(request, Injection.ENVIRONMENT, **values)  # type: ignore[arg-type]
+        values: dict[str, object] = {"runner": named(os.getpid()), **rest}
+        return lifecycle.ShareOrder(request, Injection.ENVIRONMENT, **values)  # type: ignore[arg-type]
 
     return make
 
 
 @pytest.fixture
 def make(
-    folder: StateFolder, devices: tuple[Device, ...], order: Callable[..., lives.Order]
+    folder: StateFolder, devices: tuple[Device, ...], order: Callable[..., lifecycle.ShareOrder]
 ) -> Callable[..., tuple[Share, Path]]:
     """Makes shares."""
 
     def create(memory: str = "4Gi", **rest: object) -> tuple[Share, Path]:
-        return lives.create(folder, order(memory, **rest), devices)
+        return lifecycle.create(folder, order(memory, **rest), devices)
 
     return create
 
@@ -89,7 +89,7 @@ def dead_runner() -> Runner:
     """Names a process that has ended."""
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
-    return Runner(process.pid, 1, this_process().boot_id)
+    return Runner(process.pid, 1, named(os.getpid()).boot_id)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from gpus import mig_slice
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
 from allotment.model.shares import Share
-from allotment.shares import cdi, lives
-from allotment.shares.drivers import _libraries, driver_edits
+from allotment.shares import cdi, lifecycle
+from allotment.shares.cdi import _libraries, driver_edits
 from allotment.shares.folders import StateFolder
 
 Make = Callable[..., tuple[Share, Path]]
@@ -107,7 +107,7 @@ def test_the_spec_goes_with_its_share(folder: StateFolder, make: Make, tmp_path:
     assert json.loads(path.read_text()) == {"kind": cdi.KIND}
     assert path.suffix == ".json"
     assert [present for _, _, present in cdi.list_specs([share])] == [True]
-    lives.destroy(folder, lives.find(folder, share.id), force=False)
+    lifecycle.destroy(folder, lifecycle.find(folder, share.id), force=False)
     assert list((tmp_path / "cdi").iterdir()) == []
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from allotment.libraries import SHIM
-from allotment.shares.copies import shim_copy, simulated_copy
-from allotment.shares.folders import StateFolder
+from allotment.shares.folders import StateFolder, shim_copy, simulated_copy
 
 
 def test_the_shim_is_copied_once(folder: StateFolder, native_dir: Path) -> None:

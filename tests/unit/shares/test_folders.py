@@ -120,16 +120,11 @@ def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
 
 
 @needs_root
-def test_only_root_makes_what_all_users_share(tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    root.mkdir()
-    root.chmod(0o1777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)  # pytest's are closed to others
-    folder = StateFolder(root)
+def test_only_root_makes_what_all_users_share(common_folder: Path) -> None:
+    folder = StateFolder(common_folder)
     os.seteuid(NOBODY)
     try:
-        with pytest.raises(StateError, match="root has to make it") as caught:
+        with pytest.raises(StateError, match="only root may create it") as caught:
             folder.prepare()
     finally:
         os.seteuid(0)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pod_node
 import pytest
+from rounds import undisturbed
 
 from allotment.ledger import operations, read, reap, set_limit
 from allotment.ledger.layout import USAGE_SIZE
@@ -26,7 +27,7 @@ from allotment.ledger.lease_layout import LEASES_FILE_SIZE
 from allotment.model.errors import LedgerError
 from allotment.model.shares import Share
 from allotment.modes import take_damages
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 
 Make = Callable[..., tuple[Share, Path]]
@@ -102,10 +103,10 @@ def test_what_a_tenant_damaged_is_put_right_and_told(
     os.truncate(directory / "leases-0", length)
     os.truncate(directory / "usage", USAGE_SIZE + (8 << 20))
     with folder.locked():
-        lives.recover(folder)
+        lifecycle.recover(folder)
     assert (directory / "leases-0").stat().st_size == LEASES_FILE_SIZE
     assert (directory / "usage").stat().st_size == USAGE_SIZE
-    (found,) = lives.look(folder)
+    (found,) = lifecycle.list_shares(folder)
     assert found.problem is None
     told = take_damages()
     assert [(each.shares, each.device) for each in told] == [
@@ -124,13 +125,16 @@ def test_a_share_starts_beside_a_tenant_that_holds_every_lock(
             if path.name not in {"share.json", "traces.json"}:  # those it has
                 file = tenant.enter_context(path.open("rb"))
                 fcntl.flock(file, fcntl.LOCK_EX)
-        begun = time.monotonic()
-        for _ in range(5):
+
+        def took() -> float:
+            begun = time.monotonic()
             share, _ = make("1Gi")
-            lives.destroy(folder, lives.find(folder, share.id), force=True)
-        took = time.monotonic() - begun
-    # Half a second for each of the two changes of the contract, where such a lock was waited for.
-    assert took < 4
+            lifecycle.destroy(folder, lifecycle.find(folder, share.id), force=True)
+            return time.monotonic() - begun
+
+        # Half a second for each of the two changes of the contract, where such a lock was waited
+        # for.
+        assert undisturbed(took, lambda seconds: seconds < 0.8) < 0.8
 
 
 def test_a_folder_of_a_runtimes_making_is_removed(folder: StateFolder, make: Make) -> None:
@@ -144,7 +148,7 @@ def test_a_folder_of_a_runtimes_making_is_removed(folder: StateFolder, make: Mak
     recorded.mkdir()
     (recorded / "policy").write_bytes(b"x")
     with folder.locked():
-        there = {each.id for each in lives.recover(folder)}
+        there = {each.id for each in lifecycle.recover(folder)}
     assert there == {share.id, recorded.name}
     assert sorted(folder.shares.iterdir()) == sorted([directory, recorded])
 
@@ -178,17 +182,17 @@ def test_a_signal_of_ones_own_is_as_before(node_share: Path) -> None:
 
 @pytest.fixture
 def node_share(tmp_path: Path, native_dir: Path) -> Path:
-    from allotment.ledger import DevicePolicy, Policy, create
+    from allotment.ledger import DevicePolicy, LedgerPolicy, create
 
     assert native_dir.is_dir()
-    create(tmp_path, Policy("ab", "ab", (DevicePolicy("GPU-0", 4 << 30),)))
+    create(tmp_path, LedgerPolicy("ab", "ab", (DevicePolicy("GPU-0", 4 << 30),)))
     return tmp_path
 
 
 SHORT = """
 import ctypes, os, sys
-from allotment.ledger import operations
-library, ledger = operations._library(), operations._Ledger()
+from allotment.ledger import leases, operations
+library, ledger = leases.library(), operations._Ledger()
 assert library.allot_ledger_open(ctypes.byref(ledger), os.fsencode(sys.argv[1])) == 0
 os.truncate(sys.argv[1] + "/usage", 0)
 print(library.allot_ledger_reap(ctypes.byref(ledger)))

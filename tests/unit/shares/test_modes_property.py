@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,14 +15,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from allotment.devices.mig_machine import MigMachine
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.model.errors import BusyError, DoesNotFitError
+from allotment.model.modes import (
+    EXCLUSIVE,
+    MIG,
+    MPS,
+    SOFT,
+    TIMESLICE,
+)
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import EXCLUSIVE, MIG, MPS, SOFT, TIMESLICE, Request
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
-from allotment.shares import lives, slicing
-from allotment.shares.changing_modes import ModeChange
+from allotment.shares import lifecycle
+from allotment.shares.drain import ModeChange
 from allotment.shares.folders import StateFolder
-from allotment.shares.modes_of_gpus import allowed_on, modes_on
-from allotment.shares.processes import this_process
+from allotment.shares.mig import allocate
+from allotment.shares.mode_policy import mode_policy_of, modes_on
+from allotment.shares.process_tree import named
 
 SPEC = "h100-80gb:2"
 MODES = (SOFT, MPS, MIG, EXCLUSIVE, TIMESLICE)
@@ -58,23 +67,21 @@ class Modes(RuleBasedStateMachine):
         # Four slices of the profile are room for all that this test asks for.
         return there <= {mode}
 
-    def order(self, gpu: int, mode: str) -> lives.Order:
+    def order(self, gpu: int, mode: str) -> lifecycle.ShareOrder:
         request = Request(
             parse_memory("1Gi"),
             selectors=(self.uuids[gpu],),
             mode=mode,
             mig_profile="1g.10gb" if mode == MIG else "",
         )
-        return lives.Order(
-            request, Injection.ENVIRONMENT, runner=this_process(), machine=self.machine
+        return lifecycle.ShareOrder(
+            request, Injection.ENVIRONMENT, runner=named(os.getpid()), machine=self.machine
         )
 
     def make(self, gpu: int, mode: str) -> Share:
         devices = SimulatedMachine(self.machine).devices()
         order = self.order(gpu, mode)
-        if mode == MIG:
-            return slicing.create(self.folder, order, devices, keep_s=0)[0]
-        return lives.create(self.folder, order, devices)[0]
+        return lifecycle.create(self.folder, order, devices)[0]
 
     @precondition(lambda self: len(self.there) < 4)
     @rule(gpu=GPUS, mode=st.sampled_from(MODES))
@@ -93,8 +100,8 @@ class Modes(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(list(self.there)))
-        lives.destroy(self.folder, lives.find(self.folder, name), force=True)
-        slicing.settle(self.folder)
+        lifecycle.destroy(self.folder, lifecycle.find(self.folder, name), force=True)
+        allocate.free_orphans(self.folder)
         del self.there[name]
 
     @rule(gpu=GPUS, modes=st.sets(st.sampled_from(MODES), min_size=1), drains=st.booleans())
@@ -124,7 +131,7 @@ class Modes(RuleBasedStateMachine):
 
     @invariant()
     def a_gpu_is_of_one_mode_and_cut_where_it_is_mig(self) -> None:
-        shares = lives.look(self.folder)
+        shares = lifecycle.list_shares(self.folder)
         assert {each.id for each in shares} == set(self.there)
         with MigMachine(self.machine) as gpus:
             found = gpus.ask(lambda device: device.driver.look(), patience_s=10)
@@ -132,7 +139,7 @@ class Modes(RuleBasedStateMachine):
             modes = modes_on(shares, uuid)
             assert modes == self.modes_of(gpu)
             assert len(modes) <= 1
-            allowed = allowed_on(self.folder, uuid)
+            allowed = mode_policy_of(self.folder, uuid)
             assert (allowed.modes if allowed else None) == self.said.get(gpu)
             seen = found[gpu][1]
             assert not isinstance(seen, Exception)
@@ -141,4 +148,4 @@ class Modes(RuleBasedStateMachine):
 
 
 TestModes = Modes.TestCase
-TestModes.settings = settings(stateful_step_count=12, max_examples=60, deadline=None)
+TestModes.settings = settings(stateful_step_count=12)

@@ -8,22 +8,22 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.model.phases import holders, overlap, phases
+from allotment.model.accounting import holders, overlap, phases
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.bookings import booked
-from allotment.shares.found import Found
+from allotment.shares.booking import booked
+from allotment.shares.record import LoadedShare
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 
 
-def pod(kinds: list[ContainerKind], amounts: list[int], *, uid: str = "one") -> list[Found]:
+def pod(kinds: list[ContainerKind], amounts: list[int], *, uid: str = "one") -> list[LoadedShare]:
     """A pod's shares, init containers and sidecars first, as a specification has them."""
     ordered = sorted(kinds, key=lambda kind: kind is REGULAR)
     return [share(uid, place, kind, amounts[place]) for place, kind in enumerate(ordered)]
 
 
-def share(uid: str, place: int, kind: ContainerKind, amount: int) -> Found:
+def share(uid: str, place: int, kind: ContainerKind, amount: int) -> LoadedShare:
     owner = Owner(
         uid=PodUid(uid),
         namespace="lab",
@@ -43,10 +43,10 @@ def share(uid: str, place: int, kind: ContainerKind, amount: int) -> Found:
         injection=Injection.CDI,
         owner=owner,
     )
-    return Found(share_id, Path("/none"), record, None)
+    return LoadedShare(share_id, Path("/none"), record, None)
 
 
-def as_kubernetes_counts(found: list[Found]) -> int:
+def as_kubernetes_counts(found: list[LoadedShare]) -> int:
     """The pod's effective request: k8s.io/component-helpers/resource, PodRequests."""
     sidecars, most = 0, 0
     for each in found:

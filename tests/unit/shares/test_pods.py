@@ -16,8 +16,9 @@ from allotment.model.errors import BusyError, DoesNotFitError, StateError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request, replicas_of
 from allotment.model.shares import Injection, Runner
-from allotment.shares import lives
-from allotment.shares.placing import Order
+from allotment.shares import lifecycle
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodePolicy
 
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -40,7 +41,7 @@ def test_a_share_is_its_containers_by_name_and_its_ids_by_device(node: Node) -> 
         f"{share.devices[0].uuid}\n"
     )
     assert node.folder.root.stat().st_mode & 0o777 == 0o700
-    assert lives.find(node.folder, "lab/pod-171/train").id == share.id
+    assert lifecycle.find(node.folder, "lab/pod-171/train").id == share.id
     assert node.shares.owned() == (share,)
     node.check()
 
@@ -51,7 +52,7 @@ def test_doing_it_again_changes_nothing(node: Node) -> None:
     (spec,) = node.specs()
     stamp = spec.stat().st_mtime_ns
     assert node.prepare(order()) == first
-    assert node.restarted().prepare(order(memory="8Gi"), node.devices) == first
+    assert node.restarted().prepare(order(memory="8Gi"), NodePolicy(devices=node.devices)) == first
     assert before == {path: path.stat().st_mtime_ns for path in node.folder.shares.rglob("*")}
     assert spec.stat().st_mtime_ns == stamp
     node.check()
@@ -59,7 +60,7 @@ def test_doing_it_again_changes_nothing(node: Node) -> None:
 
 def test_an_id_is_one_containers(node: Node) -> None:
     node.prepare(order())
-    with pytest.raises(StateError, match="asked for by lab/other/train"):
+    with pytest.raises(StateError, match="not to lab/other/train"):
         node.prepare(order(whose=owner(pod="other")))
 
 
@@ -130,24 +131,26 @@ def test_a_damaged_share_is_told_and_can_be_ended(node: Node) -> None:
 def test_others_on_the_node_are_seen_at_once(node: Node) -> None:
     node.prepare(order())
     for device in node.devices:
-        made, _ = lives.create(
+        made, _ = lifecycle.create(
             node.folder,
-            Order(Request(parse_memory("10Gi"), selectors=(device.uuid,)), Injection.ENVIRONMENT),
+            ShareOrder(
+                Request(parse_memory("10Gi"), selectors=(device.uuid,)), Injection.ENVIRONMENT
+            ),
             node.devices,
         )
     with pytest.raises(DoesNotFitError, match="10Gi"):
         node.prepare(order(2, "5Gi"))
-    lives.destroy(node.folder, lives.find(node.folder, made.id), force=False)
+    lifecycle.destroy(node.folder, lifecycle.find(node.folder, made.id), force=False)
     node.prepare(order(2, "5Gi"))
 
 
 def test_what_ended_without_care_makes_room(node: Node, dead_runner: Runner) -> None:
     node.folder.prepare()
     request = Request(parse_memory("14Gi"), count=2)
-    gone = Order(request, Injection.ENVIRONMENT, runner=dead_runner)
-    lives.create(node.folder, gone, node.devices)
+    gone = ShareOrder(request, Injection.ENVIRONMENT, runner=dead_runner)
+    lifecycle.create(node.folder, gone, node.devices)
     share = node.prepare(order(memory="14Gi"))
-    assert [each.id for each in lives.look(node.folder)] == [share.id]
+    assert [each.id for each in lifecycle.list_shares(node.folder)] == [share.id]
 
 
 def test_devices_that_were_chosen_are_followed(node: Node) -> None:
@@ -229,6 +232,6 @@ def test_specs_of_other_state_folders_are_not_ours_to_remove(node: Node) -> None
     assert len(node.specs()) == 3
 
 
-def test_an_order_needs_an_id_and_an_owner(node: Node) -> None:
-    with pytest.raises(ValueError, match="Order"):
-        node.prepare(replace(order(), id=None))
+def test_an_order_needs_an_owner(node: Node) -> None:
+    with pytest.raises(ValueError, match="ShareOrder"):
+        node.prepare(replace(order(), owner=None))

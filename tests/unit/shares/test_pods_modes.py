@@ -9,14 +9,15 @@ from pod_node import GI, Node, in_force, order, owner
 
 from allotment.model.devices import Device
 from allotment.model.errors import BusyError, DoesNotFitError, NoDevicesError, UsageError
+from allotment.model.modes import EXCLUSIVE, SOFT, TIMESLICE
 from allotment.model.pods import ContainerKind
 from allotment.model.quantities import parse_memory
-from allotment.model.requests import EXCLUSIVE, SOFT, TIMESLICE, Request, whole_devices
+from allotment.model.requests import Request, whole_devices
 from allotment.model.shares import Injection, ShareId
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.pods import NodeFolders, PodShares
-from allotment.shares.resizing import Change, resize
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
+from allotment.shares.resize import LimitChange, resize
 
 
 def test_an_exclusive_device_is_nobody_elses(node: Node) -> None:
@@ -27,12 +28,10 @@ def test_an_exclusive_device_is_nobody_elses(node: Node) -> None:
     assert node.prepare(order(2)).devices[0].uuid == second
     with pytest.raises(DoesNotFitError) as caught:
         node.prepare(order(3, devices=(first,)))
-    assert "need a part of it, have none: all of it is given to lab/pod-1/train" in str(
-        caught.value
-    )
+    assert "need a part of it, have none: used in full by lab/pod-1/train" in str(caught.value)
     with pytest.raises(DoesNotFitError) as caught:
         node.prepare(order(4, request=whole_devices(1, mode=EXCLUSIVE), devices=(second,)))
-    assert "need it alone, have 1 share there (lab/pod-2/train)" in str(caught.value)
+    assert "need it alone, have 1 share on it (lab/pod-2/train)" in str(caught.value)
     node.check()
 
 
@@ -42,7 +41,7 @@ def test_time_slices_are_beside_one_another_and_no_others(node: Node) -> None:
         node.prepare(order(number, request=whole_devices(1, mode=TIMESLICE), devices=(first,)))
     with pytest.raises(DoesNotFitError) as caught:
         node.prepare(order(9, devices=(first,)))
-    assert "need mode soft, have shares of mode timeslice there (lab/pod-0/train, " in str(
+    assert "need mode soft, have shares of mode timeslice on it (lab/pod-0/train, " in str(
         caught.value
     )
     with pytest.raises(DoesNotFitError, match="need it alone, have 3 shares"):
@@ -61,17 +60,29 @@ def test_a_share_without_a_shim_gets_its_device_and_nothing_else(node: Node) -> 
     assert Path(targets["/run/allotment/simulated/devices"]).read_text() == f"{first}\n"
     assert "/run/allotment/share/id" in targets
     with pytest.raises(UsageError, match="is a pod's"):
-        resize(node.folder, share.id, Change(memory=parse_memory("1Gi")), node.devices, force=False)
+        resize(
+            node.folder,
+            share.id,
+            LimitChange(memory=parse_memory("1Gi")),
+            node.devices,
+            force=False,
+        )
 
 
 def test_a_pods_share_is_not_resized_and_not_removed_by_hand(node: Node) -> None:
     share = node.prepare(order())
     with pytest.raises(UsageError, match="is a pod's"):
-        resize(node.folder, share.id, Change(memory=parse_memory("1Gi")), node.devices, force=False)
-    with pytest.raises(BusyError, match="is a pod's") as caught:
-        lives.destroy(node.folder, lives.find(node.folder, share.id), force=False)
+        resize(
+            node.folder,
+            share.id,
+            LimitChange(memory=parse_memory("1Gi")),
+            node.devices,
+            force=False,
+        )
+    with pytest.raises(BusyError, match="belongs to a pod") as caught:
+        lifecycle.destroy(node.folder, lifecycle.find(node.folder, share.id), force=False)
     assert "kubectl -n lab delete pod pod-1" in (caught.value.hint or "")
-    lives.destroy(node.folder, lives.find(node.folder, share.id), force=True)
+    lifecycle.destroy(node.folder, lifecycle.find(node.folder, share.id), force=True)
     node.check()
 
 
@@ -82,8 +93,8 @@ def test_an_ended_init_containers_part_goes_on_to_the_next(node: Node) -> None:
     one = node.prepare(order(1, "12Gi", whose=init, guarantee=80, devices=device))
     two = node.prepare(order(2, "10Gi", whose=main, guarantee=60, devices=device))
     assert (in_force(node, one), in_force(node, two)) == (0, 60)
-    assert lives.booked(lives.look(node.folder))[device[0]].memory == 12 * GI
-    assert lives.booked(lives.look(node.folder))[device[0]].guaranteed == 8000
+    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].memory == 12 * GI
+    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].guaranteed == 8000
     # The kubelet starts the pod anew: its init container first.
     assert node.prepare(order(1, "12Gi", whose=init, guarantee=80, devices=device)) == one
     assert (in_force(node, one), in_force(node, two)) == (80, 0)
@@ -101,7 +112,7 @@ def test_a_container_goes_where_its_pod_has_room_already(node: Node) -> None:
     node.prepare(order(1, "8Gi", whose=init, devices=(first,)))
     node.prepare(order(2, "4Gi", devices=(second,)))  # which is fuller for who has nothing yet
     assert node.prepare(order(3, "8Gi", whose=owner(place=1))).devices[0].uuid == first
-    assert lives.allotted(lives.look(node.folder)) == {first: 8 * GI, second: 4 * GI}
+    assert lifecycle.allotted(lifecycle.list_shares(node.folder)) == {first: 8 * GI, second: 4 * GI}
 
 
 def test_a_sidecar_runs_beside_what_comes_after_it(node: Node) -> None:
@@ -116,7 +127,7 @@ def test_a_sidecar_runs_beside_what_comes_after_it(node: Node) -> None:
         node.prepare(order(2, f"{part + 2}Gi", whose=init, devices=device))
     node.prepare(order(2, f"{part}Gi", whose=init, devices=device))
     node.prepare(order(3, f"{part}Gi", whose=main, devices=device))
-    assert lives.booked(lives.look(node.folder))[device[0]].memory == 2 * part * GI
+    assert lifecycle.booked(lifecycle.list_shares(node.folder))[device[0]].memory == 2 * part * GI
 
 
 def test_an_exclusive_device_goes_on_within_its_pod(node: Node) -> None:
@@ -195,7 +206,9 @@ def test_a_container_has_the_nodes_of_its_devices_alone(
     real: PodShares, devices: tuple[Device, ...], tmp_path: Path, mode: str
 ) -> None:
     request = Request(parse_memory("1Gi")) if mode == SOFT else whole_devices(1, mode=mode)
-    share = real.prepare(order(request=request, devices=(devices[1].uuid,)), devices)
+    share = real.prepare(
+        order(request=request, devices=(devices[1].uuid,)), NodePolicy(devices=devices)
+    )
     (spec,) = (tmp_path / "cdi").iterdir()
     edits = json.loads(spec.read_text())["devices"][0]["containerEdits"]
     nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1"]
@@ -212,6 +225,6 @@ def test_a_driver_that_lost_a_node_is_told_and_leaves_nothing(
 ) -> None:
     (tmp_path / "root/dev/nvidia1").unlink()
     with pytest.raises(NoDevicesError, match="/dev/nvidia1"):
-        real.prepare(order(devices=(devices[1].uuid,)), devices)
+        real.prepare(order(devices=(devices[1].uuid,)), NodePolicy(devices=devices))
     assert list((tmp_path / "state/shares").iterdir()) == []
     assert real.owned() == ()

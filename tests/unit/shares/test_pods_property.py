@@ -17,7 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from allotment.devices.simulated import machine_path, read_machine
+from allotment.devices.packing import read_machine
+from allotment.devices.simulated import machine_path
 from allotment.ledger import read_contract
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import DoesNotFitError
@@ -25,10 +26,10 @@ from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, ShareId
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.placing import Order
-from allotment.shares.pods import NodeFolders, PodShares
+from allotment.shares.placing import ShareOrder
+from allotment.shares.pods import NodeFolders, NodePolicy, PodShares
 
 GI = 1 << 30
 KILLED = 77
@@ -109,7 +110,7 @@ class Pods(RuleBasedStateMachine):
     def id_of(self, pod: int, place: int) -> ShareId:
         return ShareId(f"{self.serial[pod] * 100 + pod * 10 + place:012x}")
 
-    def order(self, pod: int, place: int) -> Order:
+    def order(self, pod: int, place: int) -> ShareOrder:
         amount = self.amounts[pod][place]
         owner = Owner(
             uid=PodUid(f"{pod}-{self.serial[pod]}"),
@@ -121,7 +122,7 @@ class Pods(RuleBasedStateMachine):
             place=place,
         )
         compute = Compute(amount * 700, is_governed=True)
-        return Order(
+        return ShareOrder(
             Request(MemoryAmount(f"{amount}Gi", size_bytes=amount * GI), compute=compute),
             Injection.CDI,
             id=self.id_of(pod, place),
@@ -162,7 +163,7 @@ class Pods(RuleBasedStateMachine):
         there = self.folder.share(self.id_of(pod, place)).exists()
         self.unsure.clear()
         try:
-            share = self.shares.prepare(self.order(pod, place), self.devices)
+            share = self.shares.prepare(self.order(pod, place), NodePolicy(devices=self.devices))
         except DoesNotFitError:
             assert not there
             assert not self.fits(pod, place)
@@ -182,7 +183,9 @@ class Pods(RuleBasedStateMachine):
         pod = data.draw(st.sampled_from(sorted(self.amounts)))
         self.settle_doubts(pod, place)
         order = self.order(pod, place)
-        kill_after(steps, self.root, lambda: self.shares.prepare(order, self.devices))
+        kill_after(
+            steps, self.root, lambda: self.shares.prepare(order, NodePolicy(devices=self.devices))
+        )
         if place not in self.made[pod]:
             self.unsure.add((pod, place))
 
@@ -233,13 +236,13 @@ class Pods(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_what_another_has(self) -> None:
-        found = {each.id: each for each in lives.look(self.folder)}
+        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
         sure = {self.id_of(pod, place) for pod, places in self.made.items() for place in places}
         doubted = {self.id_of(*each) for each in self.unsure}
         assert sure - doubted <= set(found) <= sure | doubted
         for each in found.values():
             assert each.problem is None
-        for booking in lives.booked(found.values()).values():
+        for booking in lifecycle.booked(found.values()).values():
             assert booking.memory <= self.devices[0].allottable_bytes
             assert booking.guaranteed <= WHOLE
         for pod in range(2):

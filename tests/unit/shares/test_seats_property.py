@@ -21,10 +21,10 @@ from allotment.model.errors import DoesNotFitError, UsageError
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection
-from allotment.shares import lives
+from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
-from allotment.shares.processes import this_process
-from allotment.shares.resizing import Change, resize
+from allotment.shares.process_tree import named
+from allotment.shares.resize import LimitChange, resize
 
 GI = 1 << 30
 DEVICES = tuple(
@@ -93,14 +93,14 @@ class Seats(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
-    def order(self, compute: Compute, count: int) -> lives.Order:
+    def order(self, compute: Compute, count: int) -> lifecycle.ShareOrder:
         request = Request(parse_memory("1Gi"), count=count, compute=compute)
-        return lives.Order(request, Injection.ENVIRONMENT, runner=this_process())
+        return lifecycle.ShareOrder(request, Injection.ENVIRONMENT, runner=named(os.getpid()))
 
     def free(self, *, but: str = "") -> dict[str, int]:
         """What can be guaranteed of each device, beside those that are there."""
         free = {device.uuid: WHOLE for device in DEVICES}
-        for found in lives.look(self.folder):
+        for found in lifecycle.list_shares(self.folder):
             if found.id != but:
                 for uuid, guarantee in found.guarantees().items():
                     free[uuid] -= guarantee
@@ -109,7 +109,7 @@ class Seats(RuleBasedStateMachine):
     def adopt(self) -> None:
         """Takes what is there for true, after a kill."""
         self.is_swept = False
-        found = {each.id: each for each in lives.look(self.folder)}
+        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
         for gone in set(self.promised) - set(found):
             del self.promised[gone]
         for name, each in found.items():
@@ -117,14 +117,16 @@ class Seats(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject) -> str:
         # In the order of making: names are random, and a replay must meet the same share.
-        made = {each.id: each.share.created for each in lives.look(self.folder) if each.share}
+        made = {
+            each.id: each.share.created for each in lifecycle.list_shares(self.folder) if each.share
+        }
         return data.draw(st.sampled_from(sorted(made, key=lambda name: made[name])))
 
     @rule(compute=PROMISES, count=st.integers(1, 2))
     def create(self, compute: Compute, count: int) -> None:
         fitting = sum(left >= compute.guarantee for left in self.free().values())
         try:
-            share, _ = lives.create(self.folder, self.order(compute, count), DEVICES)
+            share, _ = lifecycle.create(self.folder, self.order(compute, count), DEVICES)
         except DoesNotFitError:
             assert fitting < count
         else:
@@ -137,10 +139,10 @@ class Seats(RuleBasedStateMachine):
     def change(self, data: st.DataObject, compute: Compute) -> None:
         name = self.pick(data)
         free = self.free(but=name)
-        (found,) = [each for each in lives.look(self.folder) if each.id == name]
+        (found,) = [each for each in lifecycle.list_shares(self.folder) if each.id == name]
         fits = all(free[uuid] >= compute.guarantee for uuid in found.limits())
         try:
-            again = resize(self.folder, name, Change(compute=compute), DEVICES, force=False)
+            again = resize(self.folder, name, LimitChange(compute=compute), DEVICES, force=False)
         except DoesNotFitError:
             assert not fits
         else:
@@ -153,19 +155,19 @@ class Seats(RuleBasedStateMachine):
     @rule(data=st.data())
     def destroy(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        lives.destroy(self.folder, lives.find(self.folder, name), force=True)
+        lifecycle.destroy(self.folder, lifecycle.find(self.folder, name), force=True)
         del self.promised[name]
 
     @rule(compute=PROMISES, count=st.integers(1, 2), steps=st.integers(0, 24))
     def create_is_killed(self, compute: Compute, count: int, steps: int) -> None:
         order = self.order(compute, count)
-        kill_after(steps, self.root, lambda: lives.create(self.folder, order, DEVICES))
+        kill_after(steps, self.root, lambda: lifecycle.create(self.folder, order, DEVICES))
         self.adopt()
 
     @precondition(lambda self: self.promised)
     @rule(data=st.data(), compute=PROMISES, steps=st.integers(0, 66))
     def change_is_killed(self, data: st.DataObject, compute: Compute, steps: int) -> None:
-        name, change = self.pick(data), Change(compute=compute)
+        name, change = self.pick(data), LimitChange(compute=compute)
         kill_after(
             steps, self.root, lambda: resize(self.folder, name, change, DEVICES, force=False)
         )
@@ -176,19 +178,19 @@ class Seats(RuleBasedStateMachine):
     @precondition(lambda self: self.promised)
     @rule(data=st.data(), steps=st.integers(0, 16))
     def destroy_is_killed(self, data: st.DataObject, steps: int) -> None:
-        found = lives.find(self.folder, self.pick(data))
-        kill_after(steps, self.root, lambda: lives.destroy(self.folder, found, force=True))
+        found = lifecycle.find(self.folder, self.pick(data))
+        kill_after(steps, self.root, lambda: lifecycle.destroy(self.folder, found, force=True))
         self.adopt()
 
     @rule()
     def recover(self) -> None:
         with self.folder.locked():
-            lives.recover(self.folder)
+            lifecycle.recover(self.folder)
         self.is_swept = True
 
     @invariant()
     def promises_are_kept(self) -> None:
-        found = {each.id: each for each in lives.look(self.folder)}
+        found = {each.id: each for each in lifecycle.list_shares(self.folder)}
         assert set(found) == set(self.promised)
         seated: dict[str, set[str]] = {}
         for folder in self.folder.devices.iterdir():

@@ -4,16 +4,17 @@
 from itertools import pairwise
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allotment.placement.policies import POLICIES, make
-from allotment.simulate.arriving import replay
-from allotment.simulate.generating import generate
-from allotment.simulate.outcomes import Arrivals, Outcome
+from allotment.simulate.csv_files import TraceNode, TracePod, TraceShape
+from allotment.simulate.outcomes import Arrivals, ReplayOutcome
 from allotment.simulate.placers import ArrayPlacer
+from allotment.simulate.replay import replay
 from allotment.simulate.scenes import TraceScene
-from allotment.simulate.traces import PodShape, TraceNode, TracePod
+from allotment.simulate.workloads import generate
 
 TRACE = generate(seed=2, scale=0.01)
 
@@ -24,7 +25,7 @@ def nobody(part: float) -> None:
 
 
 def pod(name: str, *, gpus: int = 1, milli: int = 500, models: tuple[str, ...] = ()) -> TracePod:
-    shape = PodShape(cpu_milli=1000, gpus=gpus, gpu_milli=milli, models=models)
+    shape = TraceShape(cpu_milli=1000, gpus=gpus, gpu_milli=milli, models=models)
     return TracePod(name=name, shape=shape, memory_mib=1)
 
 
@@ -57,11 +58,11 @@ def test_what_is_told_by_hand() -> None:
     assert story.at(176) is None
 
 
-def played(policy: str, seed: int) -> Outcome:
+def played(policy: str, seed: int) -> ReplayOutcome:
     return TraceScene(trace=TRACE).run(policy, seed, nobody)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(1 / 4))
 @given(policy=st.sampled_from(sorted(POLICIES)), seed=st.integers(0, 5))
 def test_no_more_is_given_than_there_is_and_came(policy: str, seed: int) -> None:
     outcome = played(policy, seed)

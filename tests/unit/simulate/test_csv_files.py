@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.errors import UsageError
-from allotment.simulate.csv_files import nodes_text, pods_text, read_nodes, read_pods
-from allotment.simulate.traces import PodShape, TraceNode, TracePod
+from allotment.simulate.csv_files import (
+    TraceNode,
+    TracePod,
+    TraceShape,
+    nodes_text,
+    pods_text,
+    read_nodes,
+    read_pods,
+)
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn-0,64000,262144,2,P100\nn-1,96000,1024,0,\n"
 PODS = (
@@ -39,7 +46,7 @@ def test_nodes(tmp_path: Path) -> None:
 
 def test_pods(tmp_path: Path) -> None:
     whole, part, none = read_pods(file(tmp_path, PODS))
-    assert whole.shape == PodShape(cpu_milli=12000, gpus=1, gpu_milli=1000)
+    assert whole.shape == TraceShape(cpu_milli=12000, gpus=1, gpu_milli=1000)
     # From when it was placed, not from when it came.
     assert (whole.created_s, whole.duration_s) == (10, 80.5)
     assert part.shape.models == ("V100M16", "V100M32")
@@ -72,9 +79,9 @@ def test_columns_may_be_in_any_order_and_more(tmp_path: Path) -> None:
     [
         ("", "has no pods"),
         (PODS.splitlines()[0], "has no pods"),
-        ("name,cpu,num_gpu,gpu_milli\n", "line 1: there is no column cpu_milli"),
+        ("name,cpu,num_gpu,gpu_milli\n", "line 1: missing column cpu_milli"),
         (FEW.replace("num_gpu", "nun_gpu"), "is it 'nun_gpu'?"),
-        (FEW.replace("memory_mib", "gpu_milli"), "line 1: there are two columns gpu_milli"),
+        (FEW.replace("memory_mib", "gpu_milli"), "line 1: column gpu_milli appears twice"),
         (FEW + "p-1,x,1,1,1\n", "line 3: cpu_milli is 'x'"),
         (FEW + "p-1,-5,1,1,1\n", "line 3: cpu_milli is '-5'"),
         (FEW + "p-1,1.5,1,1,1\n", "line 3: cpu_milli is '1.5'"),
@@ -82,17 +89,20 @@ def test_columns_may_be_in_any_order_and_more(tmp_path: Path) -> None:
         (FEW + f"p-1,{'9' * 5000},1,1,1\n", "line 3: cpu_milli is '999"),
         (FEW + "p-1,1,1,65,1000\n", "line 3: num_gpu is '65'"),
         (FEW + "p-1,1,1,1,1001\n", "line 3: gpu_milli is '1001'"),
-        (FEW + "p-1,1,1,1,0\n", "asks for 1 GPUs and for nothing of them"),
-        (FEW + "p-1,1,1,0,460\n", "460 thousandths of 0 GPUs"),
+        (FEW + "p-1,1,1,1,0\n", "requests 1 GPUs with gpu_milli 0"),
+        (FEW + "p-1,1,1,0,460\n", "gpu_milli 460 of 0 GPUs"),
         (FEW + ",1,1,1,1\n", "line 3: name is empty"),
-        (FEW + "p-0,1,1,1,1\n", "line 3: name 'p-0' is that of line 2 too"),
-        (FEW + "p-1,1,1,1\n", "line 3: there are 4 cells and 5 columns"),
-        (FEW + "p-1,1,1,1,1,1\n", "line 3: there are 6 cells and 5 columns"),
-        (FEW + 'p-1,1,1,1,"1\n', "no CSV"),
-        (PODS + "p-3,1,1,1,1,,LS,Running,5,4,\n", "line 5: it ended (4) before it began (5)"),
+        (FEW + "p-0,1,1,1,1\n", "line 3: name 'p-0' repeats line 2"),
+        (FEW + "p-1,1,1,1\n", "line 3: 4 cells in 5 columns"),
+        (FEW + "p-1,1,1,1,1,1\n", "line 3: 6 cells in 5 columns"),
+        (FEW + 'p-1,1,1,1,"1\n', "invalid CSV"),
+        (
+            PODS + "p-3,1,1,1,1,,LS,Running,5,4,\n",
+            "line 5: the pod ended (4) before it started (5)",
+        ),
         (PODS + "p-3,1,1,1,1,,LS,Running,nan,4,\n", "line 5: creation_time is 'nan'"),
         (PODS + "p-3,1,1,1,1,,LS,Running,1e99,4,\n", "line 5: creation_time is '1e99'"),
-        (FEW.encode() + b"p-1,\xff,1,1,1\n", "line 3: there are bytes that are no text"),
+        (FEW.encode() + b"p-1,\xff,1,1,1\n", "line 3: bytes are not UTF-8 text"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -120,7 +130,7 @@ def test_any_bytes_are_read_or_refused(
 
 amounts = st.integers(0, 10**6)
 shapes = st.builds(
-    PodShape,
+    TraceShape,
     cpu_milli=amounts,
     gpus=st.integers(1, 8),
     gpu_milli=st.integers(1, 1000),
@@ -133,7 +143,7 @@ shapes = st.builds(
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory,
     *,
-    shape: PodShape,
+    shape: TraceShape,
     created: int | None,
     duration: int,
     memory: int,

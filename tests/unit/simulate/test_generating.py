@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from allotment.simulate.generating import generate
-from allotment.simulate.traces import Trace, capacity_milli
+from allotment.simulate.csv_files import Trace, capacity_milli
+from allotment.simulate.workloads import generate
 
 
 @pytest.fixture(scope="module")

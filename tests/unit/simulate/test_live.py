@@ -5,12 +5,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2
 import pytest
+from api_server_twin import Reply, answered, api_of
 from cut_nodes import cut_device, node_of
 
-from allotment.dialects.decisions import write_booking
-from allotment.kube.clients import Api
+from allotment.dialects.own.placement import write_booking
+from allotment.kube.clients import HttpRequest
 from allotment.kube.errors import DeniedError, KubeError
 from allotment.kube.inventories import CORDONS, DEVICES, encode
 from allotment.kube.live import LiveCluster, read_cluster
@@ -24,8 +24,8 @@ from allotment.model.clusters import (
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigPlace
 from allotment.model.pods import PodUid
-from allotment.simulate.live_scenes import LiveScene, Replayed
-from allotment.simulate.outcomes import Outcome, Refit, document_of, summaries_of
+from allotment.simulate.outcomes import Refit, ReplayOutcome, document_of, summaries_of
+from allotment.simulate.scenes import LiveScene, Replayed
 
 GI = 1 << 30
 HALF = {
@@ -105,26 +105,21 @@ class Twin:
 
     def read(self, **options: Any) -> LiveCluster:  # noqa: ANN401 - as it takes them
         async def read() -> LiveCluster:
-            http = httpx2.AsyncClient(
-                transport=httpx2.MockTransport(self._answer), base_url="https://server"
-            )
-            async with Api(http, server="https://server") as api:
+            async with api_of(self._answer) as api:
                 return await read_cluster(api, **options)
 
         return asyncio.run(read())
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    def _answer(self, request: HttpRequest) -> Reply:
         assert request.method == "GET"
-        self.asked.append(str(request.url))
-        begin = int(request.url.params.get("continue", "0"))
+        self.asked.append(request.path)
+        begin = int(request.params.get("continue", "0"))
         if begin and self.refusals:
             code = self.refusals.pop(0)
-            return httpx2.Response(code, json={"kind": "Status", "code": code, "message": "no"})
-        items = self.items[request.url.path]
+            return answered({"kind": "Status", "code": code, "message": "no"}, code)
+        items = self.items[request.path]
         more = str(begin + 2) if begin + 2 < len(items) else ""
-        return httpx2.Response(
-            200, json={"metadata": {"continue": more}, "items": items[begin : begin + 2] or None}
-        )
+        return answered({"metadata": {"continue": more}, "items": items[begin : begin + 2] or None})
 
 
 def test_what_is_there_is_read() -> None:
@@ -205,7 +200,7 @@ def nobody(part: float) -> None:
 
 def played(
     cluster: LiveCluster, replayed: Replayed, policy: str = "binpack"
-) -> tuple[Outcome, Refit]:
+) -> tuple[ReplayOutcome, Refit]:
     outcome = LiveScene(cluster=cluster, replayed=replayed).run(policy, 1, nobody)
     assert isinstance(outcome.story, Refit)
     return outcome, outcome.story

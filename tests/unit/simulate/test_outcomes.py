@@ -6,8 +6,8 @@ import pytest
 from allotment.simulate.outcomes import (
     Arrivals,
     Decisions,
-    Outcome,
     Point,
+    ReplayOutcome,
     decisions_of,
     document_of,
     percentile,
@@ -15,13 +15,13 @@ from allotment.simulate.outcomes import (
 )
 
 
-def outcome(policy: str, seed: int, allocated: float, *, last: float = 130) -> Outcome:
+def outcome(policy: str, seed: int, allocated: float, *, last: float = 130) -> ReplayOutcome:
     points = tuple(
         Point(arrived, allocated, 100 - allocated)
         for arrived in (50.0, 95.1, 100.0, 130.2)
         if arrived <= last + 1
     )
-    return Outcome(
+    return ReplayOutcome(
         policy=policy,
         seed=seed,
         pods=10,

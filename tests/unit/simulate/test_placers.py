@@ -4,17 +4,23 @@
 from collections.abc import Sequence
 
 import pytest
+from bench.scheduler.trace_needs import need_of
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allotment.model.clusters import NodeRejection
-from allotment.placement.cluster import Cluster
+from allotment.placement.cluster.cluster import Cluster
+from allotment.placement.explain import Refusal
 from allotment.placement.policies import POLICIES, make
-from allotment.simulate.generating import generate
-from allotment.simulate.needs import inventory_of, need_of, with_gpu_memory, without_gpu_memory
-from allotment.simulate.placers import ArrayPlacer, Spot
-from allotment.simulate.traces import PodShape, Trace, TraceNode, TracePod, capacity_milli
-from allotment.simulate.workloads import drawn
+from allotment.simulate.csv_files import Trace, TraceNode, TracePod, TraceShape, capacity_milli
+from allotment.simulate.placers import (
+    ArrayPlacer,
+    Spot,
+    inventory_of,
+    with_gpu_memory,
+    without_gpu_memory,
+)
+from allotment.simulate.workloads import drawn, generate
 
 LEARNT = sorted(POLICIES)
 STEADY = [name for name in LEARNT if name != "random"]
@@ -74,7 +80,7 @@ def test_the_schedulers_whole_way_gives_the_same(policy: str, *, has_memory: boo
         if spot is None:
             continue
         booking = cluster.place(need, names[0])
-        assert not isinstance(booking, NodeRejection)
+        assert not isinstance(booking, Refusal)
         devices = [each.uuid for container in booking.containers for each in container.devices]
         assert devices == [f"{names[0]}/{column}" for column in spot.devices]
         tried.book(spot)
@@ -83,7 +89,7 @@ def test_the_schedulers_whole_way_gives_the_same(policy: str, *, has_memory: boo
     cluster.check_invariants()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(1 / 2))
 @given(data=st.data(), policy=st.sampled_from(LEARNT), has_memory=st.booleans())
 def test_what_is_given_back_is_there_again(
     data: st.DataObject, *, policy: str, has_memory: bool
@@ -114,7 +120,7 @@ def node(*, gpus: int = 2, cpu_milli: int = 8000, model: str = "T4") -> TraceNod
 
 def pod(*, gpus: int = 1, milli: int = 500, **more: int) -> TracePod:
     cpu_milli, memory_mib = more.get("cpu_milli", 1000), more.get("memory_mib", 10)
-    shape = PodShape(cpu_milli=cpu_milli, gpus=gpus, gpu_milli=milli if gpus else 0)
+    shape = TraceShape(cpu_milli=cpu_milli, gpus=gpus, gpu_milli=milli if gpus else 0)
     return TracePod(name="p", shape=shape, memory_mib=memory_mib)
 
 

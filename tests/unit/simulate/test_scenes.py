@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from allotment.model.errors import UsageError
-from allotment.simulate.generating import generate
-from allotment.simulate.needs import kind_of, with_gpu_memory, without_gpu_memory
+from allotment.simulate.csv_files import Trace, TraceNode, TracePod, TraceShape, capacity_milli
+from allotment.simulate.placers import kind_of, with_gpu_memory, without_gpu_memory
 from allotment.simulate.scenes import TraceScene, check_policies
-from allotment.simulate.traces import PodShape, Trace, TraceNode, TracePod, capacity_milli
+from allotment.simulate.workloads import generate
 
 TRACE = generate(seed=2, scale=0.01)
 
@@ -34,7 +34,7 @@ def test_tuned_they_ask_for_so_much() -> None:
 
 def test_a_policy_that_is_not_there() -> None:
     check_policies(["fgd", "random"])
-    with pytest.raises(UsageError, match="there is no policy 'best'") as raised:
+    with pytest.raises(UsageError, match="unknown policy 'best'") as raised:
         check_policies(["fgd", "best"])
     assert "binpack" in (raised.value.hint or "")
 
@@ -50,8 +50,8 @@ def test_the_mix_is_learnt_or_known() -> None:
 
 
 def test_memory_of_gpus_as_it_is_or_made_up() -> None:
-    shape = PodShape(cpu_milli=1, gpus=1, gpu_milli=500)
-    said = PodShape(cpu_milli=1, gpus=1, gpu_milli=500, gpu_memory_mib=5000)
+    shape = TraceShape(cpu_milli=1, gpus=1, gpu_milli=500)
+    said = TraceShape(cpu_milli=1, gpus=1, gpu_milli=500, gpu_memory_mib=5000)
     pods = [
         TracePod(name="made up", shape=shape, memory_mib=1),
         TracePod(name="again", shape=shape, memory_mib=2),

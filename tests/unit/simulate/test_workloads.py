@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.errors import UsageError
-from allotment.simulate.traces import PodShape, TracePod
+from allotment.simulate.csv_files import TracePod, TraceShape
 from allotment.simulate.workloads import as_listed, drawn, timed
 
 
 def pod(
     name: str, *, milli: int = 500, created: float | None = 0, duration: float | None = 60
 ) -> TracePod:
-    shape = PodShape(cpu_milli=1000, gpus=1 if milli else 0, gpu_milli=milli)
+    shape = TraceShape(cpu_milli=1000, gpus=1 if milli else 0, gpu_milli=milli)
     return TracePod(name=name, shape=shape, memory_mib=1, created_s=created, duration_s=duration)
 
 
@@ -57,7 +57,7 @@ def test_as_they_are_each_comes_once() -> None:
 
 
 def test_pods_without_gpus_cannot_be_tuned() -> None:
-    with pytest.raises(UsageError, match="none of the pods asks for a GPU"):
+    with pytest.raises(UsageError, match="no pod requests a GPU"):
         drawn([pod("a", milli=0)], capacity_milli=1000, tune=1.0, seed=1)
 
 
@@ -94,5 +94,5 @@ def test_with_times_they_ask_for_what_they_are_tuned_to(tune: float) -> None:
 
 @pytest.mark.parametrize("untimed", [pod("x", created=None), pod("x", duration=None)])
 def test_without_times_nothing_can_leave(untimed: TracePod) -> None:
-    with pytest.raises(UsageError, match="pod 'x' does not say when it came and went"):
+    with pytest.raises(UsageError, match="pod 'x' has no creation or deletion time"):
         timed([pod("a"), untimed], capacity_milli=1000, tune=1.0, seed=1)

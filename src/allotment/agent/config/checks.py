@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of the right shape may still not say, with NVIDIA's words where NVIDIA has some."""
+"""Rules for a file of the right shape, in NVIDIA's words if NVIDIA has the rule."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from allotment.agent.config.go_values import parse_duration
-from allotment.agent.config.names import SHARED_SUFFIX, whole_name
+from allotment.agent.config.options import parse_duration
 from allotment.agent.config.schema import (
+    SHARED_SUFFIX,
     AllotmentSection,
     ConfigFile,
     DeviceMatch,
@@ -18,18 +19,22 @@ from allotment.agent.config.schema import (
     ReplicatedResource,
     ReplicatedResources,
     ResourcePattern,
+    whole_name,
 )
-from allotment.agent.health.actions import parse_action
+from allotment.agent.health.xids import parse_action
+from allotment.model.devices import Device
 from allotment.model.errors import UsageError
+from allotment.model.modes import MIG, TIMESLICE
 from allotment.model.placements import MAX_SHARES
-
-__all__ = ["MAX_REPLICAS", "MOST_KEEP_S", "PCI_ADDRESS", "Finding", "findings", "is_mig_reference"]
+from allotment.model.quantities import MemoryAmount
+from allotment.model.requests import Request
+from allotment.placement import is_selected
 
 MAX_REPLICAS: Final = 1000
 """Of one GPU. The kubelet takes a list of some 100,000 ids (16 MiB), and 16 GPUs fit into that."""
 
 MOST_KEEP_S: Final = 7 * 24 * 3600.0
-"""How long a slice may be kept warm: longer would be for ever, and an administrator's slice."""
+"""The longest time for idle slices: longer is for ever, like an administrator's slice."""
 
 PCI_ADDRESS: Final = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"
@@ -49,184 +54,179 @@ _WORD: Final = re.compile(r"[a-z0-9]", re.ASCII | re.IGNORECASE)
 _XID: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong, and where: `$.sharing.timeSlicing.resources[0].replicas`."""
-
-    path: str
-    message: str
-    hint: str | None = None
-
-
-def findings(file: ConfigFile) -> Iterator[Finding]:
-    """Yield what is wrong, in the order of the file."""
+def check_file(file: ConfigFile) -> None:
+    """Raise `UsageError` for the first mistake: `$.sharing.timeSlicing.resources[0]: ...`."""
     if file.resources is not None:
-        yield from _patterns(file.resources.gpus or (), "$.resources.gpus")
-        yield from _patterns(file.resources.mig or (), "$.resources.mig")
+        _patterns(file.resources.gpus or (), "$.resources.gpus")
+        _patterns(file.resources.mig or (), "$.resources.mig")
     if file.sharing is not None:
         if file.sharing.time_slicing is not None:
-            yield from _replicated(file.sharing.time_slicing, "$.sharing.timeSlicing")
+            _replicated(file.sharing.time_slicing, "$.sharing.timeSlicing")
         if file.sharing.mps is not None:
-            yield from _replicated(file.sharing.mps, "$.sharing.mps")
-            yield from _mixed(file.sharing.time_slicing, file.sharing.mps)
+            _replicated(file.sharing.mps, "$.sharing.mps")
+            _mixed(file.sharing.time_slicing, file.sharing.mps)
     if file.allotment is not None:
-        yield from _allotment(file.allotment)
+        _allotment(file.allotment)
 
 
-def is_mig_reference(text: str) -> bool:
-    """Does an entry of `devices` name a MIG device: `0:1`, or a UUID of one?"""
-    return _MIG.fullmatch(text) is not None
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Name the place in an error of the block."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(f"{place}: {error.message}", hint=error.hint) from error
 
 
-def _patterns(patterns: Sequence[ResourcePattern], path: str) -> Iterator[Finding]:
+def _error(path: str, message: str, hint: str | None = None) -> UsageError:
+    return UsageError(f"{path}: {message}", hint=hint)
+
+
+def _patterns(patterns: Sequence[ResourcePattern], path: str) -> None:
     for number, each in enumerate(patterns):
         if not each.pattern:
-            yield Finding(f"{path}[{number}].pattern", "the pattern is empty", "write * for any")
-        yield from _name(each.name, f"{path}[{number}].name")
+            raise _error(f"{path}[{number}].pattern", "the pattern is empty", "write * for any")
+        _name(each.name, f"{path}[{number}].name")
 
 
-def _replicated(section: ReplicatedResources, path: str) -> Iterator[Finding]:
+def _replicated(section: ReplicatedResources, path: str) -> None:
     if not section.resources:
-        yield Finding(f"{path}.resources", "no resources specified", "name one: nvidia.com/gpu")
+        raise _error(f"{path}.resources", "no resources specified", "name one: nvidia.com/gpu")
     for number, each in enumerate(section.resources):
         entry = f"{path}.resources[{number}]"
         if each.rename is None and section.rename_by_default:
-            yield from _name(each.name + SHARED_SUFFIX, f"{entry}.name")
-        yield from _resource(each, entry)
+            _name(each.name + SHARED_SUFFIX, f"{entry}.name")
+        _resource(each, entry)
 
 
-def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Iterator[Finding]:
-    """Refuse what NVIDIA's documentation does; its plugin takes `mps` then, without a word."""
+def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> None:
+    """As NVIDIA's documentation; its plugin silently takes `mps`."""
     sliced = {each.name for each in slicing.resources} if slicing else set()
     for number, each in enumerate(mps.resources):
         if each.name in sliced:
-            yield Finding(
+            raise _error(
                 f"$.sharing.mps.resources[{number}]",
                 f"time-slicing and MPS are mutually exclusive, and both name {each.name}",
                 f"leave {each.name} out of sharing.timeSlicing or of sharing.mps",
             )
 
 
-def _resource(resource: ReplicatedResource, path: str) -> Iterator[Finding]:
-    yield from _name(resource.name, f"{path}.name")
+def _resource(resource: ReplicatedResource, path: str) -> None:
+    _name(resource.name, f"{path}.name")
     if resource.rename is not None:
-        yield from _name(resource.rename, f"{path}.rename")
+        _name(resource.rename, f"{path}.rename")
     if resource.replicas < 2:  # noqa: PLR2004 - NVIDIA's rule: one is no sharing
-        yield Finding(
+        raise _error(
             f"{path}.replicas",
             "number of replicas must be >= 2",
             "leave the resource out of `resources` for GPUs that are not shared",
         )
-    elif resource.replicas > MAX_REPLICAS:
-        yield Finding(
+    if resource.replicas > MAX_REPLICAS:
+        raise _error(
             f"{path}.replicas",
-            f"{resource.replicas} replicas of a GPU are more than the kubelet can be told of",
+            f"{resource.replicas} replicas of a GPU are too many for the kubelet",
             f"write at most {MAX_REPLICAS}",
         )
-    yield from _devices(resource.devices, f"{path}.devices")
+    _devices(resource.devices, f"{path}.devices")
 
 
-def _name(name: str, path: str) -> Iterator[Finding]:
-    try:
+def _name(name: str, path: str) -> None:
+    with within(path):
         whole_name(name)
-    except UsageError as error:
-        yield Finding(path, error.message, error.hint)
 
 
-def _devices(devices: str | int | list[str | int] | None, path: str) -> Iterator[Finding]:
+def _devices(devices: str | int | list[str | int] | None, path: str) -> None:
     match devices:
         case str() if devices != "all":
-            yield Finding(
+            raise _error(
                 path,
                 f"devices set as '{devices}' but the only valid string input is 'all'",
                 f"write a list: [{devices}]",
             )
         case int() if devices <= 0:
-            yield Finding(path, f"devices set as '{devices}' but a count of devices must be > 0")
+            raise _error(path, f"devices set as '{devices}' but a count of devices must be > 0")
         case list():
             if not devices:
-                yield Finding(path, "the list of devices is empty", "write `all`, or leave it out")
+                raise _error(path, "the list of devices is empty", "write `all`, or leave it out")
             for number, each in enumerate(devices):
-                yield from _reference(each, f"{path}[{number}]")
+                _reference(each, f"{path}[{number}]")
         case _:
             pass
 
 
-def _reference(reference: str | int, path: str) -> Iterator[Finding]:
+def _reference(reference: str | int, path: str) -> None:
     text = str(reference)
     if not any(kind.fullmatch(text) for kind in (_GPU_INDEX, _GPU_UUID, _MIG)):
-        yield Finding(
+        raise _error(
             path,
             f"unsupported type for device in devices list: {text}",
             "write an index (0), an index of a MIG device (0:1), or a whole UUID (GPU-...)",
         )
 
 
-def _allotment(section: AllotmentSection) -> Iterator[Finding]:
+def _allotment(section: AllotmentSection) -> None:
     path = "$.allotment"
     for number, rule in enumerate(section.devices or ()):
-        yield from _rule(rule, f"{path}.devices[{number}]")
+        _rule(rule, f"{path}.devices[{number}]")
     shares = section.shares_per_device
     if shares is not None and not 1 <= shares <= MAX_SHARES:
-        yield Finding(
+        raise _error(
             f"{path}.sharesPerDevice",
-            f"{shares} shares of a GPU cannot be",
+            f"{shares} shares of a GPU are not possible",
             f"write 1 to {MAX_SHARES}: more cannot take turns on one GPU",
         )
     if section.health is not None:
-        yield from _health(section.health, f"{path}.health")
+        _health(section.health, f"{path}.health")
 
 
-def _rule(rule: DeviceRule, path: str) -> Iterator[Finding]:
+def _rule(rule: DeviceRule, path: str) -> None:
     if rule.mode is None and not rule.modes:
-        yield Finding(path, "it names no mode", "write `mode: soft`, or `modes: [soft, mig]`")
+        raise _error(path, "the rule names no mode", "write `mode: soft`, or `modes: [soft, mig]`")
     if rule.mode is not None and rule.modes is not None:
-        yield Finding(
+        raise _error(
             f"{path}.modes",
             "the rule has `mode` as well",
             "keep one of them: `modes` are those that a GPU may be in by turns",
         )
     if rule.modes is not None and len(set(rule.modes)) < len(rule.modes):
-        yield Finding(f"{path}.modes", "a mode is there twice", "write each once")
+        raise _error(f"{path}.modes", "a mode is given twice", "write each once")
     if rule.mig is not None:
-        yield from _mig(rule, rule.mig, f"{path}.mig")
-    if rule.time_slice is not None and rule.mode != "timeslice":
-        yield Finding(
+        _mig(rule, rule.mig, f"{path}.mig")
+    if rule.time_slice is not None and rule.mode != TIMESLICE:
+        raise _error(
             f"{path}.timeSlice",
-            f"it is of mode timeslice, and the rule's mode is {rule.first}",
+            f"only for mode timeslice; the rule's mode is {rule.first}",
             "leave it out, or write `mode: timeslice`",
         )
     if rule.match is not None:
-        yield from _match(rule.match, f"{path}.match")
+        _match(rule.match, f"{path}.match")
 
 
-def _mig(rule: DeviceRule, section: MigSection, path: str) -> Iterator[Finding]:
-    if "mig" not in rule.shared:
-        yield Finding(
-            path, "it is about slices, and the rule has no mode mig", "leave it out, or add mig"
+def _mig(rule: DeviceRule, section: MigSection, path: str) -> None:
+    if MIG not in rule.shared:
+        raise _error(
+            path, "only for mode mig, which the rule does not have", "leave it out, or add mig"
         )
     if section.keep is not None:
-        try:
+        with within(f"{path}.keep"):
             parse_duration(section.keep, most_s=MOST_KEEP_S)
-        except UsageError as error:
-            yield Finding(f"{path}.keep", error.message, error.hint)
 
 
-def _match(match: DeviceMatch, path: str) -> Iterator[Finding]:
+def _match(match: DeviceMatch, path: str) -> None:
     parts = {"index": match.index, "uuid": match.uuid, "pci": match.pci, "model": match.model}
     if all(part is None for part in parts.values()):
-        yield Finding(path, "it names nothing", "leave `match` out for every GPU")
+        raise _error(path, "`match` is empty", "leave `match` out for every GPU")
     for name, part in parts.items():
         if part is not None and not part:
-            yield Finding(f"{path}.{name}", "the list is empty: it matches no GPU", "leave it out")
+            raise _error(f"{path}.{name}", "the list is empty: it matches no GPU", "leave it out")
         for number, value in enumerate(part or ()):
             is_right, what, hint = _MATCHES[name]
             if not is_right(str(value)):
-                yield Finding(f"{path}.{name}[{number}]", f"{value} is no {what}", hint)
+                raise _error(f"{path}.{name}[{number}]", f"{value} is no {what}", hint)
 
 
 def _is_model(text: str) -> bool:
-    # A text that begins like a UUID would be taken for one.
+    # A text that begins like a UUID is one.
     return _WORD.search(text) is not None and not text.lower().startswith(("gpu-", "mig-"))
 
 
@@ -236,14 +236,120 @@ _MATCHES: Final[Mapping[str, tuple[Callable[[str], object], str, str]]] = {
     "pci": (PCI_ADDRESS.fullmatch, "PCI address", "write it as `lspci -D` does: 0000:3b:00.0"),
     "model": (_is_model, "model", "write words of its name, like a100-80gb or rtx4090"),
 }
-"""What a value of each kind has to be, in code and in words."""
+"""By kind: the check of a value, its name and the hint."""
 
 
-def _health(section: HealthSection, path: str) -> Iterator[Finding]:
+def _health(section: HealthSection, path: str) -> None:
     for xid, action in (section.xid or {}).items():
         if not _XID.fullmatch(xid):
-            yield Finding(f"{path}.xid", f"{xid!r} is no XID", "write its number: `79: reset-gpu`")
-        try:
+            raise _error(f"{path}.xid", f"{xid!r} is no XID", "write its number: `79: reset-gpu`")
+        with within(f"{path}.xid.{xid}"):
             parse_action(action)
-        except UsageError as error:
-            yield Finding(f"{path}.xid.{xid}", error.message, error.hint)
+
+
+_KEEP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigUse:
+    """How a GPU is cut on request."""
+
+    keep_s: float = _KEEP_S
+    """How long an idle slice is kept after its container."""
+    may_reset: bool = False
+    """It may be reset, while idle, to switch its mode."""
+
+
+def mig_use(rule: DeviceRule) -> MigUse | None:
+    """Return a rule's settings for slices; None: the GPU is not cut on request."""
+    if MIG not in rule.shared:
+        return None
+    section = rule.mig or MigSection()
+    keep_s = _KEEP_S if section.keep is None else parse_duration(section.keep, most_s=MOST_KEEP_S)
+    return MigUse(keep_s=keep_s, may_reset=bool(section.reset))
+
+
+def rule_of(device: Device, rules: Sequence[DeviceRule]) -> int | None:
+    """Return the index of the first rule that matches a device."""
+    numbers = (number for number, rule in enumerate(rules) if matches(device, rule.match))
+    return next(numbers, None)
+
+
+def matches(device: Device, match: DeviceMatch | None) -> bool:
+    """Return whether a device fits all parts of `match`; None fits every device."""
+    if match is None:
+        return True
+    return (
+        (match.index is None or device.index in match.index)
+        and (match.uuid is None or any(_begins(device.uuid, each) for each in match.uuid))
+        and (match.pci is None or any(_is_at(device, each) for each in match.pci))
+        and (match.model is None or any(_model_matches(device, each) for each in match.model))
+    )
+
+
+def selected(
+    devices: Sequence[Device], wanted: str | int | list[str | int] | None
+) -> tuple[Device, ...]:
+    """Return the resource's devices that `sharing.*.resources[].devices` selects.
+
+    A count selects the lowest indices, so that a restart selects the same devices. Raises
+    `UsageError` in NVIDIA's words for too few devices, or an unknown index or UUID.
+    """
+    ordered = sorted(devices, key=lambda device: device.place)
+    match wanted:
+        case int():
+            if wanted > len(ordered):
+                raise UsageError(
+                    f"requested {wanted} devices to be replicated, but only {len(ordered)} devices"
+                    " available"
+                )
+            return tuple(ordered[:wanted])
+        case list():
+            chosen = [_referred(ordered, str(each)) for each in wanted]
+            return tuple(device for device in ordered if device in chosen)
+        case _:
+            return tuple(ordered)
+
+
+def _referred(devices: Sequence[Device], reference: str) -> Device:
+    by_index = all(part.isdecimal() for part in reference.split(":"))
+    number = ":".join(str(int(each)) for each in reference.split(":")) if by_index else ""
+    for device in devices:
+        if by_index and device.index_text == number:
+            return device
+        if not by_index and reference.lower() in {device.uuid.lower(), _by_ids(device).lower()}:
+            return device
+    if by_index:
+        raise UsageError(f"no matching device at index: {reference}")
+    raise UsageError(f"no matching device with UUID: {reference}")
+
+
+def _by_ids(device: Device) -> str:
+    """Return a MIG device's name before R470: its GPU and the ids of its instances."""
+    where = device.slice_of
+    if where is None:
+        return device.uuid
+    return f"MIG-{where.gpu}/{where.gpu_instance}/{where.compute_instance}"
+
+
+def _begins(uuid: str, beginning: str) -> bool:
+    return uuid.lower().startswith(beginning.lower())
+
+
+def _is_at(device: Device, address: str) -> bool:
+    """Compare addresses as numbers: NVML writes the domain with eight digits, lspci with four."""
+    here, wanted = _address(device.pci_bus_id), _address(address)
+    return here is not None and here == wanted
+
+
+def _address(text: str) -> tuple[int, ...] | None:
+    match = PCI_ADDRESS.fullmatch(text.strip())
+    if match is None:
+        return None
+    parts = (match["domain"] or "0", match["bus"], match["device"], match["function"] or "0")
+    return tuple(int(part, 16) for part in parts)
+
+
+def _model_matches(device: Device, model: str) -> bool:
+    """Match as `allot run --gpu` does; the memory has no influence."""
+    return is_selected(device, Request(MemoryAmount("1", size_bytes=1), selectors=(model,)))

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's flags and environment names, as one table: the command, the overlay and the docs use it.
+"""NVIDIA's flags and environment variables in one table, for the command, overlay and docs.
 
-Two programs of NVIDIA's become one process here, the device plugin and GPU feature discovery. What
-both take has two environment names; the plugin's is asked first.
+Two programs of NVIDIA are one process here: the device plugin and GPU feature discovery. An option
+of both has two variables; the plugin's counts first.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-__all__ = ["NVIDIA_OPTIONS", "Kind", "Option", "nvidia_options", "option_named"]
+from allotment.model.errors import QuantityError, UsageError
+from allotment.model.formats import DURATION_UNITS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Kind(StrEnum):
+class OptionKind(StrEnum):
     """What an option takes."""
 
     TEXT = "text"
@@ -29,37 +32,42 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One of NVIDIA's options, wherever it may be given."""
+    """One of NVIDIA's options, in all its places."""
 
     flag: str
     """Without the dashes."""
-    env: tuple[str, ...]
-    """The first that is set counts."""
-    kind: Kind = Kind.TEXT
-    default: str
-    """As one would write it; empty: none."""
     help: str
+    kind: OptionKind = OptionKind.TEXT
+    default: str = ""
+    """As written in the file; empty: none."""
+    variables: tuple[str, ...] = ()
+    """Names of environment variables; empty: the flag's name in capitals."""
     key: str | None = None
-    """Its place in the file; None: it is only a flag."""
+    """Its place in the file; None: none."""
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     refusal: str = ""
-    """NVIDIA's words for a value that is none of `choices`; the value follows."""
+    """NVIDIA's message for a value outside `choices`; the value follows."""
     no_effect: str = ""
-    """Why a value has no effect here; empty: it has."""
+    """Why a value has no effect here; empty: it has one."""
     wants_strategy: bool = False
-    """It has an effect only where someone named a `deviceListStrategy`."""
+    """It has an effect only with a `deviceListStrategy`."""
 
     @property
     def parameter(self) -> str:
-        """Its name as an argument of a function, and in the `options` of `overlay`."""
+        """Its name as a function's argument, and in the `options` of `overlay`."""
         return self.flag.replace("-", "_")
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        """Its environment variables: the first that is set counts."""
+        return self.variables or (self.parameter.upper(),)
 
 
 NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         flag="mig-strategy",
-        env=("MIG_STRATEGY", "GFD_MIG_STRATEGY"),
+        variables=("MIG_STRATEGY", "GFD_MIG_STRATEGY"),
         key="flags.migStrategy",
         default="none",
         choices=("none", "single", "mixed"),
@@ -68,24 +76,21 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="fail-on-init-error",
-        env=("FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"),
+        variables=("FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"),
         key="flags.failOnInitError",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="true",
         help="End where there is no GPU or no driver; false: wait for them.",
     ),
     Option(
         flag="mps-root",
-        env=("MPS_ROOT",),
         key="flags.mpsRoot",
-        default="",
         help="Where MPS has its files on the host.",
         no_effect="the control daemons of MPS have their files in the agent's state folder",
     ),
     Option(
         flag="nvidia-driver-root",
         aliases=("driver-root",),
-        env=("NVIDIA_DRIVER_ROOT",),
         key="flags.nvidiaDriverRoot",
         default="/",
         help="Where the driver is installed on the host.",
@@ -93,49 +98,43 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         flag="nvidia-dev-root",
         aliases=("dev-root",),
-        env=("NVIDIA_DEV_ROOT",),
         key="flags.nvidiaDevRoot",
-        default="",
         help="Where the device nodes are on the host; default: the driver root.",
     ),
     Option(
         flag="gdrcopy-enabled",
-        env=("GDRCOPY_ENABLED",),
         key="flags.gdrcopyEnabled",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Start containers with GDRCopy.",
         wants_strategy=True,
     ),
     Option(
         flag="gds-enabled",
-        env=("GDS_ENABLED",),
         key="flags.gdsEnabled",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Start containers with GPUDirect Storage.",
         wants_strategy=True,
     ),
     Option(
         flag="mofed-enabled",
-        env=("MOFED_ENABLED",),
         key="flags.mofedEnabled",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Start containers with MOFED.",
         wants_strategy=True,
     ),
     Option(
         flag="use-node-feature-api",
-        env=("USE_NODE_FEATURE_API", "GFD_USE_NODE_FEATURE_API"),
+        variables=("USE_NODE_FEATURE_API", "GFD_USE_NODE_FEATURE_API"),
         key="flags.useNodeFeatureAPI",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="true",
         help="Publish labels by the API; false: by the feature file alone.",
     ),
     Option(
         flag="device-discovery-strategy",
-        env=("DEVICE_DISCOVERY_STRATEGY",),
         key="flags.deviceDiscoveryStrategy",
         default="auto",
         choices=("auto", "nvml"),
@@ -144,19 +143,16 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="pass-device-specs",
-        env=("PASS_DEVICE_SPECS",),
         key="flags.plugin.passDeviceSpecs",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Name the device nodes to the kubelet as well (static CPU manager).",
         wants_strategy=True,
     ),
     Option(
         flag="device-list-strategy",
-        env=("DEVICE_LIST_STRATEGY",),
         key="flags.plugin.deviceListStrategy",
-        kind=Kind.LIST,
-        default="",
+        kind=OptionKind.LIST,
         choices=("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"),
         refusal="invalid --device-list-strategy option: invalid strategy:",
         help="How containers get devices: envvar, volume-mounts, cdi-annotations, cdi-cri;"
@@ -164,7 +160,6 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="device-id-strategy",
-        env=("DEVICE_ID_STRATEGY",),
         key="flags.plugin.deviceIDStrategy",
         default="uuid",
         choices=("uuid", "index"),
@@ -174,7 +169,6 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="cdi-annotation-prefix",
-        env=("CDI_ANNOTATION_PREFIX",),
         key="flags.plugin.cdiAnnotationPrefix",
         default="cdi.k8s.io/",
         help="What the keys of CDI annotations begin with.",
@@ -183,7 +177,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         flag="nvidia-cdi-hook-path",
         aliases=("nvidia-ctk-path",),
-        env=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+        variables=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
         key="flags.plugin.nvidiaCTKPath",
         default="/usr/bin/nvidia-ctk",
         help="NVIDIA's hook in CDI specs.",
@@ -192,7 +186,7 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         flag="container-driver-root",
         aliases=("driver-root-ctr-path",),
-        env=("CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH"),
+        variables=("CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH"),
         key="flags.plugin.containerDriverRoot",
         default="/driver-root",
         help="Where the agent's own container has the driver root.",
@@ -200,7 +194,6 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="shared-devices-allocation-policy",
-        env=("SHARED_DEVICES_ALLOCATION_POLICY",),
         key="flags.plugin.sharedDevicesAllocationPolicy",
         default="distributed",
         choices=("distributed", "packed"),
@@ -209,86 +202,77 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="oneshot",
-        env=("GFD_ONESHOT",),
+        variables=("GFD_ONESHOT",),
         key="flags.gfd.oneshot",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Label the node once, and leave the labels at the end.",
     ),
     Option(
         flag="no-timestamp",
-        env=("GFD_NO_TIMESTAMP",),
+        variables=("GFD_NO_TIMESTAMP",),
         key="flags.gfd.noTimestamp",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Leave the time out of the labels.",
     ),
     Option(
         flag="sleep-interval",
-        env=("GFD_SLEEP_INTERVAL",),
+        variables=("GFD_SLEEP_INTERVAL",),
         key="flags.gfd.sleepInterval",
-        kind=Kind.INTERVAL,
+        kind=OptionKind.INTERVAL,
         default="60s",
         help="How often labels are renewed, like 1m30s; infinite: when something changes.",
     ),
     Option(
         flag="output-file",
-        env=("GFD_OUTPUT_FILE",),
+        variables=("GFD_OUTPUT_FILE",),
         key="flags.gfd.outputFile",
         default="/etc/kubernetes/node-feature-discovery/features.d/gfd",
         help="The feature file; empty: standard output.",
     ),
     Option(
         flag="machine-type-file",
-        env=("GFD_MACHINE_TYPE_FILE",),
+        variables=("GFD_MACHINE_TYPE_FILE",),
         key="flags.gfd.machineTypeFile",
         default="/sys/class/dmi/id/product_name",
         help="Where the machine's model is read.",
     ),
     Option(
         flag="imex-channel-ids",
-        env=("IMEX_CHANNEL_IDS",),
         key="imex.channelIDs",
-        kind=Kind.NUMBERS,
-        default="",
+        kind=OptionKind.NUMBERS,
         help="IMEX channels that containers get: none, or 0.",
         wants_strategy=True,
     ),
     Option(
         flag="imex-required",
-        env=("IMEX_REQUIRED",),
         key="imex.required",
-        kind=Kind.BOOL,
+        kind=OptionKind.BOOL,
         default="false",
         help="Refuse containers where the IMEX channel is not there.",
         no_effect="a container whose channel is not there is refused by the runtime",
     ),
     Option(
         flag="cdi-feature-flags",
-        env=("CDI_FEATURE_FLAGS",),
-        kind=Kind.LIST,
-        default="",
+        kind=OptionKind.LIST,
         help="Features of NVIDIA's CDI specs.",
         no_effect="Allotment writes a CDI spec of its own for each share",
     ),
     Option(
         flag="cdi-disable-hooks",
-        env=("CDI_DISABLE_HOOKS",),
-        kind=Kind.LIST,
-        default="",
+        kind=OptionKind.LIST,
         help="Hooks that NVIDIA's CDI specs leave out.",
         no_effect="the CDI devices of Allotment's shares have no hooks of NVIDIA's",
     ),
     Option(
         flag="node-label",
-        env=("NODE_LABEL",),
         default="nvidia.com/device-plugin.config",
         help="The node's label that names its configuration.",
     ),
     Option(
         flag="fallback-strategies",
-        env=("FALLBACK_STRATEGIES",),
-        kind=Kind.LIST,
+        kind=OptionKind.LIST,
         default="named,single",
         choices=("named", "single", "empty"),
         refusal="unknown fallback strategy:",
@@ -297,8 +281,6 @@ NVIDIA_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         flag="config-file-srcdir",
-        env=("CONFIG_FILE_SRCDIR",),
-        default="",
         help="A folder with the configurations, instead of a ConfigMap by the API.",
     ),
 )
@@ -314,17 +296,16 @@ _BY_FLAG: Final[Mapping[str, Option]] = {each.flag: each for each in NVIDIA_OPTI
 
 
 def nvidia_options(function: _F) -> _F:
-    """Add NVIDIA's flags to a command, each a parameter of its own; None: not given.
+    """Add NVIDIA's flags to a command, each as one parameter; None: not given.
 
-    Values are texts as they were written; the environment is left to `overlay`, which knows where
-    a value came from.
+    Values are texts as written. `overlay` reads the environment, to name a value's origin.
     """
     import click
 
     for option in reversed(NVIDIA_OPTIONS):
         # As in Go a flag that is true or false may stand alone, or be given a value after `=`.
         alone: dict[str, Any] = (
-            {"is_flag": False, "flag_value": "true"} if option.kind is Kind.BOOL else {}
+            {"is_flag": False, "flag_value": "true"} if option.kind is OptionKind.BOOL else {}
         )
         default = f"; default: {option.default}" if option.default else ""
         function = click.option(
@@ -344,10 +325,81 @@ def _given_or_none(_context: object, _parameter: object, value: tuple[str, ...])
     return value or None
 
 
-_METAVARS: Final[Mapping[Kind, str]] = {
-    Kind.TEXT: "TEXT",
-    Kind.BOOL: "[=BOOL]",
-    Kind.LIST: "A,B",
-    Kind.NUMBERS: "N,M",
-    Kind.INTERVAL: "DURATION",
+_METAVARS: Final[Mapping[OptionKind, str]] = {
+    OptionKind.TEXT: "TEXT",
+    OptionKind.BOOL: "[=BOOL]",
+    OptionKind.LIST: "A,B",
+    OptionKind.NUMBERS: "N,M",
+    OptionKind.INTERVAL: "DURATION",
 }
+
+
+INFINITE: Final = "infinite"
+"""A value of `gfd.sleepInterval` besides durations."""
+
+# strconv.ParseBool
+_BOOLS: Final = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+}
+# time.ParseDuration, with both letters that stand for micro.
+_PIECE: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_DURATION: Final = re.compile(rf"(?:{_PIECE.pattern})+", re.ASCII)
+_LONGEST_TEXT: Final = 64
+_LONGEST_S: Final = (2**63 - 1) / 10**9
+
+
+def parse_bool(text: str) -> bool:
+    """Parse a Go bool; an empty text is false, as in urfave/cli."""
+    if not text:
+        return False
+    if text not in _BOOLS:
+        raise UsageError(f"{text!r} is neither true nor false", hint="write true or false")
+    return _BOOLS[text]
+
+
+def parse_list(texts: Sequence[str]) -> tuple[str, ...]:
+    """Parse values with commas between them, given once or several times; no value twice."""
+    values = (value.strip() for text in texts for value in text.split(","))
+    return tuple(dict.fromkeys(value for value in values if value))
+
+
+def parse_numbers(texts: Sequence[str]) -> tuple[int, ...]:
+    """Parse whole numbers with commas between them."""
+    values = parse_list(texts)
+    for value in values:
+        if not re.fullmatch(r"[-+]?[0-9]{1,18}", value, re.ASCII):
+            raise UsageError(f"{value!r} is not a whole number")
+    return tuple(int(value) for value in values)
+
+
+def parse_interval(text: str) -> float | None:
+    """Parse an interval (`90s`, `1m30s`, `1.5h`) into seconds; `infinite` is None."""
+    if text == INFINITE:
+        return None
+    hint = f"write a duration with units, like 60s or 1m30s, or {INFINITE}"
+    seconds = _seconds(text, hint)
+    if not 0 < seconds <= _LONGEST_S:
+        problem = "it is zero" if not seconds else "it is too long"
+        raise QuantityError(f"{text!r} is not an interval: {problem}", hint=hint)
+    return seconds
+
+
+def parse_duration(text: str, *, most_s: float) -> float:
+    """Parse a duration (`5m`, `0s`) into seconds, up to `most_s`."""
+    hint = "write a duration with units, like 30s or 5m"
+    seconds = _seconds(text, hint)
+    if seconds > most_s:
+        raise QuantityError(f"{text!r} is too long: {most_s / 3600:g}h at most", hint=hint)
+    return seconds
+
+
+def _seconds(text: str, hint: str) -> float:
+    if len(text) > _LONGEST_TEXT or not _DURATION.fullmatch(text):
+        shown = text[:_LONGEST_TEXT]
+        raise QuantityError(f"{shown!r} is not a duration", hint=hint)
+    nanoseconds = sum(
+        Decimal(number) * DURATION_UNITS[unit.replace("µ", "u").replace("μ", "u")]
+        for number, unit in _PIECE.findall(text)
+    )
+    return float(nanoseconds / 10**9)

@@ -1,46 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags over environment over file over defaults: what is in force, by NVIDIA's precedence.
+"""Flags over environment over file over defaults: the configuration by NVIDIA's precedence.
 
-Each value is judged where it came from, so that an error names the flag, the variable or the place
-of the file to change. Nothing that someone wrote is dropped in silence: what has no effect here is
-in the configuration's `notes`.
+Errors name the origin of a value: flag, variable or place in the file. Values without effect are
+listed in the configuration's `notes`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from allotment.agent.config.effective import (
-    AllotmentConfig,
-    Config,
-    DeviceListStrategy,
-    GfdConfig,
-    HealthConfig,
-    PluginConfig,
-    Replication,
-)
-from allotment.agent.config.go_values import (
+from allotment.agent.config.checks import within
+from allotment.agent.config.options import (
+    NVIDIA_OPTIONS,
+    Option,
+    OptionKind,
+    option_named,
     parse_bool,
     parse_interval,
     parse_list,
     parse_numbers,
 )
-from allotment.agent.config.names import GPU, shared_name, whole_name
-from allotment.agent.config.options import NVIDIA_OPTIONS, Kind, Option, option_named
 from allotment.agent.config.parsing import parse
 from allotment.agent.config.schema import (
+    GPU,
+    AllotmentConfig,
     AllotmentSection,
+    Config,
     ConfigFile,
+    DeviceListStrategy,
+    GfdConfig,
+    HealthConfig,
+    PluginConfig,
     ReplicatedResource,
     ReplicatedResources,
+    Replication,
     ResourcePattern,
     Resources,
+    shared_name,
+    whole_name,
 )
 from allotment.model.errors import UsageError
 
-__all__ = ["FLAGS_ALONE", "OptionValue", "given_value", "load", "overlay"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
 
 FLAGS_ALONE: Final = "flags and environment"
 """The source of a configuration without a file."""
@@ -79,9 +85,9 @@ def overlay(
     options: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Config:
-    """Lay flags and environment over a file's values, and judge what comes out.
+    """Lay flags and environment over a file's values, and check the result.
 
-    `options` are by `Option.parameter`: texts, as they were written; None: not given.
+    `options` are texts as written, by `Option.parameter`; None: not given.
 
     Raises `UsageError`: `--flag: ...`, `$VARIABLE: ...` or `source: $.path: ...`.
     """
@@ -93,27 +99,24 @@ def overlay(
     }
     for option in NVIDIA_OPTIONS:
         _judge(option, given[option.flag])
-    value = {flag: each.value for flag, each in given.items()}
-    if file.sharing and file.sharing.mps and value["mig-strategy"] == "mixed":
+    if file.sharing and file.sharing.mps and given["mig-strategy"].value == "mixed":
         raise UsageError(
             f"{given['mig-strategy'].origin}: using --mig-strategy=mixed is not supported with MPS",
             hint="leave out sharing.mps, or share parts of GPUs beside MIG devices by"
             " `allotment.devices: [{modes: [mps]}]`",
         )
-    return _config(file, source, value, tuple(_notes(file, given)))
+    values = {each.parameter: given[each.flag].value for each in NVIDIA_OPTIONS}
+    return _config(file, source, values, tuple(_notes(file, given)))
 
 
 def given_value(
     flag: str, *, options: Mapping[str, object], environment: Mapping[str, str]
 ) -> OptionValue:
-    """Return one option that has no place in the file, judged. Raises `UsageError`."""
+    """Return the value of an option that is not in the file. Raises `UsageError`."""
     option = option_named(flag)
     given = _given(option, {}, FLAGS_ALONE, options, environment)
     _judge(option, given)
     return given.value
-
-
-# ---- one option ----------------------------------------------------------------------------------
 
 
 def _given(
@@ -127,8 +130,10 @@ def _given(
     if (flag := options.get(option.parameter)) is not None:
         return _parsed(option, _texts(flag), f"--{option.flag}")
     for name in option.env:
-        # An empty list or interval says nothing, and an empty bool says false: so urfave/cli.
-        if name in environment and (environment[name] or option.kind in {Kind.TEXT, Kind.BOOL}):
+        # As in urfave/cli, an empty list or interval is not given, and an empty bool is false.
+        if name in environment and (
+            environment[name] or option.kind in {OptionKind.TEXT, OptionKind.BOOL}
+        ):
             return _parsed(option, (environment[name],), f"${name}")
     if option.key is not None and (value := _in_file(said, option.key)) is not None:
         return _of_file(option, value, f"{source}: $.{option.key}")
@@ -144,24 +149,22 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _parsed(option: Option, texts: tuple[str, ...], origin: str) -> _Given:
-    try:
+    with within(origin):
         return _Given(_value(option.kind, texts), origin)
-    except UsageError as error:
-        raise type(error)(f"{origin}: {error.message}", hint=error.hint) from error
 
 
-def _value(kind: Kind, texts: tuple[str, ...]) -> OptionValue:
+def _value(kind: OptionKind, texts: tuple[str, ...]) -> OptionValue:
     # Of a flag that is given twice the last one counts, as in Go.
     match kind:
-        case Kind.BOOL:
+        case OptionKind.BOOL:
             return parse_bool(texts[-1])
-        case Kind.LIST:
+        case OptionKind.LIST:
             return parse_list(texts)
-        case Kind.NUMBERS:
+        case OptionKind.NUMBERS:
             return parse_numbers(texts)
-        case Kind.INTERVAL:
+        case OptionKind.INTERVAL:
             return parse_interval(texts[-1])
-        case Kind.TEXT:
+        case OptionKind.TEXT:
             return texts[-1]
 
 
@@ -173,20 +176,19 @@ def _in_file(said: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - of the
 
 
 def _of_file(option: Option, value: Any, origin: str) -> _Given:  # noqa: ANN401 - likewise
-    """Take a value that the schema has typed already."""
     match option.kind:
-        case Kind.INTERVAL:
+        case OptionKind.INTERVAL:
             return _parsed(option, (value,), origin)
-        case Kind.LIST:
+        case OptionKind.LIST:
             return _Given((value,) if isinstance(value, str) else tuple(value), origin)
-        case Kind.NUMBERS:
+        case OptionKind.NUMBERS:
             return _Given(tuple(value), origin)
         case _:
             return _Given(value, origin)
 
 
 def _judge(option: Option, given: _Given) -> None:
-    """Refuse what is none of the option's choices, with NVIDIA's words."""
+    """Raise `UsageError` for a value outside the choices, in NVIDIA's words."""
     if given.origin is None:
         return
     values = given.value if isinstance(given.value, tuple) else (given.value,)
@@ -210,52 +212,31 @@ def _judge(option: Option, given: _Given) -> None:
 
 
 _OTHERS: Final[Mapping[str, str]] = {
-    "tegra": "GPUs of Tegra are not supported: Allotment asks NVML, which Tegra has not",
+    "tegra": "Tegra GPUs are not supported: they have no NVML",
     "vfio": "GPUs for virtual machines are not supported yet",
 }
-"""Values of NVIDIA's that Allotment does not have, and why."""
-
-
-# ---- all of it -----------------------------------------------------------------------------------
+"""NVIDIA's values that Allotment does not support."""
 
 
 def _config(
-    file: ConfigFile, source: str, value: Mapping[str, Any], notes: tuple[str, ...]
+    file: ConfigFile, source: str, values: dict[str, Any], notes: tuple[str, ...]
 ) -> Config:
     honoured = bool(file.allotment and file.allotment.honour_resources)
     patterns = file.resources if file.resources and honoured else Resources()
     sharing = file.sharing.time_slicing if file.sharing else None
     mps = file.sharing.mps if file.sharing else None
-    strategies = value["device-list-strategy"]
-    driver_root = value["nvidia-driver-root"]
-    return Config(
+    strategies = values["device_list_strategy"]
+    values["nvidia_dev_root"] = values["nvidia_dev_root"] or values["nvidia_driver_root"]
+    return _section(
+        Config,
+        values,
         source=source,
-        mig_strategy=value["mig-strategy"],
-        fail_on_init_error=value["fail-on-init-error"],
-        mps_root=value["mps-root"],
-        nvidia_driver_root=driver_root,
-        nvidia_dev_root=value["nvidia-dev-root"] or driver_root,
-        gdrcopy_enabled=value["gdrcopy-enabled"],
-        gds_enabled=value["gds-enabled"],
-        mofed_enabled=value["mofed-enabled"],
-        use_node_feature_api=value["use-node-feature-api"],
-        device_discovery_strategy=value["device-discovery-strategy"],
-        plugin=PluginConfig(
-            pass_device_specs=value["pass-device-specs"],
+        plugin=_section(
+            PluginConfig,
+            values,
             device_list_strategies=tuple(DeviceListStrategy(each) for each in strategies) or None,
-            device_id_strategy=value["device-id-strategy"],
-            cdi_annotation_prefix=value["cdi-annotation-prefix"],
-            nvidia_ctk_path=value["nvidia-cdi-hook-path"],
-            container_driver_root=value["container-driver-root"],
-            shared_devices_allocation_policy=value["shared-devices-allocation-policy"],
         ),
-        gfd=GfdConfig(
-            oneshot=value["oneshot"],
-            no_timestamp=value["no-timestamp"],
-            sleep_interval_s=value["sleep-interval"],
-            output_file=value["output-file"],
-            machine_type_file=value["machine-type-file"],
-        ),
+        gfd=_section(GfdConfig, values, sleep_interval_s=values["sleep_interval"]),
         gpu_patterns=(
             *_patterns(patterns.gpus),
             # What no pattern matches is a GPU, as in NVIDIA's plugin.
@@ -264,15 +245,18 @@ def _config(
         mig_patterns=_patterns(patterns.mig),
         time_slicing=_replication(sharing, honoured=honoured) if sharing else None,
         mps=_replication(mps, honoured=honoured, fails_above_one=True) if mps else None,
-        imex_channel_ids=value["imex-channel-ids"],
-        imex_required=value["imex-required"],
         allotment=_allotment(file.allotment),
         notes=notes,
     )
 
 
+def _section(kind: type[_T], values: Mapping[str, Any], **more: Any) -> _T:  # noqa: ANN401 - fields
+    """Build a section of the configuration, whose fields are named as the options are."""
+    names = {each.name for each in fields(kind)}
+    return kind(**{name: each for name, each in values.items() if name in names}, **more)
+
+
 def _patterns(patterns: Sequence[ResourcePattern] | None) -> tuple[ResourcePattern, ...]:
-    """Name all resources wholly."""
     return tuple(
         ResourcePattern(pattern=each.pattern, name=whole_name(each.name)) for each in patterns or ()
     )
@@ -281,8 +265,8 @@ def _patterns(patterns: Sequence[ResourcePattern] | None) -> tuple[ResourcePatte
 def _replication(
     section: ReplicatedResources, *, honoured: bool, fails_above_one: bool = False
 ) -> Replication:
-    """Name all wholly. `fails_above_one`: what the file means that does not say."""
-    said = section.fail_requests_greater_than_one
+    """`fails_above_one`: the default of `failRequestsGreaterThanOne`."""
+    fails = section.fail_requests_greater_than_one
     return Replication(
         resources=tuple(
             ReplicatedResource(
@@ -294,7 +278,7 @@ def _replication(
             for each in section.resources
         ),
         rename_by_default=bool(section.rename_by_default),
-        fail_requests_greater_than_one=fails_above_one if said is None else said,
+        fail_requests_greater_than_one=fails_above_one if fails is None else fails,
     )
 
 
@@ -322,9 +306,9 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
 
 
 def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
-    """Say what was written and has no effect."""
+    """Yield the settings without effect."""
     if file.sharing and file.sharing.mps and file.sharing.time_slicing:
-        yield "sharing.timeSlicing has no effect: sharing.mps counts where both are there"
+        yield "sharing.timeSlicing has no effect beside sharing.mps"
     honoured = bool(file.allotment and file.allotment.honour_resources)
     if not honoured:
         yield from _dropped(file)
@@ -345,7 +329,7 @@ def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
 
 
 def _dropped(file: ConfigFile) -> Iterator[str]:
-    """Say with NVIDIA's words what NVIDIA's plugin drops, and how to have it honoured."""
+    """Yield the settings that NVIDIA's plugin drops, in its words, and how to honour them."""
     if file.resources and (file.resources.gpus or file.resources.mig):
         yield f"Customizing the 'resources' field {_NOT_YET} {_HOW}"
     if file.sharing is not None:

@@ -1,36 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file's shape: NVIDIA's version v1, field for field, and our `allotment`.
+"""The configuration file: NVIDIA's version v1, field for field, and our section `allotment`.
 
-Names and defaults are those of NVIDIA's k8s-device-plugin v0.20 (api/config/v1). None: the file
-does not say, so that flags, environment, file and defaults can be laid over one another. What a
-field means once all are is `effective.Config`'s.
+Names and defaults are those of NVIDIA's k8s-device-plugin v0.20 (api/config/v1). `ConfigFile` is
+the file alone, where None means not given. `Config` is file, environment, flags and defaults
+together.
 """
 
-from typing import Literal
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
 
 import msgspec
 
-__all__ = [
-    "AllotmentSection",
-    "ConfigFile",
-    "DeviceMatch",
-    "DeviceRule",
-    "Flags",
-    "GfdFlags",
-    "HealthSection",
-    "Imex",
-    "MigSection",
-    "PluginFlags",
-    "ReplicatedResource",
-    "ReplicatedResources",
-    "ResourcePattern",
-    "Resources",
-    "Sharing",
-]
+from allotment.model.errors import UsageError
+from allotment.model.modes import EXCLUSIVE, PART_MODES, ModeName, PodMode
 
-ModeName = Literal["exclusive", "timeslice", "soft", "mps", "mig"]
-SharedMode = Literal["soft", "mps", "mig", "exclusive"]
-"""A mode that a GPU may be in by turns, as `allotment.dev/gpu` is asked for."""
 TimeSlice = Literal["default", "short", "medium", "long"]
 
 
@@ -154,7 +139,7 @@ class DeviceRule(_Section, frozen=True, kw_only=True):
 
     mode: ModeName | None = None
     """The one mode; None: `modes` says."""
-    modes: list[SharedMode] | None = None
+    modes: list[PodMode] | None = None
     """Modes by turns; the first is for who does not say."""
     mig: MigSection | None = None
     match: DeviceMatch | None = None
@@ -165,14 +150,14 @@ class DeviceRule(_Section, frozen=True, kw_only=True):
     @property
     def first(self) -> str:
         """The mode, or the first of those by turns."""
-        return self.mode or (self.modes or ["exclusive"])[0]
+        return self.mode or (self.modes or [EXCLUSIVE])[0]
 
     @property
     def shared(self) -> tuple[str, ...]:
         """Those in which `allotment.dev/gpu` serves; none: it is one of NVIDIA's resources."""
         if self.modes:
             return tuple(self.modes)
-        return (self.mode,) if self.mode in {"soft", "mps", "mig"} else ()
+        return (self.mode,) if self.mode in PART_MODES else ()
 
 
 class HealthSection(_Section, frozen=True, kw_only=True):
@@ -203,3 +188,146 @@ class ConfigFile(_Section, frozen=True, kw_only=True):
     sharing: Sharing | None = None
     imex: Imex | None = None
     allotment: AllotmentSection | None = None
+
+
+GPU: Final = "nvidia.com/gpu"
+SHARED_SUFFIX: Final = ".shared"
+
+_PREFIX: Final = "nvidia.com/"
+_LONGEST: Final = 63
+# A DNS subdomain (RFC 1123), as Kubernetes checks it.
+_LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+
+
+def whole_name(name: str) -> str:
+    """Return the resource's name with NVIDIA's prefix; raise `UsageError` with NVIDIA's words."""
+    whole = name if name.startswith(_PREFIX) else _PREFIX + name
+    if len(whole) > _LONGEST:
+        raise UsageError(
+            f"fully-qualified resource name must be {_LONGEST} characters or less: {whole}"
+        )
+    if not _SUBDOMAIN.fullmatch(whole.removeprefix(_PREFIX)):
+        raise UsageError(
+            f"incorrect format for resource name '{whole}'",
+            hint="write small letters, digits, `-` and `.`, like nvidia.com/gpu-small",
+        )
+    return whole
+
+
+def shared_name(name: str) -> str:
+    """Return what `renameByDefault` makes of a whole name; raise `UsageError`."""
+    return whole_name(name + SHARED_SUFFIX)
+
+
+def matches_pattern(pattern: str, model: str) -> bool:
+    """Does a pattern of `resources` match a model? `*` is any text, all else is itself."""
+    literals = (re.escape(literal) for literal in pattern.split("*"))
+    return re.fullmatch(".*".join(literals), model, re.DOTALL) is not None
+
+
+class DeviceListStrategy(StrEnum):
+    """How a container gets the devices that the kubelet chose for it."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    CDI_CRI = "cdi-cri"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """`flags.plugin`."""
+
+    pass_device_specs: bool = False
+    device_list_strategies: tuple[DeviceListStrategy, ...] | None = None
+    """None: not set. Then a share has its own CDI device if the runtime supports CDI."""
+    device_id_strategy: str = "uuid"
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    nvidia_cdi_hook_path: str = "/usr/bin/nvidia-ctk"
+    container_driver_root: str = "/driver-root"
+    shared_devices_allocation_policy: str = "distributed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GfdConfig:
+    """`flags.gfd`. `sleep_interval_s` None: label once, and again only when something changes."""
+
+    oneshot: bool = False
+    no_timestamp: bool = False
+    sleep_interval_s: float | None = 60.0
+    output_file: str = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+    machine_type_file: str = "/sys/class/dmi/id/product_name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """`sharing.timeSlicing` or `sharing.mps`."""
+
+    resources: tuple[ReplicatedResource, ...] = ()
+    """Names are whole: `nvidia.com/gpu`."""
+    rename_by_default: bool = False
+    fail_requests_greater_than_one: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """`allotment.health`."""
+
+    xid_actions: tuple[tuple[int, str], ...] = ()
+    """Overrides of the table, by XID."""
+    auto_recover: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllotmentConfig:
+    """`allotment`."""
+
+    devices: tuple[DeviceRule, ...] = ()
+    """A GPU that no rule matches is `exclusive`, or `timeslice` where `sharing` has replicas."""
+    shares_per_device: int = 16
+    honour_resources: bool = False
+    health: HealthConfig = field(default=HealthConfig())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of it. `source` says where it came from: a path, or `ConfigMap namespace/name, key`."""
+
+    source: str = "defaults"
+    mig_strategy: str = "none"
+    fail_on_init_error: bool = True
+    mps_root: str = ""
+    nvidia_driver_root: str = "/"
+    nvidia_dev_root: str = "/"
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    use_node_feature_api: bool = True
+    device_discovery_strategy: str = "auto"
+    plugin: PluginConfig = field(default=PluginConfig())
+    gfd: GfdConfig = field(default=GfdConfig())
+    gpu_patterns: tuple[ResourcePattern, ...] = (
+        ResourcePattern(pattern="*", name="nvidia.com/gpu"),
+    )
+    """Names are whole."""
+    mig_patterns: tuple[ResourcePattern, ...] = ()
+    """Of MIG profiles, `+me` written as it is; what none matches has the name of its strategy."""
+    time_slicing: Replication | None = None
+    mps: Replication | None = None
+    """Where both are set, this one counts, as in NVIDIA's plugin."""
+    imex_channel_ids: tuple[int, ...] = ()
+    imex_required: bool = False
+    allotment: AllotmentConfig = field(default=AllotmentConfig())
+    notes: tuple[str, ...] = ()
+    """What of the file has no effect, and why: shown once when it comes into force."""
+
+    @property
+    def sharing(self) -> Replication | None:
+        """By what resources are replicated: `sharing.mps`, else `sharing.timeSlicing`."""
+        return self.time_slicing if self.mps is None else self.mps
+
+    @property
+    def sharing_key(self) -> str:
+        """Where `sharing` is in the file."""
+        return "sharing.timeSlicing" if self.mps is None else "sharing.mps"

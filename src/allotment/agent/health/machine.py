@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU's health as a state machine: what was seen goes in, what follows comes out. Pure.
+"""One GPU's health as a state machine: events in, decisions out. Pure.
 
                      error that a program may have made; one missed answer
         HEALTHY ────────────────────────────────────────────────► SUSPECT
@@ -11,93 +11,39 @@
            └─────────────────────────────────────────────────────►   │
                                      any failure
 
-HEALTHY and SUSPECT GPUs are offered, the others are not. What an UNHEALTHY one needs before it is
-tested again is its `need`: an answer, a reset, or just tests. A reset is never made here, only
-seen: by counters that start anew, by the GPU going away and coming back, or by the driver's own
-word. The more often a GPU was taken out of late, the more tests it has to pass, and each failed
-test makes the next one wait longer.
+HEALTHY and SUSPECT GPUs are offered, the others are not. `need` is the condition for the tests of
+an UNHEALTHY GPU: an answer, a reset, or none. Resets are only detected: counters start anew, the
+GPU goes away and comes back, or the driver reports it. Each recent failure doubles the number of
+tests to pass, and each failed test the pause.
 """
 
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Final, assert_never
 
-from allotment.agent.health.actions import Action, Effect, describe_xid
-from allotment.agent.health.records import Need, Record, Rules, State
-from allotment.agent.health.vitals import (
-    MEMORY_XID,
-    MEMORY_XIDS,
-    complaint_of,
-    new_errors,
-    was_reset,
-)
-from allotment.agent.health.xids import LINKED
-from allotment.devices.watching import Vitals
-
-__all__ = [
-    "Absent",
-    "Alive",
-    "Broken",
-    "Decision",
-    "Event",
-    "Note",
-    "Probed",
-    "PutBack",
-    "Quiet",
-    "Step",
-    "TakeOut",
-    "XidSeen",
-    "step",
-]
-
+from allotment.agent.health.records import HealthState, Need, Record, Rules
+from allotment.agent.health.xids import LINKED, Action, Effect, describe_xid
+from allotment.agent.inventory import Gone, Silent
+from allotment.devices.watching import Look, ReadFailure, Vitals
 
 # ---- events --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An XID, and what the policy says about it."""
+    """An XID, and the policy's action."""
 
     xid: int
     action: Action
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """It answered, as it does every few seconds."""
-
-    vitals: Vitals
-
-
-@dataclass(frozen=True, slots=True)
-class Quiet:
-    """It was asked `for_s` seconds ago and has not answered."""
-
-    for_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """An error in place of an answer."""
-
-    message: str
-    is_lost: bool = False
-    needs_reset: bool = False
-    is_driver: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The driver does not list it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Probed:
-    """The test that was due has been made: None, or what failed."""
+    """The result of a test: None, or the failure."""
 
     complaint: str | None
 
 
-Event = XidSeen | Alive | Quiet | Broken | Absent | Probed
+Event = XidSeen | Look | Silent | ReadFailure | Gone | Probed
 
 
 # ---- decisions -----------------------------------------------------------------------------------
@@ -105,52 +51,51 @@ Event = XidSeen | Alive | Quiet | Broken | Absent | Probed
 
 @dataclass(frozen=True, slots=True)
 class TakeOut:
-    """It is not to be offered from now on; the same reason is told while it lasts."""
+    """The GPU is no longer offered."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """It is offered again."""
+    """The GPU is offered again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Worth telling; whether the GPU is offered stays as it is."""
+    """An event that does not change whether the GPU is offered."""
 
     reason: str
     xid: int | None = None
     is_programs: bool = False
-    """The owners of its programs should hear of it."""
+    """The owners of its programs are informed."""
 
 
 Decision = TakeOut | PutBack | Note
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What became of it."""
+class HealthStep:
+    """A GPU's new record, and the decisions."""
 
     record: Record
     decisions: tuple[Decision, ...] = ()
 
 
-def step(record: Record, event: Event, *, now: float, rules: Rules) -> Step:
-    """Take one event in."""
+def step(record: Record, event: Event, *, now: float, rules: Rules) -> HealthStep:
     match event:
         case XidSeen():
             return _on_xid(record, event, now, rules)
-        case Alive():
+        case Look():
             return _on_alive(record, event.vitals, now, rules)
-        case Quiet():
+        case Silent():
             return _on_quiet(record, event.for_s, now, rules)
-        case Broken():
+        case ReadFailure():
             return _on_broken(record, event, now, rules)
-        case Absent():
-            return _on_away(record, "the driver does not list it any more", now, rules)
+        case Gone():
+            return _on_away(record, "the driver no longer lists it", now, rules)
         case Probed():
             return _on_probed(record, event.complaint, now, rules)
         case _:
@@ -162,14 +107,14 @@ def step(record: Record, event: Event, *, now: float, rules: Rules) -> Step:
 
 def _take_out(
     record: Record, reason: str, need: Need, *, now: float, rules: Rules, action: Action | None
-) -> Step:
-    """Make it unhealthy, or an unhealthy one's case worse; a lesser one changes nothing."""
-    if record.state is State.UNHEALTHY and not _is_worse(need, record.need):
-        return Step(record)
+) -> HealthStep:
+    """Make the GPU unhealthy; an unhealthy one changes only if it needs more than before."""
+    if record.state is HealthState.UNHEALTHY and not _is_worse(need, record.need):
+        return HealthStep(record)
     recent = tuple(at for at in record.taken_out if now - at < rules.memory_s)
     made = replace(
         record,
-        state=State.UNHEALTHY,
+        state=HealthState.UNHEALTHY,
         need=need,
         reason=reason,
         action=action,
@@ -181,7 +126,7 @@ def _take_out(
         failed=0 if record.is_offered else record.failed,
         taken_out=(*recent, now) if record.is_offered else recent,
     )
-    return Step(made, (TakeOut(reason),))
+    return HealthStep(made, (TakeOut(reason),))
 
 
 def _is_worse(need: Need, than: Need) -> bool:
@@ -190,11 +135,11 @@ def _is_worse(need: Need, than: Need) -> bool:
 
 
 def _suspect(record: Record, reason: str, *, test_at: float, now: float) -> Record:
-    """Have it tested. One that is suspect already keeps its reason, and the sooner test counts."""
-    if record.state is State.SUSPECT:
+    """Schedule a test. A suspect GPU keeps its reason and the earlier time."""
+    if record.state is HealthState.SUSPECT:
         due = test_at if record.test_at is None else min(test_at, record.test_at)
         return replace(record, test_at=due)
-    return replace(record, state=State.SUSPECT, reason=reason, since=now, test_at=test_at)
+    return replace(record, state=HealthState.SUSPECT, reason=reason, since=now, test_at=test_at)
 
 
 def _healthy(record: Record, *, now: float) -> Record:
@@ -206,15 +151,15 @@ def _healthy(record: Record, *, now: float) -> Record:
     )
 
 
-def _recovering(record: Record, *, now: float) -> Step:
+def _recovering(record: Record, *, now: float) -> HealthStep:
     made = replace(
-        record, state=State.RECOVERING, need=Need.NOTHING, since=now, test_at=now, passed=0
+        record, state=HealthState.RECOVERING, need=Need.NOTHING, since=now, test_at=now, passed=0
     )
-    return Step(made, (Note(f"{record.reason}: it answers again, and is tested"),))
+    return HealthStep(made, (Note(f"{record.reason}: it answers again, and is tested"),))
 
 
 def _tests_needed(record: Record, rules: Rules) -> int:
-    """Twice as many for each time it was taken out of late."""
+    """Twice as many for each recent failure."""
     times = max(0, len(record.taken_out) - 1)
     return min(rules.tests_to_pass << min(times, 16), rules.most_tests)
 
@@ -226,10 +171,10 @@ def _pause_s(record: Record, rules: Rules) -> float:
 # ---- events, one by one --------------------------------------------------------------------------
 
 
-def _on_xid(record: Record, seen: XidSeen, now: float, rules: Rules) -> Step:
+def _on_xid(record: Record, seen: XidSeen, now: float, rules: Rules) -> HealthStep:
     effect = seen.action.effect
     if effect is Effect.NOTHING:
-        return Step(record)
+        return HealthStep(record)
     text = f"{describe_xid(seen.xid)}: {seen.action.words}"
     record = replace(
         record,
@@ -237,30 +182,30 @@ def _on_xid(record: Record, seen: XidSeen, now: float, rules: Rules) -> Step:
         memory_xid_at=now if seen.xid in MEMORY_XIDS else record.memory_xid_at,
     )
     if effect is Effect.REPORT:
-        return Step(record, (Note(text, xid=seen.xid),))
+        return HealthStep(record, (Note(text, xid=seen.xid),))
     if effect is Effect.TEST:
         return _on_mild_xid(record, Note(text, xid=seen.xid, is_programs=True), now, rules)
     need = Need.RESET if effect is Effect.WAIT_FOR_RESET else Need.TESTS
     return _take_out(record, text, need, now=now, rules=rules, action=seen.action)
 
 
-def _on_mild_xid(record: Record, note: Note, now: float, rules: Rules) -> Step:
+def _on_mild_xid(record: Record, note: Note, now: float, rules: Rules) -> HealthStep:
     match record.state:
-        case State.HEALTHY | State.SUSPECT:
-            return Step(_suspect(record, note.reason, test_at=now, now=now), (note,))
-        case State.RECOVERING:
-            return Step(replace(record, passed=0, test_at=now + rules.test_pause_s), (note,))
-        case State.UNHEALTHY:
-            return Step(record, (note,))
+        case HealthState.HEALTHY | HealthState.SUSPECT:
+            return HealthStep(_suspect(record, note.reason, test_at=now, now=now), (note,))
+        case HealthState.RECOVERING:
+            return HealthStep(replace(record, passed=0, test_at=now + rules.test_pause_s), (note,))
+        case HealthState.UNHEALTHY:
+            return HealthStep(record, (note,))
         case _:
             assert_never(record.state)
 
 
-def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> Step:
+def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> HealthStep:
     before = record.vitals
     record = replace(record, vitals=vitals, calm_since=_calm_since(record, vitals, now))
-    if found := complaint_of(vitals, rules):
-        text, action = found
+    if complaint := complaint_of(vitals, rules):
+        text, action = complaint
         text = f"{text}: {action.words}"
         return _take_out(record, text, Need.RESET, now=now, rules=rules, action=action)
     if count := _unannounced_errors(record, before, now, rules):
@@ -269,19 +214,19 @@ def _on_alive(record: Record, vitals: Vitals, now: float, rules: Rules) -> Step:
         text = f"{count} new uncorrected memory errors: {action.words}"
         record = replace(record, xid=MEMORY_XID)
         return _take_out(record, text, need, now=now, rules=rules, action=action)
-    if record.state is not State.UNHEALTHY or not rules.recovers:
-        return Step(record)
+    if record.state is not HealthState.UNHEALTHY or not rules.recovers:
+        return HealthStep(record)
     is_reset = record.was_away or was_reset(before, vitals) or _is_calm(record, now, rules)
     if record.need is Need.ANSWER or (record.need is Need.RESET and is_reset):
         return _recovering(record, now=now)
-    return Step(record)
+    return HealthStep(record)
 
 
 def _unannounced_errors(record: Record, before: Vitals | None, now: float, rules: Rules) -> int:
     if rules.memory_errors.effect not in {Effect.TAKE_OUT, Effect.WAIT_FOR_RESET}:
         return 0
     announced = record.memory_xid_at is not None and now - record.memory_xid_at < rules.sympathy_s
-    if announced or record.vitals is None or record.state is State.UNHEALTHY:
+    if announced or record.vitals is None or record.state is HealthState.UNHEALTHY:
         return 0
     return new_errors(before, record.vitals)
 
@@ -293,7 +238,7 @@ def _calm_since(record: Record, vitals: Vitals, now: float) -> float | None:
 
 
 def _is_calm(record: Record, now: float, rules: Rules) -> bool:
-    """Tell whether the driver, asked about such a case, says that nothing has to be done."""
+    """Return whether the driver reports no action for an XID that changes this report."""
     if rules.drivers_word is Action.IGNORE or record.calm_since is None:
         return False
     if record.xid not in LINKED:
@@ -301,7 +246,7 @@ def _is_calm(record: Record, now: float, rules: Rules) -> bool:
     return now - record.calm_since >= rules.calm_s
 
 
-def _on_quiet(record: Record, for_s: float, now: float, rules: Rules) -> Step:
+def _on_quiet(record: Record, for_s: float, now: float, rules: Rules) -> HealthStep:
     text = (
         f"it has not answered for {for_s:.0f} s (it may take {rules.silence_s:.0f} s):"
         " see the kernel's log; it may need a reset"
@@ -309,51 +254,51 @@ def _on_quiet(record: Record, for_s: float, now: float, rules: Rules) -> Step:
     if for_s >= rules.silence_s:
         action = Action.RESET_GPU
         return _take_out(record, text, Need.ANSWER, now=now, rules=rules, action=action)
-    if record.state in {State.HEALTHY, State.SUSPECT}:
-        return Step(_suspect(record, text, test_at=now + rules.test_pause_s, now=now))
-    return Step(record)
+    if record.state in {HealthState.HEALTHY, HealthState.SUSPECT}:
+        return HealthStep(_suspect(record, text, test_at=now + rules.test_pause_s, now=now))
+    return HealthStep(record)
 
 
-def _on_broken(record: Record, broken: Broken, now: float, rules: Rules) -> Step:
+def _on_broken(record: Record, broken: ReadFailure, now: float, rules: Rules) -> HealthStep:
     if broken.is_lost or broken.is_driver:
         return _on_away(record, broken.message, now, rules)
     if broken.needs_reset:
         action = Action.RESET_GPU
         text = f"{broken.message}: {action.words}"
         done = _take_out(record, text, Need.RESET, now=now, rules=rules, action=action)
-        # It answers again only after that reset.
-        return Step(replace(done.record, was_away=True), done.decisions)
-    if record.state is State.HEALTHY:
+        # It answers only after the reset.
+        return HealthStep(replace(done.record, was_away=True), done.decisions)
+    if record.state is HealthState.HEALTHY:
         due = now + rules.test_pause_s
-        return Step(_suspect(record, broken.message, test_at=due, now=now))
+        return HealthStep(_suspect(record, broken.message, test_at=due, now=now))
     return _take_out(record, broken.message, Need.ANSWER, now=now, rules=rules, action=None)
 
 
-def _on_away(record: Record, text: str, now: float, rules: Rules) -> Step:
+def _on_away(record: Record, text: str, now: float, rules: Rules) -> HealthStep:
     action = Action.RESTART_NODE
     text = f"{text}: it is tested when it is back; if it does not come back, {action.words}"
     done = _take_out(record, text, Need.ANSWER, now=now, rules=rules, action=action)
-    return Step(replace(done.record, was_away=True), done.decisions)
+    return HealthStep(replace(done.record, was_away=True), done.decisions)
 
 
-def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) -> Step:
-    if record.state is State.HEALTHY or record.need in {Need.ANSWER, Need.RESET}:
-        return Step(record)
+def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) -> HealthStep:
+    if record.state is HealthState.HEALTHY or record.need in {Need.ANSWER, Need.RESET}:
+        return HealthStep(record)
     if complaint is not None:
         return _on_failed_test(record, complaint, now, rules)
-    if record.state is State.SUSPECT:
-        return Step(_healthy(record, now=now))
+    if record.state is HealthState.SUSPECT:
+        return HealthStep(_healthy(record, now=now))
     if not rules.recovers:
-        return Step(replace(record, test_at=now + rules.test_pause_s))
+        return HealthStep(replace(record, test_at=now + rules.test_pause_s))
     passed = record.passed + 1
     needed = _tests_needed(record, rules)
     if passed >= needed:
         text = f"{passed} tests passed; it was out of service for: {record.reason}"
-        return Step(_healthy(record, now=now), (PutBack(text),))
-    return Step(
+        return HealthStep(_healthy(record, now=now), (PutBack(text),))
+    return HealthStep(
         replace(
             record,
-            state=State.RECOVERING,
+            state=HealthState.RECOVERING,
             need=Need.NOTHING,
             passed=passed,
             test_at=now + rules.test_pause_s,
@@ -361,7 +306,7 @@ def _on_probed(record: Record, complaint: str | None, now: float, rules: Rules) 
     )
 
 
-def _on_failed_test(record: Record, complaint: str, now: float, rules: Rules) -> Step:
+def _on_failed_test(record: Record, complaint: str, now: float, rules: Rules) -> HealthStep:
     if record.is_offered:
         text = f"{record.reason}; its test failed: {complaint}"
         return _take_out(
@@ -370,9 +315,62 @@ def _on_failed_test(record: Record, complaint: str, now: float, rules: Rules) ->
     worse = replace(record, failed=record.failed + 1)
     made = replace(
         worse,
-        state=State.UNHEALTHY,
+        state=HealthState.UNHEALTHY,
         need=Need.TESTS,
         passed=0,
         test_at=now + _pause_s(worse, rules),
     )
-    return Step(made)
+    return HealthStep(made)
+
+
+_DRIVER_ACTIONS: Final = {
+    1: ("the driver says that the GPU needs a reset", Action.RESET_GPU),
+    2: ("the driver says that the node needs a restart", Action.RESTART_NODE),
+    3: ("the driver says that traffic between GPUs has to be drained", Action.RESET_GPU),
+    4: ("the driver says that the GPU has to be drained and reset", Action.RESET_GPU),
+    5: ("the driver says that its IMEX domain has to be recovered", Action.CONTACT_SUPPORT),
+    6: ("the driver says that the GPU's bus needs a reset", Action.RESET_GPU),
+    7: ("the driver says that the node needs a restart", Action.RESTART_NODE),
+}
+
+# The XID that stands for a higher count of uncorrected memory errors.
+MEMORY_XID: Final = 48
+# XIDs that announce uncorrected errors, which the count then repeats.
+MEMORY_XIDS: Final = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
+
+
+def complaint_of(vitals: Vitals, rules: Rules) -> tuple[str, Action] | None:
+    """Return the problem that a GPU's vitals show, and the action; None: none."""
+    if rules.drivers_word is not Action.IGNORE and vitals.recovery_action:
+        return _DRIVER_ACTIONS.get(
+            vitals.recovery_action,
+            (f"the driver asks for recovery action {vitals.recovery_action}", Action.RESET_GPU),
+        )
+    if vitals.is_repair_failed and rules.failed_repairs.effect is Effect.WAIT_FOR_RESET:
+        return "rows of its memory could not be repaired: no spare ones are left", (
+            Action.CONTACT_SUPPORT
+        )
+    return None
+
+
+def was_reset(before: Vitals | None, after: Vitals) -> bool:
+    """Return whether the GPU was initialised between two looks: a counter went down."""
+    if before is None:
+        return False
+    if before.recovery_action and after.recovery_action == 0:
+        return True
+    if before.is_repair_pending and after.is_repair_pending is False:
+        return True
+    counts = (
+        (before.energy_mj, after.energy_mj),
+        (before.ecc_uncorrected, after.ecc_uncorrected),
+        (before.ecc_corrected, after.ecc_corrected),
+    )
+    return any(old is not None and new is not None and new < old for old, new in counts)
+
+
+def new_errors(before: Vitals | None, after: Vitals) -> int:
+    """Return the number of new uncorrected memory errors."""
+    if before is None or before.ecc_uncorrected is None or after.ecc_uncorrected is None:
+        return 0
+    return max(0, after.ecc_uncorrected - before.ecc_uncorrected)

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of a GPU's health, and how patient one is. Values; `machine` changes them."""
+"""The record of a GPU's health, and the part of it that outlives the agent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Final
 
-from allotment.agent.health.actions import Action
+import msgspec
+
+from allotment.agent.health.xids import Action, parse_action
 from allotment.devices.watching import Vitals
+from allotment.files import atomic_write
+from allotment.model.errors import AllotError, StateError
 
-__all__ = ["Need", "Record", "Rules", "State"]
 
-
-class State(StrEnum):
-    """Where a GPU stands."""
+class HealthState(StrEnum):
+    """The states of `machine`."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -20,7 +25,7 @@ class State(StrEnum):
 
 
 class Need(StrEnum):
-    """What has to be seen before an unhealthy GPU is tested."""
+    """The condition for the tests of an unhealthy GPU."""
 
     NOTHING = "nothing"
     TESTS = "tests"
@@ -30,44 +35,44 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How patient one is; times in seconds."""
+    """Limits; times in seconds."""
 
     silence_s: float = 10.0
-    """So long a GPU may not answer before it is unhealthy."""
+    """Without an answer for this long, a GPU is unhealthy."""
     test_pause_s: float = 5.0
     """Between tests, and after the first failed one."""
     longest_pause_s: float = 600.0
     tests_to_pass: int = 2
     most_tests: int = 64
     memory_s: float = 3600.0
-    """So long it counts against a GPU that it was taken out."""
+    """How long an outage counts against a GPU."""
     calm_s: float = 10.0
-    """So long the driver has to say that nothing has to be done, to be believed."""
+    """How long the driver has to report that no action is needed."""
     sympathy_s: float = 60.0
-    """So long after an XID about memory errors, counts of them are taken for its own."""
+    """How long after an XID about memory errors a higher count belongs to it."""
     recovers: bool = True
-    """False: what is unhealthy stays so until the agent starts anew."""
+    """False: an unhealthy GPU stays so until the agent restarts."""
     memory_errors: Action = Action.RESET_GPU
-    """What uncorrected memory errors mean that no XID announced: the policy's for XID 48."""
+    """The action for memory errors without an XID: the policy's for XID 48."""
     failed_repairs: Action = Action.RESET_GPU
-    """What rows that cannot be remapped mean: the policy's for XID 64."""
+    """The action for rows that cannot be remapped: the policy's for XID 64."""
     drivers_word: Action = Action.TEST
-    """What the driver's recovery action means: the policy's for XID 154. IGNORE: nothing."""
+    """The action for the driver's recovery action: the policy's for XID 154."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that is remembered of one GPU. Times are of one clock that only goes forward."""
+    """One GPU's health. Times are of one monotonic clock."""
 
-    state: State = State.HEALTHY
+    state: HealthState = HealthState.HEALTHY
     need: Need = Need.NOTHING
     reason: str = ""
-    """What is wrong, for people; empty while nothing is."""
+    """The problem; empty: none."""
     action: Action | None = None
-    """What people have to do about it."""
+    """The action that an administrator has to take."""
     xid: int | None = None
     since: float = 0.0
-    """When it came into this state."""
+    """The start of this state."""
     test_at: float | None = None
     """When the next test is due."""
     passed: int = 0
@@ -75,28 +80,108 @@ class Record:
     failed: int = 0
     """Tests failed since it was taken out."""
     was_away: bool = False
-    """Since it was taken out it was lost or gone, or the driver was."""
+    """The GPU or the driver was gone since it was taken out."""
     calm_since: float | None = None
-    """Since when the driver has said that nothing has to be done."""
+    """Since when the driver has reported that no action is needed."""
     vitals: Vitals | None = None
-    """The last ones it told."""
+    """As last reported."""
     memory_xid_at: float | None = None
     """When an XID about memory errors was last seen."""
     taken_out: tuple[float, ...] = ()
-    """When it was, as far as that counts against it."""
+    """The times that still count against it."""
 
     @property
     def is_offered(self) -> bool:
         """Whether containers may get it."""
-        return self.state in {State.HEALTHY, State.SUSPECT}
+        return self.state in {HealthState.HEALTHY, HealthState.SUSPECT}
 
     def check_invariants(self) -> None:
-        """Raise `AssertionError` for a record that cannot be."""
-        healthy = self.state is State.HEALTHY
+        """Raise `AssertionError` for an impossible record."""
+        healthy = self.state is HealthState.HEALTHY
         assert healthy == (self.reason == ""), self  # noqa: S101 - what the name says
-        assert (self.need is not Need.NOTHING) == (self.state is State.UNHEALTHY), self  # noqa: S101
-        testing = self.state in {State.SUSPECT, State.RECOVERING}
+        assert (self.need is not Need.NOTHING) == (self.state is HealthState.UNHEALTHY), self  # noqa: S101
+        testing = self.state in {HealthState.SUSPECT, HealthState.RECOVERING}
         assert not testing or self.test_at is not None, self  # noqa: S101
         assert not healthy or self.test_at is None, self  # noqa: S101
         assert self.need is not Need.TESTS or self.test_at is not None, self  # noqa: S101
-        assert self.state is State.RECOVERING or self.passed == 0, self  # noqa: S101
+        assert self.state is HealthState.RECOVERING or self.passed == 0, self  # noqa: S101
+
+
+HURT: Final = "health.json"
+"""The file's name in the state folder."""
+
+
+class _Hurt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    reason: str
+    action: str | None = None
+    xid: int | None = None
+    vitals: Vitals | None = None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = 1
+    gpus: dict[str, _Hurt] = msgspec.field(default_factory=dict)
+
+
+class Memory:
+    """The file `health.json`. Blocks for reads and writes."""
+
+    __slots__ = ("_path", "_written")
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HURT
+        self._written: bytes | None = None
+
+    def read(self) -> Mapping[str, Record]:
+        """Return the GPUs that need a reset, with time 0. An unreadable file counts as empty."""
+        try:
+            data = self._path.read_bytes()
+            file = msgspec.json.decode(data, type=_File)
+        except (OSError, msgspec.MsgspecError):
+            return {}
+        self._written = data
+        return {
+            uuid: Record(
+                state=HealthState.UNHEALTHY,
+                need=Need.RESET,
+                reason=hurt.reason,
+                action=_action(hurt.action),
+                xid=hurt.xid,
+                vitals=hurt.vitals,
+            )
+            for uuid, hurt in file.gpus.items()
+            if hurt.reason
+        }
+
+    def write(self, records: Mapping[str, Record]) -> None:
+        """Keep the GPUs that need a reset. Raises `StateError`."""
+        hurt = {
+            uuid: _Hurt(
+                reason=record.reason,
+                action=None if record.action is None else record.action.value,
+                xid=record.xid,
+                vitals=record.vitals,
+            )
+            for uuid, record in sorted(records.items())
+            if record.need is Need.RESET
+        }
+        data = msgspec.json.encode(_File(gpus=hurt))
+        if data == self._written or (not hurt and self._written is None):
+            return
+        try:
+            atomic_write(self._path, data, mode=0o600)
+        except OSError as error:
+            raise StateError(
+                f"cannot write {self._path}: {error.strerror}",
+                hint="an agent that restarts forgets which GPUs need a reset",
+            ) from error
+        self._written = data
+
+
+def _action(name: str | None) -> Action | None:
+    if name is None:
+        return None
+    try:
+        return parse_action(name)
+    except AllotError:
+        return None  # written by a newer agent

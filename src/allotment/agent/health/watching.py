@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of health: what the inventory sees goes through each GPU's machine, and people are told.
+"""The loop of health: passes each sighting to its GPU's state machine, and reports decisions.
 
     health = HealthWatch(gpus=watch, policy=policy_of(config.allotment.health, os.environ), ...)
-    async for unhealthy in health.changes():    # {UUID: why}, whose slots are not to be offered
+    async for unhealthy in health.changes():    # {UUID: reason}: their slots are not offered
 
-A GPU's health is that of everything on it: all its slots and shares inherit it. Containers that run
-are never ended here: their owners are told, and what can still be done with the GPU is theirs to
-find out.
+All slots and shares of a GPU inherit its health. Running containers are never ended here: their
+owners are informed.
 """
 
 from __future__ import annotations
@@ -17,69 +16,62 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from allotment.agent.health.actions import Action, XidPolicy
 from allotment.agent.health.machine import (
-    Absent,
-    Alive,
-    Broken,
     Event,
     Note,
     Probed,
     PutBack,
-    Quiet,
     TakeOut,
     XidSeen,
+    complaint_of,
     step,
 )
-from allotment.agent.health.memory import Memory
-from allotment.agent.health.records import Record, Rules, State
-from allotment.agent.health.sightings import Answered, Failed, Gone, Sighting, Silent
-from allotment.agent.health.vitals import complaint_of
-from allotment.agent.inventory import Bells
+from allotment.agent.health.records import HealthState, Memory, Record, Rules
+from allotment.agent.health.xids import Action, XidPolicy
+from allotment.agent.inventory import Gone, Sighting
 from allotment.agent.protocols import Reports
 from allotment.devices.events import GpuEvent
 from allotment.devices.watching import Look
+from allotment.kube.nodes import ConditionStatus
+from allotment.kube.watching import Signal
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.pods import Owner
-
-__all__ = ["Condition", "Gpus", "HealthWatch", "condition"]
 
 GPU_UNHEALTHY: Final = "GpuUnhealthy"
 GPU_RECOVERED: Final = "GpuRecovered"
 GPU_TESTED: Final = "GpuTested"
 GPU_XID: Final = "GpuXid"
 _NOTE_AGAIN_S: Final = 60.0
-"""So long the same remark about a GPU is made once: a bad program makes thousands."""
+"""The shortest time between equal events: a bad program causes thousands of errors."""
 _CONDITION_TYPE: Final = "GpuHealthy"
 _LONGEST_MESSAGE: Final = 1024
 
 
 class Gpus(Protocol):
-    """What health wants of the inventory (`inventory.GpuWatch`)."""
+    """The part of `inventory.GpuWatch` that health uses."""
 
-    def hear(self, hearer: Callable[[Sighting], None]) -> None:
-        """Call `hearer` in the event loop with everything that is seen from now on."""
+    def hear(self, hearer: Callable[[str, Sighting], None]) -> None:
+        """Call `hearer` in the event loop with each GPU's UUID and each later sighting of it."""
         ...
 
     async def test(self, uuid: str) -> Look | str:
-        """Ask a GPU at once; return what it says, or what is wrong, within bounded time."""
+        """Ask a GPU at once; return its answer, or the problem, within bounded time."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class HealthCondition:
     """A condition of the node, as the API server has it."""
 
-    type: str
-    status: str
-    """`True`, `False` or `Unknown`."""
+    status: ConditionStatus
     reason: str
     message: str
+    type: str = _CONDITION_TYPE
 
 
 class HealthWatch:
-    """The health of the node's GPUs. All of it belongs to one event loop."""
+    """The health of the node's GPUs. For one event loop."""
 
     def __init__(
         self,
@@ -93,10 +85,7 @@ class HealthWatch:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Judge what `gpus` sees from now on.
-
-        `owners` says whose shares are on a GPU. `clock` only goes forward, in seconds.
-        """
+        """`owners` returns the owners of shares on a GPU; `clock` is monotonic, in seconds."""
         self._gpus = gpus
         self._reports = reports
         self._owners = owners
@@ -107,7 +96,7 @@ class HealthWatch:
         self._devices: dict[str, Device] = {}
         self._testing: set[str] = set()
         self._noted: dict[tuple[str, str], float] = {}
-        self._bells = Bells()
+        self._signal = Signal()
         self._due = asyncio.Event()
         self._configure(policy, auto_recover=auto_recover)
         if memory is not None:
@@ -116,12 +105,12 @@ class HealthWatch:
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """Where each GPU stands that has answered, by UUID."""
+        """The records of GPUs that have answered, by UUID."""
         return {uuid: each for uuid, each in self._records.items() if uuid in self._devices}
 
     @property
     def unhealthy(self) -> Mapping[str, str]:
-        """Return why, by UUID, for each GPU that is not to be offered."""
+        """The reason, by UUID, of each GPU that is not offered."""
         if self._policy.is_off:
             return {}
         return {
@@ -129,48 +118,40 @@ class HealthWatch:
         }
 
     async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:
-        """Yield `unhealthy`, now and each time that it has changed."""
-        with self._bells.hung() as bell:
-            last: Mapping[str, str] | None = None
-            while True:
-                bell.clear()
-                unhealthy = self.unhealthy
-                if unhealthy != last:
-                    last = unhealthy
-                    yield unhealthy
-                else:
-                    await bell.wait()
+        """Yield `unhealthy`, now and at each change."""
+        last: Mapping[str, str] | None = None
+        async for _ in self._signal.changes():
+            unhealthy = self.unhealthy
+            if unhealthy != last:
+                last = unhealthy
+                yield unhealthy
 
     def reconfigure(self, policy: XidPolicy, *, auto_recover: bool) -> None:
-        """Go by another configuration from now on; what is unhealthy stays so until it recovers."""
+        """Change the policy; unhealthy GPUs stay so until they recover."""
         self._configure(policy, auto_recover=auto_recover)
-        self._bells.ring()
+        self._signal.notify()
         self._due.set()
 
-    def see(self, sighting: Sighting) -> None:
-        """Take in what was seen of a GPU."""
+    def see(self, uuid: str, sighting: Sighting) -> None:
         if isinstance(sighting, Gone) and sighting.is_replaced:
-            self._forget(sighting.uuid)
+            self._forget(uuid)
             return
-        if isinstance(sighting, Answered):
-            if sighting.uuid not in self._devices:
-                self._bells.ring()
-            self._devices[sighting.uuid] = sighting.device
-        event = self._event(sighting)
+        if isinstance(sighting, Look):
+            if uuid not in self._devices:
+                self._signal.notify()
+            self._devices[uuid] = sighting.device
+        event = self._xid(sighting) if isinstance(sighting, GpuEvent) else sighting
         if event is not None:
-            self._take(sighting.uuid, event)
+            self._take(uuid, event)
 
     def first_look_is_over(self) -> None:
-        """Take those that are remembered and have not answered by now for away.
-
-        An agent that starts while a GPU is gone sees it come back, and not go.
-        """
+        """Count remembered GPUs that have not answered as gone: their return shows a reset."""
         for uuid in list(self._records):
             if uuid not in self._devices:
-                self._take(uuid, Absent())
+                self._take(uuid, Gone())
 
     async def run(self) -> None:
-        """Make the tests that are due, until cancelled."""
+        """Run due tests until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._due.clear()
@@ -182,40 +163,19 @@ class HealthWatch:
                         tasks.create_task(self._test(uuid))
                 await self._sleep()
 
-    # ---- inside ----
-
     def _configure(self, policy: XidPolicy, *, auto_recover: bool) -> None:
         self._policy = policy
-        drivers_word = policy.action(_XID_DRIVERS_WORD)
         self._rules = replace(
             self._base,
             recovers=auto_recover,
             memory_errors=policy.action(_XID_MEMORY),
             failed_repairs=policy.action(_XID_REPAIR),
-            drivers_word=drivers_word,
+            drivers_word=policy.action(_XID_DRIVERS_WORD),
         )
-
-    def _event(self, sighting: Sighting) -> Event | None:
-        match sighting:
-            case Answered():
-                return Alive(sighting.vitals)
-            case Silent():
-                return Quiet(sighting.for_s)
-            case Failed():
-                return Broken(
-                    message=sighting.message,
-                    is_lost=sighting.is_lost,
-                    needs_reset=sighting.needs_reset,
-                    is_driver=sighting.is_driver,
-                )
-            case Gone():
-                return Absent()
-            case GpuEvent():
-                return self._xid(sighting)
 
     def _xid(self, event: GpuEvent) -> XidSeen | None:
         if event.xid is None:
-            return None  # corrected memory errors: counted by the GPU itself
+            return None  # corrected memory errors: the GPU counts them
         self._reports.count("device_xids", device=event.uuid, xid=str(event.xid))
         action = self._policy.action(event.xid)
         return None if action is Action.IGNORE else XidSeen(event.xid, action)
@@ -228,15 +188,15 @@ class HealthWatch:
         for decision in after.decisions:
             match decision:
                 case TakeOut():
-                    self._tell_of_trouble(uuid, decision.reason)
+                    self._report_unhealthy(uuid, decision.reason)
                 case PutBack():
-                    self._tell_of_recovery(uuid, decision.reason)
+                    self._report_recovery(uuid, decision.reason)
                 case Note():
                     self._note(uuid, decision)
         if after.record.need is not before.need:
             self._remember()
         if after.record.reason != before.reason or after.record.is_offered != before.is_offered:
-            self._bells.ring()
+            self._signal.notify()
         if after.record.test_at != before.test_at:
             self._due.set()
 
@@ -244,10 +204,10 @@ class HealthWatch:
         self._devices.pop(uuid, None)
         if self._records.pop(uuid, None) is not None:
             self._remember()
-            self._bells.ring()
+            self._signal.notify()
 
     async def _sleep(self) -> None:
-        """Wait until the next test is due, or something changes that."""
+        """Wait for the next due test, or a change."""
         now = self._clock()
         due = [
             max(0.0, record.test_at - now)
@@ -262,23 +222,21 @@ class HealthWatch:
 
     async def _test(self, uuid: str) -> None:
         try:
-            found = await self._gpus.test(uuid)
+            answer = await self._gpus.test(uuid)
         finally:
             self._testing.discard(uuid)
             self._due.set()
-        if isinstance(found, str):
-            self._take(uuid, Probed(found))
+        if isinstance(answer, str):
+            self._take(uuid, Probed(answer))
             return
-        complaint = complaint_of(found.vitals, self._rules)
+        complaint = complaint_of(answer.vitals, self._rules)
         self._take(uuid, Probed(None if complaint is None else complaint[0]))
-
-    # ---- telling ----
 
     def _name(self, uuid: str) -> str:
         device = self._devices.get(uuid)
         return uuid if device is None else f"{uuid} ({device.name})"
 
-    def _tell_of_trouble(self, uuid: str, reason: str) -> None:
+    def _report_unhealthy(self, uuid: str, reason: str) -> None:
         if self._policy.is_off:
             return
         owners = self._owners(uuid)
@@ -291,7 +249,7 @@ class HealthWatch:
             text = f"the GPU of container {owner.container}, {uuid}, is unhealthy: {reason}"
             self._reports.pod(owner, GPU_UNHEALTHY, text, is_warning=True)
 
-    def _tell_of_recovery(self, uuid: str, reason: str) -> None:
+    def _report_recovery(self, uuid: str, reason: str) -> None:
         if self._policy.is_off:
             return
         self._reports.count("device_recoveries", device=uuid)
@@ -325,9 +283,8 @@ class HealthWatch:
         try:
             self._memory.write(self._records)
         except AllotError as error:
-            # Health goes on without; who cares about restarts reads it here.
-            text = f"{error.message}; {error.hint}" if error.hint else error.message
-            self._reports.node("HealthNotKept", text, is_warning=True)
+            # Health works without the file, except after a restart.
+            self._reports.node("HealthNotKept", error.one_line(), is_warning=True)
 
 
 _XID_MEMORY: Final = 48
@@ -343,25 +300,21 @@ def _affected(owners: Sequence[Owner]) -> str:
     return f"; those on it go on: {names}{more}"
 
 
-def condition(records: Mapping[str, Record], *, problem: str | None = None) -> Condition:
-    """Sum up the node's GPUs as a condition. `problem`: why they cannot be looked at, if so."""
+def condition(records: Mapping[str, Record], *, problem: str | None = None) -> HealthCondition:
+    """Return the node's condition. `problem`: why no GPU can be inspected."""
     if problem is not None:
-        return Condition(
-            type=_CONDITION_TYPE, status="Unknown", reason="NoInventory", message=problem
-        )
+        return HealthCondition(status="Unknown", reason="NoInventory", message=problem)
     if not records:
-        return Condition(
-            type=_CONDITION_TYPE, status="Unknown", reason="NoGpus", message="no GPU has answered"
-        )
+        return HealthCondition(status="Unknown", reason="NoGpus", message="no GPU has answered")
     bad = {uuid: record for uuid, record in records.items() if not record.is_offered}
     if not bad:
         text = f"{len(records)} of {len(records)} GPUs are healthy"
-        return Condition(type=_CONDITION_TYPE, status="True", reason="AllHealthy", message=text)
+        return HealthCondition(status="True", reason="AllHealthy", message=text)
     parts = [f"{len(records) - len(bad)} of {len(records)} GPUs are healthy"]
     for uuid, record in sorted(bad.items()):
-        state = "being tested after" if record.state is State.RECOVERING else "unhealthy:"
+        state = "being tested after" if record.state is HealthState.RECOVERING else "unhealthy:"
         parts.append(f"{uuid} is {state} {record.reason}")
     text = "; ".join(parts)
     if len(text) > _LONGEST_MESSAGE:
         text = text[: _LONGEST_MESSAGE - 1] + "…"
-    return Condition(type=_CONDITION_TYPE, status="False", reason="Unhealthy", message=text)
+    return HealthCondition(status="False", reason="Unhealthy", message=text)

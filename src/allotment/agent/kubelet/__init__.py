@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kubelet itself says: its gRPC services, and its record of who has which devices."""
+"""The kubelet's own interfaces: its gRPC services and its device checkpoint."""

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's device checkpoint: which container holds which ids, and what it was answered.
+"""The kubelet's device checkpoint: which container holds which ids, and its answer to `Allocate`.
 
-The kubelet writes it before it asks for `PreStartContainer` (a new file, renamed into place), so
-that there a container can be found by its ids, which is what identity rests on (kubelet
-pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, v1.36; shapes since v1.11 are understood).
+The kubelet writes it before it calls `PreStartContainer` (a new file, renamed into place). So a
+container is found there by its ids, as designs/identity.md explains (kubelet
+pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, v1.36; formats since v1.11 are read).
 """
 
 import base64
 import binascii
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,12 +25,11 @@ from allotment.model.pods import PodUid
 from allotment.model.shares import Injection, ShareId
 from allotment.shares.cdi import KIND
 
-__all__ = ["KubeletCheckpoint", "decode"]
-
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.01
 
-_Identity = tuple[int, int, int, int]
+_MOST_ANSWERS: Final = 4096
+"""More than a node's pods have."""
 
 
 class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
@@ -61,24 +61,22 @@ _decoder: Final = msgspec.json.Decoder(_File)
 
 
 class KubeletCheckpoint:
-    """A `protocols.Checkpoint`: reads the file when it is another one than last time.
+    """A `protocols.Checkpoint` that reads the file only if it has changed.
 
-    To be used by one thread at a time, or by several: they may then read it twice.
+    Several threads may use it; then they may read the file twice.
     """
 
-    __slots__ = ("_answers", "_entries", "_identity", "path")
+    __slots__ = ("_last", "path")
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._identity: _Identity | None = None
-        self._entries: tuple[CheckpointEntry, ...] = ()
-        # Answers stay as they are, and every change of any pod writes all of them anew.
-        self._answers: dict[str, _Answer] = {}
+        self._last: tuple[tuple[int, ...], tuple[CheckpointEntry, ...]] = ((), ())
+        """The file's identity, and its entries."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """Return who holds what; nobody anything where the kubelet has not written yet.
+        """Return the entries; none if the kubelet has not written the file yet.
 
-        Raises `StateError` when it cannot be read or is of no known shape.
+        Raises `StateError` if it cannot be read or has an unknown format.
         """
         for left in reversed(range(_TRIES)):
             try:
@@ -87,22 +85,21 @@ class KubeletCheckpoint:
                 if self.path.parent.is_dir():
                     return ()
                 raise StateError(
-                    f"{self.path.parent} is not there, where the kubelet keeps its checkpoint",
+                    f"{self.path.parent} does not exist; the kubelet keeps its checkpoint there",
                     hint="mount the host's /var/lib/kubelet/device-plugins there, or name the"
                     " kubelet's socket with --kubelet-socket",
                 ) from None
             except OSError as error:
                 raise StateError(
                     f"cannot read the kubelet's checkpoint {self.path}: {error.strerror}",
-                    hint="the agent has to run as root, with the kubelet's folder of device"
-                    " plugins mounted",
+                    hint="run the agent as root, with the kubelet's folder of device plugins"
+                    " mounted",
                 ) from error
             except ValueError as error:
                 if not left:
                     raise StateError(
-                        f"the kubelet's checkpoint {self.path} is of no known shape: {error}",
-                        hint="this kubelet may be newer than this agent: see whether there is a"
-                        " newer one",
+                        f"the kubelet's checkpoint {self.path} has an unknown format: {error}",
+                        hint="the kubelet may be newer than this agent: look for a newer agent",
                     ) from error
             # An older kubelet, or a full disk, may leave it half written for a moment.
             time.sleep(_PAUSE_S)
@@ -111,60 +108,43 @@ class KubeletCheckpoint:
     def _read(self) -> tuple[CheckpointEntry, ...]:
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
-            # A file that replaced it may have its inode and size, but not its time of change too.
+            # A new file may get the old one's inode and size, but not its change time too.
             identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if identity == self._identity:
-                return self._entries
-            data = file.read()
-        answers: dict[str, _Answer] = {}
-        entries = decode(data, known=self._answers, found=answers)
-        self._entries, self._answers, self._identity = entries, answers, identity
-        return entries
+            last, entries = self._last
+            if identity != last:
+                entries = decode(file.read())
+                self._last = (identity, entries)
+            return entries
 
 
-def decode(
-    data: bytes,
-    *,
-    known: Mapping[str, _Answer] | None = None,
-    found: dict[str, _Answer] | None = None,
-) -> tuple[CheckpointEntry, ...]:
-    """Return the entries of a checkpoint; `ValueError` where it is none.
-
-    `known` are answers that were read earlier; those of this checkpoint go to `found`.
-    """
-    known = {} if known is None else known
-    found = {} if found is None else found
-    entries: list[CheckpointEntry] = []
+def decode(data: bytes) -> tuple[CheckpointEntry, ...]:
+    """Return the entries of a checkpoint; raise `ValueError` if it is not one."""
+    entries = []
     for each in _decoder.decode(data).data.pod_device_entries or ():
-        text = each.alloc_resp or ""
-        if text not in found:
-            found[text] = known[text] if text in known else _read(text)
+        answer = _read_answer(each.alloc_resp or "")
+        ids = each.device_ids or ()
+        if isinstance(ids, Mapping):
+            ids = [slot for node in ids.values() for slot in node]
         entries.append(
             CheckpointEntry(
                 pod=PodUid(each.pod_uid),
                 container=each.container_name,
                 resource=each.resource_name,
-                ids=frozenset(_ids(each.device_ids)),
-                share=found[text].share,
-                injection=found[text].injection,
+                ids=frozenset(ids),
+                share=answer.share,
+                injection=answer.injection,
             )
         )
     return tuple(entries)
 
 
-def _ids(device_ids: Mapping[str, Sequence[str]] | Sequence[str] | None) -> Sequence[str]:
-    if isinstance(device_ids, Mapping):
-        return [each for node in device_ids.values() for each in node]
-    return device_ids or ()
-
-
-def _read(text: str) -> _Answer:
-    """Return what of an answer concerns its share."""
+@lru_cache(_MOST_ANSWERS)  # answers never change, and each change of a pod writes all of them
+def _read_answer(text: str) -> _Answer:
+    """Return the share of an answer, and how its container gets it."""
     try:
         response = ContainerAllocateResponse.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, DecodeError):
-        # Other plugins' answers stand in the same file; what they wrote is no business of ours.
-        return _Answer(None, None)
+        return _Answer(None, None)  # another plugin's answer may have any content
     share = response.annotations.get(SHARE_ANNOTATION)
     if not share:
         return _Answer(None, None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's gRPC services, as far as they are used: the name and the messages of each call.
+"""The kubelet's gRPC services that the agent uses: the name and the messages of each call.
 
-A table in place of generated stubs: it is typed, and fits every gRPC that there is.
+A table in place of generated stubs: it is typed, and fits every version of gRPC.
 """
 
 from __future__ import annotations
@@ -15,29 +15,12 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as device_plugin
-from allotment.agent.kubelet.proto import podresources_pb2 as pod_resources
-
-__all__ = [
-    "ALLOCATE",
-    "CHANNEL_OPTIONS",
-    "GET_POD",
-    "LIST_AND_WATCH",
-    "LIST_PODS",
-    "OPTIONS",
-    "PREFERRED",
-    "PRE_START",
-    "REGISTER",
-    "Context",
-    "Handler",
-    "Method",
-    "handlers",
-]
 
 Ask = TypeVar("Ask", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 CHANNEL_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
-"""For every channel to a socket: gRPC would name the socket's path, which some servers refuse."""
+"""For every channel to a socket: gRPC would send the socket's path, which some servers refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +32,12 @@ class Method(Generic[Ask, Reply]):
     ask: type[Ask]
     reply: type[Reply]
     is_stream: bool = False
-    """It is answered by many messages."""
 
     @property
     def path(self) -> str:
-        """Return its name on the wire."""
         return f"/{self.service}/{self.name}"
 
     def on(self, channel: grpc.Channel) -> grpc.UnaryUnaryMultiCallable[Ask, Reply]:
-        """Return the call on a channel."""
         return channel.unary_unary(
             self.path,
             request_serializer=self.ask.SerializeToString,
@@ -65,18 +45,7 @@ class Method(Generic[Ask, Reply]):
         )
 
     def on_aio(self, channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[Ask, Reply]:
-        """Return the call on a channel of asyncio."""
         return channel.unary_unary(
-            self.path,
-            request_serializer=self.ask.SerializeToString,
-            response_deserializer=self.reply.FromString,
-        )
-
-    def stream_on_aio(
-        self, channel: grpc.aio.Channel
-    ) -> grpc.aio.UnaryStreamMultiCallable[Ask, Reply]:
-        """Return the call that is answered by many messages, on a channel of asyncio."""
-        return channel.unary_stream(
             self.path,
             request_serializer=self.ask.SerializeToString,
             response_deserializer=self.reply.FromString,
@@ -85,7 +54,6 @@ class Method(Generic[Ask, Reply]):
 
 _REGISTRATION: Final = "v1beta1.Registration"
 _DEVICE_PLUGIN: Final = "v1beta1.DevicePlugin"
-_POD_RESOURCES: Final = "v1.PodResourcesLister"
 
 REGISTER: Final = Method(
     _REGISTRATION, "Register", device_plugin.RegisterRequest, device_plugin.Empty
@@ -118,23 +86,10 @@ PRE_START: Final = Method(
     device_plugin.PreStartContainerRequest,
     device_plugin.PreStartContainerResponse,
 )
-LIST_PODS: Final = Method(
-    _POD_RESOURCES,
-    "List",
-    pod_resources.ListPodResourcesRequest,
-    pod_resources.ListPodResourcesResponse,
-)
-GET_POD: Final = Method(
-    _POD_RESOURCES,
-    "Get",
-    pod_resources.GetPodResourcesRequest,
-    pod_resources.GetPodResourcesResponse,
-)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-"""What a handler knows of its caller."""
 
-# The messages differ from method to method; each handler says which are its own.
+# The messages differ from method to method.
 Handler: TypeAlias = (
     Callable[[Any, Context], Awaitable[Message]]
     | Callable[[Any, Context], AsyncIterator[Message]]
@@ -144,7 +99,7 @@ Handler: TypeAlias = (
 
 
 def handlers(answered: Mapping[Method[Any, Any], Handler]) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Return what a server is given to answer these methods."""
+    """Return the gRPC handlers of these methods."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, handler in answered.items():
         make: Any = (

@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All labels of a node: facts, offer and configuration in, keys and values out. Pure.
+"""GPU feature discovery's labels, from facts about the GPUs and their sharing. Pure.
 
-NVIDIA's keys and values are as its gpu-feature-discovery v0.20 writes them, with two promises
-more: the same node always has the same labels (where several models contend for one label, the
-last in NVML's order has it), and what cannot be told leaves out its own labels, not all.
+NVIDIA's keys and values are those of gpu-feature-discovery v0.20, with two additions: the labels of
+a node are stable (of several models the last in NVML's order wins), and an unknown fact omits only
+its own labels.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allotment.agent.config.effective import Config
-from allotment.agent.labels.gpus import (
-    WHOLE_AS_MIG,
-    gpu_labels,
-    invalid_labels,
-    mig_labels,
-    sharing_of,
-)
-from allotment.agent.labels.values import fitting, sanitised
+from allotment.agent.config.schema import Config
 from allotment.agent.resources import Offer
 from allotment.devices.facts import DeviceFacts, MigFacts, NodeFacts
 
-__all__ = ["OWNED_PREFIXES", "UNKNOWN_MACHINE", "Features", "node_features"]
-
 OWNED_PREFIXES: Final = ("nvidia.com/", "allotment.dev/")
-"""What the keys of all labels begin with that the agent ever sets."""
+"""The prefixes of all labels that the agent sets."""
 
 UNKNOWN_MACHINE: Final = "unknown"
-"""The machine type of a node whose firmware does not tell."""
+"""The machine type if the firmware does not report it."""
 
 _GPU: Final = "nvidia.com/gpu"
 _NVIDIA: Final = "nvidia.com/"
@@ -40,7 +31,7 @@ _PCI_MODES: Final[Mapping[int | None, str]] = {0x0300: "graphics", 0x0302: "comp
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A node's labels, in order of their keys, and what a person should know about them."""
+    """A node's labels, sorted by key, and notes about them."""
 
     labels: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -56,8 +47,8 @@ def node_features(
 ) -> Features:
     """Return the labels of a node.
 
-    `machine_type` is the text of the machine type file; `timestamp_s` (Unix seconds) is when the
-    labels were first made, None: without.
+    `machine_type` is the text of the machine type file. `timestamp_s` (Unix seconds) is the time of
+    the first labels; None: no such label.
     """
     labels: dict[str, str] = {}
     notes: list[str] = []
@@ -79,7 +70,7 @@ def node_features(
         labels["nvidia.com/gpu.mode"] = _pci_mode(facts.devices)
         labels.update(_own(facts.devices, offer))
     notes += [
-        f"GPU {each.index} ({each.uuid or 'not known yet'}): {each.message};"
+        f"GPU {each.index} ({each.uuid or 'unknown'}): {each.message};"
         f" its labels are {'as they were' if each.uuid else 'missing'}"
         for each in facts.problems
     ]
@@ -130,10 +121,9 @@ def _capabilities(devices: Sequence[DeviceFacts], config: Config) -> _Part:
 
 
 def _whole_gpus(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config) -> _Part:
-    """Return the labels of `nvidia.com/gpu`.
+    """Return the labels of `nvidia.com/gpu`: one set, of the last model.
 
-    There is one set of them: models overwrite one another, and any model with a GPU that is not
-    split by MIG overwrites those without.
+    Models with a GPU outside MIG mode come last.
     """
     models = Counter(each.name for each in devices)
     labels: dict[str, str] = {}
@@ -147,13 +137,13 @@ def _whole_gpus(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config)
         labels.update(gpu_labels(_GPU, device, count=models[device.name], sharing=sharing))
     if len(models) == 1:
         return labels, ()
-    found = f"Multiple device types detected: [{' '.join(sorted(models))}]"
-    told = f"nvidia.com/gpu.* tell of {labels['nvidia.com/gpu.product']}"
-    return labels, [f"{found}; {told}, allotment.dev/gpu.model.* count each model"]
+    models_found = f"Multiple device types detected: [{' '.join(sorted(models))}]"
+    shown = f"nvidia.com/gpu.* describe {labels['nvidia.com/gpu.product']}"
+    return labels, [f"{models_found}; {shown}, allotment.dev/gpu.model.* count each model"]
 
 
 def _named_gpus(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config) -> _Part:
-    """Return the labels of GPUs that are offered under names of their own (`nvidia.com/a100`)."""
+    """Return the labels of GPUs with their own resource names (`nvidia.com/a100`)."""
     labels: dict[str, str] = {}
     families = {each.family for each in offer.resources if each.family.startswith(_NVIDIA)}
     for family in sorted(families - {_GPU}):
@@ -171,7 +161,7 @@ def _named_gpus(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config)
 
 
 def _own(devices: Sequence[DeviceFacts], offer: Offer) -> dict[str, str]:
-    """Return what NVIDIA's labels cannot say: GPUs by mode, and by model on a mixed node."""
+    """Return labels that NVIDIA does not have: GPUs by mode and by model."""
     modes = Counter(offer.modes[each.uuid] for each in devices if each.uuid in offer.modes)
     models = Counter(sanitised(each.name) for each in devices)
     return {
@@ -189,13 +179,13 @@ def _pci_mode(devices: Sequence[DeviceFacts]) -> str:
 
 
 def _mig_devices(devices: Sequence[DeviceFacts], *, offer: Offer, config: Config) -> _Part:
-    """Return what the MIG strategy adds to, or puts in place of, the labels of whole GPUs."""
+    """Return the labels that the MIG strategy adds or replaces."""
     if config.mig_strategy == "none":
         return {}, ()
     labels = {"nvidia.com/mig.strategy": config.mig_strategy}
     split = [each for each in devices if each.is_mig_enabled]
     if any(each.migs is None for each in split):
-        return labels, ["MIG devices are not read: labels tell of whole GPUs only"]
+        return labels, ["MIG devices are unknown: labels describe whole GPUs only"]
     by_profile: dict[str, list[tuple[str, MigFacts]]] = {}
     for device in split:
         for mig in device.migs or ():
@@ -227,7 +217,7 @@ def _profile(
 def _single_problem(
     devices: Sequence[DeviceFacts], split: Sequence[DeviceFacts], *, profiles: int
 ) -> str | None:
-    """Say why the strategy `single` does not go with these GPUs, in NVIDIA's words."""
+    """Return why strategy `single` does not suit these GPUs, in NVIDIA's words."""
     if not all(each.migs for each in split):
         return "at least one MIG device is enabled but empty"
     if len(split) < len(devices):
@@ -239,7 +229,7 @@ def _single_problem(
 
 
 def _clique(devices: Sequence[DeviceFacts]) -> _Part:
-    """Return the clique, if all GPUs that are in a fabric are in the same."""
+    """Return the clique, if all GPUs of a fabric are in the same one."""
     places = [each.fabric for each in devices if each.fabric is not None]
     clusters = sorted({place.cluster for place in places})
     cliques = sorted({place.clique for place in places})
@@ -261,3 +251,196 @@ def _vgpu(devices: Sequence[DeviceFacts]) -> dict[str, str]:
 
 def _flag(values: Iterable[bool]) -> str:
     return "true" if any(values) else "false"
+
+
+MAX_LABEL: Final = 63
+"""Characters of a value, and of a key after its `/` (apimachinery pkg/util/validation)."""
+
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9\-_. ]")
+_NOT_IN_VALUES: Final = re.compile(r"[^A-Za-z0-9\-_.]+")
+_EDGES: Final = "-_."
+_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_PREFIX: Final = 253
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def sanitised(text: str) -> str:
+    """Return a model's or machine's name as in NVIDIA's labels: `Tesla T4` becomes `Tesla-T4`.
+
+    Invalid characters are removed, spaces become one dash (k8s-device-plugin
+    internal/lm/resource.go, v0.20).
+    """
+    return "-".join(_NOT_IN_NAMES.sub("", text).split())
+
+
+def fitting(labels: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return valid labels, sorted by key, and notes about changes.
+
+    Invalid values are cut and cleaned; a label with an invalid key is left out.
+    """
+    valid: dict[str, str] = {}
+    notes: list[str] = []
+    for key, value in sorted(labels.items()):
+        if not _is_key(key):
+            notes.append(f"{key!r} is not a valid label key: the label is left out")
+            continue
+        valid[key] = _value(value)
+        if valid[key] != value:
+            notes.append(f"{key}: {value!r} is not a valid label value: {valid[key]!r} is used")
+    return valid, tuple(notes)
+
+
+def _value(value: str) -> str:
+    return _NOT_IN_VALUES.sub("-", value).strip(_EDGES)[:MAX_LABEL].rstrip(_EDGES)
+
+
+def _is_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix)):
+        return False
+    return len(name) <= MAX_LABEL and _NAME.fullmatch(name) is not None
+
+
+_SHARED: Final = "SHARED"
+_MIG: Final = "MIG"
+
+_FAMILIES: Final[Mapping[int, str]] = {
+    1: "tesla",
+    2: "fermi",
+    3: "kepler",
+    5: "maxwell",
+    6: "pascal",
+    9: "hopper",
+    10: "blackwell",
+    12: "blackwell",
+    13: "rubin",
+}
+_FIRST_TURING: Final = (7, 5)
+_FIRST_ADA: Final = (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingFacts:
+    """How a resource is shared. `strategy` is none, time-slicing or mps."""
+
+    replicas: int
+    strategy: str
+    is_renamed: bool = False
+
+    @property
+    def suffix(self) -> tuple[str, ...]:
+        """The suffix of the product name, which marks a shared GPU."""
+        return (_SHARED,) if self.replicas > 1 and not self.is_renamed else ()
+
+
+UNSHARED: Final = SharingFacts(1, "none")
+WHOLE_AS_MIG: Final = SharingFacts(0, "none")
+"""For a GPU in MIG mode, which cannot be allocated as a whole."""
+
+
+def sharing_of(
+    family: str, *, offer: Offer, config: Config, devices: frozenset[str] | None = None
+) -> SharingFacts:
+    """Return how the resource `family` is shared on `devices` (UUIDs; None: on any).
+
+    By the offer; without an offer of that name, by the configuration.
+    """
+    offered = [
+        (resource.replicas, resource.name != family)
+        for resource in offer.resources
+        if resource.family == family
+        and (devices is None or any(slot.device in devices for slot in resource.slots))
+    ]
+    if not offered:
+        offered = _configured(family, config) if _is_nowhere(family, offer) else []
+    replicas, is_renamed = max(offered, default=(1, False))
+    if replicas <= 1:
+        return UNSHARED
+    return SharingFacts(replicas, "time-slicing" if config.mps is None else "mps", is_renamed)
+
+
+def _is_nowhere(family: str, offer: Offer) -> bool:
+    return not any(resource.family == family for resource in offer.resources)
+
+
+def _configured(family: str, config: Config) -> list[tuple[int, bool]]:
+    sharing = config.mps or config.time_slicing
+    if sharing is None:
+        return []
+    return [
+        (each.replicas, each.rename is not None or sharing.rename_by_default)
+        for each in sharing.resources
+        if each.name == family
+    ]
+
+
+def gpu_labels(
+    family: str, device: DeviceFacts, *, count: int, sharing: SharingFacts
+) -> dict[str, str]:
+    """Return the labels of `count` GPUs of one model, of which `device` is one."""
+    labels = {
+        **_base(family, (device.name,), count=count, sharing=sharing),
+        **({f"{family}.memory": str(device.memory_mib)} if device.memory_mib else {}),
+    }
+    if device.compute_capability is not None:
+        major, minor = device.compute_capability
+        labels[f"{family}.family"] = architecture_family(major, minor)
+        labels[f"{family}.compute.major"] = str(major)
+        labels[f"{family}.compute.minor"] = str(minor)
+    return labels
+
+
+def mig_labels(
+    family: str, model: str, migs: Sequence[MigFacts], *, sharing: SharingFacts
+) -> dict[str, str]:
+    """Return the labels of MIG devices of one profile on GPUs of a model; at least one device."""
+    first = migs[0]
+    figures = {
+        "memory": first.memory_mib,
+        "multiprocessors": first.multiprocessors,
+        "slices.gi": first.gi_slices,
+        "slices.ci": first.ci_slices,
+        "engines.copy": first.copy_engines,
+        "engines.decoder": first.decoders,
+        "engines.encoder": first.encoders,
+        "engines.jpeg": first.jpeg_engines,
+        "engines.ofa": first.ofa_engines,
+    }
+    profile = first.profile.replace("+", ".")
+    return {
+        **_base(family, (model, _MIG, profile), count=len(migs), sharing=sharing),
+        **{f"{family}.{suffix}": str(figure) for suffix, figure in figures.items()},
+    }
+
+
+def invalid_labels(family: str, model: str) -> dict[str, str]:
+    """Return the labels of a node whose MIG devices do not suit the strategy `single`."""
+    return {
+        f"{family}.product": "-".join((sanitised(model), _MIG, "INVALID")),
+        f"{family}.count": "0",
+        f"{family}.replicas": "0",
+        f"{family}.sharing-strategy": "",
+        f"{family}.memory": "0",
+    }
+
+
+def architecture_family(major: int, minor: int) -> str:
+    """Name the family of chips with that compute capability, as NVIDIA's label does."""
+    capability = (major, minor)
+    if major == _FIRST_TURING[0]:
+        return "turing" if capability >= _FIRST_TURING else "volta"
+    if major == _FIRST_ADA[0]:
+        return "ada-lovelace" if capability >= _FIRST_ADA else "ampere"
+    return _FAMILIES.get(major, "undefined")
+
+
+def _base(
+    family: str, names: Sequence[str], *, count: int, sharing: SharingFacts
+) -> dict[str, str]:
+    product = (*(sanitised(name) for name in names if name), *sharing.suffix)
+    return {
+        f"{family}.product": "-".join(product),
+        f"{family}.count": str(count),
+        f"{family}.replicas": str(sharing.replicas),
+        f"{family}.sharing-strategy": sharing.strategy,
+    }

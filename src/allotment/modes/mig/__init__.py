@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG on one machine: slices that outlive no crash, and configurations that touch what differs.
+"""MIG on one machine: crash-safe slices, and configurations.
 
-mode         the mode `mig`: what a share in a slice has in its directory
-records      what is written down about a slice before each step
-journal      where it is written: one folder for each GPU, one file for each slice
-judging      what a record stands for after a crash, by what the driver shows: pure
-slices       make, hand out, take back and remove slices of one GPU
-files        NVIDIA's file of configurations (mig-parted), read and written
-applying     a configuration against the GPUs that there are: plan, then do
+mode      the mode `mig`: the files of a share in one MIG device
+journal   one record for each slice of Allotment, and its instance after a crash
+slices    make, bind, free and remove the slices of one GPU
+files     NVIDIA's file of configurations (mig-parted)
+apply     plan and apply a configuration
 """

@@ -9,11 +9,10 @@
           mig-enabled: true
           mig-devices: {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
-What mig-parted refuses is refused, with its words and with the place in the file; what it lets pass
-and cannot mean (a profile that is none, a PCI id that is none, a GPU twice in one list) is refused
-as well. Parts of GPU instances (`1c.3g.40gb`) are refused in the configuration that is chosen
-(`select`), and let pass in others. Source: NVIDIA/mig-parted api/spec/v1/spec.go and
-pkg/types/device.go, v0.15.
+Errors are mig-parted's, with the place in the file. Meaningless values that mig-parted accepts are
+also refused: invalid profiles and PCI ids, a GPU twice in one list. Parts of GPU instances
+(`1c.3g.40gb`) are refused only in the selected configuration. Source: NVIDIA/mig-parted
+api/spec/v1/spec.go and pkg/types/device.go, v0.15.
 """
 
 import re
@@ -26,15 +25,6 @@ import msgspec
 
 from allotment.model.errors import NotFoundError, UsageError
 
-__all__ = [
-    "Entry",
-    "GpuIdentity",
-    "check_numbers",
-    "document_of",
-    "parse_configurations",
-    "select",
-]
-
 _VERSION: Final = "v1"
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d)c\.)?\dg\.\d+gb(?:[+-][a-z.]+)?")
 _ID: Final = re.compile(r"(0[xX][0-9a-fA-F]{1,8}|\d{1,10})(?::(0[xX][0-9a-fA-F]{1,8}|\d{1,10}))?")
@@ -42,16 +32,18 @@ _PLACE: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _KEYS: Final = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<key>.*)`")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What some GPUs are to have."""
+class ConfigEntry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"
+):
+    """The configuration of some GPUs."""
 
     devices: Literal["all"] | list[int]
-    """NVML's numbers of them, among all GPUs of the machine."""
+    """NVML's numbers of the GPUs."""
     mig_enabled: bool
     mig_devices: dict[str, int] | None = None
-    """How many of each profile."""
+    """Number of instances of each profile."""
     device_filter: str | list[str] | None = None
-    """Only GPUs of these PCI ids: device and vendor, and perhaps those of the subsystem."""
+    """Only GPUs of these PCI ids: device and vendor, optionally with those of the subsystem."""
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -62,49 +54,49 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def wanted(self) -> Mapping[str, int]:
-        """How many of each profile there are to be, those of which there are to be any."""
+        """`mig_devices` without counts of 0."""
         return {name: count for name, count in (self.mig_devices or {}).items() if count}
 
     def names(self, gpu: "GpuIdentity") -> bool:
-        """Is this entry about that GPU?"""
+        """True if this entry is about that GPU."""
         if isinstance(self.devices, list) and gpu.index not in self.devices:
             return False
-        return not self.filters or any(gpu.is_of(each) for each in self.filters)
+        return not self.filters or any(gpu.matches(filter_) for filter_ in self.filters)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     version: str
-    mig_configs: dict[str, list[Entry]]
+    mig_configs: dict[str, list[ConfigEntry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuIdentity:
-    """Which GPU an entry may mean."""
+    """The properties of a GPU that entries name."""
 
     index: int
-    """NVML's number of it."""
+    """NVML's number of the GPU."""
     pci_id: int
-    """Device and vendor, as NVML has them: 0x20B010DE."""
+    """NVML's number of device and vendor: 0x20B010DE."""
     pci_subsystem: int = 0
 
-    def is_of(self, text: str) -> bool:
-        """Has it the PCI ids of a filter?"""
+    def matches(self, text: str) -> bool:
+        """True if it has the PCI ids of a filter."""
         match = _ID.fullmatch(text)
         if match is None:
             return False
-        device, subsystem = (None if each is None else int(each, 0) for each in match.groups())
+        device, subsystem = (None if text is None else int(text, 0) for text in match.groups())
         return device == self.pci_id and subsystem in (None, self.pci_subsystem)
 
     @property
     def filter(self) -> str:
-        """Its PCI id, as a filter has it."""
+        """Its PCI id as a filter."""
         return f"0x{self.pci_id:08X}"
 
 
-def parse_configurations(document: object, *, source: str) -> Mapping[str, tuple[Entry, ...]]:
-    """Read what YAML or JSON was read into; `source` names the file in errors.
+def parse_configurations(document: object, *, source: str) -> Mapping[str, tuple[ConfigEntry, ...]]:
+    """Check a document from YAML or JSON; `source` is its file's name for errors.
 
-    Raises `UsageError`: `source: where: what`, with mig-parted's words for what it refuses.
+    Raises `UsageError`: `source: place: problem`, with mig-parted's messages.
     """
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{source}: it holds no configuration", hint="it begins: version: v1")
@@ -133,13 +125,12 @@ def parse_configurations(document: object, *, source: str) -> Mapping[str, tuple
 
 
 def select(
-    configurations: Mapping[str, tuple[Entry, ...]], name: str | None, *, source: str
-) -> tuple[Entry, ...]:
+    configurations: Mapping[str, tuple[ConfigEntry, ...]], name: str | None, *, source: str
+) -> tuple[ConfigEntry, ...]:
     """Return the configuration of that name, or the only one.
 
-    Raises `UsageError` where there are several and none is named, or where the one that is chosen
-    wants parts of GPU instances: a file may have such configurations beside it, as NVIDIA's own
-    have. Raises `NotFoundError` for no such name.
+    Raises `UsageError` for several without a name, or for parts of GPU instances in the selected
+    one (NVIDIA's own file has such configurations), and `NotFoundError` for an unknown name.
     """
     names = ", ".join(configurations)
     if name is None and len(configurations) > 1:
@@ -164,11 +155,10 @@ def select(
     return configurations[chosen]
 
 
-def check_numbers(entries: Sequence[Entry], count: int) -> None:
-    """Refuse numbers in `devices` that no GPU has: whoever wrote them meant another machine.
+def check_numbers(entries: Sequence[ConfigEntry], count: int) -> None:
+    """Refuse numbers of GPUs that this machine does not have. Raises `UsageError`.
 
-    Those of an entry for certain models are let pass: it may mean GPUs of other machines. Raises
-    `UsageError`.
+    Entries with a filter are skipped: they may be for other machines.
     """
     for entry in entries:
         if isinstance(entry.devices, list) and not entry.filters:
@@ -184,25 +174,25 @@ def check_numbers(entries: Sequence[Entry], count: int) -> None:
 def document_of(
     name: str, gpus: Sequence[tuple[GpuIdentity, Mapping[str, int] | None]]
 ) -> dict[str, object]:
-    """Return the file's document that describes GPUs as they are.
+    """Return the document of a file that describes the present state of GPUs.
 
-    For each GPU how many of each profile it has; None: it is not in MIG mode. GPUs that have the
-    same share an entry; one PCI id on all GPUs needs no filter.
+    `gpus`: with the number of instances of each profile; None: not in MIG mode. Equal GPUs share an
+    entry; a single PCI id needs no filter.
     """
     kinds = {gpu.filter for gpu, _ in gpus}
     groups: dict[tuple[tuple[str, int], ...] | None, list[GpuIdentity]] = {}
-    for gpu, has in gpus:
-        key = None if has is None else tuple(sorted(has.items()))
+    for gpu, counts in gpus:
+        key = None if counts is None else tuple(sorted(counts.items()))
         groups.setdefault(key, []).append(gpu)
     entries = []
     for key, members in groups.items():
         filters = sorted({gpu.filter for gpu in members})
-        of_these = [gpu.index for gpu, _ in gpus if gpu.filter in filters]
+        filtered = [gpu.index for gpu, _ in gpus if gpu.filter in filters]
         indices = [gpu.index for gpu in members]
         entry: dict[str, object] = {}
         if len(kinds) > 1 and len(groups) > 1:
             entry["device-filter"] = filters[0] if len(filters) == 1 else filters
-        entry["devices"] = "all" if indices == of_these else indices
+        entry["devices"] = "all" if indices == filtered else indices
         entry["mig-enabled"] = key is not None
         entry["mig-devices"] = dict(key or ())
         entries.append(entry)
@@ -212,12 +202,11 @@ def document_of(
 # ---- what is wrong -------------------------------------------------------------------------------
 
 
-def _problem(entry: Entry) -> tuple[str, str | None] | None:
-    """Return what an entry cannot mean, with a hint; None: nothing."""
+def _problem(entry: ConfigEntry) -> tuple[str, str | None] | None:
+    """Return what is wrong with an entry, with a hint; None: it is valid."""
     counts = entry.mig_devices
-    for problem in (_profile_problem(counts or {}), _device_problem(entry)):
-        if problem:
-            return problem
+    if problem := _profile_problem(counts or {}) or _device_problem(entry):
+        return problem
     if entry.mig_enabled and counts is None:
         return (
             "missing required field 'mig-devices' when 'mig-enabled' is true",
@@ -243,34 +232,34 @@ def _profile_problem(counts: Mapping[str, int]) -> tuple[str, str | None] | None
     return None
 
 
-def _device_problem(entry: Entry) -> tuple[str, str | None] | None:
+def _device_problem(entry: ConfigEntry) -> tuple[str, str | None] | None:
     for text in entry.filters:
         if not _ID.fullmatch(text):
             return (
                 f"device-filter: invalid DeviceID format '{text}'",
-                "device and vendor in one number, as NVML has them: 0x20B010DE",
+                "write NVML's number of device and vendor: 0x20B010DE",
             )
     if isinstance(entry.devices, list):
-        twice = [str(index) for index, times in Counter(entry.devices).items() if times > 1]
-        if twice:
-            return f"devices: {', '.join(twice)} is there twice", None
+        repeated = [str(index) for index, times in Counter(entry.devices).items() if times > 1]
+        if repeated:
+            return f"devices: {', '.join(repeated)} is repeated", None
         if any(index < 0 for index in entry.devices):
-            return "devices: a GPU's number is not below 0", None
+            return "devices: a GPU's number cannot be negative", None
         if not entry.devices:
-            return "devices: it names no GPU", "write `devices: all`, or numbers"
+            return "devices: the list is empty", "write `devices: all`, or numbers"
     return None
 
 
 def _explained(message: str, document: object, source: str) -> UsageError:
-    """Put msgspec's message into mig-parted's words, with the place as the file has it."""
+    """Translate msgspec's message to mig-parted's, with the place in the file."""
     place = _PLACE.search(message)
     what = message[: place.start()] if place else message
     path = place["path"].removeprefix("$").removeprefix(".") if place else ""
     where = f"{source}: {_named(path, document)}: " if path else f"{source}: "
     if match := _KEYS.match(what):
         is_unknown = match["what"] == "contains unknown"
-        said = "unexpected field" if is_unknown else "missing required field"
-        return UsageError(f"{where}{said}: {match['key']}")
+        problem = "unexpected field" if is_unknown else "missing required field"
+        return UsageError(f"{where}{problem}: {match['key']}")
     if path.endswith(".devices"):
         return UsageError(
             f"{where}invalid input for 'devices'", hint="write `devices: all` or `devices: [0, 1]`"
@@ -281,14 +270,14 @@ def _explained(message: str, document: object, source: str) -> UsageError:
 
 
 def _named(path: str, document: object) -> str:
-    """Return msgspec's path with the name of the configuration: it writes `[...]` for any key."""
+    """Return msgspec's path with the configuration's name in place of `[...]`."""
     before, mark, after = path.partition("[...]")
     if not mark or before != "mig-configs" or not isinstance(document, dict):
         return path
     names: Iterable[str] = document["mig-configs"]
     for name in names:
         try:
-            msgspec.convert(document["mig-configs"][name], list[Entry])
+            msgspec.convert(document["mig-configs"][name], list[ConfigEntry])
         except msgspec.ValidationError:
             return f"{before}.{name}{after}"
     return path

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of one GPU, made and removed so that no crash costs one, or touches somebody else's.
+"""Creates and removes the slices of one GPU, safely against crashes and foreign tools.
 
     slices = Slices(driver, journal)
     with slices.cut("1g.10gb", 6, holder=share) as work:
-        ...                                # make the share; nobody takes it for left over
-    slices.settle(is_there, keep_s=60)     # whose holder has gone is kept warm, or removed
+        ...                                # build the share; the slice counts as used meanwhile
+    slices.free_orphans(is_held, keep_s=60)    # keeps warm, or removes, what has no holder
 
-Each step is written down before the driver is asked, and whoever comes next puts right what a dead
-process left (`settle`). Every call may block for as long as its GPU does.
+Each step is recorded before the driver call. `free_orphans` repairs what dead processes left. Every
+call may block as long as its GPU does.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from allotment.devices.mig import MigDriver
 from allotment.model.errors import (
@@ -26,46 +25,48 @@ from allotment.model.errors import (
     StateError,
     UsageError,
 )
+from allotment.model.formats import format_pids
 from allotment.model.mig import MigGpu, MigInstance, MigProfile
-from allotment.modes.mig.journal import Journal, Work
-from allotment.modes.mig.judging import Verdict, foreign, judge, stands_for
-from allotment.modes.mig.records import SliceRecord, Stage
-
-__all__ = ["ModeChangedError", "Reset", "Settled", "Slices"]
+from allotment.modes.mig.journal import (
+    Journal,
+    RecordVerdict,
+    SliceRecord,
+    SliceWork,
+    Stage,
+    judge,
+    new_id,
+    stands_for,
+)
 
 Reset = Callable[[], None]
-"""Resets the GPU, which nobody uses; raises `AllotError`."""
-_SHOWN: Final = 8
+"""Resets an unused GPU; raises `AllotError`."""
 
 
 class ModeChangedError(BusyError):
-    """MIG mode is not as it was when the slice was chosen: choose again."""
+    """MIG mode has changed since the slice was chosen: choose again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What a look at the journal and the driver found, and what was done."""
+@dataclass(slots=True, kw_only=True)
+class FreedSlices:
+    """The result of `Slices.free_orphans`."""
 
-    kept: tuple[SliceRecord, ...] = ()
-    """Whole and ours: held, or warm."""
-    lost: tuple[SliceRecord, ...] = ()
-    """Held, and their instances were removed by others; known for as long as their holders are."""
-    removed: tuple[SliceRecord, ...] = ()
-    forgotten: tuple[SliceRecord, ...] = ()
-    """Their instances were not there (any more): removed by others, or never made. Nobody had
-    them."""
-    stuck: tuple[tuple[SliceRecord, AllotError], ...] = ()
-    """Ought to be removed, and could not be."""
-    foreign: tuple[MigInstance, ...] = ()
-    """Made by others, and left alone."""
+    kept: list[SliceRecord] = field(default_factory=list)
+    """Complete: held, or warm."""
+    lost: list[SliceRecord] = field(default_factory=list)
+    """Held, and another tool removed the instance; recorded until the holder ends."""
+    removed: list[SliceRecord] = field(default_factory=list)
+    forgotten: list[SliceRecord] = field(default_factory=list)
+    """Without holder and without instance."""
+    stuck: list[tuple[SliceRecord, AllotError]] = field(default_factory=list)
+    """Could not be removed."""
     problems: tuple[StateError, ...] = ()
-    """Records that cannot be read."""
+    """Unreadable records."""
 
 
 class Slices:
-    """The slices of one GPU that are ours."""
+    """The slices of one GPU that Allotment made."""
 
-    __slots__ = ("_clock", "_driver", "_journal", "_reset")
+    __slots__ = ("_clock", "_driver", "_reset", "journal")
 
     def __init__(
         self,
@@ -75,14 +76,11 @@ class Slices:
         reset: Reset | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take a GPU and its journal; nothing is asked yet.
-
-        `reset`: how it is reset where its generation needs that for another mode; None: it is not.
-        """
+        """`reset`: for GPUs that need one to change the mode; None: not allowed."""
         self._driver = driver
-        self._journal = journal
         self._reset = reset
         self._clock = clock
+        self.journal = journal
 
     def cut(
         self,
@@ -92,26 +90,25 @@ class Slices:
         holder: str = "",
         keep_s: float = 0.0,
         switches: bool = False,
-    ) -> Work:
-        """Make a slice of a profile at a slot, and return its record, which is the caller's work.
+    ) -> SliceWork:
+        """Make a slice of a profile at a slot; return its locked record.
 
-        `keep_s`: for how many seconds it is kept once its holder has gone, at least. `switches`:
-        where MIG is off it is switched on, if that was claimed (`Journal.note_switched`).
+        `keep_s`: how long it stays warm without a holder, in seconds. `switches`: switch MIG on if
+        it is off and claimed (`Journal.note_switched`).
 
-        Whoever enters the result keeps it from being settled until the holder is really there.
-        Raises `DoesNotFitError` where slots are taken, `UsageError` for a profile or a start that
-        the GPU does not have, `ModeChangedError` where MIG is off and not claimed (any more), and
-        the driver's errors; nothing is left behind by a failure that the driver lets be undone.
+        The lock protects the slice until the holder exists. Raises `DoesNotFitError` for used
+        slots, `UsageError` for an unknown profile or start, `ModeChangedError` if MIG is off and
+        not claimed, and the driver's errors. A failure is undone as far as the driver allows.
         """
-        with self._journal.locked():
+        with self.journal.locked():
             gpu = self._driver.look()
             if not gpu.is_enabled and switches:
                 gpu = self._switched_on(gpu)
             profile = _profile(gpu, name, start)
-            _refuse_taken(gpu, self._journal.read().records, range(start, start + profile.size))
-            work = self._journal.begin(
+            _check_slots(gpu, self.journal.read().records, range(start, start + profile.size))
+            work = self.journal.begin(
                 SliceRecord(
-                    id=self._journal.new_id(),
+                    id=new_id(),
                     gpu=gpu.uuid,
                     profile=profile.number,
                     name=profile.name,
@@ -128,13 +125,13 @@ class Slices:
             undo.pop_all()
         return work
 
-    def bind(self, name: str, holder: str, *, keep_s: float = 0.0, after: str = "") -> Work:
-        """Give a warm slice, by its id, to a holder; the caller's work, as in `cut`.
+    def bind(self, name: str, holder: str, *, keep_s: float = 0.0, after: str = "") -> SliceWork:
+        """Give a warm slice, by its id, to a holder; return its locked record, as `cut`.
 
-        `after`: the holder that it is taken over from. Raises `NotFoundError` where there is none,
-        `BusyError` where somebody has it.
+        `after`: the present holder, which it is taken from. Raises `NotFoundError` for an unknown
+        slice, `BusyError` if it has another holder.
         """
-        work = self._taken(name)
+        work = self._take(name)
         with ExitStack() as undo:
             undo.enter_context(work)
             record = work.record
@@ -145,16 +142,16 @@ class Slices:
         return work
 
     def remove(self, name: str, *, after: str = "") -> None:
-        """Remove a slice that nobody holds. Raises `BusyError` also while processes are in it.
+        """Remove a slice without holder. Raises `BusyError` if processes use it.
 
-        `after`: a holder that is not there any more.
+        `after`: a holder that has ended.
         """
-        with self._taken(name) as work:
+        with self._take(name) as work:
             if work.record.holder not in {"", after}:
                 raise BusyError(
                     f"the slice {work.record.name} {work.record.uuid} is held by"
                     f" {work.record.holder}",
-                    hint="it is free when its holder has gone",
+                    hint="it is free when its holder has ended",
                 )
             instance = stands_for(work.record, self._driver.look().instances)
             if instance is None:
@@ -163,76 +160,89 @@ class Slices:
                 self._remove(work, instance)
 
     def give_away(self, name: str) -> None:
-        """Forget a slice that stays: from here on it is the machine's, as if made by nvidia-smi."""
-        with self._taken(name) as work:
+        """Forget a slice that stays: from then on it is foreign."""
+        with self._take(name) as work:
             work.forget()
 
-    def settle(self, is_held: Callable[[str], bool], *, keep_s: float) -> Settled:
-        """Put right what dead processes left, and remove what has been warm for long enough.
+    def free_orphans(self, is_held: Callable[[str], bool], *, keep_s: float) -> FreedSlices:
+        """Repair what dead processes left, and remove slices that were warm long enough.
 
-        That is `keep_s` seconds, or what its last holder asked for if that is longer.
-
-        `is_held` tells whether a holder is still there. A slice that somebody works on is left
-        alone. Raises what the driver raises when it is asked what there is; from then on an error
-        concerns one slice, and is part of the answer.
+        That is `keep_s` seconds, or the last holder's time if that is longer. `is_held`: whether a
+        holder exists. Locked slices are skipped. Raises the driver's error for the first look;
+        later errors concern one slice, and are part of the result.
         """
+        freed = FreedSlices()
         with ExitStack() as works:
-            with self._journal.locked():
-                self._journal.sweep()
-                found = self._journal.read()
-                mine = [
+            with self.journal.locked():
+                self.journal.sweep()
+                contents = self.journal.read()
+                freed.problems = contents.problems
+                own = [
                     works.enter_context(work)
-                    for record in found.records
-                    if (work := self._journal.take(record.id)) is not None
+                    for record in contents.records
+                    if (work := self.journal.take(record.id)) is not None
                 ]
-                instances = self._driver.look().instances  # now that none of these can change
-            others = foreign([work.record for work in mine], instances)
-            settling = _Settling(is_held=is_held, keep_s=keep_s)
-            leaving: list[tuple[Work, MigInstance]] = []
-            for work in mine:
+                instances = self._driver.look().instances  # these cannot change from here on
+            leaving: list[tuple[SliceWork, MigInstance]] = []
+            for work in own:
                 instance = stands_for(work.record, instances)
                 try:
-                    if instance is not None and self._is_to_go(work, instance, settling):
-                        leaving.append((work, instance))
-                        continue
-                    if instance is None:
-                        self._without_instance(work, settling)
+                    match self._verdict(work, instance, is_held, keep_s):
+                        case RecordVerdict.REMOVE if instance is not None:
+                            leaving.append((work, instance))
+                            continue
+                        case RecordVerdict.KEEP:
+                            (freed.kept if instance else freed.lost).append(work.record)
+                        case _:
+                            freed.forgotten.append(work.record)
+                            work.forget()
                 except AllotError as error:
-                    settling.stuck.append((work.record, error))
-                work.close()  # a warm one can be had while the driver removes others
+                    freed.stuck.append((work.record, error))
+                work.close()  # a warm slice is available while the driver removes others
             for work, instance in leaving:
                 try:
                     self._remove(work, instance)
                 except AllotError as error:
-                    settling.stuck.append((work.record, error))
+                    freed.stuck.append((work.record, error))
                 else:
-                    settling.removed.append(work.record)
+                    freed.removed.append(work.record)
                 work.close()
-        worked_on = {each.id for each in found.records} - {work.record.id for work in mine}
-        places = {(each.profile, each.start) for each in found.records if each.id in worked_on}
-        return Settled(
-            kept=tuple(settling.kept),
-            lost=tuple(settling.lost),
-            removed=tuple(settling.removed),
-            forgotten=tuple(settling.forgotten),
-            stuck=tuple(settling.stuck),
-            foreign=tuple(each for each in others if (each.profile, each.start) not in places),
-            problems=found.problems,
-        )
+        return freed
+
+    def _verdict(
+        self,
+        work: SliceWork,
+        instance: MigInstance | None,
+        is_held: Callable[[str], bool],
+        keep_s: float,
+    ) -> RecordVerdict:
+        """Judge a locked record, and write since when it is idle."""
+        record = work.record
+        if instance is None:
+            # The record of a lost slice stays, so that its holder gets no other one at its place.
+            is_lost = record.stage is Stage.READY and record.holder and is_held(record.holder)
+            return RecordVerdict.KEEP if is_lost else RecordVerdict.FORGET
+        is_used = bool(self._driver.users(instance.gpu_instance))
+        verdict = judge(record, instance, is_used=is_used)
+        if verdict is not RecordVerdict.KEEP or (record.holder and is_held(record.holder)):
+            return verdict
+        if record.holder or record.idle_since is None:
+            work.write(replace(record, holder="", idle_since=self._clock()))
+        warm_s = self._clock() - (work.record.idle_since or 0.0)
+        is_warm = is_used or warm_s < max(keep_s, record.keep_s)
+        return RecordVerdict.KEEP if is_warm else RecordVerdict.REMOVE
 
     # ---- the GPU's mode --------------------------------------------------------------------------
 
     def switch_on(self) -> bool:
-        """Switch MIG on now, for slices of ours that are to come; tell if it was off.
+        """Switch MIG on for future slices; True if it was off. A pending switch-off is cancelled.
 
-        Where it is on and was to go with the next reset, it stays.
-
-        The caller has claimed it (`Journal.note_switched`). Raises as `cut`, and
-        `ModeChangedError` where somebody has given the claim up since.
+        The caller has claimed it (`Journal.note_switched`). Raises as `cut`, and `ModeChangedError`
+        if the claim was given up.
         """
-        with self._journal.locked():
+        with self.journal.locked():
             gpu = self._driver.look()
-            if gpu.is_enabled:  # somebody else's, or ours already
+            if gpu.is_enabled:
                 if not gpu.is_pending:
                     self._driver.set_mode(is_on=True)
                 return False
@@ -240,32 +250,32 @@ class Slices:
             return True
 
     def _switched_on(self, gpu: MigGpu) -> MigGpu:
-        """Switch MIG on, under the journal's lock, look again, and count it.
+        """Switch MIG on and count it, under the journal's lock; look again.
 
-        Raises `BusyError` where a process is, and `PrerequisiteError` where the GPU takes the mode
-        with a reset only and there is none.
+        Raises `BusyError` if processes use the GPU, and `PrerequisiteError` for a reset that is not
+        allowed.
         """
-        if not self._journal.is_switched:
+        if not self.journal.is_switched:
             raise ModeChangedError(f"GPU {gpu.uuid} is not in MIG mode any more")
         try:
             if not self._driver.set_mode(is_on=True):
-                self._put_in_force(gpu)
-            found = self._driver.look()
-            self._journal.count_switched()
-            return found
+                self._reset_for_mode(gpu)
+            current = self._driver.look()
+            self.journal.count_switched()
+            return current
         except AllotError:
             if not self._driver.look().is_enabled:
-                self._journal.forget_switched()
+                self.journal.forget_switched()
             raise
 
-    def _put_in_force(self, gpu: MigGpu) -> None:
-        """Reset a GPU that takes the mode so, or take the wish for the mode back."""
+    def _reset_for_mode(self, gpu: MigGpu) -> None:
+        """Reset a GPU for its pending mode, or cancel the mode."""
         try:
             if self._reset is None:
                 raise PrerequisiteError(
-                    f"GPU {gpu.uuid} takes MIG mode with its next reset only",
-                    hint="let `allot mig apply` switch it: that resets the GPU; on a node,"
-                    " `mig: {reset: true}` in the GPU's rule lets the agent",
+                    f"GPU {gpu.uuid} changes its MIG mode only with a reset",
+                    hint="`allot mig apply` resets the GPU; on a node, `mig: {reset: true}` in the"
+                    " GPU's rule lets the agent reset it",
                 )
             self._reset()
         except AllotError:
@@ -273,42 +283,42 @@ class Slices:
             raise
 
     def switch_off(
-        self, *, stays: Callable[[], bool] = lambda: False, of_anybody: bool = False
+        self, *, stays: Callable[[], bool] = lambda: False, even_foreign: bool = False
     ) -> bool:
-        """Switch MIG off again if it is on for our slices' sake and none is left; tell if it is.
+        """Switch MIG off if Allotment switched it on and no instance is left; True if it is off.
 
-        As long as others have instances there it stays, and so where the mode is theirs, unless it
-        may be `of_anybody`, or where `stays` says so, which is asked when nobody else switches it.
+        `even_foreign`: also if another tool switched it on. `stays`: asked under the lock; True
+        keeps it on.
         """
-        if not (self._journal.is_switched or of_anybody):
+        if not (self.journal.is_switched or even_foreign):
             return False
-        with self._journal.locked():
+        with self.journal.locked():
             if stays():
                 return False
             gpu = self._driver.look()
-            if not (gpu.is_enabled or self._journal.is_switched):
+            if not (gpu.is_enabled or self.journal.is_switched):
                 return False
             if gpu.is_enabled:
-                found = self._journal.read()
-                if found.records or found.problems or gpu.instances:
+                contents = self.journal.read()
+                if contents.records or contents.problems or gpu.instances:
                     return False
                 if not self._driver.set_mode(is_on=False):
-                    self._put_in_force(gpu)
-            self._journal.forget_switched()
+                    self._reset_for_mode(gpu)
+            self.journal.forget_switched()
             return True
 
     # ---- one slice -------------------------------------------------------------------------------
 
-    def _make(self, work: Work, profile: MigProfile) -> None:
-        """Take a slice from its intention to being whole, or to never having been."""
+    def _make(self, work: SliceWork, profile: MigProfile) -> None:
+        """Create an intended slice, or undo what was created."""
         try:
-            made = self._driver.create_gpu_instance(profile, work.record.start)
+            gpu_instance = self._driver.create_gpu_instance(profile, work.record.start)
         except AllotError:
             work.forget()
             raise
         try:
-            work.write(replace(work.record, stage=Stage.CUT, gpu_instance=made))
-            compute = self._driver.create_compute_instance(made, profile)
+            work.write(replace(work.record, stage=Stage.CUT, gpu_instance=gpu_instance))
+            compute = self._driver.create_compute_instance(gpu_instance, profile)
             work.write(
                 replace(
                     work.record,
@@ -318,54 +328,17 @@ class Slices:
                 )
             )
         except AllotError:
-            # What cannot be undone stays written down, and is for `settle`.
+            # What cannot be undone stays recorded, for `free_orphans`.
             with suppress(AllotError):
-                self._destroy(made)
+                self._destroy(gpu_instance)
                 work.forget()
             raise
 
-    def _is_to_go(self, work: Work, instance: MigInstance, settling: "_Settling") -> bool:
-        """Judge a slice that is there; tell if it is to be removed."""
-        is_used = bool(self._driver.users(instance.gpu_instance))
-        verdict = judge(work.record, instance, is_used=is_used)
-        if verdict is Verdict.FORGET:
-            settling.forgotten.append(work.record)
-            work.forget()
-            return False
-        if verdict is Verdict.KEEP:
-            record = work.record
-            if record.holder and settling.is_held(record.holder):
-                settling.kept.append(record)
-                return False
-            record = self._let_go(work)
-            warm_s = self._clock() - (record.idle_since or 0.0)
-            if is_used or warm_s < max(settling.keep_s, record.keep_s):
-                settling.kept.append(record)
-                return False
-        return True
-
-    def _without_instance(self, work: Work, settling: "_Settling") -> None:
-        """Forget what is not there, unless somebody was given it, who is there still.
-
-        As long as that one is, its record tells that it is not to have what others have there now.
-        """
-        record = work.record
-        if record.stage is Stage.READY and record.holder and settling.is_held(record.holder):
-            settling.lost.append(record)
-            return
-        settling.forgotten.append(record)
-        work.forget()
-
-    def _let_go(self, work: Work) -> SliceRecord:
-        if work.record.holder or work.record.idle_since is None:
-            work.write(replace(work.record, holder="", idle_since=self._clock()))
-        return work.record
-
-    def _remove(self, work: Work, instance: MigInstance) -> None:
-        if using := self._driver.users(instance.gpu_instance):
+    def _remove(self, work: SliceWork, instance: MigInstance) -> None:
+        if pids := self._driver.users(instance.gpu_instance):
             raise BusyError(
                 f"the slice {work.record.name} {instance.uuid} is in use by processes"
-                f" {', '.join(map(str, using[:_SHOWN]))}",
+                f" {format_pids(pids)}",
                 hint="end them first",
             )
         work.write(
@@ -381,31 +354,17 @@ class Slices:
         work.forget()
 
     def _destroy(self, gpu_instance: int) -> None:
-        # Not there any more is as good as removed.
-        with suppress(NotFoundError):
+        with suppress(NotFoundError):  # it is removed already
             self._driver.destroy_compute_instances(gpu_instance)
             self._driver.destroy_gpu_instance(gpu_instance)
 
-    def _taken(self, name: str) -> Work:
-        work = self._journal.take(name)
+    def _take(self, name: str) -> SliceWork:
+        work = self.journal.take(name)
         if work is not None:
             return work
-        if any(record.id == name for record in self._journal.read().records):
+        if any(record.id == name for record in self.journal.read().records):
             raise BusyError(f"the MIG slice {name} is being made or removed", hint="try again")
         raise NotFoundError(f"there is no MIG slice {name} any more")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Settling:
-    """How slices are settled, and what has become of them."""
-
-    is_held: Callable[[str], bool]
-    keep_s: float
-    kept: list[SliceRecord] = field(default_factory=list)
-    lost: list[SliceRecord] = field(default_factory=list)
-    removed: list[SliceRecord] = field(default_factory=list)
-    forgotten: list[SliceRecord] = field(default_factory=list)
-    stuck: list[tuple[SliceRecord, AllotError]] = field(default_factory=list)
 
 
 def _profile(gpu: MigGpu, name: str, start: int) -> MigProfile:
@@ -413,27 +372,27 @@ def _profile(gpu: MigGpu, name: str, start: int) -> MigProfile:
         raise ModeChangedError(
             f"GPU {gpu.uuid} is not in MIG mode", hint="`allot mig apply` switches it on"
         )
-    profile = next((each for each in gpu.profiles if each.name == name), None)
+    profile = next((profile for profile in gpu.profiles if profile.name == name), None)
     if profile is None:
-        has = ", ".join(each.name for each in gpu.profiles) or "no profile"
-        raise UsageError(f"GPU {gpu.uuid} has no MIG profile {name!r}", hint=f"it has: {has}")
+        names = ", ".join(profile.name for profile in gpu.profiles) or "no profile"
+        raise UsageError(f"GPU {gpu.uuid} has no MIG profile {name!r}", hint=f"it has: {names}")
     if start not in profile.starts:
         starts = ", ".join(map(str, profile.starts))
         raise UsageError(f"{name} cannot begin at slot {start}", hint=f"it can at: {starts}")
     return profile
 
 
-def _refuse_taken(gpu: MigGpu, records: Iterable[SliceRecord], wanted: range) -> None:
-    """Refuse slots that are taken, or will be by a slice that is being made.
+def _check_slots(gpu: MigGpu, records: Iterable[SliceRecord], wanted: range) -> None:
+    """Refuse slots of an instance, or of a slice that is being made.
 
-    One that is ready and was removed by others takes none.
+    The record of a complete slice takes none: another tool may have removed its instance.
     """
-    there = ((each.start, each.size) for each in gpu.instances)
-    coming = ((each.start, each.size) for each in records if each.stage is not Stage.READY)
-    for start, size in (*there, *coming):
+    used = [(instance.start, instance.size) for instance in gpu.instances]
+    used += [(record.start, record.size) for record in records if record.stage is not Stage.READY]
+    for start, size in used:
         if start < wanted.stop and wanted.start < start + size:
             raise DoesNotFitError(
                 f"GPU {gpu.uuid}: slots {wanted.start} to {wanted.stop - 1} are wanted, and the"
                 f" instance at {start} to {start + size - 1} is in the way",
-                hint="`allot devices` shows what is where",
+                hint="`allot devices` shows all instances",
             )

@@ -1,31 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU's control daemon as a process: found, started by whichever protocol, and ended.
+"""One GPU's control daemon as a process: adopted, started by either protocol, and ended.
 
-One with namespaces is preferred (`namespaces`), and tried before programs depend on it; where there
-is none, the older one serves, and why is written down.
+Protocol 3 with namespaces is preferred, and tried before programs depend on it. Otherwise the older
+one serves, and the reason is recorded.
 """
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from allotment.model.errors import AllotError, PrerequisiteError
-from allotment.modes.mps.controls import Control, MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl, with_namespaces
-from allotment.modes.mps.parts import Parts
-from allotment.modes.mps.places import OLDER, DaemonState, Journal, process_start
-from allotment.modes.mps.settings import Limits
-
-__all__ = ["Daemon"]
+from allotment.modes.mps.control import (
+    Control,
+    MpsUnreachableError,
+    NamespaceControl,
+    folder_of,
+    with_namespaces,
+)
+from allotment.modes.mps.mode import Limits
+from allotment.modes.mps.state import OLDER, DaemonState, MpsJournal, MpsPlace, process_start
 
 _QUITS_WITHIN_S: Final = 5
 _TRIES_S: Final = 8.0
-"""For a daemon with namespaces: the older one has to be ready within what the programs wait."""
+"""For a daemon with namespaces: the older one must still be ready while the programs wait."""
 _MIG: Final = "MIG-"
 
 
@@ -34,34 +38,34 @@ class Daemon:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: MpsJournal,
         control: Control,
-        wanted: Callable[[], Mapping[str, Limits | None] | None],
+        part_limits: Callable[[], Mapping[str, Limits | None] | None],
         *,
         ready_s: float,
     ) -> None:
-        """Know how it is started; nothing is, and none is looked for yet.
+        """Starts nothing yet.
 
-        `wanted` is what the shares may have, as `Supervisor` takes it. A server must be active
-        within `ready_s`.
+        `part_limits` returns the shares' limits, as `parts` of `Supervisor` does. A server must be
+        active within `ready_s`.
         """
         self._journal = journal
         self._place = journal.place
         self.control = self._older = control
-        """By the protocol of the daemon that runs."""
-        self._wanted = wanted
+        """For the protocol of the running daemon."""
+        self._part_limits = part_limits
         self._ready_s = ready_s
         self._parts = Parts(journal.place)
         self._child: subprocess.Popen[bytes] | None = None
         self.watched = -1
-        """A descriptor that can be read from when the daemon has ended; negative: none is known."""
+        """A descriptor that is readable when the daemon has ended; negative: no daemon."""
         self.servers: frozenset[int] = frozenset()
-        """Their process ids, as of the last look."""
+        """Their process ids, as of the last check."""
         self.holds_others = True
-        """Who comes by no share's namespace has next to nothing, where there are namespaces."""
+        """With namespaces, programs outside of the shares' namespaces are limited to a minimum."""
 
     def adopt(self) -> bool:
-        """Go on with a daemon that a supervisor before this one left; False: there is none."""
+        """Continue with an earlier supervisor's daemon; False: none runs."""
         pid = self._journal.status.daemon
         if pid is None or process_start(pid) != self._journal.status.daemon_start:
             return False
@@ -78,13 +82,13 @@ class Daemon:
             self.servers = frozenset(self.control.servers())
         self.hold_others()
         self._journal.write(state=DaemonState.READY, protocol=self.control.protocol)
-        self.share_out()
+        self.update_parts()
         return True
 
     def start(self) -> None:
-        """Start a daemon with namespaces where there can be one, else the older one.
+        """Start a daemon with namespaces if possible, else the older one.
 
-        Shares that began by the older way have no namespace's socket: they keep to it.
+        Shares that started with the older one have no namespace's socket: they keep it.
         """
         self.end_unknown()
         offers = self._older.offers_namespaces()
@@ -94,18 +98,20 @@ class Daemon:
             why = self._why_older()
             if not why:
                 return
-            self._place.tell(f"no namespaces: {why}")
+            self._place.log(f"no namespaces: {why}")
         self._launch(self._older, self._ready_s)
         self._started(why)
 
-    def share_out(self) -> None:
-        """Make the parts of shares that have come, and remove those of shares that have gone."""
-        wanted = self._wanted()
-        if wanted is None:
+    def update_parts(self) -> None:
+        """Create the parts of new shares, and remove those of ended shares."""
+        part_limits = self._part_limits()
+        if part_limits is None:
             return
-        problem = "" if self._parts.are(wanted) else self._parts.update(self.control, wanted)
+        problem = (
+            "" if self._parts.are(part_limits) else self._parts.update(self.control, part_limits)
+        )
         if problem and problem != self._journal.status.problem:
-            self._place.tell(f"a share's part cannot be made: {problem}")
+            self._place.log(f"a share's part cannot be made: {problem}")
         if (self._parts.names, problem) != (
             self._journal.status.parts,
             self._journal.status.problem,
@@ -113,7 +119,7 @@ class Daemon:
             self._journal.write(parts=self._parts.names, problem=problem)
 
     def serve_again(self) -> None:
-        """Have a server in place of one that ended: by protocol 2 the daemon sees to that."""
+        """Replace a server that ended: with protocol 2 the daemon does that."""
         if isinstance(self.control, NamespaceControl):
             self._parts.forget()
             self._journal.write(parts=())
@@ -122,18 +128,17 @@ class Daemon:
             self.hold_others()
 
     def hold_others(self) -> None:
-        """Hold who comes by no share's namespace; what cannot be done is tried at the next look."""
+        """Limit programs outside of the shares' namespaces; a failure is retried at each check."""
         try:
             self.control.hold_others()
         except MpsUnreachableError as error:
             if self.holds_others:
-                self._place.tell(f"programs besides the shares' are not held: {error}")
+                self._place.log(f"programs besides the shares' are not held: {error}")
             self.holds_others = False
         else:
             self.holds_others = True
 
     def is_running(self) -> bool:
-        """Tell whether the process is there."""
         if self._child is not None:
             return self._child.poll() is None
         return self.watched >= 0 and not select.select([self.watched], [], [], 0)[0]
@@ -153,29 +158,29 @@ class Daemon:
         self._forget()
 
     def end_unknown(self) -> None:
-        """End what a supervisor started that was killed before it wrote down the daemon's pid.
+        """End a daemon whose supervisor was killed before it recorded the pid.
 
-        No program had begun with it, and beside it no other daemon can start.
+        No program uses it, and it blocks every other daemon.
         """
         for pid in self.control.daemons():
             with suppress(ProcessLookupError):
                 self.watched = os.pidfd_open(pid)
                 self.stop()
-                self._place.tell(f"ended the daemon {pid}, which was not written down")
+                self._place.log(f"ended the daemon {pid}, which was not written down")
 
     def leave(self) -> None:
-        """Let it run on for whoever finds it by what is written down."""
+        """Leave it running for the next supervisor, which finds it by the status."""
         if self._child is not None:
-            self._child.returncode = 0  # it is nobody's to wait for: another finds it by its pid
+            self._child.returncode = 0  # no longer our child to wait for
             self._child = None
         self._forget()
 
     def _why_older(self) -> str:
-        """Start a daemon with namespaces; return why there is none, empty: it serves."""
+        """Start a daemon with namespaces; return why that is impossible, empty: it serves."""
         if self._older.uuid.startswith(_MIG):
             return "protocol 3 serves no MIG devices"
         if self._has_older_shares():
-            return "shares are there that began without"
+            return "some shares started without namespaces"
         control = with_namespaces(self._older)
         try:
             self._launch(control, min(_TRIES_S, self._ready_s))
@@ -191,17 +196,19 @@ class Daemon:
         return ""
 
     def _has_older_shares(self) -> bool:
-        """Tell whether a share has a link to the daemon's own folder, which it may have mounted."""
+        """Whether a share has a link to the daemon's own folder, and may have mounted it."""
         if self._journal.status.protocol != OLDER:
             return False
-        wanted = self._wanted()
-        return wanted is None or any(self._place.part(name).is_symlink() for name in wanted)
+        part_limits = self._part_limits()
+        return part_limits is None or any(
+            self._place.part(name).is_symlink() for name in part_limits
+        )
 
     def _make_parts(self) -> str:
-        """Make the parts of a daemon that is new; return what went wrong, if anything."""
+        """Create all parts for a new daemon; return the problem, if any."""
         self._parts.forget()
-        wanted = self._wanted()
-        return "" if wanted is None else self._parts.update(self.control, wanted)
+        part_limits = self._part_limits()
+        return "" if part_limits is None else self._parts.update(self.control, part_limits)
 
     def _launch(self, control: Control, within_s: float) -> None:
         """Start a daemon and wait for it. Raises `PrerequisiteError`."""
@@ -215,8 +222,8 @@ class Daemon:
     def _started(self, why: str) -> None:
         if self.control is self._older:
             self._make_parts()
-        # Whoever waits for it finds the line there.
-        self._place.tell(
+        # Before the status: a waiting process finds the line in the log.
+        self._place.log(
             f"daemon {self._journal.status.daemon} is ready, by protocol {self.control.protocol}"
         )
         self._journal.write(
@@ -262,3 +269,105 @@ class Daemon:
         if self._child is not None:
             self._child.wait()
             self._child = None
+
+
+_SOCKET: Final = "control"
+
+
+class Parts:
+    """The shares' parts of one daemon. For its supervisor."""
+
+    def __init__(self, place: MpsPlace) -> None:
+        self._place = place
+        self._made: dict[str, Limits] = {}
+        self._left: frozenset[str] = frozenset()
+        """Unused namespaces that could not be deleted."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parts whose programs can start."""
+        return tuple(sorted(self._made))
+
+    def forget(self) -> None:
+        """Create all of them again: the daemon is new, or its parts are unknown."""
+        self._made.clear()
+
+    def are(self, part_limits: Mapping[str, Limits | None]) -> bool:
+        """Whether the parts are as part_limits."""
+        is_made = all(
+            limits is None or self._made.get(name) == limits for name, limits in part_limits.items()
+        )
+        return is_made and self._made.keys() <= part_limits.keys() and not self._left
+
+    def update(self, control: Control, part_limits: Mapping[str, Limits | None]) -> str:
+        """Create missing parts and remove unused ones; return the problem, if any.
+
+        A part with limits None is unchanged: its limits are unreadable, and it may be in use. A
+        part that cannot be created is missing from `names` until a later attempt succeeds.
+        """
+        try:
+            namespaces = self._remove_unused(control, part_limits)
+        except MpsUnreachableError as error:
+            return str(error)
+        problems = []
+        for name, limits in part_limits.items():
+            if limits is None or self._made.get(name) == limits:
+                continue
+            self._made.pop(name, None)
+            try:
+                self._make(control, name, limits, exists=name in namespaces)
+            except (MpsUnreachableError, OSError) as error:
+                problems.append(str(error))
+            else:
+                self._made[name] = limits
+        return "; ".join(problems)
+
+    def _remove_unused(self, control: Control, part_limits: Mapping[str, object]) -> frozenset[str]:
+        """Remove unused parts; return the names of the daemon's namespaces."""
+        namespaces = frozenset[str]()
+        left = set[str]()
+        if isinstance(control, NamespaceControl):
+            namespaces = control.namespaces()
+            for name in namespaces - part_limits.keys():
+                try:
+                    control.delete(name)
+                except MpsUnreachableError:  # it still has clients: the next time
+                    left.add(name)
+        self._left = frozenset(left)
+        for name in self._made.keys() - part_limits.keys():
+            del self._made[name]
+        for path in self._place.parts.iterdir() if self._place.parts.is_dir() else ():
+            if path.name not in part_limits:
+                _remove(path)
+        return namespaces
+
+    def _make(self, control: Control, name: str, limits: Limits, *, exists: bool) -> None:
+        path = self._place.part(name)
+        if isinstance(control, NamespaceControl):
+            if not exists:
+                control.create(name)
+            control.limit(name, limits)
+            if path.is_symlink():
+                path.unlink()
+            path.mkdir(exist_ok=True)
+            path.chmod(0o755)
+            _link_socket(folder_of(control.pipes, name) / _SOCKET, path / _SOCKET)
+        elif path.is_dir() and not path.is_symlink():
+            # May be mounted, from a daemon with namespaces that could not be restarted.
+            _link_socket(self._place.pipes / _SOCKET, path / _SOCKET)
+        elif not path.is_symlink():
+            path.symlink_to(os.path.relpath(self._place.pipes, path.parent))
+
+
+def _link_socket(socket: Path, name: Path) -> None:
+    if name.exists() and name.samefile(socket):
+        return
+    name.unlink(missing_ok=True)
+    os.link(socket, name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG planned: where slices go on GPUs that can be cut, and what must move for one that is wanted.
+"""MIG planning: where slices go on GPUs, and which workloads must restart for one more.
 
-slots        the rules: where instances may begin, and how many there can be
-scarcity     what a start costs those who come later
-choosing     slices for a request, on one GPU or several
-arranging    a whole configuration, keeping as much as possible of what is there
-moving       whom to ask to start again, so that what is wanted fits
-grouping     slices of the groups that an administrator allows, as Volcano and HAMi have them
+    slots       the rules: where instances may start, and what a start costs later requests
+    choose      slices for a request, on one GPU or several
+    arrange     a whole configuration for one GPU, and the steps to it
+    drain_plan  workloads to restart so that a request fits
+    cuts        what the GPUs of a node can be cut into
 
-All of it from the profiles and placements that the driver reports (`model.mig`), and never from a
-table of models. No I/O, no clock, no randomness; the standard library alone, so that one machine
-without numpy has the same planner as a cluster.
+Based on profiles and placements from the driver (`model.mig`), without a table of models. No I/O,
+no clock, no randomness; the standard library only.
 """
 
-from allotment.placement.mig.arranging import arrange
-from allotment.placement.mig.choosing import (
+from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, MigStep, arrange
+from allotment.placement.mig.choose import (
     MigChoice,
     MigRefusal,
     choose,
@@ -23,9 +21,7 @@ from allotment.placement.mig.choosing import (
     room_of,
     serving,
 )
-from allotment.placement.mig.grouping import pick_of_groups, start_in_group
-from allotment.placement.mig.moving import advise
-from allotment.placement.mig.plans import MigAction, MigImpossible, MigPlan, MigStep
+from allotment.placement.mig.drain_plan import plan_drain
 
 __all__ = [
     "MigAction",
@@ -34,13 +30,11 @@ __all__ = [
     "MigPlan",
     "MigRefusal",
     "MigStep",
-    "advise",
     "arrange",
     "choose",
     "is_served",
-    "pick_of_groups",
+    "plan_drain",
     "reason_of",
     "room_of",
     "serving",
-    "start_in_group",
 ]

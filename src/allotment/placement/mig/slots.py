@@ -1,81 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where instances may begin: a GPU's memory slots as the bits of a number.
+"""Where instances may start: a GPU's memory slots as bits of an integer.
 
-The rules are two, and both are the driver's own figures: an instance covers `size` slots from one
-of its profile's starts, and no slot is covered twice; and there are never more of a profile than
-its `most`, nor more instances with the scarce media engines than the highest `most` among profiles
-that take them. In every state that these allow, the compute slices fit as well: they need no rule.
+Both rules use the driver's figures. An instance covers `size` slots from one of its profile's
+starts, without overlap. A profile has at most `most` instances, and profiles with scarce media
+engines share the highest `most` among them. Compute slices then always fit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from allotment.model.mig import MigProfile, MigSlice
-
-__all__ = ["Place", "Slots", "Taken", "cover", "slots_of"]
+from allotment.model.mig import MigHold, MigLayout, MigProfile, MigSlice
 
 
 def cover(start: int, size: int) -> int:
-    """Return the slots from `start` on, as bits."""
     return ((1 << size) - 1) << start
 
 
 class Place(NamedTuple):
-    """An instance that is to be: what of, and where."""
+    """A planned instance: profile and start."""
 
     profile: MigProfile
     start: int
 
     @property
     def mask(self) -> int:
-        """The slots that it covers, as bits."""
         return cover(self.start, self.profile.size)
 
 
-class Taken(NamedTuple):
-    """What of a GPU is in use, as far as it matters for what else fits."""
+class TakenSlots(NamedTuple):
+    """What is in use on a GPU, reduced to what affects further instances."""
 
     mask: int = 0
     """Covered slots, as bits."""
     numbers: tuple[int, ...] = ()
-    """The profiles' numbers, ascending: as often as there are instances of them."""
+    """Profile ids, ascending, one for each instance."""
 
     @classmethod
-    def by(cls, slices: Iterable[MigSlice]) -> "Taken":
-        """Return what these take together."""
-        there = tuple(slices)
+    def by(cls, slices: Iterable[MigSlice]) -> "TakenSlots":
+        users = tuple(slices)
         mask = 0
-        for each in there:
-            mask |= cover(each.start, each.size)
-        return cls(mask, tuple(sorted(each.profile for each in there)))
+        for slice_ in users:
+            mask |= cover(slice_.start, slice_.size)
+        return cls(mask, tuple(sorted(slice_.profile for slice_ in users)))
 
-    def plus(self, place: Place) -> "Taken":
-        """Return it with one more instance."""
-        return Taken(self.mask | place.mask, tuple(sorted((*self.numbers, place.profile.number))))
+    @classmethod
+    def on(cls, layout: MigLayout) -> "TakenSlots":
+        """What all slices of a GPU but the idle ones use."""
+        return cls.by(slice_ for slice_ in layout.slices if slice_.hold is not MigHold.IDLE)
+
+    def plus(self, *places: Place) -> "TakenSlots":
+        mask = self.mask
+        for place in places:
+            mask |= place.mask
+        numbers = (*self.numbers, *(place.profile.number for place in places))
+        return TakenSlots(mask, tuple(sorted(numbers)))
 
 
 class Slots:
-    """The profiles of one GPU model, and what their starts allow. One object for all such GPUs."""
+    """The profiles of one GPU model and the rules of their starts. All such GPUs share it."""
 
     def __init__(self, profiles: Sequence[MigProfile]) -> None:
-        """Take the profiles as the driver reports them."""
         self.profiles = tuple(profiles)
-        self.by_number: Mapping[int, MigProfile] = {each.number: each for each in self.profiles}
-        self.by_name: Mapping[str, MigProfile] = {each.name: each for each in self.profiles}
-        self._media = frozenset(each.number for each in self.profiles if each.has_media)
-        self._most_media = max((each.most for each in self.profiles if each.has_media), default=0)
+        self.by_number: Mapping[int, MigProfile] = {
+            profile.number: profile for profile in self.profiles
+        }
+        self.by_name: Mapping[str, MigProfile] = {
+            profile.name: profile for profile in self.profiles
+        }
+        self._media = frozenset(profile.number for profile in self.profiles if profile.has_media)
+        self._most_media = max(
+            (profile.most for profile in self.profiles if profile.has_media), default=0
+        )
         shapes: dict[str, tuple[int, set[int]]] = {}
-        for each in self.profiles:
-            shapes.setdefault(each.shape, (each.size, set()))[1].update(each.starts)
+        for profile in self.profiles:
+            shapes.setdefault(profile.shape, (profile.size, set()))[1].update(profile.starts)
         self._shapes = {
             name: (size, tuple(sorted(starts))) for name, (size, starts) in shapes.items()
         }
         self._rooms: dict[int, Mapping[str, int]] = {}
-        self._starts: dict[tuple[int, Taken], tuple[int, ...]] = {}
+        self._starts: dict[tuple[int, TakenSlots], tuple[int, ...]] = {}
 
-    def starts(self, profile: MigProfile, taken: Taken) -> tuple[int, ...]:
-        """Return where one more instance of a profile may begin, ascending."""
+    def starts(self, profile: MigProfile, taken: TakenSlots) -> tuple[int, ...]:
+        """The free starts for one more instance, ascending."""
         key = profile.number, taken
         known = self._starts.get(key)
         if known is None:
@@ -89,7 +96,7 @@ class Slots:
         return known
 
     def may_be_more(self, profile: MigProfile, numbers: Sequence[int]) -> bool:
-        """Tell whether there can be one more of a profile beside these, wherever they are."""
+        """True if the profile's count allows one more, regardless of slots."""
         if numbers.count(profile.number) >= profile.most:
             return False
         return not profile.has_media or (
@@ -97,30 +104,28 @@ class Slots:
         )
 
     def in_the_way(
-        self, idle: Iterable[MigSlice], taken: Taken, places: Iterable[Place]
+        self, idle: Iterable[MigSlice], taken: TakenSlots, places: Iterable[Place]
     ) -> tuple[MigSlice, ...]:
-        """Return the idle instances that cannot stay beside new ones.
+        """The idle instances that conflict with new ones.
 
-        `taken`: by all that stays, without the idle ones.
+        `taken`: by all others that stay.
         """
-        after = taken
-        for place in places:
-            after = after.plus(place)
+        after = taken.plus(*places)
         gone = []
         for each in idle:
             profile = self.by_number.get(each.profile)
             may_stay = profile is None or self.may_be_more(profile, after.numbers)
             if may_stay and not after.mask & cover(each.start, each.size):
-                after = Taken(after.mask, (*after.numbers, each.profile))
+                after = TakenSlots(after.mask, (*after.numbers, each.profile))
             else:
                 gone.append(each)
         return tuple(gone)
 
     def rooms(self, mask: int) -> Mapping[str, int]:
-        """Return how many instances of each shape fit at once beside covered slots.
+        """Number of instances of each shape that fit at the same time beside covered slots.
 
-        By shape, not by profile: `1g.10gb+me` goes where `1g.10gb` goes, and how many media engines
-        are left says nothing about slots.
+        By shape, not profile: `1g.10gb+me` fits where `1g.10gb` fits, and media engines do not
+        affect slots.
         """
         known = self._rooms.get(mask)
         if known is None:
@@ -132,7 +137,7 @@ class Slots:
 
 
 def _most_apart(size: int, starts: Iterable[int], mask: int) -> int:
-    """Count as many free places as do not overlap: the earliest first, which is exact."""
+    """Number of free places without overlap: earliest first, which is exact."""
     count = 0
     for start in starts:
         own = cover(start, size)
@@ -144,12 +149,10 @@ def _most_apart(size: int, starts: Iterable[int], mask: int) -> int:
 
 _MOST_KNOWN: Final = 256
 _known: dict[int, tuple[tuple[MigProfile, ...], Slots]] = {}
-"""By identity: GPUs that were read together have the very same profiles, and to compare these takes
-longer than most of what is asked."""
+"""By identity: GPUs read together share the profile objects, and comparing them is slow."""
 
 
 def slots_of(profiles: tuple[MigProfile, ...]) -> Slots:
-    """Return the one `Slots` of these profiles: what it has worked out stays known."""
     found = _known.get(id(profiles))
     if found is None or found[0] is not profiles:
         if len(_known) >= _MOST_KNOWN:
@@ -161,3 +164,26 @@ def slots_of(profiles: tuple[MigProfile, ...]) -> Slots:
 @lru_cache(maxsize=64)
 def _slots_of_equal(profiles: tuple[MigProfile, ...]) -> Slots:
     return Slots(profiles)
+
+
+_DIGITS = 12
+"""Sums are rounded to this many decimals, so that equal losses are equal in any order."""
+
+
+def loss(slots: Slots, totals: Mapping[str, int], *, before: int, after: int) -> float:
+    """The loss when covered slots change from `before` to `after`.
+
+    `totals`: instances of each shape that fit on all GPUs in question.
+    """
+    then = slots.rooms(after)
+    lost = 0.0
+    for shape, room in slots.rooms(before).items():
+        gone = room - then[shape]
+        if gone:
+            total = totals[shape]
+            lost += gone / ((total + 1) * (total + 1 - gone))
+    return round(lost, _DIGITS)
+
+
+def scarcity(slots: Slots, mask: int) -> float:
+    return round(sum(1 / (room + 1) for room in slots.rooms(mask).values()), _DIGITS)

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fgd`: fragmentation gradient descent, the best published rule, to compare with.
+"""`fgd`: fragmentation gradient descent, the best published rule, for comparison.
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-Descent", USENIX ATC 2023. The fragmentation of a node is what of its devices typical pods could not
-use, as a mean over their mix; a pod goes where it adds least to it. The gradient goes through a
-sigmoid and is cut to a whole number from 0 to 100, as the authors' scheduler does: what is equal
-then goes to the first node, and without that cut the result is worse by some points.
-
-It looks at compute and CPU, not at memory of devices: the paper has none.
+Descent", USENIX ATC 2023. A pod goes where the device room that typical pods cannot use grows
+least. Scores are whole numbers from 0 to 100, as in the authors' scheduler. Device memory is
+ignored, as in the paper.
 """
 
 from collections import OrderedDict
@@ -18,20 +15,18 @@ from typing import NamedTuple
 import numpy as np
 
 from allotment.model.compute import WHOLE
-from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind
+from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix
 
-__all__ = ["Fgd", "fragmentation"]
-
 _TYPICAL = 0.95
-"""The kinds that are looked at make up this part of all pods."""
+"""The typical kinds make up this part of all pods."""
 _MOST_KINDS = 128
-"""Of so many kinds the scores are kept."""
+"""Number of kinds with cached scores."""
 
 
 @dataclass(slots=True)
 class _Scores:
-    """What is kept of a kind: by row, true for what `arrays` was at `changes`."""
+    """Cached scores of a kind: by row, valid for `arrays` at `changes`."""
 
     score: FloatArray
     column: IntArray
@@ -42,7 +37,7 @@ class _Scores:
 class _Typical(NamedTuple):
     """The typical kinds as arrays, by kind."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[PodShape, ...]
     part: FloatArray
     cpu: FloatArray
     need: FloatArray
@@ -56,33 +51,30 @@ class Fgd:
 
     def __init__(self) -> None:
         self._mix = Mix()
-        self._kept: OrderedDict[Kind, _Scores] = OrderedDict()
+        self._kept: OrderedDict[PodShape, _Scores] = OrderedDict()
         self._typical = _as_arrays([])
         self._epoch = -1
 
-    def arrived(self, kind: Kind) -> None:
-        """Count the kind, unless the mix is known."""
+    def arrived(self, kind: PodShape) -> None:
         self._mix.arrived(kind)
 
-    def expect(self, mix: Mapping[Kind, float]) -> None:
-        """Take the mix as known, as the paper does."""
+    def expect(self, mix: Mapping[PodShape, float]) -> None:
         self._mix.expect(mix)
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return the negative of the score."""
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
         where = slice(None) if rows is None else rows
         scores = self._scores(arrays, kind)
         return np.where(arrays.fitting(kind, where), -scores.score[where], np.inf)
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the device with the best score, then the others by index."""
-        columns: list[int] = arrays.serving(kind, np.array([row]))[0].nonzero()[0].tolist()
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        """The device with the best score, then the others by index."""
+        columns = arrays.serving_columns(kind, row)
         if not _is_share(kind):
             return columns
         chosen = int(self._scores(arrays, kind).column[row])
         return sorted(columns, key=lambda column: (column != chosen, column))
 
-    def _scores(self, arrays: Arrays, kind: Kind) -> _Scores:
+    def _scores(self, arrays: Arrays, kind: PodShape) -> _Scores:
         if self._epoch != self._mix.epoch:
             self._epoch = self._mix.epoch
             self._typical = _as_arrays(self._mix.typical(_TYPICAL))
@@ -101,9 +93,9 @@ class Fgd:
 
 
 def fragmentation(
-    arrays: Arrays, mix: Mapping[Kind, float], rows: IntArray | None = None
+    arrays: Arrays, mix: Mapping[PodShape, float], rows: IntArray | None = None
 ) -> FloatArray:
-    """Return how much of each row's devices pods of this mix cannot use, in basis points."""
+    """Device room of each row that pods of this mix cannot use, in basis points."""
     known = Mix()
     known.expect(mix)
     typical = _as_arrays(known.typical(_TYPICAL))
@@ -113,16 +105,16 @@ def fragmentation(
     return np.asarray(lost @ typical.part, dtype=np.float64)
 
 
-def _is_share(kind: Kind) -> bool:
+def _is_share(kind: PodShape) -> bool:
     return kind.count == 1 and kind.size < WHOLE
 
 
-def _as_arrays(typical: list[tuple[Kind, float]]) -> _Typical:
+def _as_arrays(typical: list[tuple[PodShape, float]]) -> _Typical:
     kinds = tuple(kind for kind, _ in typical)
     part = np.array([part for _, part in typical], dtype=np.float64)
     return _Typical(
         kinds,
-        # Of the typical ones alone, as the authors have it: the steps of the score go by the scale.
+        # Scaled by the typical kinds only, as in the authors' code: the score's steps depend on it.
         part / max(part.sum(), 1e-300),
         np.array([kind.cpu_milli for kind in kinds], dtype=np.float64),
         np.array([kind.size // max(1, kind.count) for kind in kinds], dtype=np.float64),
@@ -146,20 +138,18 @@ class _State:
         self.total = self.left.sum(axis=1)[:, None]
 
     def serves(self, left: FloatArray) -> BoolArray:
-        """Say which devices, with so much left, serve which kind."""
         return self.suits & (left[:, :, None] >= self.typical.need) & (left[:, :, None] > 0)
 
     def runs(self, count: IntArray, cpu: FloatArray) -> BoolArray:
-        """Say where which kind can run; one that asks for no device uses none."""
         typical = self.typical
         enough = (count >= typical.wanted) & (typical.wanted > 0)
         return enough & (cpu[..., None] >= typical.cpu)
 
 
 def _score(
-    arrays: Arrays, kind: Kind, rows: IntArray, typical: _Typical
+    arrays: Arrays, kind: PodShape, rows: IntArray, typical: _Typical
 ) -> tuple[FloatArray, IntArray]:
-    """Return the best score of each row, and the column that has it where it is a share's."""
+    """The best score of each row, and its column if the request is for a share."""
     if not len(typical.kinds):
         return np.zeros(len(rows)), np.zeros(len(rows), np.int64)
     state = _State(arrays, rows, typical)
@@ -168,7 +158,7 @@ def _score(
     taken = kind.size / max(1, kind.count)
     serving = arrays.serving(kind, rows)
     if not _is_share(kind):
-        # The first ones that serve; for a kind without devices none.
+        # The first devices that serve; none for a kind without devices.
         serving &= np.cumsum(serving, axis=1) <= kind.count
         left = state.left - np.where(serving, taken, 0.0)
         good = state.serves(left)
@@ -192,5 +182,5 @@ def _score(
 
 
 def _steps(gain: FloatArray) -> FloatArray:
-    """Return whole scores from 0 to 100 of what fragmentation falls by, in basis points."""
+    """Whole scores from 0 to 100 of the fall in fragmentation, in basis points."""
     return np.floor(100 / (1 + np.exp(-gain / WHOLE)))

@@ -1,62 +1,272 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fragmentation`: a place costs what it takes from the pods that may still come.
+"""`fragmentation`: the cost of a place is what it takes from pods that may still come.
 
-For each typical kind of pod there are *slots*: how many such pods the cluster could still take
-(`slots.py`). A slot's *price* is how often the kind comes, divided by how many slots there are, and
-by the cube root of the kind's size. A pod goes where the slots that it takes from all kinds are
-worth least together. That is the greedy step of making Σ frequency x log(slots) as large as can be:
-the scarcer a kind's room, the dearer, without a parameter for any cluster or mix of pods.
-
-The mix is learnt from the pods that come, and what came long ago counts less; pods that leave give
-their room back, and prices fall.
+A typical kind's *slots* are the pods of it that still fit (`slots.py`). A slot's *price* is the
+kind's frequency, divided by its slots and the cube root of its size. A pod goes where the lost
+slots are cheapest. docs/concepts has the reasons.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.requests import EXCLUSIVE, SOFT
-from allotment.placement.arrays import Arrays, FloatArray, IntArray, Kind
-from allotment.placement.policies.losses import Ledger, Losses
+from allotment.model.modes import EXCLUSIVE, SOFT
+from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, Shape, shape_of
-from allotment.placement.policies.simple import by_room, left
-from allotment.placement.policies.slots import Types
+from allotment.placement.policies.simple import Binpack
+from allotment.placement.policies.slots import Room, SlotArray, Types
 
-__all__ = ["Fragmentation"]
+_CHUNK = 256
+"""Rows processed at once in a full pass: their data fits the processor's cache."""
+_MIXER = 6_364_136_223_846_793_005
+"""Knuth's multiplier for linear congruences: odd, with many bits. Overflow is intended."""
+
+
+class SlotCounts:
+    """Current slots of each node, by row and kind, and in total."""
+
+    def __init__(self, arrays: Arrays, types: Types) -> None:
+        self.arrays, self.types = arrays, types
+        shape = (len(arrays), len(types.kinds))
+        self.parts = np.zeros((shape[0], arrays.columns, shape[1]), dtype=np.float32)
+        self.sums = np.zeros(shape, dtype=np.float64)
+        self.slots = np.zeros(shape, dtype=np.float64)
+        self.total = np.zeros(shape[1], dtype=np.float64)
+        self._changes = 0
+
+    @property
+    def is_current(self) -> bool:
+        """False if columns, models or modes moved. Additional rows do not matter."""
+        return self.parts.shape[1] == self.arrays.columns and self.types.is_current
+
+    def renew(self) -> None:
+        arrays = self.arrays
+        if self._changes == arrays.changes:
+            return
+        self.parts = _with_rows(self.parts, len(arrays))
+        self.sums = _with_rows(self.sums, len(arrays))
+        self.slots = _with_rows(self.slots, len(arrays))
+        stale = (arrays.version > self._changes).nonzero()[0]
+        for start in range(0, len(stale), _CHUNK):
+            self._renew(stale[start : start + _CHUNK])
+        self._changes = arrays.changes
+        if len(stale) > _CHUNK:
+            # Sums built only from differences drift.
+            self.total = self.slots.sum(axis=0)
+
+    def _renew(self, rows: IntArray) -> None:
+        arrays = self.arrays
+        room = Room.of(arrays, rows[:, None], np.arange(arrays.columns))
+        parts = self.types.parts(room).astype(np.float32)
+        self.parts[rows] = parts
+        self.sums[rows] = parts.sum(axis=1, dtype=np.float64)
+        slots = self._slots(self.sums[rows], rows, None)
+        self.total += (slots - self.slots[rows]).sum(axis=0)
+        self.slots[rows] = slots
+
+    def losses(self, kind: PodShape, rows: IntArray, columns: IntArray) -> FloatArray:
+        """Slots of each kind lost when one pod of `kind` takes these columns of these rows.
+
+        `columns` has one line for each row, of `kind.count` columns.
+        """
+        total = self.sums[rows]
+        if kind.count:
+            before = self.parts[rows[:, None], columns]
+            room = Room.of(self.arrays, rows[:, None], columns).less(kind, self.arrays)
+            after = self.types.parts(room).astype(np.float32)
+            total += after.sum(axis=1, dtype=np.float64) - before.sum(axis=1, dtype=np.float64)
+        return self.slots[rows] - self._slots(total, rows, kind)
+
+    def _slots(self, parts: FloatArray, rows: IntArray, kind: PodShape | None) -> FloatArray:
+        cpu, memory = self.arrays.cpu_free[rows], self.arrays.memory_free[rows]
+        if kind is not None:
+            cpu, memory = cpu - kind.cpu_milli, memory - kind.memory_bytes
+        return self.types.slots(parts, np.maximum(cpu, 0), np.maximum(memory, 0))
+
+
+@dataclass(slots=True)
+class _More:
+    """Further choices on rows with several, one a line; row -1: stale."""
+
+    row: IntArray
+    columns: IntArray
+    loss: SlotArray
+
+
+class Losses:
+    """All choices for one kind of pod, and the cost of each to each typical kind."""
+
+    def __init__(self, kind: PodShape, ledger: SlotCounts) -> None:
+        rows, types = ledger.slots.shape
+        self.kind, self._ledger = kind, ledger
+        self.fits = np.zeros(rows, dtype=np.bool_)
+        self._columns = np.zeros((rows, kind.count), dtype=np.int64)
+        self._loss = np.zeros((rows, types), dtype=np.float32)
+        self._more = self._none()
+        self._changes = 0
+
+    @property
+    def size(self) -> int:
+        lines = len(self._loss) + len(self._more.row)
+        return lines * (self._loss.shape[1] * 4 + 8 * (self.kind.count + 1))
+
+    def renew(self) -> None:
+        arrays = self._ledger.arrays
+        if self._changes == arrays.changes:
+            return
+        self.fits = _with_rows(self.fits, len(arrays))
+        self._columns = _with_rows(self._columns, len(arrays))
+        self._loss = _with_rows(self._loss, len(arrays))
+        stale = arrays.version > self._changes
+        rows = stale.nonzero()[0]
+        self._changes = arrays.changes
+        if len(self._more.row):
+            stays = ~stale[self._more.row]
+            if not stays.all():
+                more = self._more
+                self._more = _More(more.row[stays], more.columns[stays], more.loss[stays])
+        for start in range(0, len(rows), _CHUNK):
+            self._renew(rows[start : start + _CHUNK])
+
+    def costs(self, prices: FloatArray) -> FloatArray:
+        """Cost of the cheapest choice by row, `inf` if none fits."""
+        weights = prices.astype(np.float32)
+        # Not `@`: its last bits depend on a row's position in the array, which would break ties.
+        costs: FloatArray = np.einsum("rt,t->r", self._loss, weights).astype(np.float64)
+        costs[~self.fits] = np.inf
+        if len(self._more.row):
+            more = np.einsum("rt,t->r", self._more.loss, weights)
+            np.minimum.at(costs, self._more.row, more)
+        return costs
+
+    def choices(self, row: int, prices: FloatArray) -> list[tuple[int, ...]]:
+        """The row's choices of columns, cheapest first; ties by index."""
+        if not self.fits[row]:
+            return []
+        lines = (self._more.row == row).nonzero()[0]
+        columns = [self._columns[row], *self._more.columns[lines]]
+        loss = np.concatenate([self._loss[row][None, :], self._more.loss[lines]])
+        costs = np.einsum("rt,t->r", loss, prices.astype(np.float32)).tolist()
+        pairs = zip(costs, [tuple(column.tolist()) for column in columns], strict=True)
+        return [choice for _, choice in sorted(pairs)]
+
+    def _renew(self, rows: IntArray) -> None:
+        kind, arrays = self.kind, self._ledger.arrays
+        fits = arrays.fitting(kind, rows)
+        self.fits[rows] = fits
+        self._loss[rows] = 0
+        rows = rows[fits]
+        if not len(rows):
+            return
+        lines, columns, is_first = self._enumerate(rows)
+        loss = self._ledger.losses(kind, rows[lines], columns).astype(np.float32)
+        first = rows[lines[is_first]]
+        self._columns[first] = columns[is_first]
+        self._loss[first] = loss[is_first]
+        if not is_first.all():
+            more, others = self._more, ~is_first
+            self._more = _More(
+                np.concatenate([more.row, rows[lines[others]]]),
+                np.concatenate([more.columns, columns[others]]),
+                np.concatenate([more.loss, loss[others]]),
+            )
+
+    def _enumerate(self, rows: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+        """All choices on these rows: row, columns, and whether it is the row's first.
+
+        One device: each that differs from those before it. Several: the fullest ones, because
+        taking them leaves the rest whole.
+        """
+        kind, arrays = self.kind, self._ledger.arrays
+        if not kind.count:
+            lines = np.arange(len(rows))
+            return lines, np.zeros((len(rows), 0), dtype=np.int64), np.ones(len(rows), np.bool_)
+        serving = arrays.serving(kind, rows)
+        if kind.count > 1:
+            room = np.where(serving, arrays.free[rows], np.inf)
+            memory = arrays.free_memory[rows]
+            # Two stable sorts: by room, memory, index.
+            by_memory = np.argsort(memory, axis=1, kind="stable")
+            by_room = np.argsort(np.take_along_axis(room, by_memory, 1), axis=1, kind="stable")
+            columns = np.take_along_axis(by_memory, by_room, 1)[:, : kind.count]
+            return np.arange(len(rows)), np.sort(columns, axis=1), np.ones(len(rows), np.bool_)
+        distinct = serving & ~_repeats(arrays, rows, serving)
+        lines, chosen = distinct.nonzero()
+        is_first = np.ones(len(lines), dtype=np.bool_)
+        is_first[1:] = lines[1:] != lines[:-1]
+        return lines, chosen[:, None], is_first
+
+    def _none(self) -> _More:
+        return _More(
+            np.zeros(0, dtype=np.int64),
+            np.zeros((0, self.kind.count), dtype=np.int64),
+            np.zeros((0, self._loss.shape[1]), dtype=np.float32),
+        )
+
+
+_Any = TypeVar("_Any", bound=np.generic)
+
+
+def _with_rows(array: NDArray[_Any], rows: int) -> NDArray[_Any]:
+    """The array extended by zeros to this many rows; unchanged if large enough."""
+    missing = rows - len(array)
+    if not missing:
+        return array
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype=array.dtype)])
+
+
+def _repeats(arrays: Arrays, rows: IntArray, serving: BoolArray) -> BoolArray:
+    """True for devices equal to an earlier serving one on their node.
+
+    A device's relevant fields are hashed into one number. A collision (one in 2^64) only costs a
+    choice.
+    """
+    number = arrays.free[rows].astype(np.int64)
+    for array in (arrays.free_memory, arrays.memory, arrays.model, arrays.modes):
+        number = number * _MIXER + array[rows].astype(np.int64)
+    alike = (number[:, :, None] == number[:, None, :]) & serving[:, None, :]
+    columns = np.arange(serving.shape[1])
+    alike &= columns[:, None] > columns
+    same: BoolArray = alike.any(axis=2)
+    return same
+
 
 _MOST_SHAPES = 96
-"""Kinds that have prices; those that come less often have none, unless alike to one of these."""
+"""Most kinds with prices; rarer kinds have none, unless similar to one of these."""
 _SIZE_EXPONENT = 1 / 3
-"""Anything up to 1/2 gives about the same; from 3/4 on, mixes of many large pods lose by points."""
+"""Up to 1/2 results are about equal; from 3/4 on, mixes of many large pods get worse by points."""
 _LEAST_SLOTS = 1.0
-"""Prices rise no further when there are fewer."""
+"""Below this number of slots, prices stop rising."""
 _HALF_LIFE = 5_000
-"""Arrivals after which an earlier one counts half as much."""
+"""Arrivals after which an earlier one counts half."""
 _GROWTH = 2.0
 _EXPECTED = 1.0
-"""So many arrivals count each of those that may always come."""
+"""Weight in arrivals of each kind that is always expected."""
 _MOST_BYTES = 192 * 2**20
-"""Of losses that are kept, by kind; the kind that was asked for least recently goes first."""
+"""Most cached losses, by kind; the least recently used goes first."""
 
 
 class Fragmentation:
-    """What takes least from the pods that may still come; ties to the first node by name."""
+    """Takes least from pods that may still come; ties to the first node by name."""
 
     name = "fragmentation"
 
     def __init__(self) -> None:
         self._mix = Mix(growth=_GROWTH, half_life=_HALF_LIFE)
-        self._kept: OrderedDict[Kind, Losses] = OrderedDict()
-        self._ledger: Ledger | None = None
+        self._kept: OrderedDict[PodShape, Losses] = OrderedDict()
+        self._ledger: SlotCounts | None = None
         self._epoch = -1
-        self._kinds: list[Kind] = []
+        self._fallback = Binpack()
+        self._kinds: list[PodShape] = []
         self._counts = np.zeros(0)
         self._places: dict[Shape, int] = {}
 
-    def arrived(self, kind: Kind) -> None:
-        """Count the kind, unless the mix is known."""
+    def arrived(self, kind: PodShape) -> None:
         self._mix.arrived(kind)
         if not kind.count or self._mix.is_known or self._mix.epoch != self._epoch:
             return
@@ -64,26 +274,24 @@ class Fragmentation:
         if place is not None:
             self._counts[place] += self._mix.step
 
-    def expect(self, mix: Mapping[Kind, float]) -> None:
-        """Take the mix as known."""
+    def expect(self, mix: Mapping[PodShape, float]) -> None:
         self._mix.expect(mix)
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return the worth of the slots that the best choice takes."""
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
         losses = self._losses(arrays, kind)
         if losses is None:
-            return left(arrays, kind, rows)
+            return self._fallback.costs(arrays, kind, rows)
         costs = losses.costs(self._prices())
         return costs if rows is None else costs[rows]
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the devices of the best choice, then of the next one; then the fullest first."""
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        """Devices of the best choice, then of the next one; then the fullest first."""
         losses = self._losses(arrays, kind)
         in_order: dict[int, None] = {}
         if losses is not None:
             for choice in losses.choices(row, self._prices()):
                 in_order.update(dict.fromkeys(choice))
-        in_order.update(dict.fromkeys(by_room(arrays, kind, row, sign=1)))
+        in_order.update(dict.fromkeys(self._fallback.device_order(arrays, kind, row)))
         return list(in_order)
 
     def _prices(self) -> FloatArray:
@@ -93,8 +301,7 @@ class Fragmentation:
         prices: FloatArray = self._counts / self._counts.sum() / scarcity
         return np.asarray(prices / ledger.types.size**_SIZE_EXPONENT, dtype=np.float64)
 
-    def _losses(self, arrays: Arrays, kind: Kind) -> Losses | None:
-        """Return what is kept of this kind, brought up to date; None where there is no device."""
+    def _losses(self, arrays: Arrays, kind: PodShape) -> Losses | None:
         ledger = self._current(arrays)
         if not self._kinds:
             return None
@@ -111,8 +318,7 @@ class Fragmentation:
             size -= self._kept.popitem(last=False)[1].size
         return losses
 
-    def _current(self, arrays: Arrays) -> Ledger:
-        """Return the ledger of this cluster and of the typical kinds as they are."""
+    def _current(self, arrays: Arrays) -> SlotCounts:
         ledger = self._ledger
         if ledger is not None and (ledger.arrays is not arrays or not ledger.is_current):
             ledger = None
@@ -120,12 +326,12 @@ class Fragmentation:
             before = self._kinds
             self._learn(arrays)
             if ledger is None or before != self._kinds:
-                ledger = self._ledger = Ledger(arrays, Types(self._kinds, arrays))
+                ledger = self._ledger = SlotCounts(arrays, Types(self._kinds, arrays))
                 self._kept.clear()
         return ledger
 
     def _learn(self, arrays: Arrays) -> None:
-        """Take the typical kinds from the mix; those that were there before keep their places."""
+        """Update the typical kinds from the mix; existing ones keep their positions."""
         self._epoch = self._mix.epoch
         known = {shape_of(kind): (kind, count) for kind, count in self._mix.shapes(_MOST_SHAPES)}
         if not self._mix.is_known:
@@ -139,11 +345,13 @@ class Fragmentation:
         self._counts = np.array([known[shape][1] for shape in self._places], dtype=np.float64)
 
 
-def _always_expected(arrays: Arrays) -> list[Kind]:
-    """Return pods that may come though none has: with 1, 2, 4 and so on whole devices of a node."""
+def _always_expected(arrays: Arrays) -> list[PodShape]:
+    """Pods always expected: with 1, 2, 4 and so on whole devices of a node."""
     largest = int(arrays.gpu_there.sum(axis=1).max(initial=0))
     counts = {2**power for power in range(largest.bit_length())} | ({largest} - {0})
     modes = [mode for mode in (SOFT, EXCLUSIVE) if mode in arrays.mode_names]
     return [
-        Kind(count=count, guarantee=WHOLE, mode=mode) for mode in modes for count in sorted(counts)
+        PodShape(count=count, guarantee=WHOLE, mode=mode)
+        for mode in modes
+        for count in sorted(counts)
     ]

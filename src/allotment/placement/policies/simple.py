@@ -1,95 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that look at one node at a time, and at nothing but what is left there.
+"""Policies that use only what is left on each node.
 
-`binpack` is the literature's best fit. `first-fit` and `random` are there to compare with.
+`binpack` is the literature's best fit. `first-fit` and `random` are for comparison.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+from math import comb
 from random import Random
 
 import numpy as np
 
 from allotment.model.compute import WHOLE
-from allotment.placement.arrays import Arrays, FloatArray, IntArray, Kind
-
-__all__ = ["Binpack", "FirstFit", "RandomChoice", "Spread", "left"]
+from allotment.placement.cluster.arrays import Arrays, FloatArray, IntArray, PodShape
 
 _CPU_SCALE = 128_000
-"""Thousandths of a core that weigh as much as eight devices, as in the literature's best fit."""
+"""Thousandths of a core with the weight of eight devices, as in the literature's best fit."""
 _GPU_SCALE = 8 * WHOLE
 
 
-def left(arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-    """Return how much would be left on each row, in about full nodes; `inf` where it does not fit.
+class _StaticPolicy:
+    """Base of policies that ignore arrivals."""
 
-    Half of it is CPU, half devices: of these the guarantee and the memory, whichever is less.
-    """
-    where = slice(None) if rows is None else rows
-    free, memory = arrays.free[where], arrays.memory[where]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part = np.where(memory > 0, arrays.free_memory[where] / memory, 1.0)
-    devices = np.minimum(free, part * WHOLE).sum(axis=1) - kind.size
-    cpu = arrays.cpu_free[where] - kind.cpu_milli
-    rest = 0.5 * devices / _GPU_SCALE + 0.5 * cpu / _CPU_SCALE
-    return np.where(arrays.fitting(kind, where), rest, np.inf)
+    def arrived(self, kind: PodShape) -> None: ...
+
+    def expect(self, mix: Mapping[PodShape, float]) -> None: ...
 
 
-class _Unlearning:
-    """What policies share that heed no arrivals."""
-
-    def arrived(self, kind: Kind) -> None:
-        """Let it be: who comes makes no difference here."""
-
-    def expect(self, mix: Mapping[Kind, float]) -> None:
-        """Let it be: who comes makes no difference here."""
-
-
-class Binpack(_Unlearning):
-    """The node, and on it the devices, that it leaves least of: best fit."""
+class Binpack(_StaticPolicy):
+    """Best fit: the node and devices with the least left."""
 
     name = "binpack"
+    _sign = 1
+    """-1: the devices with the most room first."""
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return what would be left."""
-        return left(arrays, kind, rows)
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
+        """What would be left on each row, in units of about a node.
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the fullest devices first; ties by index."""
-        return by_room(arrays, kind, row, sign=1)
+        Half of it is CPU, half devices: the lesser of guarantee and memory.
+        """
+        where = slice(None) if rows is None else rows
+        free, memory = arrays.free[where], arrays.memory[where]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where(memory > 0, arrays.free_memory[where] / memory, 1.0)
+        devices = np.minimum(free, part * WHOLE).sum(axis=1) - kind.size
+        cpu = arrays.cpu_free[where] - kind.cpu_milli
+        rest = 0.5 * devices / _GPU_SCALE + 0.5 * cpu / _CPU_SCALE
+        return np.where(arrays.fitting(kind, where), rest, np.inf)
+
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        columns = np.array(arrays.serving_columns(kind, row), dtype=np.int64)
+        memory = np.maximum(arrays.memory[row, columns], 1)
+        time = arrays.free[row, columns] / WHOLE
+        room = self._sign * (time + arrays.free_memory[row, columns] / memory)
+        in_order: list[int] = columns[np.lexsort((columns, room))].tolist()
+        return in_order
 
 
-class Spread(_Unlearning):
-    """The node, and on it the devices, that have most left."""
+class Spread(Binpack):
+    """The node and devices with the most left."""
 
     name = "spread"
+    _sign = -1
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return the negative of what would be left."""
-        rest = left(arrays, kind, rows)
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
+        rest = super().costs(arrays, kind, rows)
         return np.where(np.isinf(rest), np.inf, -rest)
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the emptiest devices first; ties by index."""
-        return by_room(arrays, kind, row, sign=-1)
 
-
-class FirstFit(_Unlearning):
+class FirstFit(_StaticPolicy):
     """The first node by name where it fits, and the first devices there."""
 
     name = "first-fit"
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return 0 wherever it fits."""
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
         where = slice(None) if rows is None else rows
         return np.where(arrays.fitting(kind, where), 0.0, np.inf)
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the devices that fit, by index."""
-        return _serving(arrays, kind, row)
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        return arrays.serving_columns(kind, row)
 
 
-class RandomChoice(_Unlearning):
-    """Any node where it fits, and any devices there; the same ones for the same seed and calls."""
+class RandomChoice(_StaticPolicy):
+    """Any fitting node and devices; the same for the same seed and calls."""
 
     name = "random"
 
@@ -97,29 +91,94 @@ class RandomChoice(_Unlearning):
         self._random = Random(seed)  # noqa: S311 - no secret, only repeatable
         self._generator = np.random.default_rng(seed)
 
-    def costs(self, arrays: Arrays, kind: Kind, rows: IntArray | None = None) -> FloatArray:
-        """Return a random number wherever it fits."""
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
         where = slice(None) if rows is None else rows
         fits = arrays.fitting(kind, where)
         return np.where(fits, self._generator.random(len(fits)), np.inf)
 
-    def device_order(self, arrays: Arrays, kind: Kind, row: int) -> list[int]:
-        """Return the devices that fit, shuffled."""
-        columns = _serving(arrays, kind, row)
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        columns = arrays.serving_columns(kind, row)
         self._random.shuffle(columns)
         return columns
 
 
-def by_room(arrays: Arrays, kind: Kind, row: int, *, sign: int) -> list[int]:
-    """Return the devices that fit by what they have left, the least first; `sign` -1: the most."""
-    columns = np.array(_serving(arrays, kind, row), dtype=np.int64)
-    memory = np.maximum(arrays.memory[row, columns], 1)
-    time = arrays.free[row, columns] / WHOLE
-    room = sign * (time + arrays.free_memory[row, columns] / memory)
-    in_order: list[int] = columns[np.lexsort((columns, room))].tolist()
-    return in_order
+_MOST_SETS = 2_000
+"""Most sets of devices compared on a node; beyond that, a greedy choice."""
 
 
-def _serving(arrays: Arrays, kind: Kind, row: int) -> list[int]:
-    fits: list[int] = arrays.serving(kind, np.array([row]))[0].nonzero()[0].tolist()
-    return fits
+class _Near(Binpack, ABC):
+    """The node with the nearest fitting devices; ties go to the fullest node."""
+
+    def costs(self, arrays: Arrays, kind: PodShape, rows: IntArray | None = None) -> FloatArray:
+        rest = super().costs(arrays, kind, rows)
+        numbers = np.arange(len(arrays)) if rows is None else rows
+        costs = rest.copy()
+        for place in np.isfinite(rest).nonzero()[0]:
+            row = int(numbers[place])
+            chosen = self.device_order(arrays, kind, row)[: kind.count]
+            # What is left is below 2 on any real machine: it only breaks ties.
+            costs[place] += 16 * self.distance(arrays, row, chosen)
+        return costs
+
+    def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
+        columns = super().device_order(arrays, kind, row)
+        chosen = _nearest(columns, kind.count, lambda some: self.distance(arrays, row, some))
+        return [*chosen, *(column for column in columns if column not in chosen)]
+
+    @abstractmethod
+    def distance(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
+        """Distance among these devices of the row, lower is nearer."""
+
+
+class Numa(_Near):
+    """Devices on the fewest NUMA nodes."""
+
+    name = "numa"
+
+    def distance(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
+        """Number of their NUMA nodes; unknown ones count as one each."""
+        nodes = [int(arrays.numa[row, column]) for column in columns]
+        unknown = nodes.count(-1)
+        return len(set(nodes) - {-1}) + unknown
+
+
+class Topology(_Near):
+    """Devices with the best links between each two of them.
+
+    A pod with one device gets the one with the worst links, so that the others stay together.
+    """
+
+    name = "topology"
+
+    def distance(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
+        """The negative mean score of their links; 0 if unknown."""
+        links = arrays.links(row)
+        chosen = sorted(columns)
+        if links is None or not chosen:
+            return 0.0
+        if len(chosen) == 1:
+            return float(links[chosen[0]].sum()) / max(1, len(links) - 1)
+        pairs = [float(links[one, other]) for one, other in combinations(chosen, 2)]
+        return -sum(pairs) / len(pairs)
+
+
+def _nearest(
+    columns: list[int], count: int, distance: Callable[[Iterable[int]], float]
+) -> tuple[int, ...]:
+    """The `count` columns nearest to each other; ties go to the first ones."""
+    if count >= len(columns) or not count:
+        return tuple(columns[:count])
+    if comb(len(columns), count) <= _MOST_SETS:
+        return min(combinations(columns, count), key=distance)
+    starts = [_grown([start], columns, count, distance) for start in columns]
+    return tuple(min(starts, key=distance))
+
+
+def _grown(
+    chosen: list[int], columns: list[int], count: int, distance: Callable[[Iterable[int]], float]
+) -> list[int]:
+    """Add one column at a time, each time the nearest one."""
+    while len(chosen) < count:
+        others = [column for column in columns if column not in chosen]
+        chosen.append(min(others, key=lambda column: distance([*chosen, column])))
+    return chosen

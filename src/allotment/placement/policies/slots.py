@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pods of each typical kind the room that is left could take: what `fragmentation` counts.
+"""How many pods of each typical kind still fit: the counts behind `fragmentation`.
 
-A device has a *part* for a kind: how many of the kind's shares it could take, the scarcer of time
-and memory counting. A node's *slots* are the parts of its devices together, no more than its CPU
-and memory are good for. Three things are left to fractions on purpose, or not (docs/concepts has
-the reasons):
-
-* CPU and memory of the node: pods of other sizes use the rest of a division.
-* shares of a device: mostly so, and in part in whole shares, since a rest is good for other kinds
-  of shares but not for as many as its size says;
-* whole devices and several of them: never. Half of eight idle GPUs takes no half of a pod that
-  wants eight; this is what keeps whole nodes and whole devices together.
+A device's *part* is the shares of a kind that it could take. A node's *slots* are its devices'
+parts, capped by CPU and memory. CPU and memory count in fractions, shares partly so, whole devices
+never: half of eight idle GPUs fits no pod that wants eight.
 """
 
 from collections.abc import Sequence
@@ -20,21 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.requests import EXCLUSIVE
-from allotment.placement.arrays import Arrays, BoolArray, FloatArray, IntArray, Kind
-
-__all__ = ["Room", "SlotArray", "Types"]
+from allotment.model.modes import EXCLUSIVE
+from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 
 SlotArray = NDArray[np.float32]
 
 _SMOOTH = 0.7
-"""How much of a rest that is no whole share counts."""
+"""Weight of a fraction below one whole share."""
 _MOST = 64.0
-"""More shares than that no device takes: of kinds that ask for nothing that is counted."""
+"""Cap on a device's shares, for kinds that ask for nothing that is counted."""
 _ALMOST = 1e-6
-"""A division that falls short of a whole number by so little is that number."""
+"""A quotient this close below a whole number is that number."""
 _LEAST_SIZE = 0.01
-"""Of a device: what a kind asks for at least, as its weight goes."""
+"""Smallest size on a device, for a kind's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ class Room:
 
     @classmethod
     def of(cls, arrays: Arrays, rows: IntArray, columns: IntArray) -> "Room":
-        """Return these devices of these rows: pairs, or two that are broadcast to each other."""
+        """These devices of these rows: pairs, or two arrays broadcast together."""
         return cls(
             arrays.free[rows, columns],
             arrays.free_memory[rows, columns],
@@ -59,8 +50,7 @@ class Room:
             arrays.modes[rows, columns].astype(np.int64),
         )
 
-    def less(self, kind: Kind, arrays: Arrays) -> "Room":
-        """Return the same devices with one more share of this kind on each."""
+    def less(self, kind: PodShape, arrays: Arrays) -> "Room":
         if kind.mode == EXCLUSIVE:
             nothing = np.zeros_like(self.free)
             return Room(nothing, nothing, self.memory, self.model, np.zeros_like(self.modes))
@@ -81,7 +71,7 @@ class Room:
 class Types:
     """The typical kinds, one a column; those without devices have none."""
 
-    def __init__(self, kinds: Sequence[Kind], arrays: Arrays) -> None:
+    def __init__(self, kinds: Sequence[PodShape], arrays: Arrays) -> None:
         self.kinds = tuple(kinds)
         self.place = {kind: place for place, kind in enumerate(kinds)}
         self._arrays = arrays
@@ -114,11 +104,11 @@ class Types:
 
     @property
     def is_current(self) -> bool:
-        """Are models and modes of the cluster where they were at the beginning?"""
+        """False if the cluster's models or modes moved."""
         return self._names == self._arrays.names_version
 
     def parts(self, room: Room) -> FloatArray:
-        """Return how many shares of each kind each device could take, by device and kind."""
+        """Shares of each kind that each device could take, by device and kind."""
         ratio = room.free[..., None] * self._inverse_time + self._no_time
         if self._asks_memory:
             by_bytes = room.free_memory[..., None] * self._inverse_memory + self._no_memory
@@ -132,9 +122,9 @@ class Types:
         return np.where(self._suits(room), parts, 0.0)
 
     def slots(self, parts: FloatArray, cpu: FloatArray, memory: FloatArray) -> FloatArray:
-        """Return how many pods of each kind nodes could take, by node and kind.
+        """Pods of each kind that nodes could take, by node and kind.
 
-        `parts` are those of all devices of a node together; CPU and memory are what is left.
+        `parts` are the sums over a node's devices; CPU and memory are what is left.
         """
         by_devices = np.where(self._is_several, np.floor(parts / self._count + _ALMOST), parts)
         host = np.minimum(
@@ -149,7 +139,7 @@ class Types:
         return suits
 
     def _sizes(self) -> FloatArray:
-        """Return how much of devices each kind asks for: of time or memory, whichever is more."""
+        """Each kind's size on devices: time or memory, whichever is larger."""
         there = self._arrays.gpu_there
         memory = float(self._arrays.memory[there].mean()) if there.any() else 1.0
         sizes = []
@@ -162,7 +152,7 @@ class Types:
         return np.array(sizes, dtype=np.float64)
 
 
-def _is_whole(kind: Kind) -> bool:
+def _is_whole(kind: PodShape) -> bool:
     return (
         kind.mode == EXCLUSIVE
         or kind.guarantee >= WHOLE
@@ -171,7 +161,7 @@ def _is_whole(kind: Kind) -> bool:
 
 
 def _inverse(amounts: list[float]) -> tuple[FloatArray, FloatArray]:
-    """Return what to multiply with and to add, so that what asks for nothing has enough."""
+    """Factor and summand, so that a kind without a request has enough."""
     values = np.array(amounts, dtype=np.float64)
     asks = values > 0
     inverse = np.where(asks, 1 / np.where(asks, values, 1.0), 0.0)

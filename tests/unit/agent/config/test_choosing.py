@@ -3,7 +3,7 @@
 
 import pytest
 
-from allotment.agent.config.choosing import EMPTY, ChoiceRules, choice_rules, choose
+from allotment.agent.config.holder import EMPTY, ChoiceRules, choice_rules, choose
 from allotment.model.errors import NotFoundError, UsageError
 
 
@@ -29,14 +29,14 @@ def test_chosen(names: str, label: str | None, default: str, fallbacks: str, cho
     ("names", "label", "default", "words", "hint"),
     [
         ("", "a", "", "no configuration files available", "ConfigMap"),
-        ("b a", "c", "a", "specified config c does not exist", "there is a, b"),
+        ("b a", "c", "a", "specified config c does not exist", "available: a, b"),
         ("a b", None, "c", "specified config c does not exist", "--default-config"),
         (
             "a b",
             None,
             "",
             "no config was set, no default was provided, and all fallbacks failed",
-            "there is a, b",
+            "available: a, b",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.documents import MAX_TEXT, Value, at, read
+from allotment.agent.config.parsing import MAX_TEXT, Value, at, read
 from allotment.model.errors import UsageError
 
 TEXTS = st.text(

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from gpus import gpu
 
-from allotment.agent.config.choosing import ChoiceRules
-from allotment.agent.config.effective import Config
-from allotment.agent.config.holding import ConfigHolder, Outcome
+from allotment.agent.config.holder import ChoiceRules, ConfigHolder, ConfigOutcome
+from allotment.agent.config.schema import Config
 from allotment.agent.labels.features import node_features
 from allotment.agent.resources import Offer, plan
 from allotment.devices.facts import DeviceFacts, NodeFacts
@@ -62,7 +61,7 @@ def node(model: str, count: int) -> Node:
     )
 
 
-def heard(example: str, label: str | None = None, default: str = "") -> Outcome:
+def heard(example: str, label: str | None = None, default: str = "") -> ConfigOutcome:
     """Bring an example into force: a file, or a ConfigMap on a node with that label."""
     text = (EXAMPLES / f"{example}.yaml").read_text()
     holder = ConfigHolder(source="ConfigMap a/b", rules=ChoiceRules(default=default))

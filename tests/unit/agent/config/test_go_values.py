@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.go_values import (
-    parse_bool,
-    parse_interval,
-    parse_list,
-    parse_numbers,
-)
+from allotment.agent.config.options import parse_bool, parse_interval, parse_list, parse_numbers
 from allotment.model.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from allotment.agent.config.names import matches_pattern, shared_name, whole_name
+from allotment.agent.config.schema import matches_pattern, shared_name, whole_name
 from allotment.model.errors import UsageError
 
 

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.effective import Config, DeviceListStrategy
-from allotment.agent.config.options import NVIDIA_OPTIONS, Kind, Option
+from allotment.agent.config.options import NVIDIA_OPTIONS, Option, OptionKind
 from allotment.agent.config.overlay import FLAGS_ALONE, given_value, load, overlay
-from allotment.agent.config.schema import ReplicatedResource, ResourcePattern
+from allotment.agent.config.schema import (
+    Config,
+    DeviceListStrategy,
+    ReplicatedResource,
+    ResourcePattern,
+)
 from allotment.model.errors import UsageError
 
 LAID = [each for each in NVIDIA_OPTIONS if each.key is not None]
@@ -29,14 +33,14 @@ OTHERS: dict[str, tuple[str, str]] = {
 
 
 def values(option: Option) -> tuple[str, str]:
-    if option.kind is Kind.BOOL:
+    if option.kind is OptionKind.BOOL:
         return ("false", "true") if option.default == "true" else ("true", "false")
     return OTHERS.get(option.flag, ("/one", "/two"))
 
 
 def in_file(option: Option, text: str) -> str:
     assert option.key is not None
-    value = f"[{text}]" if option.kind in {Kind.LIST, Kind.NUMBERS} else text
+    value = f"[{text}]" if option.kind in {OptionKind.LIST, OptionKind.NUMBERS} else text
     for name in reversed(option.key.split(".")):
         value = f"{{{name}: {value}}}"
     return value
@@ -46,7 +50,6 @@ def only(option: Option, config: Config) -> Any:  # noqa: ANN401 - of the option
     """All of a configuration that an option can change."""
     fields = (config.plugin, config.gfd, config)
     names = {
-        "nvidia_cdi_hook_path": "nvidia_ctk_path",
         "sleep_interval": "sleep_interval_s",
         "device_list_strategy": "device_list_strategies",
     }
@@ -262,7 +265,7 @@ def test_mps_is_as_nvidias_plugin_has_it() -> None:
     )
     assert both.sharing is both.mps
     (note,) = both.notes
-    assert note == "sharing.timeSlicing has no effect: sharing.mps counts where both are there"
+    assert note == "sharing.timeSlicing has no effect beside sharing.mps"
 
 
 def test_our_section() -> None:

@@ -10,8 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.hints import keys
-from allotment.agent.config.parsing import parse
+from allotment.agent.config.parsing import keys, parse
 from allotment.agent.config.schema import ConfigFile, ReplicatedResource
 from allotment.model.errors import UsageError
 
@@ -67,15 +66,15 @@ def test_a_file_of_nvidias_is_understood() -> None:
     ("text", "place", "words", "hint"),
     [
         # What is not known.
-        ("flags: {sharing: {}}", "$.flags.sharing", "there is no such key", "beginning of a line"),
-        ("shareing: {}", "$.shareing", "there is no such key", "did you mean `sharing`?"),
+        ("flags: {sharing: {}}", "$.flags.sharing", "unknown key", "beginning of a line"),
+        ("shareing: {}", "$.shareing", "unknown key", "did you mean `sharing`?"),
         ("flags: {migstrategy: none}", "$.flags.migstrategy", "", "did you mean `migStrategy`?"),
-        ("flags: {passDeviceSpecs: true}", "$.flags", "no such key", "under `flags.plugin`"),
-        ("plugin: {}", "$.plugin", "there is no such key", "`plugin` belongs under `flags`"),
+        ("flags: {passDeviceSpecs: true}", "$.flags", "unknown key", "under `flags.plugin`"),
+        ("plugin: {}", "$.plugin", "unknown key", "`plugin` belongs under `flags`"),
         ("sharing: {timeSlicing: {replicas: 4}}", "$.sharing", "", "sharing.timeSlicing.resources"),
         ("allotment: {device: []}", "$.allotment.device", "", "did you mean `devices`?"),
-        ("allotment: {x: 1}", "$.allotment.x", "", "known here: devices, sharesPerDevice"),
-        ("apiVersion: v1\nkind: ConfigMap", "$.apiVersion", "", "below its `data`"),
+        ("allotment: {x: 1}", "$.allotment.x", "", "valid keys: devices, sharesPerDevice"),
+        ("apiVersion: v1\nkind: ConfigMap", "$.apiVersion", "", "its `data` has"),
         ("version: v2\nnew: 1", "$.version", "unknown version: v2", "version: v1"),
         ("version: 1", "$.version", "unknown version: 1", "version: v1"),
         # NVIDIA's own refusals.
@@ -140,7 +139,7 @@ def test_a_file_of_nvidias_is_understood() -> None:
         # Kinds of values.
         ('flags: {failOnInitError: "true"}', "$.flags.failOnInitError", "", "without quotes"),
         ("flags: {gfd: {sleepInterval: 60}}", "$.flags.gfd.sleepInterval", "", "60s"),
-        ("flags: []", "$.flags", "[] is a list, and it has to be keys with values", ""),
+        ("flags: []", "$.flags", "[] is a list, expected keys with values", ""),
         ("[1]", "$", "is a list", ""),
         # Ours.
         (
@@ -149,26 +148,46 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "none of exclusive, mig, mps, soft",
             "",
         ),
-        (RULE % "{match: {index: [0]}}", "$.allotment.devices[0]", "it names no mode", ""),
-        (RULE % "{modes: []}", "$.allotment.devices[0]", "it names no mode", "modes: [soft, mig]"),
+        (RULE % "{match: {index: [0]}}", "$.allotment.devices[0]", "the rule names no mode", ""),
+        (
+            RULE % "{modes: []}",
+            "$.allotment.devices[0]",
+            "the rule names no mode",
+            "modes: [soft, mig]",
+        ),
         (RULE % "{mode: soft, modes: [mig]}", "devices[0].modes", "has `mode` as well", ""),
-        (RULE % "{modes: [mig, soft, mig]}", "devices[0].modes", "there twice", ""),
+        (RULE % "{modes: [mig, soft, mig]}", "devices[0].modes", "given twice", ""),
         (RULE % "{modes: [timeslice]}", "devices[0].modes[0]", "none of exclusive, mig", ""),
-        (RULE % "{mode: soft, mig: {keep: 5m}}", "devices[0].mig", "no mode mig", "or add mig"),
-        (RULE % "{mode: mig, mig: {keep: 5}}", "devices[0].mig.keep", "to be a text", ""),
+        (
+            RULE % "{mode: soft, mig: {keep: 5m}}",
+            "devices[0].mig",
+            "only for mode mig",
+            "or add mig",
+        ),
+        (RULE % "{mode: mig, mig: {keep: 5}}", "devices[0].mig.keep", "expected a text", ""),
         (RULE % "{mode: mig, mig: {keep: 5 min}}", "devices[0].mig.keep", "no", "30s"),
         (RULE % "{mode: mig, mig: {keep: 169h}}", "devices[0].mig.keep", "168h at most", ""),
         (RULE % "{mode: mig, mig: {reset: 1}}", "devices[0].mig.reset", "", ""),
         (RULE % "{mode: soft, timeSlice: short}", "devices[0].timeSlice", "mode is soft", ""),
-        (RULE % "{mode: soft, match: {}}", "devices[0].match", "names nothing", "leave `match`"),
+        (RULE % "{mode: soft, match: {}}", "devices[0].match", "`match` is empty", "leave `match`"),
         (RULE % "{mode: soft, match: {index: []}}", "match.index", "matches no GPU", ""),
         (RULE % "{mode: soft, match: {index: [-1]}}", "match.index[0]", "no index", ""),
         (RULE % "{mode: soft, match: {uuid: [7ca1]}}", "match.uuid[0]", "no beginning", "GPU-"),
         (RULE % "{mode: soft, match: {pci: [3b]}}", "match.pci[0]", "no PCI address", "lspci"),
         (RULE % "{mode: soft, match: {model: ['*']}}", "match.model[0]", "no model", ""),
         (RULE % "{mode: soft, match: {model: [gpu-x]}}", "match.model[0]", "no model", ""),
-        ("allotment: {sharesPerDevice: 0}", "$.allotment.sharesPerDevice", "cannot be", "63"),
-        ("allotment: {sharesPerDevice: 64}", "$.allotment.sharesPerDevice", "cannot be", "63"),
+        (
+            "allotment: {sharesPerDevice: 0}",
+            "$.allotment.sharesPerDevice",
+            "are not possible",
+            "63",
+        ),
+        (
+            "allotment: {sharesPerDevice: 64}",
+            "$.allotment.sharesPerDevice",
+            "are not possible",
+            "63",
+        ),
         ("allotment: {health: {xid: {x: ignore}}}", "$.allotment.health.xid", "no XID", "79"),
         ("allotment: {health: {xid: {79: x}}}", "health.xid.79", "there is no action 'x'", ""),
     ],

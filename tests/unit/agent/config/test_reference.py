@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allotment.agent.config.effective import AllotmentConfig
-from allotment.agent.config.hints import choices_at, keys
 from allotment.agent.config.options import NVIDIA_OPTIONS, Option
 from allotment.agent.config.overlay import load
-from allotment.agent.config.parsing import VERSION
+from allotment.agent.config.parsing import VERSION, choices_at, keys
+from allotment.agent.config.schema import AllotmentConfig
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "reference" / "config.md").read_text()

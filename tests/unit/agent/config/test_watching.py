@@ -8,8 +8,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar, cast
 
-from allotment.agent.config.documents import MAX_TEXT
-from allotment.agent.config.watching import watch_file, watch_folder
+from allotment.agent.config.parsing import MAX_TEXT
+from allotment.agent.configuring import watch_file, watch_folder
 from allotment.model.errors import AllotError, NotFoundError, StateError, UsageError
 
 _T = TypeVar("_T")

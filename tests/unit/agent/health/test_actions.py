@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allotment.agent.health.actions`: NVIDIA's catalogue, overrides, NVIDIA's variables."""
+"""`allotment.agent.health.xids`: NVIDIA's catalogue, overrides, NVIDIA's variables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.effective import HealthConfig
-from allotment.agent.health.actions import (
+from allotment.agent.config.schema import HealthConfig
+from allotment.agent.health.xids import (
+    CATALOGUE,
     DISABLE_VARIABLE,
     ENABLE_VARIABLE,
     Action,
@@ -21,7 +22,6 @@ from allotment.agent.health.actions import (
     parse_action,
     policy_of,
 )
-from allotment.agent.health.xids import CATALOGUE
 from allotment.model.errors import UsageError
 
 

@@ -6,30 +6,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
+from gpus import gpu as gpu_device
 
-from allotment.agent.health.actions import Action
 from allotment.agent.health.machine import (
-    Absent,
-    Alive,
-    Broken,
     Decision,
     Event,
     Note,
     Probed,
     PutBack,
-    Quiet,
     TakeOut,
     XidSeen,
+    complaint_of,
     step,
+    was_reset,
 )
-from allotment.agent.health.records import Need, Record, Rules, State
-from allotment.agent.health.vitals import complaint_of, was_reset
-from allotment.devices.watching import Vitals
+from allotment.agent.health.records import HealthState, Need, Record, Rules
+from allotment.agent.health.xids import Action
+from allotment.agent.inventory import Gone, Silent
+from allotment.devices.watching import Look, ReadFailure, Vitals
 
 FINE = Vitals(ecc_corrected=0, ecc_uncorrected=0, is_repair_pending=False, is_repair_failed=False)
 PAGE_FAULT = XidSeen(31, Action.RESTART_APP)
 UNCONTAINED = XidSeen(95, Action.RESET_GPU)
-LOST = Broken(message="NVML: GPU is lost", is_lost=True)
+LOST = ReadFailure(message="NVML: GPU is lost", is_lost=True)
+
+
+def alive(vitals: Vitals) -> Look:
+    return Look(gpu_device(), vitals)
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Gpu:
             self.meets(Probed(None))
         return self
 
-    def state(self) -> State:
+    def state(self) -> HealthState:
         return self.record.state
 
     def need(self) -> Need:
@@ -69,7 +72,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu() -> Gpu:
-    return Gpu().meets(Alive(FINE))
+    return Gpu().meets(alive(FINE))
 
 
 def test_what_is_ignored_changes_nothing(gpu: Gpu) -> None:
@@ -80,7 +83,11 @@ def test_what_is_ignored_changes_nothing(gpu: Gpu) -> None:
 
 def test_a_programs_error_leaves_the_gpu_in_service_and_has_it_tested_at_once(gpu: Gpu) -> None:
     gpu.meets(PAGE_FAULT)
-    assert (gpu.state(), gpu.record.is_offered, gpu.record.test_at) == (State.SUSPECT, True, 100.0)
+    assert (gpu.state(), gpu.record.is_offered, gpu.record.test_at) == (
+        HealthState.SUSPECT,
+        True,
+        100.0,
+    )
     assert gpu.decisions == [
         Note(
             "XID 31 (GPU memory page fault): restart the program that met it",
@@ -89,18 +96,18 @@ def test_a_programs_error_leaves_the_gpu_in_service_and_has_it_tested_at_once(gp
         )
     ]
     gpu.passes_tests(1)
-    assert gpu.state() is State.HEALTHY
+    assert gpu.state() is HealthState.HEALTHY
     assert len(gpu.decisions) == 1, "it never left service, so nothing is said of its return"
 
 
 def test_a_failed_test_takes_it_out_until_tests_pass(gpu: Gpu) -> None:
     gpu.meets(PAGE_FAULT, Probed("no memory can be had"))
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.TESTS)
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.TESTS)
     assert "no memory can be had" in gpu.record.reason
     gpu.passes_tests(1)
-    assert gpu.state() is State.RECOVERING
+    assert gpu.state() is HealthState.RECOVERING
     gpu.passes_tests(1)
-    assert gpu.state() is State.HEALTHY
+    assert gpu.state() is HealthState.HEALTHY
     assert isinstance(gpu.decisions[-1], PutBack)
 
 
@@ -119,8 +126,8 @@ def test_an_error_that_needs_a_reset_is_not_healed_by_time_answers_or_tests(gpu:
     gpu.meets(UNCONTAINED)
     assert gpu.decisions == [TakeOut("XID 95 (uncontained memory error): reset the GPU")]
     for _ in range(100):
-        gpu.after(60).meets(Alive(FINE), Probed(None))
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.RESET)
+        gpu.after(60).meets(alive(FINE), Probed(None))
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.RESET)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +145,11 @@ def test_an_error_that_needs_a_reset_is_not_healed_by_time_answers_or_tests(gpu:
     ],
 )
 def test_a_reset_is_seen_and_then_tested(before: Vitals, after: Vitals) -> None:
-    gpu = Gpu().meets(UNCONTAINED, Alive(before))
-    gpu.after(5).meets(Alive(after))
-    assert gpu.state() is State.RECOVERING
+    gpu = Gpu().meets(UNCONTAINED, alive(before))
+    gpu.after(5).meets(alive(after))
+    assert gpu.state() is HealthState.RECOVERING
     gpu.passes_tests(2)
-    assert gpu.state() is State.HEALTHY
+    assert gpu.state() is HealthState.HEALTHY
 
 
 def test_more_of_everything_is_no_reset() -> None:
@@ -155,124 +162,124 @@ def test_more_of_everything_is_no_reset() -> None:
 
 def test_the_drivers_word_that_nothing_is_needed_counts_once_it_lasts(gpu: Gpu) -> None:
     calm = replace(FINE, recovery_action=0)
-    gpu.meets(UNCONTAINED, Alive(calm))
-    assert gpu.state() is State.UNHEALTHY, "it may not have made up its mind yet"
-    gpu.after(5).meets(Alive(calm))
-    assert gpu.state() is State.UNHEALTHY
-    gpu.after(5).meets(Alive(calm))
-    assert gpu.state() is State.RECOVERING
+    gpu.meets(UNCONTAINED, alive(calm))
+    assert gpu.state() is HealthState.UNHEALTHY, "it may not have made up its mind yet"
+    gpu.after(5).meets(alive(calm))
+    assert gpu.state() is HealthState.UNHEALTHY
+    gpu.after(5).meets(alive(calm))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_its_word_counts_for_nothing_where_it_is_not_asked(gpu: Gpu) -> None:
     calm = replace(FINE, recovery_action=0)
     gpu.meets(XidSeen(119, Action.RESET_GPU))  # it says nothing about these
     for _ in range(10):
-        gpu.after(60).meets(Alive(calm))
+        gpu.after(60).meets(alive(calm))
     assert gpu.need() is Need.RESET
 
 
 def test_one_that_refuses_to_work_before_a_reset_was_reset_when_it_works(gpu: Gpu) -> None:
-    gpu.meets(Broken(message="NVML: GPU requires restart", needs_reset=True))
+    gpu.meets(ReadFailure(message="NVML: GPU requires restart", needs_reset=True))
     assert gpu.need() is Need.RESET
-    gpu.after(5).meets(Alive(FINE))
-    assert gpu.state() is State.RECOVERING
+    gpu.after(5).meets(alive(FINE))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_the_drivers_word_that_a_reset_is_needed_is_enough(gpu: Gpu) -> None:
-    gpu.meets(Alive(replace(FINE, recovery_action=1)))
+    gpu.meets(alive(replace(FINE, recovery_action=1)))
     assert gpu.need() is Need.RESET
     assert gpu.record.reason == "the driver says that the GPU needs a reset: reset the GPU"
-    gpu.after(5).meets(Alive(replace(FINE, recovery_action=0)))
-    assert gpu.state() is State.RECOVERING
+    gpu.after(5).meets(alive(replace(FINE, recovery_action=0)))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_lost_and_found_is_tested_before_it_is_used(gpu: Gpu) -> None:
     gpu.meets(LOST)
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.ANSWER)
-    gpu.after(300).meets(LOST, Alive(FINE))
-    assert gpu.state() is State.RECOVERING
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.ANSWER)
+    gpu.after(300).meets(LOST, alive(FINE))
+    assert gpu.state() is HealthState.RECOVERING
     gpu.passes_tests(2)
-    assert gpu.state() is State.HEALTHY
+    assert gpu.state() is HealthState.HEALTHY
     kinds = [type(each) for each in gpu.decisions]
     assert kinds == [TakeOut, Note, PutBack]
 
 
 def test_to_have_been_away_is_to_have_been_reset(gpu: Gpu) -> None:
-    gpu.meets(XidSeen(79, Action.RESTART_NODE), LOST).after(60).meets(Alive(FINE))
-    assert gpu.state() is State.RECOVERING
+    gpu.meets(XidSeen(79, Action.RESTART_NODE), LOST).after(60).meets(alive(FINE))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_the_xid_of_a_lost_gpu_may_come_after_it_was_found_lost(gpu: Gpu) -> None:
     gpu.meets(LOST, XidSeen(79, Action.RESTART_NODE))
     assert gpu.need() is Need.RESET
-    gpu.after(60).meets(LOST).after(5).meets(Alive(FINE))
-    assert gpu.state() is State.RECOVERING
+    gpu.after(60).meets(LOST).after(5).meets(alive(FINE))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_one_missed_answer_makes_suspect_and_silence_unhealthy(gpu: Gpu) -> None:
-    gpu.meets(Quiet(1.5))
-    assert (gpu.state(), gpu.record.is_offered) == (State.SUSPECT, True)
-    gpu.after(10).meets(Quiet(11.5))
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.ANSWER)
+    gpu.meets(Silent(1.5))
+    assert (gpu.state(), gpu.record.is_offered) == (HealthState.SUSPECT, True)
+    gpu.after(10).meets(Silent(11.5))
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.ANSWER)
     assert "12 s (it may take 10 s)" in gpu.record.reason
-    gpu.after(60).meets(Alive(FINE))
-    assert gpu.state() is State.RECOVERING
+    gpu.after(60).meets(alive(FINE))
+    assert gpu.state() is HealthState.RECOVERING
 
 
 def test_errors_twice_in_a_row_take_it_out(gpu: Gpu) -> None:
-    gpu.meets(Broken(message="NVML: Unknown Error"))
-    assert gpu.state() is State.SUSPECT
-    gpu.after(5).meets(Broken(message="NVML: Unknown Error"))
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.ANSWER)
+    gpu.meets(ReadFailure(message="NVML: Unknown Error"))
+    assert gpu.state() is HealthState.SUSPECT
+    gpu.after(5).meets(ReadFailure(message="NVML: Unknown Error"))
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.ANSWER)
 
 
 def test_counts_of_uncorrected_errors_speak_where_no_xid_did(gpu: Gpu) -> None:
-    gpu.after(5).meets(Alive(replace(FINE, ecc_uncorrected=3)))
+    gpu.after(5).meets(alive(replace(FINE, ecc_uncorrected=3)))
     assert gpu.need() is Need.RESET
     assert gpu.record.reason == "3 new uncorrected memory errors: reset the GPU"
 
 
 def test_counts_that_an_xid_announced_are_that_xids(gpu: Gpu) -> None:
     gpu.meets(XidSeen(94, Action.RESTART_APP), Probed(None))
-    gpu.after(5).meets(Alive(replace(FINE, ecc_uncorrected=1)))
-    assert gpu.state() is State.HEALTHY
+    gpu.after(5).meets(alive(replace(FINE, ecc_uncorrected=1)))
+    assert gpu.state() is HealthState.HEALTHY
 
 
 def test_counts_from_before_the_start_are_old_news() -> None:
-    assert Gpu().meets(Alive(replace(FINE, ecc_uncorrected=7))).state() is State.HEALTHY
+    assert Gpu().meets(alive(replace(FINE, ecc_uncorrected=7))).state() is HealthState.HEALTHY
 
 
 def test_a_gpu_that_keeps_failing_has_to_pass_more_tests(gpu: Gpu) -> None:
     needed = []
     for _ in range(7):
-        gpu.meets(LOST).after(5).meets(Alive(FINE))
+        gpu.meets(LOST).after(5).meets(alive(FINE))
         count = 0
-        while gpu.state() is State.RECOVERING:
+        while gpu.state() is HealthState.RECOVERING:
             gpu.passes_tests(1)
             count += 1
         needed.append(count)
     assert needed == [2, 4, 8, 16, 32, 64, 64]
-    gpu.after(gpu.rules.memory_s + 1).meets(LOST).after(5).meets(Alive(FINE)).passes_tests(2)
-    assert gpu.state() is State.HEALTHY, "what was long ago does not count"
+    gpu.after(gpu.rules.memory_s + 1).meets(LOST).after(5).meets(alive(FINE)).passes_tests(2)
+    assert gpu.state() is HealthState.HEALTHY, "what was long ago does not count"
 
 
 def test_a_failure_while_recovering_starts_it_over(gpu: Gpu) -> None:
-    gpu.meets(LOST).after(5).meets(Alive(FINE)).passes_tests(1).meets(Probed("bad"))
-    assert (gpu.state(), gpu.need()) == (State.UNHEALTHY, Need.TESTS)
+    gpu.meets(LOST).after(5).meets(alive(FINE)).passes_tests(1).meets(Probed("bad"))
+    assert (gpu.state(), gpu.need()) == (HealthState.UNHEALTHY, Need.TESTS)
     gpu.passes_tests(1)
     gpu.meets(PAGE_FAULT)
-    assert (gpu.state(), gpu.record.passed) == (State.RECOVERING, 0)
+    assert (gpu.state(), gpu.record.passed) == (HealthState.RECOVERING, 0)
 
 
 def test_without_recovery_it_stays_out() -> None:
-    gpu = Gpu(rules=Rules(recovers=False)).meets(Alive(FINE), LOST)
+    gpu = Gpu(rules=Rules(recovers=False)).meets(alive(FINE), LOST)
     for _ in range(20):
-        gpu.after(600).meets(Alive(FINE), Probed(None))
-    assert gpu.state() is State.UNHEALTHY
+        gpu.after(600).meets(alive(FINE), Probed(None))
+    assert gpu.state() is HealthState.UNHEALTHY
     gpu = Gpu(rules=Rules(recovers=False)).meets(XidSeen(31, Action.TAKE_OUT)).passes_tests(100)
-    assert gpu.state() is State.UNHEALTHY
-    suspect = Gpu(rules=Rules(recovers=False)).meets(Alive(FINE), PAGE_FAULT, Probed(None))
-    assert suspect.state() is State.HEALTHY, "a suspect never left service"
+    assert gpu.state() is HealthState.UNHEALTHY
+    suspect = Gpu(rules=Rules(recovers=False)).meets(alive(FINE), PAGE_FAULT, Probed(None))
+    assert suspect.state() is HealthState.HEALTHY, "a suspect never left service"
 
 
 def test_a_worse_need_takes_over_and_a_lesser_one_does_not(gpu: Gpu) -> None:
@@ -281,7 +288,7 @@ def test_a_worse_need_takes_over_and_a_lesser_one_does_not(gpu: Gpu) -> None:
     gpu.meets(UNCONTAINED)
     assert gpu.need() is Need.RESET
     reason = gpu.record.reason
-    gpu.meets(XidSeen(119, Action.RESET_GPU), LOST, Quiet(60))
+    gpu.meets(XidSeen(119, Action.RESET_GPU), LOST, Silent(60))
     assert (gpu.need(), gpu.record.reason) == (Need.RESET, reason)
 
 
@@ -299,5 +306,5 @@ def test_repairs_that_failed_are_a_complaint_unless_their_xid_is_made_light_of()
 
 
 def test_one_that_is_not_listed_is_away(gpu: Gpu) -> None:
-    gpu.meets(Absent())
+    gpu.meets(Gone())
     assert (gpu.need(), gpu.record.was_away) == (Need.ANSWER, True)

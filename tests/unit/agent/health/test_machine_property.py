@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
+from gpus import gpu
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment.agent.health.actions import Action, Effect
 from allotment.agent.health.machine import (
-    Absent,
-    Alive,
-    Broken,
     Event,
     Probed,
     PutBack,
-    Quiet,
     TakeOut,
     XidSeen,
     step,
 )
-from allotment.agent.health.records import Need, Record, Rules, State
-from allotment.devices.watching import Vitals
+from allotment.agent.health.records import HealthState, Need, Record, Rules
+from allotment.agent.health.xids import Action, Effect
+from allotment.agent.inventory import Gone, Silent
+from allotment.devices.watching import Look, ReadFailure, Vitals
 
 COUNTS = st.none() | st.integers(0, 5)
 VITALS = st.builds(
@@ -34,16 +32,16 @@ VITALS = st.builds(
 )
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(XidSeen, st.integers(1, 200), st.sampled_from(Action)),
-    st.builds(Alive, VITALS),
-    st.builds(Quiet, st.floats(0, 60)),
+    st.builds(Look, st.just(gpu()), VITALS),
+    st.builds(Silent, st.floats(0, 60)),
     st.builds(
-        Broken,
+        ReadFailure,
         message=st.just("NVML: an error"),
         is_lost=st.booleans(),
         needs_reset=st.booleans(),
         is_driver=st.booleans(),
     ),
-    st.just(Absent()),
+    st.just(Gone()),
     st.builds(Probed, st.sampled_from([None, None, "it failed"])),
 )
 
@@ -73,7 +71,11 @@ class Life(RuleBasedStateMachine):
                 self.is_offered = True
                 assert self.passed_since_out >= self.by.tests_to_pass
                 assert self.by.recovers
-        if not self.is_offered and self.record.state is State.UNHEALTHY and event != Probed(None):
+        if (
+            not self.is_offered
+            and self.record.state is HealthState.UNHEALTHY
+            and event != Probed(None)
+        ):
             self.passed_since_out = 0
         bad = isinstance(event, XidSeen) and event.action.effect is Effect.WAIT_FOR_RESET
         assert not bad or self.record.need is Need.RESET
@@ -99,16 +101,16 @@ class Life(RuleBasedStateMachine):
             return
         fine = Vitals()
         self.now += 1
-        self.take(Absent())
-        self.take(Alive(fine))
+        self.take(Gone())
+        self.take(Look(gpu(), fine))
         for _ in range(200):
-            if self.record.state is State.HEALTHY:
+            if self.record.state is HealthState.HEALTHY:
                 break
             assert self.record.test_at is not None, self.record
             self.now = max(self.now, self.record.test_at)
             self.take(Probed(None))
-            self.take(Alive(fine))
-        assert self.record.state is State.HEALTHY, self.record
+            self.take(Look(gpu(), fine))
+        assert self.record.state is HealthState.HEALTHY, self.record
 
     @invariant()
     def makes_sense(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allotment.agent.health.memory`: what the next agent knows."""
+"""`allotment.agent.health.records`: what the next agent knows."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from allotment.agent.health.actions import Action
-from allotment.agent.health.memory import HURT, Memory
-from allotment.agent.health.records import Need, Record, State
+from allotment.agent.health.records import HURT, HealthState, Memory, Need, Record
+from allotment.agent.health.xids import Action
 from allotment.devices.watching import Vitals
 from allotment.model.errors import StateError
 
 HURT_GPU = Record(
-    state=State.UNHEALTHY,
+    state=HealthState.UNHEALTHY,
     need=Need.RESET,
     reason="XID 95 (uncontained memory error): reset the GPU",
     action=Action.RESET_GPU,
     xid=95,
     vitals=Vitals(ecc_uncorrected=3, energy_mj=900),
 )
-LOST_GPU = Record(state=State.UNHEALTHY, need=Need.ANSWER, reason="lost")
+LOST_GPU = Record(state=HealthState.UNHEALTHY, need=Need.ANSWER, reason="lost")
 
 
 def test_the_next_agent_knows_who_waits_for_a_reset(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from allotment.agent.health.actions import Action, catalogue_action
-from allotment.agent.health.xids import CATALOGUE, LINKED
+from allotment.agent.health.xids import CATALOGUE, LINKED, catalogue_action, parse_action
 
 ROW = re.compile(r"^\| `([a-z-]+)` \| ([^|]+) \| ([0-9][0-9, -]*) \|", re.MULTILINE)
 
@@ -22,14 +21,14 @@ def numbers(text: str) -> list[int]:
 
 def test_the_table_of_xids_is_the_codes(root: Path) -> None:
     text = (root / "docs" / "concepts" / "health.md").read_text()
-    told = {xid: Action(name) for name, _, xids in ROW.findall(text) for xid in numbers(xids)}
+    told = {xid: parse_action(name) for name, _, xids in ROW.findall(text) for xid in numbers(xids)}
     assert told == {xid: catalogue_action(xid) for xid in CATALOGUE}
 
 
 def test_the_page_names_the_xids_that_the_driver_is_asked_about(root: Path) -> None:
     text = (root / "docs" / "concepts" / "health.md").read_text()
-    (listed,) = re.findall(r"changes that action \(([0-9,\s]+)\)", text)
-    assert {int(each) for each in listed.split(",")} == LINKED
+    (listed,) = re.findall(r"after an XID that\s+changes it. These are ([0-9, and]+)\.", text)
+    assert {int(xid) for xid in re.findall(r"\d+", listed)} == LINKED
 
 
 def test_the_table_names_nvidias_actions(root: Path) -> None:

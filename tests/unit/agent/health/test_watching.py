@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from gpus import gpu
 
-from allotment.agent.config.effective import HealthConfig
-from allotment.agent.health.actions import XidPolicy, policy_of
-from allotment.agent.health.memory import Memory
-from allotment.agent.health.records import Need, Record, Rules, State
-from allotment.agent.health.sightings import Answered, Failed, Gone, Sighting, Silent
+from allotment.agent.config.schema import HealthConfig
+from allotment.agent.health.records import HealthState, Memory, Need, Record, Rules
 from allotment.agent.health.watching import HealthWatch, condition
+from allotment.agent.health.xids import XidPolicy, policy_of
+from allotment.agent.inventory import Gone, Sighting, Silent
 from allotment.devices.events import EventKind, GpuEvent
-from allotment.devices.watching import Look, Vitals
+from allotment.devices.watching import Look, ReadFailure, Vitals
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, Pod, PodUid
 
@@ -46,8 +45,8 @@ def xid(number: int, uuid: str = ONE) -> GpuEvent:
     return GpuEvent(uuid=uuid, kind=EventKind.XID, xid=number, at=0.0)
 
 
-def answered(uuid: str = ONE, vitals: Vitals | None = None) -> Answered:
-    return Answered(uuid=uuid, device=device(uuid), vitals=vitals or Vitals())
+def answered(uuid: str = ONE, vitals: Vitals | None = None) -> Look:
+    return Look(device(uuid), vitals or Vitals())
 
 
 @dataclass
@@ -82,9 +81,9 @@ class Machine:
     results: dict[str, list[Look | str]] = field(default_factory=dict)
     slow: set[str] = field(default_factory=set)
     tested: list[str] = field(default_factory=list)
-    hearers: list[Callable[[Sighting], None]] = field(default_factory=list)
+    hearers: list[Callable[[str, Sighting], None]] = field(default_factory=list)
 
-    def hear(self, hearer: Callable[[Sighting], None]) -> None:
+    def hear(self, hearer: Callable[[str, Sighting], None]) -> None:
         self.hearers.append(hearer)
 
     async def test(self, uuid: str) -> Look | str:
@@ -94,10 +93,14 @@ class Machine:
         results = self.results.get(uuid, [])
         return results.pop(0) if results else Look(device(uuid), Vitals())
 
-    def sees(self, *sightings: Sighting) -> None:
+    def sees(self, *sightings: Sighting, uuid: str = ONE) -> None:
         for sighting in sightings:
+            if isinstance(sighting, GpuEvent):
+                uuid = sighting.uuid
+            if isinstance(sighting, Look):
+                uuid = sighting.device.uuid
             for hearer in self.hearers:
-                hearer(sighting)
+                hearer(uuid, sighting)
 
 
 @dataclass
@@ -113,7 +116,7 @@ class Scene:
             while not holds():  # noqa: ASYNC110 - anything may make it hold
                 await asyncio.sleep(0.005)
 
-    def state(self, uuid: str = ONE) -> State:
+    def state(self, uuid: str = ONE) -> HealthState:
         return self.health.records[uuid].state
 
 
@@ -169,7 +172,7 @@ def test_an_error_that_needs_a_reset_takes_out_that_gpu_and_all_owners_are_told(
 def test_a_lost_gpu_comes_back_by_itself_once_it_passes_its_tests() -> None:
     async def script() -> None:
         async with scene(owners={ONE: [owner("a")]}) as on:
-            on.gpus.sees(answered(), Failed(uuid=ONE, message="NVML: GPU is lost", is_lost=True))
+            on.gpus.sees(answered(), ReadFailure(message="NVML: GPU is lost", is_lost=True))
             assert ONE in on.health.unhealthy
             on.gpus.sees(answered())
             await on.until(lambda: on.health.unhealthy == {})
@@ -214,8 +217,8 @@ def test_a_test_without_end_holds_up_no_other() -> None:
         async with scene() as on:
             on.gpus.slow.add(ONE)
             on.gpus.sees(answered(), answered(OTHER), xid(31), xid(31, OTHER))
-            await on.until(lambda: on.state(OTHER) is State.HEALTHY)
-            assert on.state() is State.SUSPECT
+            await on.until(lambda: on.state(OTHER) is HealthState.HEALTHY)
+            assert on.state() is HealthState.SUSPECT
             assert on.gpus.tested.count(ONE) == 1
 
     play(script())
@@ -241,7 +244,7 @@ def test_changes_are_told_and_repetitions_are_not() -> None:
             waiting = asyncio.ensure_future(anext(changes))
             await asyncio.sleep(0.05)
             assert not waiting.done()
-            on.gpus.sees(answered(OTHER), Silent(uuid=OTHER, for_s=20.0))
+            on.gpus.sees(answered(OTHER), Silent(20.0), uuid=OTHER)
             assert set(await waiting) == {ONE, OTHER}
             await changes.aclose()
 
@@ -266,7 +269,7 @@ def test_switched_off_nothing_is_unhealthy_and_nobody_hears_of_it() -> None:
     async def script() -> None:
         policy = policy_of(HealthConfig(), {"DP_DISABLE_HEALTHCHECKS": "all"})
         async with scene(policy=policy) as on:
-            lost = Failed(uuid=ONE, message="lost", is_lost=True)
+            lost = ReadFailure(message="lost", is_lost=True)
             on.gpus.sees(answered(), xid(95), lost)
             assert on.health.unhealthy == {}
             assert on.reports.said == []
@@ -279,9 +282,9 @@ def test_a_gpu_that_was_replaced_is_forgotten(tmp_path: Path) -> None:
         async with scene(memory=Memory(tmp_path)) as on:
             on.gpus.sees(answered(), xid(95))
             assert Memory(tmp_path).read()
-            on.gpus.sees(Gone(uuid=ONE))
+            on.gpus.sees(Gone())
             assert set(on.health.unhealthy) == {ONE}
-            on.gpus.sees(Gone(uuid=ONE, is_replaced=True), answered(OTHER))
+            on.gpus.sees(Gone(is_replaced=True), answered(OTHER))
             assert set(on.health.records) == {OTHER}
             assert not Memory(tmp_path).read()
 
@@ -308,7 +311,7 @@ def test_one_that_is_away_when_the_agent_starts_was_away(tmp_path: Path) -> None
 
     async def script() -> None:
         async with scene(memory=Memory(tmp_path)) as on:
-            on.gpus.sees(answered(), xid(79), Failed(uuid=ONE, message="lost", is_lost=True))
+            on.gpus.sees(answered(), xid(79), ReadFailure(message="lost", is_lost=True))
         async with scene(memory=Memory(tmp_path)) as on:
             on.gpus.sees(answered(OTHER))
             on.health.first_look_is_over()
@@ -333,8 +336,8 @@ def test_a_folder_that_cannot_be_written_is_said_and_health_goes_on(tmp_path: Pa
 # ---- the condition -------------------------------------------------------------------------------
 
 WELL = Record()
-ILL = Record(state=State.UNHEALTHY, need=Need.RESET, reason="ECC")
-BACK = Record(state=State.RECOVERING, reason="ECC", test_at=1.0)
+ILL = Record(state=HealthState.UNHEALTHY, need=Need.RESET, reason="ECC")
+BACK = Record(state=HealthState.RECOVERING, reason="ECC", test_at=1.0)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_file_that_is_half_written_is_read_again(
 def test_what_is_no_checkpoint_is_told_of(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(data)
-    with pytest.raises(StateError, match="of no known shape") as raised:
+    with pytest.raises(StateError, match="has an unknown format") as raised:
         KubeletCheckpoint(path).entries()
     assert str(path) in raised.value.message
     assert raised.value.hint
@@ -181,7 +181,7 @@ def test_a_torn_file_does_not_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="where the kubelet keeps its checkpoint"):
+    with pytest.raises(StateError, match="the kubelet keeps its checkpoint there"):
         KubeletCheckpoint(tmp_path / "nowhere" / "checkpoint").entries()
 
 

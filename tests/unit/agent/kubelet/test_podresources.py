@@ -8,11 +8,11 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
+import podresources_pb2 as messages
 import pytest
+from podresources import GET_POD, LIST_PODS, Held, PodResources
 
-from allotment.agent.kubelet.podresources import Held, PodResources
-from allotment.agent.kubelet.proto import podresources_pb2 as messages
-from allotment.agent.kubelet.services import GET_POD, LIST_PODS, handlers
+from allotment.agent.kubelet.services import handlers
 from allotment.model.errors import NotFoundError, StateError
 
 

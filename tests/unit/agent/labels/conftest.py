@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from allotment.agent.config.effective import Config
+from allotment.agent.config.schema import Config
 from allotment.agent.labels.features import Features, node_features
 from allotment.agent.resources import Offer, Resource, Slot
 from allotment.devices.facts import DeviceFacts, MigFacts, NodeFacts

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.effective import Config, Replication
-from allotment.agent.config.schema import ReplicatedResource
+from allotment.agent.config.schema import Config, ReplicatedResource, Replication
 from allotment.agent.labels.features import OWNED_PREFIXES, node_features
-from allotment.agent.labels.files import written
+from allotment.agent.labels.publisher import written
 from allotment.agent.resources import Offer
 from allotment.devices.facts import DeviceFacts, FabricPlace, NodeFacts, VgpuHost
 from allotment.devices.sources import Problem
@@ -331,7 +330,7 @@ def test_gpus_that_do_not_answer_are_told(scene: Scene) -> None:
     )
     assert scene.features(facts=facts).notes == (
         "GPU 0 (GPU-mock): it has not answered in time; its labels are as they were",
-        "GPU 3 (not known yet): NVML: GPU is lost; its labels are missing",
+        "GPU 3 (unknown): NVML: GPU is lost; its labels are missing",
     )
 
 
@@ -340,7 +339,7 @@ def test_mig_devices_that_were_not_read_make_no_node_invalid(scene: Scene) -> No
     features = scene.features(unread, config=Config(mig_strategy="single"))
     assert features.labels["nvidia.com/mig.strategy"] == "single"
     assert features.labels["nvidia.com/gpu.product"] == "MOCKMODEL"
-    assert features.notes == ("MIG devices are not read: labels tell of whole GPUs only",)
+    assert features.notes == ("MIG devices are unknown: labels describe whole GPUs only",)
 
 
 # ---- for all nodes -------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allotment.agent.labels.files`: the feature file, and the machine type file."""
+"""`allotment.agent.labels.publisher`: the feature file, and the machine type file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allotment.agent.labels.files import (
+from allotment.agent.labels.publisher import (
     read_machine_type,
     remove_feature_file,
     write_feature_file,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allotment.agent.labels.gpus`: one resource's labels, by the tables of NVIDIA's own tests."""
+"""`allotment.agent.labels.features`: one resource's labels, by the tables of NVIDIA's own tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from allotment.agent.config.effective import Config, Replication
-from allotment.agent.config.schema import ReplicatedResource
-from allotment.agent.labels.gpus import UNSHARED, architecture_family, sharing_of
+from allotment.agent.config.schema import Config, ReplicatedResource, Replication
+from allotment.agent.labels.features import UNSHARED, architecture_family, sharing_of
 from allotment.agent.resources import Offer
 from allotment.devices.model_facts import Architecture
 from allotment.devices.models import MODELS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from allotment.agent.config.effective import Config
-from allotment.agent.labels.gpus import architecture_family
+from allotment.agent.config.schema import Config
+from allotment.agent.labels.features import architecture_family
 from allotment.agent.resources import Offer
 from allotment.devices.facts import FabricPlace, VgpuHost
 

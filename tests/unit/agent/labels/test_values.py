@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allotment.agent.labels.values`: names as NVIDIA writes them, labels as Kubernetes takes them."""
+"""`allotment.agent.labels.features`: names as NVIDIA writes them, labels as Kubernetes takes
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.labels.values import MAX_LABEL, fitting, sanitised
+from allotment.agent.labels.features import MAX_LABEL, fitting, sanitised
 
 # apimachinery pkg/util/validation/validation.go: IsValidLabelValue.
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allotment.agent.config.documents import read
+from allotment.agent.config.parsing import read
 from allotment.model.errors import NotFoundError, UsageError
-from allotment.modes.mig.applying import entry_for
+from allotment.modes.mig.apply import entry_for
 from allotment.modes.mig.files import (
-    Entry,
+    ConfigEntry,
     GpuIdentity,
     document_of,
     parse_configurations,
@@ -46,7 +46,7 @@ mig-configs:
 """
 
 
-def parse(text: str) -> Mapping[str, tuple[Entry, ...]]:
+def parse(text: str) -> Mapping[str, tuple[ConfigEntry, ...]]:
     return parse_configurations(read(text, source="f.yaml"), source="f.yaml")
 
 
@@ -81,7 +81,7 @@ def test_which_gpus_an_entry_names() -> None:
     ],
 )
 def test_pci_ids(text: str, is_named: bool) -> None:  # noqa: FBT001
-    assert A100.is_of(text) is is_named
+    assert A100.matches(text) is is_named
 
 
 def test_the_last_entry_that_names_a_gpu_counts() -> None:
@@ -140,9 +140,9 @@ ENTRY = (
         (ENTRY + "{devices: all, mig-enabled: false, device: 1}", "unexpected field: device"),
         (ENTRY + "{devices: some, mig-enabled: false}", "invalid input for 'devices'"),
         (ENTRY + "{devices: 1, mig-enabled: false}", "invalid input for 'devices'"),
-        (ENTRY + "{devices: [0, 0], mig-enabled: false}", "0 is there twice"),
-        (ENTRY + "{devices: [-1], mig-enabled: false}", "not below 0"),
-        (ENTRY + "{devices: [], mig-enabled: false}", "it names no GPU"),
+        (ENTRY + "{devices: [0, 0], mig-enabled: false}", "0 is repeated"),
+        (ENTRY + "{devices: [-1], mig-enabled: false}", "cannot be negative"),
+        (ENTRY + "{devices: [], mig-enabled: false}", "the list is empty"),
         (ENTRY + "{devices: all, mig-enabled: 'yes'}", "Expected `bool`, got `str`"),
         (
             ENTRY + "{devices: all, mig-enabled: true}",

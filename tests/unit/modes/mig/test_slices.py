@@ -23,9 +23,17 @@ from allotment.model.errors import (
     UsageError,
 )
 from allotment.model.mig import MigInstance, MigProfile
-from allotment.modes.mig.journal import Journal
-from allotment.modes.mig.judging import Verdict, foreign, judge, stands_for
-from allotment.modes.mig.records import SliceRecord, Stage, decode, encode
+from allotment.modes.mig.journal import (
+    Journal,
+    RecordVerdict,
+    SliceRecord,
+    Stage,
+    decode,
+    encode,
+    foreign,
+    judge,
+    stands_for,
+)
 from allotment.modes.mig.slices import ModeChangedError, Slices
 
 RECORD = SliceRecord(
@@ -68,30 +76,35 @@ def cut(
 @pytest.mark.parametrize(
     ("stage", "there", "verdict"),
     [
-        pytest.param(Stage.INTENDED, None, Verdict.FORGET, id="intended, never made"),
-        pytest.param(Stage.INTENDED, HALF, Verdict.REMOVE, id="intended, made, unknown"),
-        pytest.param(Stage.INTENDED, WHOLE, Verdict.FORGET, id="intended, others came between"),
-        pytest.param(Stage.CUT, None, Verdict.FORGET, id="cut, removed by others"),
-        pytest.param(Stage.CUT, HALF, Verdict.REMOVE, id="cut, without compute instance"),
-        pytest.param(Stage.CUT, WHOLE, Verdict.REMOVE, id="cut, whole, UUID unknown"),
+        pytest.param(Stage.INTENDED, None, RecordVerdict.FORGET, id="intended, never made"),
+        pytest.param(Stage.INTENDED, HALF, RecordVerdict.REMOVE, id="intended, made, unknown"),
         pytest.param(
-            Stage.CUT, replace(WHOLE, gpu_instance=4), Verdict.FORGET, id="cut, another's id"
+            Stage.INTENDED, WHOLE, RecordVerdict.FORGET, id="intended, others came between"
         ),
-        pytest.param(Stage.READY, WHOLE, Verdict.KEEP, id="ready"),
-        pytest.param(Stage.READY, HALF, Verdict.FORGET, id="ready, others took it apart"),
+        pytest.param(Stage.CUT, None, RecordVerdict.FORGET, id="cut, removed by others"),
+        pytest.param(Stage.CUT, HALF, RecordVerdict.REMOVE, id="cut, without compute instance"),
+        pytest.param(Stage.CUT, WHOLE, RecordVerdict.REMOVE, id="cut, whole, UUID unknown"),
         pytest.param(
-            Stage.READY, replace(WHOLE, uuid="MIG-2"), Verdict.FORGET, id="ready, made anew"
+            Stage.CUT, replace(WHOLE, gpu_instance=4), RecordVerdict.FORGET, id="cut, another's id"
         ),
-        pytest.param(Stage.LEAVING, None, Verdict.FORGET, id="leaving, gone"),
-        pytest.param(Stage.LEAVING, HALF, Verdict.REMOVE, id="leaving, half gone"),
-        pytest.param(Stage.LEAVING, WHOLE, Verdict.REMOVE, id="leaving, not begun"),
+        pytest.param(Stage.READY, WHOLE, RecordVerdict.KEEP, id="ready"),
+        pytest.param(Stage.READY, HALF, RecordVerdict.FORGET, id="ready, others took it apart"),
         pytest.param(
-            Stage.LEAVING, replace(WHOLE, uuid="MIG-2"), Verdict.FORGET, id="leaving, made anew"
+            Stage.READY, replace(WHOLE, uuid="MIG-2"), RecordVerdict.FORGET, id="ready, made anew"
+        ),
+        pytest.param(Stage.LEAVING, None, RecordVerdict.FORGET, id="leaving, gone"),
+        pytest.param(Stage.LEAVING, HALF, RecordVerdict.REMOVE, id="leaving, half gone"),
+        pytest.param(Stage.LEAVING, WHOLE, RecordVerdict.REMOVE, id="leaving, not begun"),
+        pytest.param(
+            Stage.LEAVING,
+            replace(WHOLE, uuid="MIG-2"),
+            RecordVerdict.FORGET,
+            id="leaving, made anew",
         ),
     ],
 )
 def test_what_a_record_stands_for(
-    stage: Stage, there: MigInstance | None, verdict: Verdict
+    stage: Stage, there: MigInstance | None, verdict: RecordVerdict
 ) -> None:
     known = None if stage is Stage.INTENDED else 13
     uuid = "MIG-1" if stage in {Stage.READY, Stage.LEAVING} else ""
@@ -104,7 +117,7 @@ def test_what_a_record_stands_for(
 
 def test_what_is_used_before_it_was_given_to_anybody_is_not_ours() -> None:
     record = replace(RECORD, stage=Stage.CUT, gpu_instance=13)
-    assert judge(record, WHOLE, is_used=True) is Verdict.FORGET
+    assert judge(record, WHOLE, is_used=True) is RecordVerdict.FORGET
 
 
 # ---- making and removing -------------------------------------------------------------------------
@@ -116,13 +129,15 @@ def test_a_slice_is_made_held_kept_warm_and_removed(
     record = cut(slices, holder="share-1")
     assert (record.stage, record.holder, record.start) == (Stage.READY, "share-1", 6)
     assert journal.read().records == (record,)
-    assert slices.settle(lambda holder: holder == "share-1", keep_s=0).kept == (record,)
-    (warm,) = slices.settle(lambda _: False, keep_s=60).kept
+    assert slices.free_orphans(lambda holder: holder == "share-1", keep_s=0).kept == [record]
+    (warm,) = slices.free_orphans(lambda _: False, keep_s=60).kept
     assert (warm.holder, warm.idle_since) == ("", 1000.0)
     with slices.bind(record.id, "share-2") as work:
         assert work.record == replace(record, holder="share-2")
-    assert slices.settle(lambda _: False, keep_s=60).kept[0].idle_since == 1000.0
-    assert [each.id for each in slices.settle(lambda _: False, keep_s=0).removed] == [record.id]
+    assert slices.free_orphans(lambda _: False, keep_s=60).kept[0].idle_since == 1000.0
+    assert [each.id for each in slices.free_orphans(lambda _: False, keep_s=0).removed] == [
+        record.id
+    ]
     assert driver.there == {}
     assert journal.read().records == ()
 
@@ -134,24 +149,27 @@ def test_what_others_remove_is_known_for_as_long_as_its_holder_is_there(
     with driver.foreign():
         driver.destroy_compute_instances(record.gpu_instance or 0)
         driver.destroy_gpu_instance(record.gpu_instance or 0)
-    settled = slices.settle(lambda _: True, keep_s=0)
-    assert (settled.lost, settled.forgotten) == ((record,), ())
+    settled = slices.free_orphans(lambda _: True, keep_s=0)
+    assert (settled.lost, settled.forgotten) == ([record], [])
     # Its slots are free meanwhile; and who is there by then is another's.
     later = cut(slices, holder="share-2")
     assert later.uuid != record.uuid
-    settled = slices.settle(lambda _: True, keep_s=0)
-    assert (settled.kept, settled.lost) == ((later,), (record,))
-    assert slices.settle(lambda holder: holder == "share-2", keep_s=0).forgotten == (record,)
+    settled = slices.free_orphans(lambda _: True, keep_s=0)
+    assert (settled.kept, settled.lost) == ([later], [record])
+    assert slices.free_orphans(lambda holder: holder == "share-2", keep_s=0).forgotten == [record]
     assert journal.read().records == (later,)
 
 
-def test_nobody_settles_what_somebody_works_on(slices: Slices, journal: Journal) -> None:
+def test_nobody_settles_what_somebody_works_on(
+    slices: Slices, driver: MigTwin, journal: Journal
+) -> None:
     with slices.cut("3g.20gb", 4, holder="not there yet") as work:
-        settled = slices.settle(lambda _: False, keep_s=0)
-        assert (settled.removed, settled.forgotten, settled.foreign) == ((), (), ())
+        settled = slices.free_orphans(lambda _: False, keep_s=0)
+        assert (settled.removed, settled.forgotten) == ([], [])
+        assert foreign(journal.read().records, driver.look().instances) == ()
         with pytest.raises(BusyError, match="being made or removed"):
             slices.remove(work.record.id)
-    assert len(slices.settle(lambda _: False, keep_s=0).removed) == 1
+    assert len(slices.free_orphans(lambda _: False, keep_s=0).removed) == 1
     assert journal.read().records == ()
 
 
@@ -211,28 +229,31 @@ def test_a_failure_leaves_nothing_or_a_record_of_it(
     with pytest.raises(AllotError, match="was made to fail"):
         slices.cut("2g.10gb", 4)
     assert len(driver.there) == len(journal.read().records) == left
-    settled = slices.settle(lambda _: True, keep_s=60)
+    settled = slices.free_orphans(lambda _: True, keep_s=60)
     assert len(settled.stuck) == left
     driver.failing = set()
-    slices.settle(lambda _: True, keep_s=60)
+    slices.free_orphans(lambda _: True, keep_s=60)
     assert (driver.there, journal.read().records) == ({}, ())
 
 
 def test_a_slice_in_use_stays(slices: Slices, driver: MigTwin) -> None:
     record = cut(slices)
     driver.there[6].users.add(4711)
-    settled = slices.settle(lambda _: False, keep_s=0)
+    settled = slices.free_orphans(lambda _: False, keep_s=0)
     assert [each.id for each in settled.kept] == [record.id]
-    assert settled.stuck == ()
+    assert settled.stuck == []
     with pytest.raises(BusyError, match="in use by processes 4711"):
         slices.remove(record.id)
 
 
-def test_what_is_given_away_is_the_machines(slices: Slices, driver: MigTwin) -> None:
+def test_what_is_given_away_is_the_machines(
+    slices: Slices, driver: MigTwin, journal: Journal
+) -> None:
     record = cut(slices)
     slices.give_away(record.id)
-    settled = slices.settle(lambda _: False, keep_s=0)
-    assert [each.uuid for each in settled.foreign] == [record.uuid]
+    slices.free_orphans(lambda _: False, keep_s=0)
+    (left,) = foreign(journal.read().records, driver.look().instances)
+    assert left.uuid == record.uuid
     assert len(driver.there) == 1
 
 
@@ -275,14 +296,14 @@ def test_a_slice_is_kept_as_long_as_its_last_holder_wants(
     slices = Slices(driver, journal, clock=lambda: now)
     with slices.cut("1g.5gb", 6, holder="one", keep_s=60) as work:
         name = work.record.id
-    assert not slices.settle(lambda _: False, keep_s=0).removed
+    assert not slices.free_orphans(lambda _: False, keep_s=0).removed
     now = 1059.0
-    assert not slices.settle(lambda _: False, keep_s=0).removed
+    assert not slices.free_orphans(lambda _: False, keep_s=0).removed
     with slices.bind(name, "two", keep_s=5):
         pass
-    assert not slices.settle(lambda _: False, keep_s=0).removed
+    assert not slices.free_orphans(lambda _: False, keep_s=0).removed
     now = 1065.0
-    assert [each.id for each in slices.settle(lambda _: False, keep_s=0).removed] == [name]
+    assert [each.id for each in slices.free_orphans(lambda _: False, keep_s=0).removed] == [name]
 
 
 def test_a_mode_that_we_switched_goes_with_the_last_slice(
@@ -339,7 +360,7 @@ def test_a_crash_while_switching_is_put_right(
         cut(slices, switches=True)
     driver.steps_left = None
     assert driver.is_enabled <= journal.is_switched, "a mode that is ours is written down"
-    slices.settle(lambda _: False, keep_s=0)
+    slices.free_orphans(lambda _: False, keep_s=0)
     slices.switch_off()
     assert (driver.is_enabled, journal.is_switched) == (False, False)
 
@@ -381,15 +402,16 @@ def test_a_record_is_read_as_it_was_written() -> None:
     ids=["truncated", "newer", "changed", "empty"],
 )
 def test_a_damaged_record_is_named_and_hinders_nothing(
-    slices: Slices, journal: Journal, damage: Callable[[bytes], bytes]
+    slices: Slices, driver: MigTwin, journal: Journal, damage: Callable[[bytes], bytes]
 ) -> None:
     record = cut(slices)
     path = journal.folder / record.id / "slice.json"
     path.write_bytes(damage(path.read_bytes()))
     other = cut(slices, start=5)
-    settled = slices.settle(lambda _: True, keep_s=60)
+    settled = slices.free_orphans(lambda _: True, keep_s=60)
     assert [each.id for each in settled.kept] == [other.id]
-    assert [each.uuid for each in settled.foreign] == [record.uuid]
+    others = foreign(journal.read().records, driver.look().instances)
+    assert [each.uuid for each in others] == [record.uuid]
     assert [str(path) in each.message for each in settled.problems] == [True]
 
 
@@ -399,7 +421,7 @@ def test_what_a_crash_left_of_writing_is_swept(slices: Slices, journal: Journal)
     (journal.folder / "4567").mkdir()
     (journal.folder / "89ab").mkdir()
     (journal.folder / "89ab" / ".slice.json").write_bytes(b"{")
-    slices.settle(lambda _: True, keep_s=60)
+    slices.free_orphans(lambda _: True, keep_s=60)
     assert len(list(journal.folder.iterdir())) == 2  # the lock and the slice
 
 

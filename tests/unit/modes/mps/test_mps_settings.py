@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import NotInModeError, UsageError
+from allotment.model.modes import MPS
 from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import MemoryAmount
-from allotment.model.requests import MPS, Request
+from allotment.model.requests import Request
 from allotment.model.shares import ShareDevice, ShareId
 from allotment.modes.mps import MpsMode, client_environment
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +24,15 @@ from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import PrerequisiteError
 from allotment.modes.mps import Control, DaemonState, Limits, MpsPlace, MpsStatus, Supervisor
-from allotment.modes.mps.controls import MpsUnreachableError
-from allotment.modes.mps.namespaces import NamespaceControl, folder_of, with_namespaces
-from allotment.modes.mps.parts import Parts
-from allotment.modes.mps.places import process_start
-from allotment.modes.mps.supervision import Timing
+from allotment.modes.mps.control import (
+    MpsUnreachableError,
+    NamespaceControl,
+    folder_of,
+    with_namespaces,
+)
+from allotment.modes.mps.daemons import Parts
+from allotment.modes.mps.state import process_start
+from allotment.modes.mps.supervisor import Timing
 
 BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
 HALF = Limits(percentage=50, memory_mib=4096)
@@ -187,7 +192,7 @@ def test_shares_that_began_by_the_older_way_keep_to_it(scene: Scene) -> None:
     os.kill(daemon, signal.SIGKILL)
     stepping_until(first, lambda status: status.restarts == 1)
     assert first.status.protocol == 2
-    assert first.status.older_because == "shares are there that began without"
+    assert first.status.older_because == "some shares started without namespaces"
     first.close()
     # None is left: the next ones begin anew.
     second = scene.supervisor()
@@ -316,11 +321,11 @@ def test_what_cannot_be_read_for_a_while_stays(
     supervisor = scene.supervisor()
     supervisor.begin()
     folder, socket = (path.stat() for path in (scene.place.part("one"), socket_of(scene, "one")))
-    readable = supervisor._daemon._wanted  # noqa: SLF001
-    supervisor._daemon._wanted = lambda: wanted  # noqa: SLF001
+    readable = supervisor._daemon._part_limits  # noqa: SLF001
+    supervisor._daemon._part_limits = lambda: wanted  # noqa: SLF001
     supervisor.step()
     for each in (lambda: wanted, readable):
-        supervisor._daemon._wanted = each  # noqa: SLF001
+        supervisor._daemon._part_limits = each  # noqa: SLF001
         supervisor.step()
         assert scene.place.status().parts == ("one",)
         assert scene.newer.namespaces() == {"one"}
@@ -331,11 +336,11 @@ def test_what_cannot_be_read_for_a_while_stays(
 
 def test_a_daemon_begins_while_nothing_can_be_read(scene: Scene) -> None:
     supervisor = scene.supervisor()
-    readable = supervisor._daemon._wanted  # noqa: SLF001
-    supervisor._daemon._wanted = lambda: None  # noqa: SLF001
+    readable = supervisor._daemon._part_limits  # noqa: SLF001
+    supervisor._daemon._part_limits = lambda: None  # noqa: SLF001
     supervisor.begin()
     assert (supervisor.status.state, supervisor.status.parts) == (DaemonState.READY, ())
-    supervisor._daemon._wanted = readable  # noqa: SLF001
+    supervisor._daemon._part_limits = readable  # noqa: SLF001
     supervisor.step()
     assert supervisor.status.parts == ("one",)
     supervisor.close()
@@ -459,9 +464,7 @@ wanted_maps = st.dictionaries(
 )
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(1 / 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(wanted_maps, max_size=4), is_newer=st.booleans())
 def test_there_are_parts_for_the_shares_and_no_others(
     scene: Scene, changes: list[Mapping[str, Limits | None]], *, is_newer: bool

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is served in the long run, beside other rules: `bench/mig_planning.py`, in small."""
+"""How much is served in the long run, beside other rules: `bench/mig/planner.py`, in small."""
 
 import pytest
-from mig_exact import Chain
-from mig_playing import ISSUE, OURS, RULES, Case, play, profiles_of
+from bench.mig.arrivals import ISSUE, OURS, RULES, Case, play, profiles_of
+from bench.mig.optimum import Chain
 
 from allotment.model.mig import MigLayout, MigProfile, MigRequest, MigSlice
 from allotment.placement.mig import MigChoice, choose

@@ -8,17 +8,17 @@ import pytest
 from mig_profiles import MODELS, piece, profiles
 
 from allotment.model.mig import MigProfile
-from allotment.placement.mig.slots import Place, Taken, cover, slots_of
+from allotment.placement.mig.slots import Place, TakenSlots, cover, slots_of
 
 State = frozenset[tuple[str, int]]
 
 SEVENS = [name for name in MODELS if name not in {"A30", "RTX PRO 6000"}]
 
 
-def reached(there: tuple[MigProfile, ...]) -> dict[State, Taken]:
+def reached(there: tuple[MigProfile, ...]) -> dict[State, TakenSlots]:
     """Every state that the planner's starts lead to, from an empty GPU."""
     slots = slots_of(there)
-    found: dict[State, Taken] = {frozenset(): Taken()}
+    found: dict[State, TakenSlots] = {frozenset(): TakenSlots()}
     queue: list[State] = [frozenset()]
     for state in queue:
         for profile in there:
@@ -141,14 +141,14 @@ def test_a_profile_is_refused_at_its_most_though_slots_are_free() -> None:
     there = profiles("H100-80GB")
     me = next(each for each in there if each.has_media)
     slots = slots_of(there)
-    taken = Taken.by([piece("H100-80GB", me.name, 3)])
+    taken = TakenSlots.by([piece("H100-80GB", me.name, 3)])
     assert slots.starts(me, taken) == ()
     assert slots.starts(there[0], taken) == (0, 1, 2, 4, 5, 6)
 
 
 def test_rooms_are_counted_by_shape_and_apart() -> None:
     slots = slots_of(profiles("A100-40GB"))
-    taken = Taken.by([piece("A100-40GB", "1g.5gb", 6)])
+    taken = TakenSlots.by([piece("A100-40GB", "1g.5gb", 6)])
     assert slots.rooms(taken.mask) == {
         "1g.5gb": 6,
         "1g.10gb": 3,

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small Python calls, timed by pyperf."""

@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tenants`: makes a share before its container starts, and removes it when it is not needed.
+
+The truth is in the shares' folders and the kubelet's checkpoint; what is in memory only saves
+reading them. Every step may be the last before a crash. The next caller repeats it: the kubelet
+asks again, and the loop compares everything again.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from allotment.agent.allocation.claims import (
+    ClaimWork,
+    Starts,
+    claimants,
+    is_past_init,
+    needs_pod,
+    starts_of,
+    work_for,
+)
+from allotment.agent.allocation.orders import again, order_for, share_of
+from allotment.agent.allocation.reconcile import Due, Findings, Why, reconcile, served
+from allotment.agent.allocation.share_events import ShareEvents
+from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
+from allotment.agent.resources import Offer
+from allotment.dialects import never_asked
+from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
+from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.shares import Share, ShareId
+from allotment.modes import traits_of
+from allotment.shares.failpoints import failpoint
+from allotment.shares.placing import ModeAttempts, ShareOrder
+from allotment.shares.pods import NodePolicy
+
+_T = TypeVar("_T")
+
+Ready = Callable[[Share], Awaitable[None]]
+"""Returns when the share's programs can start (`mps_keeping`). Raises `AllotError`: the container
+waits, and the share stays."""
+
+Clear = Callable[[Collection[str]], Awaitable[None]]
+"""Removes idle MIG slices from GPUs, by UUID, which a scheduler chose for a share of another mode.
+If slices remain, the share is refused."""
+
+_THREADS = 4
+_SLICE_THREADS = 64
+"""As many as eight GPUs have slices. Each waits for a driver, and must not delay the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Timeouts and pauses, in seconds."""
+
+    deadline: float = 24.0
+    """For a share. The kubelet waits for 30 s, and the device plugin for 25."""
+    pod: float = 15.0
+    """For the API server to report a pod that the kubelet knows."""
+    room: tuple[float, ...] = (0.0, 0.3, 0.7)
+    """Before each further attempt to find room: the scheduler may bind a pod to devices whose
+    former pod is gone for the API server, but not yet for this node."""
+    look: float = 30.0
+    """Between comparisons without news."""
+    pause: float = 0.1
+    """Between comparisons with news; it joins news that come at the same time."""
+    retry: float = 5.0
+    """Before another attempt to end a share."""
+    repeat: float = 120.0
+    """How long a call counts as repeated: longer than between the kubelet's retries."""
+
+
+class Tenants:
+    """Answers `PreStartContainer`, and runs the loop that ends and repairs shares."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Checkpoint,
+        pods: Pods,
+        offer: Callable[[], Offer],
+        reports: Reports,
+        store: ShareStore,
+        policy: Callable[[ShareOrder], NodePolicy],
+        ready: Ready | None = None,
+        clear: Clear | None = None,
+        clock: Callable[[], float] = time.time,
+        patience: Patience | None = None,
+        step: Callable[[str], None] = failpoint,
+    ) -> None:
+        """Connect the parts.
+
+        `policy` returns what is in force for an order; it is called in threads. `clock` returns
+        seconds after the epoch. `step` is called at every fault point.
+        """
+        self._checkpoint = checkpoint
+        self._pods = pods
+        self._offer = offer
+        self._reports = reports
+        self._store = store
+        self._policy = policy
+        self._ready = ready
+        self._clear = clear
+        self._clock = clock
+        self._patience = patience or Patience()
+        self._step = step
+        self._events = ShareEvents(reports, clock)
+        self._shares: dict[ShareId, Share] = {}
+        self._changed: dict[ShareId, Share | None] = {}
+        self._running: dict[tuple[str, frozenset[str]], asyncio.Task[None]] = {}
+        self._asked: dict[tuple[str, frozenset[str]], tuple[float, Starts]] = {}
+        self._locks = PodLocks()
+        self._unsettled: set[PodUid] = set()
+        self._wake = asyncio.Event()
+        self._looked = -math.inf
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
+        self._slice_threads = ThreadPoolExecutor(_SLICE_THREADS, thread_name_prefix="tenancy-mig")
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The shares of containers, as they were read last."""
+        return tuple(self._shares.values())
+
+    async def pre_start(self, resource: str, ids: frozenset[str]) -> None:
+        """Make the shares of the containers that hold these ids (`PreStartContainer`).
+
+        Calls for the same ids at the same time wait for one task. Raises `AllotError`.
+        """
+        key = (resource, ids)
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._start(resource, ids))
+            self._running[key] = task
+            task.add_done_callback(partial(self._forget, key))
+        done, _ = await asyncio.wait({task}, timeout=self._patience.deadline)
+        if not done:
+            raise StateError(
+                f"the share of {', '.join(sorted(ids))} is not ready after"
+                f" {self._patience.deadline:g} s",
+                hint="the kubelet asks again by itself; if it goes on, see the agent's log",
+            )
+        await task
+
+    async def adopt(self) -> None:
+        """Read the present shares, before the first call. Raises `StateError`."""
+        await self._refresh()
+        self._step("tenancy.adopted")
+
+    async def run(self) -> None:
+        """End shares that are not needed, and make missing ones, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Cancel the calls in progress; the kubelet repeats them at the next agent."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for threads in (self._threads, self._slice_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- PreStartContainer
+
+    def _forget(self, key: tuple[str, frozenset[str]], task: asyncio.Task[None]) -> None:
+        self._running.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone
+
+    async def _start(self, resource: str, ids: frozenset[str]) -> None:
+        try:
+            entries = await self._in_thread(self._checkpoint.entries)
+            claims = claimants(entries, resource, ids)
+        except AllotError as error:
+            self._reports.count("refusals", reason=type(error).__name__)
+            raise
+        self._step("tenancy.claimed")
+        async with self._locks.hold(claims[0].pod):
+            pod = self._pods.get(claims[0].pod)
+            if all(entry.share is None for entry in claims):
+                # Another plugin's answer is complete: nothing here may delay the container.
+                for entry in claims:
+                    await self._adopt(entry)
+                return
+            if pod is None and needs_pod(claims, self._shares):
+                pod = await self._pods.wait_for(claims[0].pod, timeout_s=self._patience.pod)
+            starts = starts_of(pod, claims)
+            is_repeated = self._is_recent(resource, ids) and self._asked[resource, ids][1] == starts
+            waiting = claims
+            try:
+                work = work_for(pod, claims, self._offer(), self._shares, is_repeated=is_repeated)
+                waiting = tuple(entry for entry in claims if share_of(entry) == work.starting)
+                failed = await self._make(work)
+            except AllotError as error:
+                self._events.refused(pod, waiting, error)
+                raise
+            if is_repeated:
+                # One of these may be the starting container, whose name the runtime cannot resolve.
+                for entry in claims:
+                    if share_of(entry) in failed:
+                        self._events.refused(pod, (entry,), failed[share_of(entry)])
+        self._asked[resource, ids] = (self._clock(), starts)
+
+    def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
+        asked = self._asked.get((resource, ids))
+        return asked is not None and 0 <= self._clock() - asked[0] < self._patience.repeat
+
+    async def _make(self, work: ClaimWork) -> dict[ShareId, AllotError]:
+        """Make the shares; return the failures that keep no container from starting."""
+        for stale in work.end:
+            # A busy share stays for now, and must not delay its successor.
+            with suppress(BusyError):
+                await self._end(stale, Why.SUPERSEDED)
+        made: list[Share] = []
+        failed = dict(work.failed)
+        for order in work.make:
+            try:
+                self._step("tenancy.decided")
+                # A container that most likely does not start must not delay the others.
+                waits_s = self._patience.room[: None if order.id == work.starting else 1]
+                share = await self._place(order, waits_s)
+                self._step("tenancy.prepared")
+                self._note(share.id, share)
+                if self._ready is not None:
+                    await self._ready(share)
+                if order.id not in work.keep:
+                    self._events.ready(share)
+                made.append(share)
+            except AllotError as error:
+                if order.id not in work.may_fail:
+                    raise
+                failed[order.id] = error
+        likely = [share for share in made if share.id == work.starting]
+        likely = likely or [share for share in made if share.id in work.alternatives]
+        if not likely:
+            raise failed[work.starting]
+        starting = likely[-1]
+        if len(made) > 1 and starting.owner is not None:
+            # Init containers and their successors have the same guarantee in turn: the last share
+            # that is prepared has it. Which container needs it is only certain later.
+            self._unsettled.add(starting.owner.uid)
+            if starting is not made[-1]:
+                await self._prepare(again(starting, starting.owner))
+        return failed
+
+    async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
+        """Make a share in the first mode that has room.
+
+        Waits and tries again only if another share ended. Raises the last `DoesNotFitError`.
+        """
+        attempts = ModeAttempts(order)
+        for wait_s in (None, *waits_s):
+            if wait_s is not None:
+                await asyncio.sleep(wait_s)
+                if not await self._make_room():
+                    continue
+            for in_mode in attempts.orders:
+                for variant in self._nearest_first(in_mode):
+                    try:
+                        return await self._prepare(variant)
+                    except DoesNotFitError as error:
+                        attempts.add(variant, error)
+        raise attempts.refusal()
+
+    def _nearest_first(self, order: ShareOrder) -> Iterator[ShareOrder]:
+        """Yield the order for devices of the pod's other shares, then without that limit.
+
+        Kubernetes counts the greater of two containers that run one after the other. On the same
+        devices they take no more than that.
+        """
+        mine = order.owner
+        # An idle slice may serve the next container as it is: no device is preferred.
+        is_free = not order.devices and not traits_of(order.request.mode).is_slice
+        for share in tuple(self._shares.values()) if is_free else ():
+            owner = share.owner
+            if mine is None or owner is None or owner.uid != mine.uid or share.id == order.id:
+                continue
+            uuids = tuple(device.uuid for device in share.devices)
+            fits = len(uuids) == order.request.count and set(uuids) <= set(order.candidates or ())
+            if fits and ContainerKind.INIT in {mine.kind, owner.kind}:
+                yield replace(order, candidates=uuids)
+                break
+        yield order
+
+    async def _prepare(self, order: ShareOrder) -> Share:
+        """Let the store make the share. Waiting for a driver takes no thread from other shares."""
+        existing = self._shares.get(order.id)
+        is_slice = traits_of(existing.mode if existing else order.request.mode).is_slice
+        if existing is None and not is_slice and order.devices and self._clear is not None:
+            await self._clear(order.devices)
+        return await self._in_thread(
+            lambda: self._store.prepare(order, self._policy(order)),
+            threads=self._slice_threads if is_slice else self._threads,
+        )
+
+    async def _make_room(self) -> bool:
+        """End shares that are not needed; return whether any is gone."""
+        before = set(self._shares)
+        for due in self._findings(None).due:
+            await self._end_due(due)
+        return not before <= set(self._shares)
+
+    # -- the loop
+
+    async def _listen(self) -> None:
+        async for _ in self._pods.changes():
+            self._wake.set()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            wait_s = await self.look()
+            # Not `wait_for`: Python 3.11's swallows a cancellation that meets with news.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            await asyncio.sleep(self._patience.pause)
+            self._wake.clear()
+
+    async def look(self) -> float:
+        """Compare shares, pods and checkpoint once; return the seconds until the next time."""
+        now = time.monotonic()
+        entries: tuple[CheckpointEntry, ...] | None = None
+        is_retried = False
+        try:
+            if now - self._looked >= self._patience.look:
+                await self._refresh()
+                self._looked = now
+            entries = await self._in_thread(self._checkpoint.entries)
+        except StateError as error:
+            is_retried = True  # shares that are not needed are ended all the same
+            self._events.failed(error)
+        else:
+            self._events.works()
+        findings = self._findings(entries)
+        for due in findings.due:
+            is_retried |= not await self._end_due(due)
+        await self._settle_all()
+        for entry in findings.missing:
+            if not self._locks.is_held(entry.pod):
+                async with self._locks.hold(entry.pod):
+                    await self._adopt(entry)
+        names = {resource.name for resource in self._offer().resources}
+        pods = self._pods.all()
+        for pod in pods:
+            problem = None if pod.has_ended else never_asked(pod, nvidia=names)
+            if problem is not None:
+                self._events.never_asked(pod, problem)
+        self._events.keep({pod.uid for pod in pods})
+        self._asked = {key: when for key, when in self._asked.items() if self._is_recent(*key)}
+        next_s = self._patience.look if findings.next_in_s is None else findings.next_in_s
+        return min(next_s, self._patience.retry) if is_retried else next_s
+
+    def _findings(self, entries: Sequence[CheckpointEntry] | None) -> Findings:
+        # `get` prefers the uid that a mirror pod itself names.
+        pods = {pod.uid: self._pods.get(pod.uid) or pod for pod in self._pods.all()}
+        return reconcile(
+            self._shares,
+            pods,
+            is_synced=self._pods.is_synced,
+            entries=entries,
+            offer=self._offer(),
+            now=self._clock(),
+        )
+
+    async def _end_due(self, due: Due) -> bool:
+        """End a share unless its state has changed; return False if it must be tried again."""
+        owner = due.share.owner
+        if owner is None:
+            return True
+        if self._locks.is_held(owner.uid):
+            return False  # a share of that pod is being prepared
+        async with self._locks.hold(owner.uid):
+            pod = self._pods.get(owner.uid)
+            why = served(due.share, pod, is_synced=self._pods.is_synced)
+            if due.why is not Why.SUPERSEDED and why is None:
+                return True
+            try:
+                await self._end(due.share.id, due.why)
+            except BusyError:
+                return False
+            except AllotError as error:
+                self._events.failed(error)
+                return False
+            if due.why is Why.CONTAINER_FINISHED:
+                await self._settle(owner.uid)
+        return True
+
+    async def _settle_all(self) -> None:
+        """Settle the pods for which the starting container was uncertain."""
+        for uid in list(self._unsettled):
+            pod = self._pods.get(uid)
+            if pod is None or pod.has_ended:
+                self._unsettled.discard(uid)
+            elif is_past_init(pod) and not self._locks.is_held(uid):
+                async with self._locks.hold(uid):
+                    await self._settle(uid)
+
+    async def _settle(self, uid: PodUid) -> None:
+        """Give a pod's regular containers the guarantees that its init containers used."""
+        pod = self._pods.get(uid)
+        if pod is None or not is_past_init(pod):
+            return
+        for share in list(self._shares.values()):
+            owner = share.owner
+            if owner is not None and owner.uid == uid and owner.kind is ContainerKind.REGULAR:
+                # On failure it keeps the smaller guarantee until its container restarts.
+                with suppress(AllotError):
+                    await self._prepare(again(share, owner))
+        self._unsettled.discard(uid)
+
+    async def _adopt(self, entry: CheckpointEntry) -> None:
+        """Book what a container uses without a share. The caller holds the pod's lock."""
+        pod = self._pods.get(entry.pod)
+        if pod is None or pod.has_ended or share_of(entry) in self._shares:
+            return
+        try:
+            order = order_for(pod, entry, self._offer())
+            self._step("tenancy.adopting")
+            share = await self._in_thread(lambda: self._store.prepare(order, self._policy(order)))
+        except AllotError as error:
+            self._events.missing(pod, entry, error)
+            return
+        self._note(share.id, share)
+        self._events.adopted(share, entry)
+
+    # -- the shares
+
+    async def _end(self, share: ShareId, why: Why) -> None:
+        self._step("tenancy.ending")
+        await self._in_thread(lambda: self._store.end(share))
+        self._step("tenancy.ended")
+        self._note(share, None)
+        self._reports.count("shares_ended", reason=why)
+
+    async def _refresh(self) -> None:
+        self._changed = {}
+        shares = {share.id: share for share in await self._in_thread(self._store.owned)}
+        # What was read may be older than what was made or ended meanwhile.
+        for share_id, share in self._changed.items():
+            if share is None:
+                shares.pop(share_id, None)
+            else:
+                shares[share_id] = share
+        self._shares = shares
+
+    def _note(self, share_id: ShareId, share: Share | None) -> None:
+        self._changed[share_id] = share
+        if share is None:
+            self._shares.pop(share_id, None)
+        else:
+            self._shares[share_id] = share
+
+    async def _in_thread(
+        self, function: Callable[[], _T], *, threads: ThreadPoolExecutor | None = None
+    ) -> _T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads or self._threads, function)
+
+
+class PodLocks:
+    """A lock for each pod with work in progress or waiting."""
+
+    def __init__(self) -> None:
+        self._locks: dict[PodUid, asyncio.Lock] = {}
+        self._users: dict[PodUid, int] = {}
+
+    def is_held(self, uid: PodUid) -> bool:
+        """Return whether work for the pod is in progress or waiting."""
+        return uid in self._users
+
+    @asynccontextmanager
+    async def hold(self, uid: PodUid) -> AsyncIterator[None]:
+        """Wait until no other work for the pod is in progress."""
+        lock = self._locks.setdefault(uid, asyncio.Lock())
+        self._users[uid] = self._users.get(uid, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[uid] -= 1
+            if not self._users[uid]:
+                del self._users[uid], self._locks[uid]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dialect is, the values of annotations, and the modes that suit a request."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Final, Protocol
+
+from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
+from allotment.model.errors import UsageError
+from allotment.model.formats import format_percent
+from allotment.model.mig import MigPlace
+from allotment.model.modes import MIG, MPS
+from allotment.model.pods import Container, ContainerAsk, ForeignPod, Pod
+from allotment.model.quantities import LEAST_BYTES, MemoryAmount
+from allotment.model.requests import Constraints, Preferences, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeWish:
+    """`allotment.dev/compute`: percent of each device."""
+
+    text: str
+    compute: Compute
+
+    @property
+    def names_guarantee(self) -> bool:
+        """False for a ceiling alone, like `:80`."""
+        return not self.text.lstrip().startswith(":")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWish:
+    """`allotment.dev/placement`: the devices that a scheduler chose."""
+
+    devices: tuple[str, ...]
+    memory_bytes: int | None = None
+    """Bytes of each device; None: not set."""
+    mode: str | None = None
+    """The mode there; None: not set."""
+    slices: tuple[MigPlace, ...] = ()
+    """In mode `mig`, the slice of each of `devices`; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAnnotations:
+    """All values. None: not set."""
+
+    compute: ComputeWish | None = None
+    kind: ComputeClass | None = None
+    weight: int | None = None
+    modes: tuple[str, ...] = ()
+    """The best first, or `strongest` alone; empty: left open."""
+    mig_profile: str = ""
+    may_oversubscribe: bool | None = None
+    placement: PlacementWish | None = None
+    memory: MemoryAmount | None = None
+    """A part of each device."""
+    constraints: Constraints = field(default=Constraints())
+    preferences: Preferences = field(default=Preferences())
+
+
+_MAX_SHOWN = 60
+
+
+class Dialect(Protocol):
+    """One syntax of requests. It has no state."""
+
+    @property
+    def name(self) -> str:
+        """Possessive, for messages: `NVIDIA's`."""
+        ...
+
+    @property
+    def takes(self) -> frozenset[str]: ...
+
+    def resources(self, container: Container) -> tuple[str, ...]:
+        """The container's resources in this dialect; empty: none."""
+        ...
+
+    def asks(
+        self, pod: Pod, container: Container, wishes: PodAnnotations
+    ) -> tuple[ContainerAsk, ...]:
+        """One ask for each resource that the kubelet allocates. Raises `UsageError`."""
+        ...
+
+
+def refusal(pod: Pod | ForeignPod, container: str | None, problem: str, *, hint: str) -> UsageError:
+    where = f"pod {pod}" if container is None else f"pod {pod}, container {container!r}"
+    return UsageError(f"{where}: {problem}", hint=hint)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The closest known word, as ` (did you mean ...?)`; empty: none is close."""
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def shown(text: str) -> str:
+    """Quote a user's text, cut to a length for messages."""
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+
+
+STRONGEST: Final = "strongest"
+"""In place of a list: the strongest isolation with room."""
+ANY_MEMORY: Final = MemoryAmount("any", size_bytes=LEAST_BYTES)
+"""The minimum for a request by profile alone."""
+_LEAST_CEILING: Final = 100
+"""Basis points: the driver treats an active thread percentage below 1 as no limit."""
+
+
+def suiting(request: Request, modes: Iterable[str]) -> tuple[str, ...]:
+    """The modes, in order, that can serve the whole request."""
+    return tuple(
+        mode for mode in modes if not unsuited(request, mode) and not without_effect(request, mode)
+    )
+
+
+def in_modes(request: Request, modes: Sequence[str]) -> Request:
+    return replace(request, mode=modes[0], other_modes=tuple(modes[1:]))
+
+
+def unsuited(request: Request, mode: str) -> str:
+    """Why a mode can never serve a request; empty: it can."""
+    if mode == MIG:
+        if request.may_oversubscribe:
+            return "a slice's memory is fixed hardware and cannot be promised twice"
+        if request.memory.part is not None:
+            return (
+                f"its memory is {request.memory} of a GPU, and the GPU is unknown until a "
+                "slice is chosen"
+            )
+    if mode == MPS:
+        if request.count > 1:
+            return (
+                "a share has one GPU, because each GPU has its own control daemon and a "
+                f"program connects to one; it asks for {request.count}"
+            )
+        if request.compute.ceiling < _LEAST_CEILING:
+            ceiling = format_percent(request.compute.ceiling)
+            return f"{ceiling} percent of a GPU's compute is less than MPS can enforce"
+    return ""
+
+
+def without_effect(request: Request, mode: str) -> tuple[str, ...]:
+    its = request.compute
+    found = []
+    if mode in {MIG, MPS} and its.weight != DEFAULT_WEIGHT:
+        found.append(f"the weight {its.weight}")
+    if mode == MIG and its.kind is not ComputeClass.NORMAL:
+        found.append(f"the class {its.kind}")
+    if mode == MIG and its.ceiling not in {its.guarantee, WHOLE}:
+        found.append(f"the ceiling of {format_percent(its.ceiling)} percent")
+    return tuple(found)
+
+
+def is_any_memory(request: Request) -> bool:
+    """True if only a profile sets the slice's memory."""
+    return (
+        request.mode == MIG
+        and not request.other_modes
+        and bool(request.mig_profile)
+        and request.memory.size_bytes == LEAST_BYTES
+    )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of all modes: a share without enforcement.
+
+A mode has no state of its own: its files are in a share's directory and in the devices' folders.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from allotment.ledger import Ledger, SeatAccount, Terms
+from allotment.model.devices import Device
+from allotment.model.placements import Placement
+from allotment.model.shares import ShareId
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A share's use of one device."""
+
+    account: SeatAccount
+    is_governed: bool
+    """A share of the device requested compute: all take turns, and GPU time is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """Facts about all shares of a mode, for code that does not depend on the mode itself."""
+
+    has_shim: bool = False
+    """Its programs load the shim."""
+    takes_turns: bool = False
+    """Its programs take turns on a device, by the device's contract."""
+    is_slice: bool = False
+    """Its devices are MIG devices cut for it, which takes the driver's time."""
+    needs_daemon: bool = False
+    """Its programs are clients of the GPU's MPS control daemon."""
+    is_exclusive: bool = False
+    """Any other process on its devices is an intruder."""
+    least_bytes: int = 0
+    """With less memory, CUDA's own contexts may leave none for its programs."""
+    fixed_because: str = ""
+    """Why its limits cannot change; empty: they can."""
+    stays_because: str = ""
+    """Why its programs cannot be taken off a GPU and brought back; empty: they can."""
+
+
+class Mode:
+    """One way to enforce a share. Here: none."""
+
+    name: str
+    """As in requests and records."""
+    remark: str = ""
+    """For people, in a mode without enforcement."""
+    traits: Traits
+
+    def fits(self, device: Device) -> str:  # noqa: ARG002 - for modes that depend on the device
+        """Return why the device cannot serve in this mode; empty: it can."""
+        return ""
+
+    def create(
+        self, directory: Path, placement: Placement, *, share: ShareId, name: str, devices: Path
+    ) -> None:
+        """Add the means of enforcement to a share's directory, which is not visible yet.
+
+        `devices` has one folder for each device, for all its shares. Raises `DoesNotFitError` or
+        `LedgerError`; then the caller removes `directory`, and nothing remains in `devices`.
+        """
+
+    def reconcile(self, directory: Path) -> Ledger | None:  # noqa: ARG002 - as above
+        """Reclaim dead processes' use, and return the ledger; None in a mode without one.
+
+        May be repeated at any time. Raises `LedgerError`.
+        """
+        return None
+
+    def terms(self, directory: Path, snapshot: Ledger) -> Mapping[str, Terms]:  # noqa: ARG002
+        """Return the compute in force on each device with turns, by UUID. Raises `LedgerError`."""
+        return {}
+
+    def turns(self, directory: Path, snapshot: Ledger) -> Mapping[str, Turns]:  # noqa: ARG002
+        """Return the share's use of each device with turns, by UUID. Raises `LedgerError`."""
+        return {}

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster's free room as arrays, changed in place and read by policies.
+
+A node is a row, its devices are columns. `Cluster` rewrites a row when its node changes and raises
+the row's version, which invalidates cached costs. Guarantees are in basis points of a device's
+time, memory in bytes, CPU in thousandths of a core.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment.model.compute import WHOLE
+from allotment.model.mig import MigLayout, MigRequest
+from allotment.model.modes import EXCLUSIVE, MIG, SOFT
+from allotment.placement.mig.cuts import NOTHING, Cuts
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+LinkArray = NDArray[np.float32]
+
+_NO_NUMA = -1
+_NO_MODEL = -1
+_MOST_MASKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodShape:
+    """The request of a pod with at most one GPU container and no further constraint.
+
+    Policies count pods and cache costs by this value.
+    """
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    """Of the node, not of a device."""
+    count: int = 0
+    """Number of distinct devices, each with the following amounts; 0: CPU and memory only."""
+    guarantee: int = 0
+    device_memory_bytes: int = 0
+    device_memory_part: Fraction | None = None
+    """A part of the device's memory for shares, in place of bytes."""
+    models: frozenset[str] | None = None
+    """Names of models, as reported by devices; None: any."""
+    mode: str = SOFT
+    slice: MigRequest = field(default=MigRequest())
+    """In mode `mig`: each of `count` slices, on any devices."""
+
+    @property
+    def size(self) -> int:
+        """Its part of the time of all its devices together; whole devices if exclusive."""
+        return self.count * (WHOLE if self.mode == EXCLUSIVE else self.guarantee)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRoom:
+    """What one more share can use of a device."""
+
+    model: str
+    memory: int
+    """Bytes available to shares in total."""
+    free: int = WHOLE
+    free_memory: int
+    shares: int = 0
+    modes: frozenset[str] = frozenset({SOFT})
+    """Modes in which it takes one more share now: offered there, not blocked by other shares, with
+    a free seat. Empty: none, because it is unhealthy, lost or cordoned."""
+    numa_node: int | None = None
+    layout: MigLayout | None = None
+    """Its MIG layout, if it takes one more slice."""
+
+
+class Arrays:
+    """Nodes in rows, devices in columns. Rows of removed nodes are reused.
+
+    All arrays are read-only for others. They are replaced by larger ones when the cluster grows: do
+    not keep references.
+    """
+
+    cpu_free: FloatArray
+    """By row; -1 without a node: nothing fits."""
+    memory_free: FloatArray
+    gpu_there: BoolArray
+    """By row and column, as all that follow."""
+    usable: BoolArray
+    """It takes one more share of some mode."""
+    idle: BoolArray
+    """It exists and has no share."""
+    free: FloatArray
+    """Guarantee left; 0 without a device or with an exclusive share."""
+    free_memory: FloatArray
+    memory: FloatArray
+    shares: NDArray[np.int32]
+    model: NDArray[np.int16]
+    """Index into `model_names`; -1 without a device."""
+    modes: NDArray[np.uint8]
+    """Bits by index into `mode_names`: modes in which it takes one more share now."""
+    numa: NDArray[np.int16]
+    """-1: unknown."""
+    cut: NDArray[np.int32]
+    """Its number in `cuts`."""
+    version: IntArray
+    """By row: the value of `changes` at its last write."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """By row; empty where there is no node."""
+        self.row: dict[str, int] = {}
+        self.model_names: list[str] = []
+        """Those that devices have; empty where one is gone: its place is for the next."""
+        self.mode_names: list[str] = []
+        self.names_version = 0
+        """How many times a place in either of these came to mean something else."""
+        self.changes = 0
+        """How many times any row was written."""
+        self.cuts = Cuts()
+        self._links: dict[int, LinkArray] = {}
+        self._unused: list[int] = []
+        self._order: IntArray | None = None
+        self._rows: IntArray | None = None
+        self._masks: dict[frozenset[str], BoolArray] = {}
+        self._places: dict[str, int] = {}
+        """Of models that are there, in `model_names`."""
+        self._of_model: list[int] = []
+        """How many devices there are of each."""
+        self._room: dict[str, NDArray[np.generic]] = {}
+        self._grow(rows=0, columns=1)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def columns(self) -> int:
+        return int(self.free.shape[1])
+
+    @property
+    def rows(self) -> IntArray:
+        """The rows with a node, in order. Read-only."""
+        if self._rows is None:
+            self._rows = np.array(sorted(self.row.values()), dtype=np.int64)
+        return self._rows
+
+    @property
+    def order(self) -> IntArray:
+        """The rank of each row by node name, which breaks ties."""
+        if self._order is None:
+            by_name = np.array(sorted(range(len(self)), key=self._name_key), dtype=np.int64)
+            order = np.empty(len(self), dtype=np.int64)
+            order[by_name] = np.arange(len(self))
+            self._order = order
+        return self._order
+
+    def put(
+        self,
+        name: str,
+        devices: Sequence[DeviceRoom],
+        *,
+        cpu_free: int,
+        memory_free: int,
+        links: LinkArray | None = None,
+    ) -> int:
+        """Write a new or changed node and return its row. `links`: scores of pairs of devices."""
+        row = self.row.get(name)
+        if row is None:
+            row = self._new_row(name)
+        if len(devices) > self.columns:
+            self._grow(rows=len(self), columns=len(devices))
+        # Kept until the new devices are written: most have the same models.
+        before, cut = self.model[row].tolist(), self.cut[row].tolist()
+        self._clear(row)
+        self.update(row, dict(enumerate(devices)), cpu_free=cpu_free, memory_free=memory_free)
+        self._release(before, cut)
+        if links is not None:
+            self._links[row] = links
+        return row
+
+    def update(
+        self, row: int, devices: Mapping[int, DeviceRoom], *, cpu_free: int, memory_free: int
+    ) -> None:
+        """Write some devices, by column, and free CPU and memory; below 0 counts as 0."""
+        for column, device in devices.items():
+            self._write(row, column, device)
+        self.cpu_free[row] = max(0, cpu_free)
+        self.memory_free[row] = max(0, memory_free)
+        self._touch(row)
+
+    def drop(self, name: str) -> None:
+        """Remove a node; its row fits nothing until reused. Unknown names are ignored."""
+        row = self.row.pop(name, None)
+        if row is None:
+            return
+        self._release(self.model[row].tolist(), self.cut[row].tolist())
+        self._clear(row)
+        self.names[row] = ""
+        self.cpu_free[row] = -1
+        self.memory_free[row] = -1
+        self._unused.append(row)
+        self._order = self._rows = None
+        self._touch(row)
+
+    def links(self, row: int) -> LinkArray | None:
+        return self._links.get(row)
+
+    def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+        """True for devices with room for one part of this request, by row and column."""
+        if kind.mode == MIG:
+            return self.slices(kind, rows) > 0
+        fits = self._open(kind, rows)
+        if kind.guarantee:
+            fits &= self.free[rows] >= kind.guarantee
+        if kind.device_memory_part is not None:
+            fits &= self.free_memory[rows] >= self.memory_need(kind, rows)
+        elif kind.device_memory_bytes:
+            fits &= self.free_memory[rows] >= kind.device_memory_bytes
+        return fits
+
+    def serving_columns(self, kind: PodShape, row: int) -> list[int]:
+        """Devices of a row with room for one part of this request, by index."""
+        columns: list[int] = self.serving(kind, np.array([row]))[0].nonzero()[0].tolist()
+        return columns
+
+    def fitting(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+        fits = (self.cpu_free[rows] >= kind.cpu_milli) & (
+            self.memory_free[rows] >= kind.memory_bytes
+        )
+        if kind.mode == MIG:
+            fits &= self.slices(kind, rows).sum(axis=1) >= kind.count
+        elif kind.count == 1:
+            fits &= self.serving(kind, rows).any(axis=1)
+        elif kind.count:
+            fits &= self.serving(kind, rows).sum(axis=1) >= kind.count
+        return fits
+
+    def slices(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> IntArray:
+        """Number of such slices available at the same time, by row and column."""
+        rooms = self.cuts.rooms(kind.slice)
+        return np.where(self._open(kind, rows), rooms[self.cut[rows]], 0)
+
+    def slice_costs(self, kind: PodShape) -> FloatArray:
+        """Cost of the best place for one such slice, by row; `inf` if it does not fit."""
+        costs = self.cuts.costs(kind.slice)
+        best = np.where(self._open(kind, slice(None)), costs[self.cut], np.inf).min(axis=1)
+        return np.where(self.fitting(kind), best, np.inf)
+
+    def memory_need(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> FloatArray:
+        """Memory that the request takes of each device, by row and column."""
+        part = kind.device_memory_part
+        if part is None:
+            return np.full(self.free[rows].shape, float(kind.device_memory_bytes))
+        # Integers: a product of floats could round up to more than the device's memory.
+        whole = self.memory[rows].astype(np.int64)
+        quotient, rest = np.divmod(whole, part.denominator)
+        need = quotient * part.numerator + rest * part.numerator // part.denominator
+        return np.asarray(need, dtype=np.float64)
+
+    def matching(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
+        """True for devices of the requested models, usable or not, by row and column."""
+        if kind.models is None:
+            return self.gpu_there[rows].copy()
+        mask = self._masks.get(kind.models)
+        if mask is None:
+            # One extra entry: index -1, for no device, reads the last one.
+            mask = np.array([*(name in kind.models for name in self.model_names), False])
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
+            self._masks[kind.models] = mask
+        fits: BoolArray = mask[self.model[rows]]
+        return fits
+
+    def _open(self, kind: PodShape, rows: IntArray | slice) -> BoolArray:
+        if kind.mode not in self.mode_names:
+            return np.zeros(self.usable[rows].shape, dtype=np.bool_)
+        bit = 1 << self.mode_names.index(kind.mode)
+        fits: BoolArray = (self.modes[rows] & bit) != 0
+        if kind.models is not None:
+            fits &= self.matching(kind, rows)
+        return fits
+
+    def _name_key(self, row: int) -> tuple[bool, str]:
+        return (not self.names[row], self.names[row])
+
+    def _touch(self, row: int) -> None:
+        self.changes += 1
+        self.version[row] = self.changes
+
+    def _new_row(self, name: str) -> int:
+        if self._unused:
+            row = self._unused.pop()
+        else:
+            row = len(self.names)
+            self.names.append("")
+            self._grow(rows=row + 1, columns=self.columns)
+        self.names[row] = name
+        self.row[name] = row
+        self._order = self._rows = None
+        return row
+
+    def _clear(self, row: int) -> None:
+        for name, empty, _ in _BY_DEVICE:
+            getattr(self, name)[row] = empty
+        self._links.pop(row, None)
+
+    def _write(self, row: int, column: int, device: DeviceRoom) -> None:
+        bits = 0
+        for mode in device.modes:
+            if mode not in self.mode_names:
+                self.mode_names.append(mode)
+                self.names_version += 1
+            bits |= 1 << self.mode_names.index(mode)
+        before = int(self.model[row, column])
+        if before == _NO_MODEL or self.model_names[before] != device.model:
+            self.model[row, column] = self._taken(device.model)
+            self._release([before], ())
+        self.gpu_there[row, column] = True
+        self.usable[row, column] = bits != 0
+        self.idle[row, column] = device.shares == 0
+        self.free[row, column] = max(0, device.free)
+        self.free_memory[row, column] = max(0, device.free_memory)
+        self.memory[row, column] = device.memory
+        self.shares[row, column] = device.shares
+        self.modes[row, column] = bits
+        self.numa[row, column] = _NO_NUMA if device.numa_node is None else device.numa_node
+        was = int(self.cut[row, column])
+        if was != NOTHING or device.layout is not None:
+            self.cut[row, column] = self.cuts.take(device.layout if MIG in device.modes else None)
+            self.cuts.release(was)
+
+    def _taken(self, model: str) -> int:
+        place = self._places.get(model)
+        if place is None:
+            unused = (at for at, number in enumerate(self._of_model) if not number)
+            place = next(unused, len(self.model_names))
+            if place == len(self.model_names):
+                self.model_names.append(model)
+                self._of_model.append(0)
+            self.model_names[place] = model
+            self._places[model] = place
+            self._names_changed()
+        self._of_model[place] += 1
+        return place
+
+    def _release(self, models: Iterable[int], cuts: Iterable[int]) -> None:
+        """Count one device less at each of these indexes; an index with count 0 is reused."""
+        for number in cuts:
+            self.cuts.release(number)
+        for place in models:
+            if place == _NO_MODEL:
+                continue
+            self._of_model[place] -= 1
+            if not self._of_model[place]:
+                del self._places[self.model_names[place]]
+                self.model_names[place] = ""
+                self._names_changed()
+
+    def _names_changed(self) -> None:
+        self.names_version += 1
+        self._masks.clear()
+
+    def _grow(self, *, rows: int, columns: int) -> None:
+        have = self._room["free"].shape if self._room else (-1, -1)
+        if rows > have[0] or columns > have[1]:
+            self._enlarge(rows, columns)
+        for name, room in self._room.items():
+            setattr(self, name, room[:rows])
+
+    def _enlarge(self, rows: int, columns: int) -> None:
+        capacity = max(16, rows * 2)
+        room: dict[str, NDArray[np.generic]] = {}
+        for name, empty, dtype in _BY_DEVICE:
+            room[name] = np.full((capacity, columns), empty, dtype=dtype)
+        for name, empty, dtype in _BY_NODE:
+            room[name] = np.full(capacity, empty, dtype=dtype)
+        for name, before in self._room.items():
+            room[name][tuple(slice(0, length) for length in before.shape)] = before
+        self._room = room
+
+
+_BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
+    ("gpu_there", False, np.bool_),
+    ("usable", False, np.bool_),
+    ("idle", False, np.bool_),
+    ("free", 0, np.float64),
+    ("free_memory", 0, np.float64),
+    ("memory", 0, np.float64),
+    ("shares", 0, np.int32),
+    ("model", _NO_MODEL, np.int16),
+    ("modes", 0, np.uint8),
+    ("numa", _NO_NUMA, np.int16),
+    ("cut", NOTHING, np.int32),
+)
+_BY_NODE: tuple[tuple[str, float, type[np.generic]], ...] = (
+    ("cpu_free", -1, np.float64),
+    ("memory_free", -1, np.float64),
+    ("version", 0, np.int64),
+)

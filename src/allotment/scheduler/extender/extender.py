@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kube-scheduler's extender requests: filter, prioritize, bind. Bytes in, bytes out.
+
+Pods without GPU requests pass unchanged. Invalid requests and full nodes are refused with a reason;
+nodes with the same reason share one text. Scores differ by more than all of kube-scheduler's
+plugins can add, because equal scores are drawn by chance, which undoes packing
+(pkg/scheduler/schedule_one.go, `prioritizeNodes`).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.errors import KubeError
+from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
+from allotment.model.errors import UsageError
+from allotment.model.pods import PodUid
+from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped
+from allotment.scheduler.core.book import Book
+from allotment.scheduler.extender import wire
+from allotment.scheduler.extender.binder import CHANGED, Binder, BindOutcome
+from allotment.scheduler.extender.compat_annotations import ResultAnnotations
+
+STEP: Final = 1000
+"""Between ranks. kube-scheduler multiplies it by ten; its plugins give at most a hundred times the
+sum of their weights (13 by default)."""
+
+_HOPELESS: Final = frozenset(
+    {
+        Reason.UNKNOWN_NODE,
+        Reason.NO_GPU,
+        Reason.TOO_FEW_GPUS,
+        Reason.MODEL,
+        Reason.UUID,
+        Reason.MODE,
+        Reason.MIG_PROFILE,
+        Reason.PROBLEM,
+    }
+)
+"""A pod does not fit on such a node even without other pods: preemption is useless."""
+_MOST_TEXTS: Final = 12
+"""kube-scheduler truncates messages with one part per node."""
+_TOO_MANY: Final = "it does not fit either"
+
+
+class NotLeadingError(Exception):
+    """Another replica leads."""
+
+
+class ExtenderObserver(Protocol):
+    """Receives decisions, for metrics and events."""
+
+    def refused(self, pod: ClusterPod, text: str, *, is_mistaken: bool) -> None:
+        """No node fits, or the request is invalid."""
+
+    def rejected(self, reasons: Mapping[str, int]) -> None: ...
+
+    def bound(self, need: PodNeed, booking: PodBooking | None) -> None: ...
+
+    def unbound(self, pod: ClusterPod | PodNeed, node: str, text: str) -> None: ...
+
+
+class Extender:
+    """Three of the four requests; `preemption` has the fourth.
+
+    Each raises `UsageError` for an invalid body.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        binder: Binder,
+        *,
+        observer: ExtenderObserver,
+        pods: Callable[[str], ClusterPod | None],
+        leads: Callable[[], bool] = lambda: True,
+        receipts: ResultAnnotations | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._book = book
+        self._binder = binder
+        self._observer = observer
+        self._pods = pods
+        self._leads = leads
+        self._receipts = receipts
+        self._clock = clock
+
+    def filter(self, body: bytes) -> bytes:
+        self._check()
+        sent, asked = wire.read_filter(body)
+        # Other fields of the body are not trusted: any client that reaches the port can write them.
+        reported = self._pods(sent.metadata.uid)
+        pod = reported or to_cluster_pod(sent)
+        if pod.asks is None or pod.node:
+            passed = [name for name in asked if pod.node in {"", name}]
+            return wire.encode(wire.some_nodes(passed, asked))
+        observer = self._observer if reported is not None else None
+        try:
+            need = self._book.needs.of(pod)
+        except UsageError as error:
+            text = error.one_line()
+            if observer is not None:
+                observer.refused(pod, text, is_mistaken=True)
+            return wire.encode(wire.no_nodes(asked, text))
+        names = asked if isinstance(asked, wire.NamesAsked) else asked.keys()
+        if reported is None:
+            choice = self._book.rank(need, names)
+        else:
+            if self._receipts is not None and pod.dialect:
+                self._receipts.asked(pod.uid, pod.dialect, pod.namespace, body)
+            choice = self._book.filter(need, names, now=self._clock(), version=pod.version)
+        result = wire.some_nodes(choice.best, asked)
+        if not choice.best and asked:
+            groups = _groups(choice.refused)
+            result.failed_nodes, result.failed_and_unresolvable_nodes = _by_node(groups)
+            if observer is not None:
+                observer.rejected(_by_reason(groups))
+                observer.refused(pod, _summary(groups), is_mistaken=False)
+        return wire.encode(result)
+
+    def prioritize(self, body: bytes) -> bytes:
+        """Answer with a score for each node.
+
+        Pods without GPUs use CPU and memory that GPU pods need: they go to the nodes where that
+        costs least.
+        """
+        self._check()
+        sent, asked = wire.read_filter(body)
+        names = list(asked)
+        reported = self._pods(sent.metadata.uid)
+        pod = reported or to_cluster_pod(sent)
+        need = None
+        if not pod.node:
+            # An invalid request is a mistake: filter refused the pod on all nodes.
+            with suppress(UsageError):
+                need = self._book.needs.of(pod)
+        if need is None:
+            return wire.encode([wire.HostPriority(host=name, score=0) for name in names])
+        if pod.asks is None:
+            return wire.encode(self._out_of_the_way(need, names))
+        if reported is None:
+            best = dict.fromkeys(self._book.rank(need, names).best)
+            ranked = [*best, *(name for name in sorted(names) if name not in best)]
+        else:
+            ranked = self._book.prioritize(need, names, now=self._clock(), version=pod.version)
+        return wire.encode(_scores(ranked))
+
+    async def bind(self, body: bytes) -> bytes:
+        """Bind a pod to a node with its placement; answer when the outcome is known.
+
+        The request is the pod's at the API server, not that of the filter call.
+        """
+        self._check()
+        arguments = wire.read_binding(body)
+        try:
+            pod = await self._read(arguments)
+        except KubeError as error:
+            return _unbound(error.message)
+        if pod is None:
+            return _unbound("the pod does not exist")
+        if pod.node:
+            same = pod.node == arguments.node
+            return _unbound("" if same else f"the pod is bound to node {pod.node}")
+        if pod.asks is None:
+            return _unbound((await self._binder.bind_plain(pod, arguments.node)).problem)
+        try:
+            need = self._book.needs.of(pod)
+        except UsageError as error:
+            return _unbound(error.one_line())
+        chosen_for = self._book.need(pod.uid)
+        if chosen_for is not None and chosen_for != need:
+            outcome = BindOutcome(CHANGED)
+        else:
+            outcome = await self._binder.bind(need, arguments.node, version=pod.version)
+        if outcome.problem:
+            self._observer.unbound(need, arguments.node, outcome.problem)
+            if outcome.reason:
+                self._observer.rejected({outcome.reason: 1})
+        else:
+            self._observer.bound(need, self._book.booking(pod.uid))
+        return _unbound(outcome.problem)
+
+    def _out_of_the_way(self, need: PodNeed, names: Sequence[str]) -> list[wire.HostPriority]:
+        """Score nodes for a pod without GPUs: nodes without GPUs first."""
+        ours = [name for name in names if self._book.cluster.node(name) is not None]
+        best = dict.fromkeys(self._book.rank(need, ours).best)
+        scores = _scores([*best, *(name for name in sorted(ours) if name not in best)])
+        most = (len(ours) + 1) * STEP
+        others = (name for name in names if self._book.cluster.node(name) is None)
+        return [*scores, *(wire.HostPriority(host=name, score=most) for name in others)]
+
+    async def _read(self, arguments: wire.BindingArguments) -> ClusterPod | None:
+        """Return a pod from the watch, else from the API server. Raises `KubeError`."""
+        uid = PodUid(arguments.pod_uid)
+        name, namespace = arguments.pod_name, arguments.pod_namespace
+        pod = self._pods(uid)
+        if pod is None:
+            return await self._binder.read(uid=uid, namespace=namespace, name=name)
+        return pod if (pod.namespace, pod.name) == (namespace, name) else None
+
+    def _check(self) -> None:
+        if not self._leads():
+            raise NotLeadingError
+
+
+def _groups(refused: Mapping[str, Refusal]) -> list[RefusalGroup]:
+    try:
+        return grouped(refused)
+    except LookupError:
+        # Ranked out, but it fits by now: the cluster changes with every event.
+        return [RefusalGroup("", "state changed; retrying", tuple(refused))]
+
+
+def _by_node(groups: Sequence[RefusalGroup]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the text for each node, and for each node where preemption is useless.
+
+    Without a percent sign: kube-scheduler 1.36 uses the text as a format string in its event
+    (`30 %!o(MISSING)f compute`).
+    """
+    failed: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    for number, group in enumerate(groups):
+        text = group.text.replace(" %", " percent") if number < _MOST_TEXTS else _TOO_MANY
+        target = hopeless if group.reason in _HOPELESS else failed
+        target.update(dict.fromkeys(group.nodes, text))
+    return failed, hopeless
+
+
+def _by_reason(groups: Iterable[RefusalGroup]) -> Counter[str]:
+    reasons: Counter[str] = Counter()
+    for group in groups:
+        reasons[group.reason] += len(group.nodes)
+    return reasons
+
+
+def _summary(groups: Sequence[RefusalGroup]) -> str:
+    texts = [f"{group.text} ({len(group.nodes)} nodes)" for group in groups[:3]]
+    if rest := sum(len(group.nodes) for group in groups[3:]):
+        texts.append(f"{rest} more nodes do not fit either")
+    return "; ".join(texts)
+
+
+def _scores(ranked: Sequence[str]) -> list[wire.HostPriority]:
+    last = len(ranked)
+    return [
+        wire.HostPriority(host=name, score=(last - rank) * STEP) for rank, name in enumerate(ranked)
+    ]
+
+
+def _unbound(problem: str) -> bytes:
+    return wire.encode(wire.BindingResult(error=problem))

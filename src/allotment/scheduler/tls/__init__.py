@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS certificates of the servers: issue, rotate, reload."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's processes: which are alive, and which belong to a share.
+
+A process belongs to a share by its mount namespace (with the share's ledger mounted, or recorded),
+its environment, the share's record, or by descent from such a process or from the share's runner.
+Processes that this user may not inspect belong to other users' shares, and are skipped. The node
+agent has to see all processes (`unseen_processes`).
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from allotment.model.formats import format_pids
+from allotment.model.shares import Runner, Share, ShareId
+from allotment.shares.record import read_traces
+
+_PROC = Path("/proc")
+_MOUNTED_SHARE = re.compile(
+    rb"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id) /run/allotment/share/(?:usage|id) ",
+    re.MULTILINE,
+)
+# `pod` and a uid, with dashes or, by systemd, underscores (kubelet pkg/kubelet/cm); a static pod's
+# is a hash. Seen from within a control group namespace, a pod's other container is `/../ID`.
+_POD_GROUP = re.compile(rb"[/-]pod[0-9a-f][0-9a-f_-]{31,35}(?![0-9a-f])|:/\.\./", re.MULTILINE)
+_UNSEEN = "a share would count as unused while a program runs in it"
+_SHARE_VARIABLE = b"ALLOTMENT_SHARE="
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not always readable; PID and start time still identify a process
+        return ""
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Read a file of a process in /proc; empty if the process is gone or another user's."""
+    try:
+        with open(f"{_PROC}/{pid}/{name}", "rb") as file:  # noqa: PTH123 - for each process
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the third on; None: the process is gone."""
+    data = _read(pid, "stat")
+    return data[data.rindex(b")") + 2 :].split() if data else None
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot; None: the process is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_alive(runner: Runner) -> bool:
+    """True if exactly this process still runs; a zombie does not."""
+    if runner.boot_id != _boot_id():
+        return False
+    fields = _stat(runner.pid)
+    return fields is not None and int(fields[19]) == runner.start_time and fields[0] not in b"ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a signal stopped the process, which SIGCONT continues; false for a debugger."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == b"T"
+
+
+def pid_inside(pid: int) -> int:
+    """The PID of a process in its innermost PID namespace."""
+    for line in _read(pid, "status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return pid  # the process is gone
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty if it is gone."""
+    return _read(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if name.isdecimal():
+            yield int(name)
+
+
+def _directory_of_environment(pid: int) -> str:
+    for variable in _read(pid, "environ").split(b"\0"):
+        if variable.startswith(_SHARE_VARIABLE):
+            return os.fsdecode(variable.removeprefix(_SHARE_VARIABLE))
+    return ""
+
+
+def named(pid: int) -> Runner:
+    """Identify a process of this machine, also after its PID is reused."""
+    return Runner(pid, start_time(pid) or 0, _boot_id())
+
+
+def children() -> frozenset[int]:
+    """The children of this process; empty if the kernel does not list them."""
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123 - start-up time
+            return frozenset(map(int, file.read().split()))
+    except OSError:
+        return frozenset()
+
+
+def children_of(pid: int) -> frozenset[int]:
+    """The children of another process; empty if it is gone or the kernel does not list them."""
+    pids: set[int] = set()
+    for path in (_PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            pids.update(map(int, path.read_text("ascii").split()))
+    return frozenset(pids)
+
+
+def census(
+    shares: Iterable[tuple[Share, Path]], *, strangers: Collection[int] = ()
+) -> dict[ShareId, set[int]]:
+    """The processes of each share (with its directory), by PID on the host.
+
+    Without the runner, `strangers`, and processes that descend only from these.
+    """
+    known = list(shares)
+    members: dict[ShareId, set[int]] = {share.id: set() for share, _ in known}
+    by_directory = {str(directory): share.id for share, directory in known}
+    roots = {
+        share.runner.pid: share.id
+        for share, _ in known
+        if share.runner is not None and is_alive(share.runner)
+    }
+    has_runner = set(roots.values())
+    parents, namespaces, by_namespace = _scan()
+    for share, directory in known:
+        traces = read_traces(directory)
+        pids = members[share.id]
+        pids.update(member.pid for member in traces.members if is_alive(member))
+        roots.update(dict.fromkeys(pids, share.id))
+        # Without a process in it, the namespace's number may have been reused.
+        if traces.namespace is not None and (
+            share.id in has_runner or any(namespaces.get(pid) == traces.namespace for pid in pids)
+        ):
+            by_namespace.setdefault(traces.namespace, share.id)
+    for pid, namespace in namespaces.items():
+        owner = by_namespace.get(namespace)
+        if owner is None and by_directory:
+            owner = by_directory.get(_directory_of_environment(pid))
+        if owner in members:
+            members[owner].add(pid)
+    for pid in parents:
+        owner = _share_of_ancestors(pid, parents, roots, strangers)
+        if owner in members:
+            members[owner].add(pid)
+    return members
+
+
+def unseen_processes() -> str | None:
+    """Why processes of pods cannot be inspected; None: all can.
+
+    For an agent's start: a share with unseen processes would count as unused, and its devices would
+    be given to others. Processes outside of pods do not matter.
+    """
+    if os.getpid() == 1:
+        return f"only this process of the node can be seen: the pod needs hostPID; {_UNSEEN}"
+    denied = []
+    for pid in _pids():
+        try:
+            _inspect(pid)
+        except PermissionError:
+            if is_in_pod(pid):
+                denied.append(pid)
+        except OSError:
+            continue  # gone
+    if not denied:
+        return None
+    return (
+        f"{len(denied)} processes of pods cannot be inspected (PID {format_pids(denied)}):"
+        " run as root with the capability SYS_PTRACE and no AppArmor or SELinux profile;"
+        f" {_UNSEEN}"
+    )
+
+
+def is_in_pod(pid: int) -> bool:
+    """True if a process is in a pod, by its control groups, which every user may read."""
+    return _POD_GROUP.search(_read(pid, "cgroup")) is not None
+
+
+def _inspect(pid: int) -> tuple[int, str]:
+    """A process's mount namespace and root folder.
+
+    Raises `PermissionError` without the right to trace it (ptrace(2), PTRACE_MODE_READ_FSCREDS): it
+    has to be of the same user, without more capabilities, or the caller needs CAP_SYS_PTRACE.
+    Raises another `OSError` if the process is gone.
+    """
+    # The link is read, and not followed.
+    namespace = int(os.readlink(f"/proc/{pid}/ns/mnt")[5:-1])  # noqa: PTH115 - `mnt:[1]`
+    return namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
+
+
+def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
+    """Each process's parent and mount namespace, and the shares of namespaces, by their mounts.
+
+    A process in its own root folder sees only the mounts below it. So the mounts are read once for
+    each namespace and root folder.
+    """
+    parents: dict[int, int] = {}
+    namespaces: dict[int, int] = {}
+    by_namespace: dict[int, ShareId] = {}
+    inspected: set[tuple[int, str]] = set()
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields is None or fields[0] in b"ZX":
+            continue
+        parents[pid] = int(fields[1])
+        try:
+            view = _inspect(pid)
+        except OSError:
+            continue  # another user's, or gone
+        namespace = namespaces[pid] = view[0]
+        if namespace in by_namespace or view in inspected:
+            continue
+        inspected.add(view)
+        if mount := _MOUNTED_SHARE.search(_read(pid, "mountinfo")):
+            by_namespace[namespace] = ShareId(mount[1].decode())
+    return parents, namespaces, by_namespace
+
+
+def _share_of_ancestors(
+    pid: int, parents: Mapping[int, int], roots: Mapping[int, ShareId], strangers: Collection[int]
+) -> ShareId | None:
+    """The share of the nearest ancestor that is a share's runner or process."""
+    seen = 0
+    while pid and seen < len(parents) and pid not in strangers:
+        pid = parents.get(pid, 0)
+        if pid in roots:
+            return roots[pid]
+        seen += 1
+    return None

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share's record: `share.json`, and its processes' identities: `processes.json`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from allotment.files import atomic_write
+from allotment.ledger import Ledger, Terms
+from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
+from allotment.model.pods import Owner
+from allotment.model.shares import Runner, Share, ShareDevice, ShareId
+from allotment.modes import DEFAULT_MODE, mode_named
+from allotment.shares.folders import explained
+
+RECORD = "share.json"
+_VERSION = 3
+_READABLE = {1, 2, _VERSION}  # 1 has no compute, 2 no owner
+_REQUIRED = {field.name for field in fields(Share)} - {"suspension", "owner"}
+_REQUIRED_COMPUTE = {"guarantee", "ceiling", "weight", "class"}
+
+
+def write_record(directory: Path, share: Share) -> None:
+    """Write a share's record in one step; raise `StateError`."""
+    path = directory / RECORD
+    try:
+        atomic_write(path, json.dumps(_to_document(share)) + "\n")
+    except OSError as error:
+        raise explained(error, path, "write the share's record") from error
+
+
+def read_record(directory: Path) -> Share:
+    """Read a share's record.
+
+    Raises `StateError` if it is damaged or of another version, `FileNotFoundError` if the share is
+    gone.
+    """
+    path = directory / RECORD
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if directory.is_dir():
+            raise _damaged(path, "it is missing") from None
+        raise
+    except OSError as error:
+        raise explained(error, path, "read the share's record") from error
+    try:
+        document = json.loads(data)
+        version = document["version"]
+        if version in _READABLE:
+            return _from_document(document)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(path, "it is truncated or changed") from error
+    raise _damaged(path, f"it has version {version!r}, this program reads {_VERSION}")
+
+
+def _damaged(path: Path, why: str) -> StateError:
+    name = path.parent.name
+    return StateError(
+        f"{path}: not a usable record of a share: {why}",
+        hint=f"end its programs and remove it: allot rm {name} --force",
+    )
+
+
+def _to_document(share: Share) -> dict[str, Any]:
+    import msgspec  # late: `allot ps` without shares starts faster
+
+    document: dict[str, Any] = msgspec.to_builtins(share)
+    for device in document["devices"]:
+        _rename(device, is_oversubscribed="oversubscribed")
+        _rename(device["compute"], kind="class", is_governed="governed")
+    if share.suspension:
+        _rename(document["suspension"], is_complete="complete")
+    return {"version": _VERSION, **document}
+
+
+def _from_document(document: dict[str, Any]) -> Share:
+    """Check every field's type: the file may have been edited. Raises `ValueError` and others."""
+    import msgspec  # late: as above
+
+    if missing := _REQUIRED - document.keys():
+        raise KeyError(*missing)
+    devices = []
+    for written in document["devices"]:
+        device = {key: value for key, value in written.items() if value is not None}
+        _rename(device, oversubscribed="is_oversubscribed")
+        if compute := device.get("compute"):
+            if missing := _REQUIRED_COMPUTE - compute.keys():
+                raise KeyError(*missing)
+            _rename(compute, **{"class": "kind"}, governed="is_governed")
+        devices.append(device)
+    if suspension := document.get("suspension"):
+        _rename(suspension, complete="is_complete")
+    try:
+        return msgspec.convert({**document, "devices": devices}, Share)
+    except msgspec.ValidationError as error:
+        raise ValueError(*error.args) from error
+
+
+def _rename(document: dict[str, Any], **names: str) -> None:
+    """Rename the keys that are present."""
+    for old, new in names.items():
+        if old in document:
+            document[new] = document.pop(old)
+
+
+_NAME = "processes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """How a share's processes are identified."""
+
+    namespace: int | None = None
+    """The inode of its command's mount namespace."""
+    members: tuple[Runner, ...] = ()
+
+
+def write_traces(directory: Path, traces: Traces) -> None:
+    """Write them in one step; raise `StateError`."""
+    path = directory / _NAME
+    document = {
+        "namespace": traces.namespace,
+        "members": [[each.pid, each.start_time, each.boot_id] for each in traces.members],
+    }
+    try:
+        atomic_write(path, json.dumps(document) + "\n")
+    except OSError as error:
+        raise explained(error, path, "write down the share's processes") from error
+
+
+def read_traces(directory: Path) -> Traces:
+    """Empty if they cannot be read."""
+    try:
+        document = json.loads((directory / _NAME).read_bytes())
+        namespace = document["namespace"]
+        members = tuple(
+            Runner(int(pid), int(start_time), str(boot_id))
+            for pid, start_time, boot_id in document["members"]
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return Traces()
+    return Traces(namespace if isinstance(namespace, int) else None, members)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShare:
+    """A share's directory and its contents as far as readable; else `problem` has the reason."""
+
+    id: ShareId
+    directory: Path
+    share: Share | None
+    ledger: Ledger | None
+    """None also in a mode without a ledger."""
+    problem: AllotError | None = None
+    terms: Mapping[str, Terms] = field(default_factory=dict)
+    """The compute in force on each device with turns, by UUID."""
+
+    @property
+    def name(self) -> str:
+        return self.share.name if self.share else self.id
+
+    @property
+    def mode(self) -> str:
+        return self.share.mode if self.share else DEFAULT_MODE
+
+    @property
+    def owner(self) -> Owner | None:
+        """Its container on Kubernetes."""
+        return self.share.owner if self.share else None
+
+    def age_key(self) -> tuple[float, ShareId]:
+        """Sorts shares by age, oldest first."""
+        return (self.share.created if self.share else 0.0, self.id)
+
+    def limits(self) -> dict[str, int]:
+        """Return the limit on each device, by UUID, in bytes.
+
+        The greater of record and ledger if both can be read: a resize writes one after the other,
+        and the booking must never be below the limit in force.
+        """
+        limits: dict[str, int] = {}
+        if self.share:
+            limits = {device.uuid: device.memory_bytes for device in self.share.devices}
+        if self.ledger:
+            for device in self.ledger.policy.devices:
+                limits[device.uuid] = max(limits.get(device.uuid, 0), device.memory_limit)
+        return limits
+
+    def booked_memory(self) -> dict[str, int]:
+        """Return the booked memory of each device, by UUID, in bytes.
+
+        Its limits; 0 while it is suspended and its memory is off its devices.
+        """
+        is_off = self.share is not None and self.share.is_off_device
+        return {uuid: 0 if is_off else limit for uuid, limit in self.limits().items()}
+
+    def guarantees(self) -> dict[str, int]:
+        """Return the guaranteed compute on each device, by UUID, in basis points.
+
+        As with limits, the greater of the recorded guarantee and the one in force.
+        """
+        booked = {device.uuid: device.compute.guarantee for device in self.devices()}
+        for uuid, terms in self.terms.items():
+            booked[uuid] = max(booked.get(uuid, 0), terms.compute.guarantee)
+        return booked
+
+    def devices(self) -> tuple[ShareDevice, ...]:
+        """Return its devices as booked; none if its record cannot be read."""
+        return self.share.devices if self.share else ()
+
+
+def read_share(directory: Path) -> LoadedShare | None:
+    """Read one share, and reclaim dead processes' use; None if it is gone."""
+    share_id = ShareId(directory.name)
+    share: Share | None = None
+    problem: AllotError | None = None
+    try:
+        share = read_record(directory)
+    except FileNotFoundError:
+        return None
+    except StateError as error:
+        problem = error
+    name = share.mode if share else DEFAULT_MODE
+    snapshot: Ledger | None = None
+    terms: Mapping[str, Terms] = {}
+    try:
+        mode = mode_named(name)
+        snapshot = mode.reconcile(directory)
+        if snapshot is not None:
+            terms = mode.terms(directory, snapshot)
+    except (LedgerError, UsageError) as error:
+        if not directory.is_dir():
+            return None
+        problem = problem or error
+    return LoadedShare(share_id, directory, share, snapshot, problem, terms)

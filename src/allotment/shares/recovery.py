@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists shares, removes them, and cleans up after dead processes.
+
+Every command recovers: it removes shares whose runner and processes have ended, and drafts of
+killed processes. `lifecycle` creates and ends shares on top of this.
+"""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from allotment.model.errors import StateError
+from allotment.model.shares import ShareId
+from allotment.modes import turns
+from allotment.shares.cdi import remove_spec
+from allotment.shares.failpoints import failpoint
+from allotment.shares.folders import StateFolder, explained
+from allotment.shares.process_tree import census, is_alive, named
+from allotment.shares.record import RECORD, LoadedShare, read_share, read_traces, write_traces
+
+DRAFT = ".new-"
+"""The prefix of a share's folder while it is built."""
+_REMOVED = ".old-"
+
+
+def list_shares(folder: StateFolder) -> list[LoadedShare]:
+    """Return every share, oldest first. Only dead processes' use is reclaimed."""
+    try:
+        names = sorted(path.name for path in folder.shares.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explained(error, folder.shares, "list the shares") from error
+    loaded = [read_share(folder.share(ShareId(name))) for name in names if not name.startswith(".")]
+    return sorted((share for share in loaded if share is not None), key=LoadedShare.age_key)
+
+
+def recover(folder: StateFolder) -> list[LoadedShare]:
+    """Remove ended shares whose runner died; return the remaining shares.
+
+    The caller holds the folder's lock: so each unfinished folder is abandoned.
+    """
+    for path in folder.shares.iterdir():
+        if path.name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
+            shutil.rmtree(path, ignore_errors=True)
+    shares = list_shares(folder)
+    turns.sweep(folder.devices, {share.id: tuple(share.limits()) for share in shares})
+    orphans = [
+        loaded
+        for loaded in shares
+        if loaded.share and loaded.share.runner and not is_alive(loaded.share.runner)
+    ]
+    if not orphans:
+        return shares
+    members = census((loaded.share, loaded.directory) for loaded in orphans if loaded.share)
+    ended = set()
+    for loaded in orphans:
+        if members[loaded.id] or (loaded.ledger and loaded.ledger.processes):
+            remember_members(loaded.directory, members[loaded.id])
+        else:
+            ended.add(loaded.id)
+            remove(folder, loaded)
+    return [loaded for loaded in shares if loaded.id not in ended]
+
+
+def _is_mount_point(path: Path) -> bool:
+    """True for a folder made by a container runtime: some create missing sources of mounts.
+
+    It has directories in place of a share's files, and would block the share with that id.
+    """
+    return (
+        path.is_dir()
+        and not path.is_symlink()
+        and not (path / RECORD).exists()
+        and not (path / "policy").is_file()
+    )
+
+
+def remember_members(directory: Path, members: Iterable[int]) -> None:
+    """Record the processes of a share without a runner: they may not be identified otherwise."""
+    before = read_traces(directory)
+    after = replace(before, members=tuple(map(named, sorted(members))))
+    if after != before:
+        with suppress(StateError):  # another user's share: its owner records them
+            write_traces(directory, after)
+
+
+def users_of(loaded: LoadedShare) -> set[int]:
+    """Return a share's processes: pids here, or inside the share if these are unknown."""
+    users = {process.pid for process in loaded.ledger.processes} if loaded.ledger else set()
+    if loaded.share:
+        members = census([(loaded.share, loaded.directory)])[loaded.id]
+        if members:
+            return members
+        if loaded.share.runner and is_alive(loaded.share.runner):
+            users.add(loaded.share.runner.pid)
+    return users
+
+
+def remove(folder: StateFolder, loaded: LoadedShare) -> None:
+    """Hide a share in one step, then delete it. The caller holds the folder's lock.
+
+    Its CDI spec is removed first, while the share still names it.
+    """
+    if loaded.share and loaded.share.cdi_spec:
+        remove_spec(Path(loaded.share.cdi_spec))
+    failpoint("remove.unpublished")
+    grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}")
+    try:
+        loaded.directory.rename(grave)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise explained(error, loaded.directory, "remove the share") from error
+    failpoint("remove.hidden")
+    turns.free_seats(folder.devices, loaded.id)
+    failpoint("remove.freed")
+    shutil.rmtree(grave, ignore_errors=True)
+    failpoint("remove.cleared")

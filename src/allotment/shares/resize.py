@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot resize`: changes the limits and the compute of a live share.
+
+Its programs see a new limit at their next call; compute is in force when `resize` returns. The
+booking (the record) is never below the values in force (the ledger, the contracts), even after an
+interruption: growth is booked first, shrinking last.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from allotment.ledger import Terms
+from allotment.model.compute import Compute, ComputeClass, revised
+from allotment.model.devices import Device
+from allotment.model.errors import (
+    AllotError,
+    DoesNotFitError,
+    StateError,
+    UsageError,
+)
+from allotment.model.formats import format_bytes, format_percent
+from allotment.model.placements import DeviceState
+from allotment.model.quantities import MemoryAmount, check_part
+from allotment.model.shares import Share, ShareDevice
+from allotment.modes import SoftMode
+from allotment.placement import memory_room, overflow
+from allotment.shares.folders import StateFolder
+from allotment.shares.lifecycle import LoadedShare, booked, find, recover, states_of
+from allotment.shares.record import write_record
+from allotment.shares.run.command import refuse_inside
+from allotment.shares.suspension import check_has_ledger, missing_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """The new values on each device of a share. None: unchanged."""
+
+    memory: MemoryAmount | None = None
+    compute: Compute | None = None
+    """Guarantee and ceiling only."""
+    weight: int | None = None
+    kind: ComputeClass | None = None
+    host_budget: int | None = None
+    """As in `ShareOrder`."""
+
+    @property
+    def is_of_compute(self) -> bool:
+        return any(value is not None for value in (self.compute, self.weight, self.kind))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A share's part of one device, old or new."""
+
+    memory: int
+    terms: Terms | None
+
+
+def resize(
+    folder: StateFolder, name: str, change: LimitChange, devices: Iterable[Device], *, force: bool
+) -> LoadedShare:
+    """Change a live share on each of its devices; return the changed share.
+
+    All devices are checked before any changes. Raises `DoesNotFitError` (with need and have),
+    `LimitBelowUseError` (more is in use and `force` is false), `NotInModeError` (the mode cannot
+    change it for running programs), `NotFoundError` or `UsageError` (inside of a share, or a share
+    that cannot change); then nothing has changed.
+    """
+    refuse_inside(f"allot resize {name}")
+    by_uuid = {device.uuid: device for device in devices}
+    folder.prepare()
+    with folder.locked():
+        shares = recover(folder)
+        found = find(folder, name)
+        if found.problem:
+            raise found.problem
+        share, snapshot = found.share, found.ledger
+        if share is None:
+            raise StateError(f"{found.directory}: cannot be read")
+        if share.owner is not None:
+            raise UsageError(
+                f"share {share.name} is a pod's, and has what its pod asks for",
+                hint="create the pod again with other limits",
+            )
+        mode = check_has_ledger(found)
+        if snapshot is None:
+            raise StateError(f"{found.directory}: cannot be read")
+        for device in share.devices:
+            if device.uuid not in by_uuid:
+                raise missing_gpu(share, device)
+        others = booked(other for other in shares if other.id != found.id)
+        limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
+        old = {
+            device.uuid: _Part(limits[device.uuid], found.terms.get(device.uuid))
+            for device in share.devices
+        }
+        states = states_of(by_uuid.values(), others, change.host_budget)
+        new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
+        _apply(mode, folder, found, share, old, new, force=force)
+        return find(folder, found.id)
+
+
+def _new_parts(
+    mode: SoftMode,
+    share: Share,
+    old: Mapping[str, _Part],
+    states: Mapping[str, DeviceState],
+    change: LimitChange,
+) -> dict[str, _Part]:
+    """The share's new part of each device. Raises `DoesNotFitError`."""
+    new = {}
+    promised = 0  # host memory for the devices so far
+    for device in share.devices:
+        part, state = old[device.uuid], states[device.uuid]
+        if change.memory is not None:
+            state = replace(state, host_budget_bytes=max(0, state.host_budget_bytes - promised))
+            part = replace(part, memory=_new_limit(device, state, change.memory))
+        mode.check_change(device, memory_bytes=part.memory, of_compute=change.is_of_compute)
+        promised += overflow(state, part.memory)
+        if change.is_of_compute:
+            part = replace(part, terms=_new_terms(device, state, part.terms, change))
+        new[device.uuid] = part
+    return new
+
+
+def _new_limit(device: ShareDevice, state: DeviceState, memory: MemoryAmount) -> int:
+    check_part(memory, state.device.allottable_bytes)
+    need = memory.of(state.device.allottable_bytes)
+    have = memory_room(state, may_oversubscribe=device.is_oversubscribed)
+    if need > have:
+        raise DoesNotFitError(
+            f"{device.uuid} ({device.name}): need {format_bytes(need)}, have"
+            f" {format_bytes(have)} beside the other shares",
+            hint=_hint_of_memory(device, state, need),
+        )
+    return need
+
+
+def _hint_of_memory(device: ShareDevice, state: DeviceState, need: int) -> str:
+    whole = state.device.allottable_bytes
+    if device.is_oversubscribed:
+        return (
+            "ask for less, make room (`allot ps` shows the shares), or allow more host memory with"
+            " --host-memory"
+        )
+    if need > whole:
+        return f"ask for less: this GPU has {format_bytes(whole)}, even when empty"
+    return "ask for less, or make room: `allot ps` shows the shares"
+
+
+def _new_terms(
+    device: ShareDevice, state: DeviceState, terms: Terms | None, change: LimitChange
+) -> Terms:
+    if terms is None:
+        raise StateError(
+            f"{device.uuid} ({device.name}): this share takes no turns on it",
+            hint="run its programs in a new share: allot run --compute ...",
+        )
+    compute = revised(terms.compute, compute=change.compute, weight=change.weight, kind=change.kind)
+    if compute.guarantee > state.free_guarantee:
+        raise DoesNotFitError(
+            f"{device.uuid} ({device.name}): need {format_percent(compute.guarantee)} % of compute,"
+            f" have {format_percent(state.free_guarantee)} % beside the other shares",
+            hint="guarantee less (`--compute 0:100` uses only spare time), or make room: `allot ps`"
+            " shows the shares",
+        )
+    return replace(terms, compute=compute)
+
+
+def _apply(
+    mode: SoftMode,
+    folder: StateFolder,
+    found: LoadedShare,
+    share: Share,
+    old: Mapping[str, _Part],
+    new: Mapping[str, _Part],
+    *,
+    force: bool,
+) -> None:
+    """Put the new parts in force; after a refusal the old parts are restored."""
+    both = {uuid: _greater(old[uuid], new[uuid]) for uuid in new}
+    write_record(found.directory, _with_parts(share, both))
+    changed: list[str] = []
+    try:
+        for uuid in new:
+            changed.append(uuid)
+            _enforce(mode, folder, found, uuid, old[uuid], new[uuid], force=force)
+    except AllotError:
+        for uuid in changed:
+            _enforce(mode, folder, found, uuid, new[uuid], old[uuid], force=True)
+        write_record(found.directory, _with_parts(share, old))
+        raise
+    write_record(found.directory, _with_parts(share, new))
+
+
+def _enforce(
+    mode: SoftMode,
+    folder: StateFolder,
+    found: LoadedShare,
+    uuid: str,
+    before: _Part,
+    after: _Part,
+    *,
+    force: bool,
+) -> None:
+    if after.memory != before.memory:
+        mode.resize(found.directory, uuid, after.memory, force=force)
+    if after.terms is not None and after.terms != before.terms:
+        mode.revise(found.directory, uuid, after.terms, devices=folder.devices)
+
+
+def _greater(one: _Part, other: _Part) -> _Part:
+    """The smallest part that covers both."""
+    terms = one.terms
+    if one.terms is not None and other.terms is not None:
+        first, second = one.terms.compute, other.terms.compute
+        compute = replace(
+            second,
+            guarantee=max(first.guarantee, second.guarantee),
+            ceiling=max(first.ceiling, second.ceiling),
+        )
+        terms = replace(one.terms, compute=compute)
+    return _Part(max(one.memory, other.memory), terms)
+
+
+def _with_parts(share: Share, parts: Mapping[str, _Part]) -> Share:
+    return replace(share, devices=tuple(_with_part(each, parts) for each in share.devices))
+
+
+def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:
+    part = parts[device.uuid]
+    compute = device.compute if part.terms is None else part.terms.compute
+    begun = device.begun_bytes
+    if begun is None and part.memory != device.memory_bytes:
+        begun = device.memory_bytes
+    return replace(device, memory_bytes=part.memory, compute=compute, begun_bytes=begun)

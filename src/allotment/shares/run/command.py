@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot run`: find the command, create its share, run it there, end the share with it."""
+
+import os
+import select
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from allotment.devices.sources import Inventory
+from allotment.model.devices import Device
+from allotment.model.errors import (
+    AllotError,
+    BusyError,
+    DoesNotFitError,
+    NoDevicesError,
+    NotInModeError,
+    PrerequisiteError,
+    StateError,
+    UnknownProfileError,
+    UsageError,
+)
+from allotment.model.requests import Request
+from allotment.model.shares import Injection, Share
+from allotment.modes import traits_of
+from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
+from allotment.shares import lifecycle, mps_daemons
+from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_copy, simulated_copy
+from allotment.shares.mode_lives import life_of
+from allotment.shares.placing import MigTerms, ModeAttempts, memory_warning
+from allotment.shares.process_tree import children, named
+from allotment.shares.record import Traces, read_record, write_record, write_traces
+from allotment.shares.run.child_process import (
+    adopt_orphans,
+    end_as,
+    find_program,
+    signals_held,
+    start,
+    wait,
+)
+from allotment.shares.run.namespace import MPS_INSIDE, NamespacePlan, can_unshare, enter
+
+_SHARE_VARIABLE = "ALLOTMENT_SHARE"
+_MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+# ld.so splits LD_PRELOAD and LD_LIBRARY_PATH at these, or replaces them ($LIB).
+_LIST_CHARACTERS = frozenset(":;$")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSession:
+    """A command and its requested share. `inject` is `auto` or an `Injection`."""
+
+    request: Request
+    command: tuple[str, ...]
+    name: str | None = None
+    spec: str | None = None
+    inject: str = "auto"
+    state: Path | None = None
+    host_budget: int | None = None
+    """As in `ShareOrder`."""
+    keep_s: float = 0.0
+    """In mode `mig`, seconds to keep the slice after the share has ended."""
+    reuses: bool = False
+    """In mode `mig`, also use idle MIG devices of other tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Libraries:
+    """Copies of the libraries that the processes load."""
+
+    shim: Path
+    simulated: Path | None
+    """A folder."""
+
+
+def inside_share() -> str:
+    """Return the path of the share that this process is in, or an empty text."""
+    mounted = RUN_FOLDER / "share"
+    if (mounted / "policy").exists():
+        return str(mounted)
+    named = os.environ.get(_SHARE_VARIABLE, "")
+    return named if named and Path(named, "policy").exists() else ""
+
+
+def refuse_nesting() -> None:
+    """Raise `UsageError` inside a share: its part of the GPU cannot be split again."""
+    if where := inside_share():
+        raise UsageError(
+            f"this already runs in a share ({where}), and shares do not nest",
+            hint="run `allot` outside of it, or run the command directly: it has the share's limit",
+        )
+
+
+def refuse_inside(action: str) -> None:
+    """Raise `UsageError` inside a share: a limited program must not change limits.
+
+    `action` is the command as typed.
+    """
+    if where := inside_share():
+        raise UsageError(
+            f"this runs in a share ({where}), and shares are not changed from inside of one",
+            hint=f"run it outside of every share: {action}",
+        )
+
+
+def local_devices(folder: StateFolder, spec: str | None) -> tuple[Path | None, tuple[Device, ...]]:
+    """Return the simulated machine's file, if any, and all devices.
+
+    Raises `NoDevicesError` if there is no GPU.
+    """
+    machine, inventory = local_inventory(folder, spec)
+    described = [each.device for each in inventory.problems if each.device]
+    devices = sorted([*inventory.devices, *described], key=lambda device: device.index)
+    return machine, tuple(devices)
+
+
+def local_inventory(folder: StateFolder, spec: str | None) -> tuple[Path | None, Inventory]:
+    """Return the simulated machine's file, if any, and the devices with their problems.
+
+    Raises `NoDevicesError` if there is no GPU.
+    """
+    if spec:
+        from allotment.devices.simulated import SimulatedMachine, machine_path
+
+        folder.prepare()
+        before = {path.parent.name for path in folder.simulated.glob("*/machine")}
+        machine = machine_path(folder.root, spec)
+        if before and machine.parent.name not in before:
+            from allotment.shares.old_machines import remove_old_machines
+
+            remove_old_machines(folder)
+        return machine, SimulatedMachine(machine).inventory()
+    from allotment.devices.nvml import Nvml
+
+    with Nvml() as source:
+        inventory = source.inventory()
+    if not inventory.devices:
+        raise NoDevicesError(
+            "no GPU of this machine answers",
+            hint="see `allot doctor`, or try simulated ones: --simulated a100-80gb",
+        )
+    return None, inventory
+
+
+def run(session: RunSession) -> NoReturn:
+    """Run a session, and end this process as the command ended.
+
+    Raises `AllotError` if the command cannot start; no share is left behind.
+    """
+    refuse_nesting()
+    program = find_program(session.command, os.environ.get("PATH"))
+    injection = _injection(session.inject)
+    folder = StateFolder.at(session.state)
+    if injection is Injection.ENVIRONMENT:
+        check_listable(folder, blanks=True)
+    machine, inventory = local_inventory(folder, session.spec)
+    folder.prepare()
+    libraries = _Libraries(shim_copy(folder), simulated_copy(folder) if machine else None)
+    order = lifecycle.ShareOrder(
+        request=session.request,
+        injection=injection,
+        name=session.name,
+        machine=machine,
+        spec=session.spec,
+        runner=named(os.getpid()),
+        command=session.command,
+        problems=inventory.problems,
+        host_budget=session.host_budget,
+        mig=MigTerms(
+            keeps={each.uuid: session.keep_s for each in inventory.devices},
+            reuses=session.reuses,
+        ),
+    )
+    devices = inventory.devices
+    if any(selector.lower().startswith("mig-") for selector in order.request.selectors):
+        from allotment.shares.mig import allocate  # late: it asks NVML, which few shares need
+
+        devices = (*devices, *allocate.free_slices(folder, machine))
+    # The share is booked from here on: we end it, or else the next `allot` does.
+    share, directory, served = _create(folder, order, devices)
+    if warning := memory_warning(share):
+        _warn(f"share {share.name}: {warning}")
+    # Names a share's slice to CUDA itself, for programs without the shim. The inherited value is of
+    # whole GPUs, and none of these is the share's.
+    slices = {_VISIBLE: share.devices[0].uuid} if share.devices[0].gpu else {}
+    variables = {**slices, **served}
+    strangers = children()  # of the program that became this `allot` by exec
+    adopt_orphans()
+    with signals_held() as signals:
+        try:
+            child = None
+            if injection is Injection.NAMESPACE:
+                plan = _namespace(folder, directory, libraries, machine, share=share)
+                inside = {
+                    **variables,
+                    **({PIPE_DIRECTORY: MPS_INSIDE} if PIPE_DIRECTORY in served else {}),
+                }
+                try:
+                    child = start(
+                        program,
+                        {**_inherited(), **inside},
+                        signals=signals,
+                        prepare=lambda: enter(plan),
+                    )
+                except PrerequisiteError as error:
+                    if session.inject != "auto":
+                        raise
+                    check_listable(folder, blanks=True)
+                    _warn(f"{error}; the limit goes by the environment instead")
+                    share = replace(share, injection=Injection.ENVIRONMENT)
+                    write_record(directory, share)
+            if child is None:
+                environment = {**_environment(directory, libraries, machine), **variables}
+                child = start(program, environment, signals=signals)
+            _trace(directory, share, child)
+            status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
+        except BaseException:
+            _end(folder, share, strangers)
+            raise
+        _end(folder, share, strangers)
+        end_as(status)
+
+
+def _create(
+    folder: StateFolder, order: lifecycle.ShareOrder, devices: Sequence[Device]
+) -> tuple[Share, Path, Mapping[str, str]]:
+    """Create the share in the first possible mode, and wait until its programs can start.
+
+    Also returns the variables that its programs need. A profile that no GPU here has is refused,
+    whatever the other modes could do.
+    """
+    attempts = ModeAttempts(order)
+    for alone in attempts.orders:
+        try:
+            share, directory = lifecycle.create(folder, alone, devices)
+            served = _ready(folder, share)
+        except UnknownProfileError:
+            raise
+        except (BusyError, DoesNotFitError, NotInModeError, PrerequisiteError) as error:
+            attempts.add(alone, error)
+            continue
+        if attempts.refusals:
+            for mode, why in attempts.reasons():
+                _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {why}")
+        return share, directory, served
+    raise attempts.refusal()
+
+
+def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
+    """Wait until the share's programs can start; if they cannot, end the share."""
+    try:
+        return life_of(share.mode).ready(folder, share)
+    except BaseException:
+        lifecycle.end(folder, share, strangers=children())
+        raise
+
+
+@dataclass(slots=True)
+class _SuspensionNotice:
+    """Reports on standard error why a share's programs stopped, once for each suspension."""
+
+    directory: Path
+    reported: float | None = None
+    """When the last reported suspension began."""
+
+    def print_once(self) -> None:
+        """Report a suspension; nothing if the programs stopped for another reason."""
+        try:
+            share = read_record(self.directory)
+        except (StateError, FileNotFoundError):
+            return
+        if share.suspension is None or share.suspension.since == self.reported:
+            return
+        self.reported = share.suspension.since
+        with suppress(OSError):  # closed
+            if select.select((), (2,), (), 0)[1]:  # never wait for a slow reader
+                line = f"allot: suspended; `allot resume {share.name}` brings it back\n"
+                os.write(2, line.encode())
+
+
+def check_listable(folder: StateFolder, *, blanks: bool) -> None:
+    """Raise `StateError` if the loader would split the folder's path.
+
+    It would then find none of our libraries, and run the program without its limit. `blanks`:
+    LD_PRELOAD, which is split at blanks too.
+    """
+    text = str(folder.root)
+    splitting = sorted(
+        {
+            character
+            for character in text
+            if character in _LIST_CHARACTERS or (blanks and character.isspace())
+        }
+    )
+    if splitting:
+        raise StateError(
+            f"{text}: the path of the state folder has {' and '.join(map(repr, splitting))} in it,"
+            " and the loader's variables (LD_PRELOAD, LD_LIBRARY_PATH) cannot carry that",
+            hint="choose a folder with a plain path by --state or ALLOTMENT_STATE, or use"
+            " --inject namespace (as root), which needs no variables",
+        )
+
+
+def _trace(directory: Path, share: Share, child: int) -> None:
+    """Record how the share's processes are identified if this process is killed."""
+    namespace = None
+    if share.injection is Injection.NAMESPACE:
+        with suppress(OSError):  # it has ended already
+            # Stays open: meanwhile no other namespace gets the number.
+            descriptor = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            namespace = os.fstat(descriptor).st_ino
+    with suppress(StateError):  # `allot` then identifies them by mounts and environments
+        write_traces(directory, Traces(namespace, (named(child),)))
+
+
+def _end(folder: StateFolder, share: Share, strangers: Collection[int]) -> None:
+    try:
+        lifecycle.end(folder, share, strangers=strangers)
+    except AllotError as error:
+        # Keep the command's own status; the next `allot` removes the share.
+        _warn(f"the share {share.id} was not removed: {error}")
+    free_orphan_slices(folder)
+
+
+def free_orphan_slices(folder: StateFolder, *, patience_s: float = 60.0) -> None:
+    """Remove unused MIG slices; warn of those that cannot be removed yet."""
+    if not folder.mig.is_dir() or inside_share():
+        return
+    from allotment.shares.mig import allocate  # late: few machines have MIG
+
+    for problem in allocate.free_orphans(folder, patience_s=patience_s):
+        hint = f" ({problem.hint})" if problem.hint else ""
+        _warn(
+            f"could not remove an unused MIG slice, the next `allot` tries again: {problem}{hint}"
+        )
+
+
+def _warn(text: str) -> None:
+    import sys
+
+    if sys.stderr is not None:  # closed from the beginning
+        with suppress(OSError):
+            sys.stderr.write(f"warning: {text}\n")
+
+
+def _injection(inject: str) -> Injection:
+    if inject == "auto":
+        return Injection.NAMESPACE if can_unshare() else Injection.ENVIRONMENT
+    if inject == Injection.NAMESPACE and not can_unshare():
+        raise PrerequisiteError(
+            "a private mount namespace needs CAP_SYS_ADMIN, which this process does not have",
+            hint="run as root (sudo allot run ...), or use --inject environment",
+        )
+    return Injection(inject)
+
+
+def _namespace(
+    folder: StateFolder,
+    directory: Path,
+    libraries: _Libraries,
+    machine: Path | None,
+    *,
+    share: Share,
+) -> NamespacePlan:
+    traits = traits_of(share.mode)
+    cache = _cache_path(folder, libraries.simulated) if libraries.simulated else None
+    return NamespacePlan(
+        share=directory,
+        shim=libraries.shim,
+        devices=len(share.devices) if traits.takes_turns else 0,
+        machine=machine,
+        libraries=libraries.simulated,
+        mps=mps_daemons.pipes_of(folder, share) if traits.needs_daemon else None,
+        cache=cache,
+    )
+
+
+def _cache_path(folder: StateFolder, libraries: Path) -> Path:
+    """Name the loader cache by its sources: the machine's own cache, and the libraries."""
+    try:
+        status = os.stat("/etc/ld.so.cache")  # noqa: PTH116
+        stamp = f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
+    except OSError:
+        stamp = "none"
+    path = folder.simulated / f"ld.so.cache-{libraries.name[:16]}-{stamp}"
+    if path.exists() and not is_trusted(path):
+        return path.with_name(f"{path.name}-{os.geteuid()}")
+    return path
+
+
+def _inherited() -> dict[str, str]:
+    """Return the environment for a namespace, where everything is at its default place."""
+    names = {_SHARE_VARIABLE, _MACHINE_VARIABLE, *VARIABLES}
+    if "LC_CTYPE" in os.environ and not _was_given(b"LC_CTYPE"):
+        names.add("LC_CTYPE")  # Python's own, where the locale is C (PEP 538)
+    return {key: value for key, value in os.environ.items() if key not in names}
+
+
+def _was_given(name: bytes) -> bool:
+    """Whether this process was started with a variable."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - start-up time
+            return any(line.startswith(name + b"=") for line in file.read().split(b"\0"))
+    except OSError:
+        return True
+
+
+def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -> Mapping[str, str]:
+    """Return an environment that makes programs load the share's libraries."""
+    environment = _inherited()
+    environment[_SHARE_VARIABLE] = str(directory)
+    environment["LD_PRELOAD"] = _prefixed(str(libraries.shim), environment.get("LD_PRELOAD"))
+    if machine and libraries.simulated:
+        environment[_MACHINE_VARIABLE] = str(machine)
+        environment["LD_LIBRARY_PATH"] = _prefixed(
+            str(libraries.simulated), environment.get("LD_LIBRARY_PATH")
+        )
+    return environment
+
+
+def _prefixed(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first

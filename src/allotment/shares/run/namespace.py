@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A private mount namespace where every program loads the shim, whatever its environment.
+
+Runs in the child of `allot run`, between fork and exec; needs CAP_SYS_ADMIN. The child sees
+/run/allotment as its own small read-only file system: its share's ledger, the shim, and its
+simulated machine. /etc/ld.so.preload names the shim. /etc/ld.so.cache has the simulated libraries
+first. The machine's mounts reach the namespace (a slave), not the reverse.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_FOLDER = "/run/allotment"
+MPS_INSIDE = "/run/allotment/mps"
+PRELOAD_FILE = "/etc/ld.so.preload"
+CACHE_FILE = "/etc/ld.so.cache"
+_SHIM_INSIDE = "/run/allotment/shim"
+_LIBRARIES_INSIDE = "/run/allotment/simulated/lib"
+
+# <sched.h> and <sys/mount.h>
+_CLONE_NEWNS = 0x00020000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
+_CAP_SYS_ADMIN = 21
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePlan:
+    """The mounts: paths on the machine, before anything is covered."""
+
+    share: Path
+    shim: Path
+    devices: int
+    """Number of devices with files for turns."""
+    machine: Path | None = None
+    libraries: Path | None = None
+    """The folder with the simulated libraries."""
+    mps: Path | None = None
+    """The pipe directory of the share's MPS daemon, if it has one."""
+    cache: Path | None = None
+    """The stored loader cache for `libraries`; created if it does not exist."""
+
+
+def can_unshare() -> bool:
+    """Whether this process has the capability; the kernel may still refuse."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - start-up time
+        for line in file:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return False
+
+
+def enter(plan: NamespacePlan) -> None:
+    """Enter a namespace as planned; raise `OSError` naming the failed step.
+
+    Opens the machine's files before they are covered, and mounts them through descriptors.
+    """
+    _make_mount_points()
+    try:
+        working_folder = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # removed: stay there
+        working_folder = ""
+    _libc_call("unshare", _CLONE_NEWNS)
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+    contracts = [f"contract-{index}" for index in range(plan.devices)]
+    leases = [f"leases-{index}" for index in range(plan.devices)]
+    # Opened in the new namespace: the kernel does not bind files of another one.
+    sources = {
+        "share/policy": _open(plan.share / "policy"),
+        "share/usage": _open(plan.share / "usage"),
+        **{f"share/{name}": _open(plan.share / name) for name in (*contracts, *leases)},
+        f"shim/{plan.shim.parent.name}": _open(plan.shim.parent),
+    }
+    if plan.machine and plan.libraries:
+        sources["simulated/machine"] = _open(plan.machine)
+        sources[f"simulated/lib/{plan.libraries.name}"] = _open(plan.libraries)
+    if plan.mps:
+        sources[MPS_INSIDE.removeprefix(f"{RUN_FOLDER}/")] = _open(plan.mps)
+    writable = {"share/usage", "mps", "simulated/machine", *(f"share/{name}" for name in leases)}
+    cache_folder = _open(plan.cache.parent) if plan.cache else -1
+    _mount("allotment", RUN_FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=4m")
+    for inside, descriptor in sources.items():
+        target = f"{RUN_FOLDER}/{inside}"
+        _touch(target, folder=_is_folder(descriptor))
+        _bind(f"/proc/self/fd/{descriptor}", target, read_only=inside not in writable)
+        os.close(descriptor)
+    _write_preload(f"{_SHIM_INSIDE}/{plan.shim.parent.name}/{plan.shim.name}")
+    if plan.cache and plan.libraries:
+        _write_cache(
+            f"/proc/self/fd/{cache_folder}/{plan.cache.name}",
+            f"{_LIBRARIES_INSIDE}/{plan.libraries.name}",
+        )
+        os.close(cache_folder)
+    _mount("none", RUN_FOLDER, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    if working_folder:
+        # Again by its name, to see the new mounts. Folders in the state folder are covered.
+        try:
+            os.chdir(working_folder)
+        except FileNotFoundError:
+            os.chdir(RUN_FOLDER)
+
+
+def _make_mount_points() -> None:
+    """Create the machine's mount points, empty, if they do not exist."""
+    os.makedirs(RUN_FOLDER, mode=0o755, exist_ok=True)  # noqa: PTH103 - plain paths throughout
+    if not os.path.exists(PRELOAD_FILE):  # noqa: PTH110
+        os.close(os.open(PRELOAD_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _write_preload(shim: str) -> None:
+    """Mount a file that names the shim, after the machine's own entries, over the machine's."""
+    with open(PRELOAD_FILE, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        before = file.read()
+    if before and not before.endswith("\n"):
+        before += "\n"
+    source = f"{RUN_FOLDER}/ld.so.preload"
+    with open(source, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        file.write(f"{before}{shim}\n")
+    _bind(source, PRELOAD_FILE, read_only=True)
+
+
+def _write_cache(kept: str, libraries: str) -> None:
+    """Mount a loader cache with the simulated libraries first over the machine's.
+
+    It is stored in the state folder, named by its sources. The configuration is the machine's with
+    one folder before it; no link of the machine changes (-X).
+    """
+    source = f"{RUN_FOLDER}/ld.so.cache"
+    if not os.path.exists(kept):  # noqa: PTH110
+        _make_cache(source, libraries)
+        _keep(source, kept)
+    else:
+        with open(kept, "rb") as file, open(source, "wb") as copy:  # noqa: PTH123
+            copy.write(file.read())
+    os.chmod(source, 0o644)  # noqa: PTH101
+    if not os.path.exists(CACHE_FILE):  # noqa: PTH110
+        os.close(os.open(CACHE_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    _bind(source, CACHE_FILE, read_only=True)
+
+
+def _make_cache(path: str, libraries: str) -> None:
+    import subprocess
+
+    configuration = f"{RUN_FOLDER}/ld.so.conf"
+    with open(configuration, "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(f"{libraries}\ninclude /etc/ld.so.conf\n")
+    program = "/sbin/ldconfig" if os.path.exists("/sbin/ldconfig") else "ldconfig"  # noqa: PTH110
+    # The new configuration's trusted folders are ldconfig's own, as for the machine's cache.
+    done = subprocess.run(
+        [program, "-X", "-C", path, "-f", configuration],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    os.unlink(configuration)  # noqa: PTH108
+    if done.returncode != 0:
+        raise OSError(0, f"ldconfig: {done.stderr.decode(errors='replace').strip()[:200]}", path)
+
+
+def _keep(source: str, kept: str) -> None:
+    draft = f"{kept}.{os.urandom(6).hex()}"
+    try:
+        with open(source, "rb") as file, open(draft, "xb") as copy:  # noqa: PTH123
+            copy.write(file.read())
+        os.rename(draft, kept)  # noqa: PTH104
+    except OSError:
+        return  # stored only to save time
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def _is_folder(descriptor: int) -> bool:
+    import stat
+
+    return stat.S_ISDIR(os.fstat(descriptor).st_mode)
+
+
+def _touch(path: str, *, folder: bool) -> None:
+    os.makedirs(path if folder else os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
+    if not folder:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> None:
+    """Bind-mount without `noexec`, which /run often has: libraries could not be loaded."""
+    _mount(source, target, None, _MS_BIND)
+    flags = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
+    _mount("none", target, None, flags)
+
+
+def _mount(
+    source: str, target: str, kind: str | None, flags: int, data: bytes | None = None
+) -> None:
+    _libc_call(
+        "mount",
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        flags,
+        data,
+        what=target,
+    )
+
+
+def _libc_call(name: str, *arguments: object, what: str = "") -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    converted = [ctypes.c_ulong(each) if isinstance(each, int) else each for each in arguments]
+    if getattr(libc, name)(*converted) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}", what or None)

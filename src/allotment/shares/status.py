@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status of shares: limits, use, processes, enforcement.
+
+It combines the ledger (the programs' use), the driver (the processes on a device) and the kernel
+(the processes of a share). A process that only the driver reports is without the shim: it is shown
+as not enforced, with the driver's figure.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from allotment.devices.sources import Problem, Reading
+from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
+from allotment.model.compute import Compute
+from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
+from allotment.model.shares import Injection, Share, ShareDevice, ShareId
+from allotment.modes import Turns, mode_named, traits_of
+from allotment.modes.mps import Loss
+from allotment.shares.folders import StateFolder
+from allotment.shares.lifecycle import LoadedShare, list_shares, recover
+from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time
+from allotment.shares.run.command import inside_share
+
+Readings = Callable[[Path | None], Mapping[str, Reading | Problem]]
+"""Queries the driver of a simulated machine (its file) or of the real one (None)."""
+
+
+class LiveState(StrEnum):
+    """Why a share exists."""
+
+    RUNNING = "running"
+    """Its `allot run` is running; for a pod: a program is running."""
+    LEFT = "left"
+    """Its `allot run` has ended, and processes are left."""
+    SUSPENDED = "suspended"
+    """Its programs are stopped until it is resumed."""
+    KEPT = "kept"
+    """It stays until it is removed."""
+    WAITING = "waiting"
+    """A pod's, without a program: its container has not started, or has ended."""
+    DAMAGED = "damaged"
+    """One of its files is unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """A process of a share that uses a device. Bytes; one figure for each device of the share."""
+
+    pid: int | None
+    """Its PID on this machine; None: unknown."""
+    pid_inside: int
+    command: str
+    is_enforced: bool
+    used: tuple[int, ...]
+    context: tuple[int, ...]
+    peak: tuple[int, ...]
+    refusals: int
+    gpu_ns: int | None = None
+    """GPU time, over all devices; None: not measured."""
+    held_ns: int | None = None
+    throttled: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A share's use of one device between two looks, in parts of that time."""
+
+    gpu: float
+    copy: float
+    held: float
+    """Sum of all threads, may exceed 1."""
+    borrowed: float
+    lent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeView:
+    """A share's promised part of one device's compute, and its use so far."""
+
+    promised: Compute
+    is_suspended: bool
+    is_measured: bool
+    """GPU time is measured: only if a share of the device asks for compute."""
+    use: DeviceUse
+    account: SeatAccount
+    driver_percent: int | None
+    """NVML's utilisation of the device by its processes in the last second."""
+    read_ns: int
+    rates: Rates | None = None
+    """None: no earlier look to compare with."""
+    takes_turns: bool = True
+    """False: it runs at the same time as others (MPS), and is not measured."""
+
+    @property
+    def state(self) -> str | None:
+        """`holding` the device, `waiting`, `idle` or `suspended`; None without turns."""
+        if not self.takes_turns:
+            return None
+        if self.is_suspended:
+            return "suspended"
+        if self.account.holding:
+            return "holding"
+        return "waiting" if self.account.waiting else "idle"
+
+    def since(self, before: "ComputeView") -> "ComputeView":
+        """This view with its rates since an earlier one."""
+        elapsed = self.read_ns - before.read_ns
+        if elapsed <= 0 or not (self.is_measured and before.is_measured):
+            return self
+
+        def rate(later: int, earlier: int) -> float:
+            return max(0, later - earlier) / elapsed
+
+        rates = Rates(
+            gpu=rate(self.use.gpu_ns, before.use.gpu_ns),
+            copy=rate(self.use.copy_ns, before.use.copy_ns),
+            held=rate(self.use.held_ns, before.use.held_ns),
+            borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),
+            lent=rate(self.account.lent_ns, before.account.lent_ns),
+        )
+        return replace(self, rates=rates)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device of a share. Bytes."""
+
+    uuid: str
+    name: str
+    limit: int
+    used: int
+    """By the ledger; for processes without the shim by the driver."""
+    peak: int
+    refusals: int
+    is_oversubscribed: bool = False
+    host_bytes: int = 0
+    """The part of its use that may be on the host; all of it after a checkpoint."""
+    moved_bytes: int = 0
+    compute: ComputeView | None = None
+    """None: nothing is promised, or it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossView:
+    """An end or fault of a GPU's MPS daemon, which ended programs of a share."""
+
+    uuid: str
+    time: float
+    """Seconds after the epoch."""
+    reason: str
+    recovered_s: float | None
+    """Seconds until the daemon was ready again; None: it is not, or it never stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareView:
+    """One share at one moment."""
+
+    id: str
+    name: str
+    state: LiveState
+    share: Share | None
+    devices: tuple[DeviceView, ...]
+    processes: tuple[ProcessView, ...]
+    problem: AllotError | None
+    remark: str = ""
+    """Why it is not enforced, by its mode or by its injection; empty: it is."""
+    program: str = ""
+    """The command line of one of its processes, preferably one that uses a device."""
+    losses: tuple[LossView, ...] = ()
+    """The last few, oldest first on each device."""
+
+    @property
+    def command(self) -> str:
+        """The command of `allot run`, or of a process; empty: none runs."""
+        return " ".join(self.share.command if self.share else ()) or self.program
+
+    @property
+    def is_enforced(self) -> bool:
+        """True if all of its processes are held to the limit; false for a damaged share."""
+        if self.problem is not None or self.remark:
+            return False
+        return all(process.is_enforced for process in self.processes)
+
+    @property
+    def enforcement(self) -> str:
+        """`yes`, `no`, or the name of a mode without enforcement."""
+        if self.remark and self.problem is None and self.share is not None:
+            return self.share.mode
+        return "yes" if self.is_enforced else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideView:
+    """A process that uses a device outside of all visible shares. Bytes; None: unknown."""
+
+    pid: int
+    command: str
+    uuid: str
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """All shares at one moment, and the GPU users outside of them."""
+
+    shares: tuple[ShareView, ...]
+    outside: tuple[OutsideView, ...]
+
+    def since(self, before: "ShareStatus") -> "ShareStatus":
+        """This status with the rates since an earlier one."""
+        earlier = {
+            (share.id, device.uuid): device.compute
+            for share in before.shares
+            for device in share.devices
+        }
+
+        def with_rates(share: ShareView, device: DeviceView) -> DeviceView:
+            old = earlier.get((share.id, device.uuid))
+            if device.compute is None or old is None:
+                return device
+            return replace(device, compute=device.compute.since(old))
+
+        shares = tuple(
+            replace(share, devices=tuple(with_rates(share, device) for device in share.devices))
+            for share in self.shares
+        )
+        return replace(self, shares=shares)
+
+
+def current(folder: StateFolder) -> list[LoadedShare]:
+    """The live shares; ended ones are removed if possible.
+
+    Empty inside a share: kernel and driver report only that one there, and the others would seem
+    to have ended.
+    """
+    if inside_share() or not folder.exists():
+        return []
+    try:
+        with folder.locked():
+            return recover(folder)
+    except StateError:
+        return list_shares(folder)  # a read-only folder can still be shown
+
+
+def view(shares: Iterable[LoadedShare], readings: Readings) -> list[ShareView]:
+    """The status of some shares."""
+    return list(share_status(shares, readings, machines=()).shares)
+
+
+def share_status(
+    shares: Iterable[LoadedShare],
+    readings: Readings,
+    *,
+    machines: Iterable[Path | None] = (None,),
+    serving: Collection[int] = (),
+    losses: Mapping[str, Collection[Loss]] | None = None,
+) -> ShareStatus:
+    """The status of shares, and the users of the same and of `machines` outside of them.
+
+    `serving`: processes that serve the shares, and do not count as outside. `losses`: by the GPU's
+    UUID.
+    """
+    known = list(shares)
+    members = census((each.share, each.directory) for each in known if each.share)
+    answers: dict[str | None, Mapping[str, Reading | Problem]] = {}
+    views = []
+    for each in known:
+        machine = each.share.machine if each.share else None
+        if machine not in answers:
+            answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
+        own = members.get(each.id, set()) | _exclusive_users(each, members, answers[machine])
+        views.append(_view(each, own, answers[machine], losses or {}))
+    for path in machines:
+        name = str(path) if path else None
+        if name not in answers:
+            answers[name] = readings(path)
+    accounted = {
+        (pid, device.driver_uuid if isinstance(device, ShareDevice) else device.uuid)
+        for each in views
+        for device in (each.share.devices if each.share else each.devices)
+        for pid in {*members.get(ShareId(each.id), ()), *(one.pid for one in each.processes)}
+    }
+    if inside_share():  # the driver reports only the share's own processes there
+        answers.clear()
+    outside = {  # by UUID and PID: a machine may have been queried by two paths
+        (user.uuid, user.pid): user
+        for answer in answers.values()
+        for user in _outside(answer, accounted)
+        if user.pid not in serving
+    }
+    return ShareStatus(tuple(views), tuple(user for _, user in sorted(outside.items())))
+
+
+def _losses(found: LoadedShare, losses: Mapping[str, Collection[Loss]]) -> tuple[LossView, ...]:
+    """A share's losses, without those of an earlier share of its name."""
+    if found.share is None:
+        return ()
+    return tuple(
+        LossView(device.uuid, loss.time, loss.reason, loss.recovered_s)
+        for device in found.share.devices
+        for loss in losses.get(device.uuid, ())
+        if found.name in loss.shares and loss.time >= found.share.created
+    )
+
+
+def _exclusive_users(
+    found: LoadedShare,
+    members: Mapping[ShareId, Collection[int]],
+    readings: Mapping[str, Reading | Problem],
+) -> set[int]:
+    """The processes on the devices of an exclusive share; empty for other shares."""
+    if not traits_of(found.mode).is_exclusive:
+        return set()
+    users = {
+        process.pid
+        for uuid in found.limits()
+        if isinstance(reading := readings.get(uuid), Reading)
+        for process in reading.processes
+    }
+    return users - {pid for share, pids in members.items() if share != found.id for pid in pids}
+
+
+def _outside(
+    readings: Mapping[str, Reading | Problem], accounted: Collection[tuple[int | None, str]]
+) -> Iterator[OutsideView]:
+    for uuid, reading in readings.items():
+        for process in reading.processes if isinstance(reading, Reading) else ():
+            if (process.pid, uuid) not in accounted:
+                yield OutsideView(process.pid, command_of(process.pid), uuid, process.used_bytes)
+
+
+def _view(
+    found: LoadedShare,
+    members: set[int],
+    readings: Mapping[str, Reading | Problem],
+    losses: Mapping[str, Collection[Loss]],
+) -> ShareView:
+    processes = _enforced(found.ledger, members) if found.ledger else ()
+    uuids = [device.driver_uuid for device in found.devices()]
+    without_shim = members - {process.pid for process in processes}
+    unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
+    processes += unenforced
+    pids = members | {process.pid for process in processes if process.pid is not None}
+    return ShareView(
+        id=found.id,
+        name=found.name,
+        state=_state(found, is_used=bool(pids or processes)),
+        share=found.share,
+        devices=tuple(
+            _with_driver(device, index, unenforced, pids, readings.get(device.uuid))
+            for index, device in enumerate(_devices(found))
+        ),
+        processes=processes,
+        problem=found.problem,
+        remark=_remark(found),
+        program=_program(processes, members),
+        losses=_losses(found, losses),
+    )
+
+
+def _program(processes: Iterable[ProcessView], members: Iterable[int]) -> str:
+    """The command line of one of a share's processes; empty: unknown."""
+    commands = (process.command for process in processes)
+    return next((each for each in (*commands, *map(command_of, sorted(members))) if each), "")
+
+
+def _remark(found: LoadedShare) -> str:
+    """Why a share is not enforced, whatever its programs do; empty: it is."""
+    if found.share is None:
+        return ""
+    with suppress(UsageError):  # a mode of another release: see its problem
+        if remark := mode_named(found.share.mode).remark:
+            return remark
+    if found.share.injection is Injection.NONE:
+        return "not enforced: its container started without Allotment"
+    return ""
+
+
+def _state(found: LoadedShare, *, is_used: bool) -> LiveState:
+    if found.problem or not found.share:
+        return LiveState.DAMAGED
+    if found.share.suspension is not None and found.share.suspension.is_complete:
+        return LiveState.SUSPENDED
+    if found.share.runner is None:
+        if found.share.owner is None:
+            return LiveState.KEPT
+        return LiveState.RUNNING if is_used else LiveState.WAITING
+    return LiveState.RUNNING if is_alive(found.share.runner) else LiveState.LEFT
+
+
+def _devices(found: LoadedShare) -> tuple[DeviceView, ...]:
+    names = {device.uuid: device.name for device in found.devices()}
+    if found.ledger is None:
+        return tuple(
+            DeviceView(uuid, names.get(uuid, ""), limit, 0, 0, 0)
+            for uuid, limit in found.limits().items()
+        )
+    is_off_device = found.share is not None and found.share.is_off_device
+    turns: Mapping[str, Turns] = {}
+    mode = mode_named(found.mode)
+    with suppress(LedgerError):  # then only memory is shown
+        turns = mode.turns(found.directory, found.ledger)
+    return tuple(
+        DeviceView(
+            uuid=policy.uuid,
+            name=names.get(policy.uuid, ""),
+            limit=policy.memory_limit,
+            used=use.used,
+            peak=use.peak,
+            refusals=use.refusals,
+            is_oversubscribed=policy.is_oversubscribed,
+            host_bytes=use.used if is_off_device else use.host_bytes,
+            moved_bytes=use.moved_bytes,
+            compute=_compute(found, found.ledger, policy.uuid, use, turns.get(policy.uuid)),
+        )
+        for policy, use in zip(found.ledger.policy.devices, found.ledger.devices, strict=True)
+    )
+
+
+def _compute(
+    found: LoadedShare, ledger: Ledger, uuid: str, use: DeviceUse, turns: Turns | None
+) -> ComputeView | None:
+    terms = found.terms.get(uuid)
+    if traits_of(found.mode).needs_daemon:  # it takes no turns
+        terms, turns = None, None
+        promised = next((each.compute for each in found.devices() if each.uuid == uuid), None)
+    elif terms is not None and turns is not None:
+        promised = terms.compute
+    else:
+        return None
+    if promised is None:
+        return None
+    return ComputeView(
+        promised=promised,
+        is_suspended=terms is not None and terms.is_suspended,
+        is_measured=turns is not None and turns.is_governed,
+        use=use,
+        account=SeatAccount() if turns is None else turns.account,
+        driver_percent=None,
+        read_ns=ledger.read_ns,
+        takes_turns=turns is not None,
+    )
+
+
+def _with_driver(
+    device: DeviceView,
+    index: int,
+    unenforced: Iterable[ProcessView],
+    pids: Collection[int],
+    reading: Reading | Problem | None,
+) -> DeviceView:
+    """Add the driver's figures: memory without the shim, and utilisation."""
+    used = device.used + sum(process.used[index] for process in unenforced)
+    compute = device.compute
+    if compute is not None and isinstance(reading, Reading):
+        percents = [process.gpu_percent for process in reading.processes if process.pid in pids]
+        known = [percent for percent in percents if percent is not None]
+        is_unknown = bool(percents) and not known
+        compute = replace(compute, driver_percent=None if is_unknown else sum(known))
+    return replace(device, used=used, peak=max(device.peak, used), compute=compute)
+
+
+def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
+    inside = {(pid_inside(pid), start_time(pid)): pid for pid in members}
+    return tuple(
+        ProcessView(
+            pid=_host_pid(process, inside),
+            pid_inside=process.pid,
+            command=process.command,
+            is_enforced=True,
+            used=process.used,
+            context=process.context,
+            peak=process.peak,
+            refusals=process.refusals,
+            gpu_ns=process.gpu_ns,
+            held_ns=process.held_ns,
+            throttled=process.throttled,
+        )
+        for process in ledger.processes
+    )
+
+
+def _host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
+    """The PID on the machine of a slot's process, by its start time, equal in all namespaces."""
+    pid = inside.get((process.pid, process.start_time))
+    if pid is None and start_time(process.pid) == process.start_time:
+        return process.pid
+    return pid
+
+
+def _unenforced(
+    uuids: list[str],
+    members: set[int],
+    readings: Mapping[str, Reading | Problem],
+    *,
+    is_held: bool,
+) -> tuple[ProcessView, ...]:
+    """The members without the shim that use the share's devices, by the driver.
+
+    No limit holds them, unless the hardware does (`is_held`).
+    """
+    used: dict[int, list[int]] = {}
+    for index, uuid in enumerate(uuids):
+        reading = readings.get(uuid)
+        if not isinstance(reading, Reading):
+            continue
+        for process in reading.processes:
+            if process.pid in members:
+                amounts = used.setdefault(process.pid, [0] * len(uuids))
+                amounts[index] = process.used_bytes or 0
+    return tuple(
+        ProcessView(
+            pid=pid,
+            pid_inside=pid_inside(pid),
+            command=command_of(pid),
+            is_enforced=is_held,
+            used=tuple(amounts),
+            context=(0,) * len(uuids),
+            peak=tuple(amounts),
+            refusals=0,
+        )
+        for pid, amounts in sorted(used.items())
+    )

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every strategy's answer, as NVIDIA's plugin gives it; and our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from gpus import gpu, mig_slice
+from kubelet_twin import ReportsTwin
+
+from allotment.agent.config.schema import Config, DeviceListStrategy, PluginConfig
+from allotment.agent.configuring import CdiUse
+from allotment.agent.node_state import NodeState
+from allotment.agent.plugin.allocate_response import AllocateAnswers, DriverNodes, answer
+from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer, DeviceNode
+from allotment.agent.resources import Resource, Slot
+from allotment.model.errors import UsageError
+from allotment.model.shares import ShareId
+from allotment.shares.cdi import HostMount
+from allotment.shares.folders import StateFolder
+from allotment.shares.pods import PodShares
+
+if TYPE_CHECKING:
+    from allotment.kube.nodes import OwnNode
+
+SHARE = ShareId("0123456789ab")
+MARK = {SHARE_ANNOTATION: "0123456789ab"}
+OWN = AllocateAnswer(annotations=MARK, cdi_devices=("allotment.dev/share=0123456789ab",))
+MOUNTS = (HostMount("/run/allotment/shares/0123456789ab/policy", "/run/allotment/share/policy"),)
+NODES = (DeviceNode("/dev/nvidia0", "/dev/nvidia0"),)
+BY_MOUNTS = AllocateAnswer(mounts=MOUNTS, devices=NODES)
+
+
+DEVICES = {each.uuid: each for each in (gpu(0), gpu(1))}
+WHOLE = Resource(
+    name="nvidia.com/gpu",
+    mode="exclusive",
+    slots=tuple(Slot(uuid, uuid) for uuid in DEVICES),
+)
+SHARED = Resource(
+    name="nvidia.com/gpu.shared",
+    mode="timeslice",
+    slots=tuple(Slot(f"{uuid}::{n}", uuid) for uuid in DEVICES for n in range(2)),
+    replicas=2,
+)
+SOFT = Resource(name="allotment.dev/gpu", mode="soft", slots=(Slot("share::0", None),))
+
+
+def config(*strategies: str, **plugin: object) -> Config:
+    named = tuple(map(DeviceListStrategy, strategies)) or None
+    changed = replace(PluginConfig(device_list_strategies=named), **plugin)  # type: ignore[arg-type]
+    return Config(plugin=changed)
+
+
+def ask(
+    resource: Resource,
+    *ids: str,
+    config: Config,
+    has_cdi: bool = True,
+    driver: DriverNodes | None = None,
+) -> AllocateAnswer:
+    return answer(
+        resource,
+        ids,
+        share=SHARE,
+        config=config,
+        devices=DEVICES,
+        by_mounts=None if has_cdi else BY_MOUNTS,
+        driver=driver,
+    )
+
+
+def test_where_nobody_named_a_strategy_it_is_the_shares_own_device() -> None:
+    for resource in (WHOLE, SHARED, SOFT):
+        assert ask(resource, resource.slots[0].id, config=config()) == OWN
+
+
+def test_every_answer_has_a_name_of_its_own(tmp_path: Path) -> None:
+    answering = AllocateAnswers(
+        CdiUse.ON,
+        cdi_folder=tmp_path,
+        node=cast("OwnNode", None),
+        state=NodeState(devices=DEVICES),
+        shares=PodShares(StateFolder(tmp_path)),
+        reports=ReportsTwin(),
+    )
+    answers = [answering.allocate(SOFT, ["share::0"]) for _ in range(100)]
+    names = {each.annotations[SHARE_ANNOTATION] for each in answers}
+    assert len(names) == 100
+    assert all(len(each) == 12 for each in names)
+
+
+def test_soft_shares_come_by_their_own_device_whatever_was_named() -> None:
+    assert ask(SOFT, "share::0", config=config("envvar", "cdi-cri")) == OWN
+
+
+def test_without_cdi_soft_shares_come_by_files() -> None:
+    expected = AllocateAnswer(annotations=MARK, mounts=MOUNTS, devices=NODES)
+    assert ask(SOFT, "share::0", config=config("cdi-cri"), has_cdi=False) == expected
+
+
+def test_without_cdi_replicas_by_mps_are_told_of_their_daemon() -> None:
+    by_mps = replace(SHARED, mode="mps")
+    envs = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe"}
+    got = answer(
+        by_mps,
+        [by_mps.slots[0].id],
+        share=SHARE,
+        config=config(),
+        devices=DEVICES,
+        by_mounts=replace(BY_MOUNTS, envs=envs),
+    )
+    assert got == AllocateAnswer(envs=envs, annotations=MARK, mounts=MOUNTS, devices=NODES)
+    assert ask(by_mps, by_mps.slots[0].id, config=config("envvar")) == OWN
+
+
+def test_without_cdi_whole_gpus_come_by_the_environment_too() -> None:
+    expected = AllocateAnswer(
+        envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, annotations=MARK, mounts=MOUNTS, devices=NODES
+    )
+    assert ask(WHOLE, "GPU-1", config=config(), has_cdi=False) == expected
+
+
+def test_envvar() -> None:
+    got = ask(WHOLE, "GPU-1", "GPU-0", config=config("envvar"))
+    assert got == AllocateAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}, annotations=MARK)
+
+
+def test_envvar_by_index() -> None:
+    got = ask(WHOLE, "GPU-1", "GPU-0", config=config("envvar", device_id_strategy="index"))
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": "1,0"}
+
+
+def test_replicas_of_one_gpu_are_one_gpu() -> None:
+    got = ask(SHARED, "GPU-0::1", "GPU-1::0", "GPU-0::0", config=config("envvar"))
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
+
+
+def test_volume_mounts() -> None:
+    got = ask(WHOLE, "GPU-0", config=config("volume-mounts"))
+    folder = "/var/run/nvidia-container-devices"
+    assert got.envs == {"NVIDIA_VISIBLE_DEVICES": folder}
+    assert got.mounts == (HostMount("/dev/null", f"{folder}/GPU-0", is_read_only=False),)
+
+
+def test_cdi_cri() -> None:
+    got = ask(WHOLE, "GPU-0", config=config("cdi-cri"))
+    assert got == AllocateAnswer(
+        annotations=MARK, cdi_devices=("k8s.device-plugin.nvidia.com/gpu=GPU-0",)
+    )
+
+
+def test_cdi_annotations() -> None:
+    got = ask(
+        WHOLE,
+        "GPU-0",
+        "GPU-1",
+        config=config("cdi-annotations", cdi_annotation_prefix="custom.cdi.k8s.io/"),
+    )
+    vendor = "k8s.device-plugin.nvidia.com"
+    assert got.annotations == {
+        **MARK,
+        f"custom.cdi.k8s.io/nvidia-device-plugin_{SHARE}": f"{vendor}/gpu=GPU-0,{vendor}/gpu=GPU-1",
+    }
+    assert got == AllocateAnswer(annotations=got.annotations)
+
+
+def test_extras_come_with_every_strategy() -> None:
+    on = replace(
+        config("envvar", "cdi-cri"),
+        gds_enabled=True,
+        mofed_enabled=True,
+        gdrcopy_enabled=True,
+        imex_channel_ids=(0,),
+    )
+    got = ask(WHOLE, "GPU-0", config=on)
+    assert got.envs == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0",
+        "NVIDIA_IMEX_CHANNELS": "0",
+        "NVIDIA_GDRCOPY": "enabled",
+        "NVIDIA_GDS": "enabled",
+        "NVIDIA_MOFED": "enabled",
+    }
+    vendor = "k8s.device-plugin.nvidia.com"
+    assert got.cdi_devices == tuple(
+        f"{vendor}/{name}"
+        for name in ("gpu=GPU-0", "imex-channel=0", "gdrcopy=all", "gds=all", "mofed=all")
+    )
+
+
+def test_with_cdi_alone_nothing_else_is_answered() -> None:
+    on = replace(config("cdi-cri", pass_device_specs=True), gds_enabled=True)
+    got = ask(WHOLE, "GPU-0", config=on)
+    assert got == AllocateAnswer(annotations=MARK, cdi_devices=got.cdi_devices)
+
+
+def test_device_nodes_are_passed_from_the_drivers_root() -> None:
+    wanted = replace(config("envvar", pass_device_specs=True), nvidia_dev_root="/run/nvidia/driver")
+    driver = DriverNodes(control=("/dev/nvidiactl",), minors={"GPU-1": 5})
+    got = ask(SHARED, "GPU-1::0", "GPU-1::1", config=wanted, driver=driver)
+    assert got.devices == (
+        DeviceNode("/run/nvidia/driver/dev/nvidiactl", "/dev/nvidiactl"),
+        DeviceNode("/run/nvidia/driver/dev/nvidia5", "/dev/nvidia5"),
+    )
+
+
+def test_unknown_ids_are_refused_in_nvidias_words() -> None:
+    with pytest.raises(UsageError) as raised:
+        ask(WHOLE, "GPU-7", config=config("envvar"))
+    assert raised.value.message == (
+        'invalid allocation request for "nvidia.com/gpu": invalid request: unknown device: GPU-7'
+    )
+    assert raised.value.hint
+
+
+def test_more_than_one_is_refused_in_nvidias_words_where_that_is_asked_for() -> None:
+    ids = ("GPU-0::0", "GPU-1::0")
+    assert ask(SHARED, *ids, config=config()) == OWN
+    strict = replace(SHARED, fails_above_one=True)
+    with pytest.raises(UsageError) as raised:
+        ask(strict, *ids, config=config())
+    assert raised.value.message == (
+        'invalid allocation request for "nvidia.com/gpu.shared": invalid request: maximum request'
+        " size for shared resources is 1; found 2"
+    )
+    assert ask(strict, ids[0], config=config()) == OWN
+
+
+def test_a_device_that_does_not_answer_is_no_device() -> None:
+    gone = replace(WHOLE, slots=(Slot("GPU-9", "GPU-9"),))
+    with pytest.raises(UsageError, match="unknown device: GPU-9"):
+        ask(gone, "GPU-9", config=config("envvar"))
+
+
+def test_mig_devices_are_answered_as_nvidias_plugin_does() -> None:
+    whole = gpu(0, mig=True)
+    slices = {each.uuid: each for each in (mig_slice(whole, 0), mig_slice(whole, 1))}
+    small = Resource(
+        name="nvidia.com/mig-1g.10gb",
+        mode="exclusive",
+        slots=tuple(Slot(uuid, uuid) for uuid in slices),
+    )
+    driver = DriverNodes(
+        control=("/dev/nvidiactl",),
+        minors=dict.fromkeys(slices, 5),
+        capabilities={
+            "MIG-00": ("/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"),
+            "MIG-01": ("/dev/nvidia-caps/nvidia-cap75", "/dev/nvidia-caps/nvidia-cap76"),
+        },
+    )
+
+    def asked(config: Config, *ids: str) -> AllocateAnswer:
+        return answer(
+            small,
+            ids,
+            share=SHARE,
+            config=config,
+            devices=slices,
+            driver=driver,
+        )
+
+    by_name = asked(config("envvar"), "MIG-01")
+    assert by_name.envs == {"NVIDIA_VISIBLE_DEVICES": "MIG-01"}
+    by_number = asked(config("envvar", device_id_strategy="index"), "MIG-00", "MIG-01")
+    assert by_number.envs == {"NVIDIA_VISIBLE_DEVICES": "0:0,0:1"}
+    with_nodes = asked(config("envvar", pass_device_specs=True), "MIG-01", "MIG-00")
+    assert [node.host_path for node in with_nodes.devices] == [
+        "/dev/nvidiactl",
+        "/dev/nvidia5",
+        "/dev/nvidia-caps/nvidia-cap75",
+        "/dev/nvidia-caps/nvidia-cap76",
+        "/dev/nvidia-caps/nvidia-cap66",
+        "/dev/nvidia-caps/nvidia-cap67",
+    ]
+    assert asked(config("cdi-cri"), "MIG-00").cdi_devices == (
+        "k8s.device-plugin.nvidia.com/gpu=MIG-00",
+    )
+    assert asked(config(), "MIG-00") == OWN
+
+
+def test_a_resource_that_was_given_up_has_no_ids() -> None:
+    with pytest.raises(UsageError, match="unknown device: share::0"):
+        ask(replace(SOFT, slots=()), "share::0", config=config())

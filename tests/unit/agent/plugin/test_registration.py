@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resources at a twin of the kubelet: offered, changed, given up; the kubelet comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import pytest
+
+from allotment.agent.plugin.serving import socket_name
+from allotment.agent.protocols import AllocateAnswer, DeviceNode
+from allotment.agent.resources import Slot
+from allotment.model.errors import DoesNotFitError, UsageError
+from allotment.shares.cdi import HostMount
+
+if TYPE_CHECKING:
+    from tests.unit.agent.plugin.conftest import World
+
+GPU = "nvidia.com/gpu"
+SHARE = "allotment.dev/gpu"
+
+
+def test_resources_are_offered_and_answered(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2), world.opaque(3)) as plugins:
+            kubelet = world.kubelet
+            await world.until(lambda: all(plugins.registered.values()))
+            await world.until(lambda: kubelet.healthy(GPU) == ["GPU-0", "GPU-1"])
+            await world.until(lambda: len(kubelet.healthy(SHARE)) == 3)
+            assert kubelet.endpoints[GPU].numa == {"GPU-0": [0], "GPU-1": [1]}
+            assert kubelet.endpoints[GPU].options.pre_start_required
+            assert kubelet.endpoints[GPU].options.get_preferred_allocation_available
+            assert not kubelet.endpoints[SHARE].options.get_preferred_allocation_available
+            world.tenancy.more = AllocateAnswer(
+                envs={"A": "b"},
+                mounts=(HostMount("/host", "/inside"), HostMount("/h", "/i", is_read_only=False)),
+                devices=(DeviceNode("/dev/host", "/dev/inside"),),
+            )
+            answer = await kubelet.allocate(SHARE, ["share::1"], pod="u-1", container="main")
+            assert answer.cdi_devices[0].name == "allotment.dev/share=000000000001"
+            assert dict(answer.envs) == {"A": "b"}
+            mounts = [
+                (each.host_path, each.container_path, each.read_only) for each in answer.mounts
+            ]
+            assert mounts == [("/host", "/inside", True), ("/h", "/i", False)]
+            (node,) = answer.devices
+            found = (node.host_path, node.container_path, node.permissions)
+            assert found == ("/dev/host", "/dev/inside", "rw")
+            await kubelet.pre_start(SHARE, ["share::1"])
+            assert world.tenancy.prepared == [(SHARE, frozenset({"share::1"}))]
+            assert await kubelet.preferred(GPU, ["GPU-1", "GPU-0"], 1) == ["GPU-0"]
+            (entry,) = world.checkpoint.entries()
+            assert (entry.pod, entry.container, entry.share) == ("u-1", "main", "000000000001")
+        names = {name for name, _ in world.reports.observed}
+        assert names == {"allocate_seconds", "prepare_seconds", "preferred_seconds"}
+        assert not list(world.kubelet.folder.glob("*allotment-*"))
+
+    asyncio.run(story())
+
+
+def test_a_change_is_told_at_once_and_once(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2)) as plugins:
+            kubelet = world.kubelet
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 2)
+            sick = replace(
+                world.gpus(2), slots=(Slot("GPU-0", "GPU-0", is_healthy=False), Slot("new", "new"))
+            )
+            plugins.offer([sick])
+            plugins.offer([sick])
+            await world.until(lambda: kubelet.endpoints[GPU].lists == 2)
+            assert kubelet.endpoints[GPU].devices == {"GPU-0": "Unhealthy", "new": "Healthy"}
+            plugins.offer([replace(sick)])
+            await asyncio.sleep(0.3)
+            assert kubelet.endpoints[GPU].lists == 2
+            assert kubelet.registrations == [GPU]
+
+    asyncio.run(story())
+
+
+def test_a_new_resource_comes_beside_those_that_are_there(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)) as plugins:
+            await world.until(lambda: plugins.registered == {GPU: True})
+            plugins.offer([world.gpus(1), world.opaque(4)])
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 4)
+            assert world.kubelet.registrations == [GPU, SHARE]
+
+    asyncio.run(story())
+
+
+def test_what_is_given_up_is_empty_before_it_is_gone(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2), world.opaque(2)) as plugins:
+            kubelet = world.kubelet
+            await world.until(lambda: all(plugins.registered.values()))
+            await world.until(lambda: len(kubelet.healthy(SHARE)) == 2)
+            plugins.offer([world.gpus(2)])
+            await world.until(lambda: kubelet.capacity(SHARE) == 0)
+            await world.until(lambda: not kubelet.endpoints[SHARE].is_connected)
+            # Not "2 unhealthy", which is what a plugin leaves behind that just ends.
+            assert kubelet.capacity(SHARE) == 0
+            assert kubelet.endpoints[SHARE].has_ended_well
+            assert len(kubelet.healthy(GPU)) == 2
+
+    asyncio.run(story())
+
+
+def test_what_containers_have_stays_served_though_it_is_given_up(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(2)) as plugins:
+            kubelet = world.kubelet
+            await world.until(lambda: len(kubelet.healthy(SHARE)) == 2)
+            await kubelet.allocate(SHARE, ["share::0"], pod="u", container="c")
+            plugins.offer([])
+            await world.until(lambda: kubelet.capacity(SHARE) == 0)
+            await asyncio.sleep(1.5 / world.haste)
+            await kubelet.pre_start(SHARE, ["share::0"])  # the container was restarted
+            assert kubelet.endpoints[SHARE].is_connected
+            assert kubelet.registrations == [SHARE]
+
+    asyncio.run(story())
+
+
+def test_nothing_is_given_up_while_nobody_can_tell_who_has_it(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(2)) as plugins:
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 2)
+            world.checkpoint.path.write_text("{")
+            plugins.offer([])
+            await world.until(lambda: world.kubelet.capacity(SHARE) == 0)
+            await asyncio.sleep(1.5 / world.haste)
+            assert world.kubelet.endpoints[SHARE].is_connected
+            world.kubelet.write_checkpoint()
+            await world.until(lambda: not world.kubelet.endpoints[SHARE].is_connected)
+
+    asyncio.run(story())
+
+
+def test_what_containers_have_is_served_by_an_agent_that_never_offered_it(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(2)):
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 2)
+            await world.kubelet.allocate(SHARE, ["share::0"], pod="u", container="c")
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)):
+            await world.until(lambda: SHARE in world.kubelet.endpoints)
+            await world.until(lambda: world.kubelet.endpoints[SHARE].lists == 1)
+            assert world.kubelet.capacity(SHARE) == 0
+            await world.kubelet.pre_start(SHARE, ["share::0"])
+
+    asyncio.run(story())
+
+
+def test_a_new_kubelet_is_registered_with(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2), world.opaque(1)):
+            kubelet = world.kubelet
+            for starts in range(1, 4):
+                await world.until(lambda: len(kubelet.healthy(GPU)) == 2)
+                await world.until(lambda: len(kubelet.healthy(SHARE)) == 1)
+                assert len(kubelet.registrations) == 2 * starts
+                await kubelet.restart()
+
+    asyncio.run(story())
+
+
+def test_a_new_kubelet_is_registered_with_though_it_left_the_sockets_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # At once, and not when it is noticed that nobody listens.
+    monkeypatch.setattr("allotment.agent.plugin.registration._LISTEN_S", 3600.0)
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2)):
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+            await world.kubelet.restart(wipes=False)
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_comes_later_is_waited_for(world: World) -> None:
+    async def story() -> None:
+        async with world.serving(world.gpus(1)) as plugins:
+            await asyncio.sleep(0.4)
+            assert plugins.registered == {GPU: False}
+            await world.kubelet.start()
+            await world.until(lambda: plugins.registered == {GPU: True})
+        assert world.reports.events == []
+
+    asyncio.run(story())
+
+
+def test_a_socket_that_was_removed_is_made_again(world: World) -> None:
+    world.haste = 1  # the kubelet has to notice within that second
+
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)):
+            kubelet = world.kubelet
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+            old = kubelet.endpoints[GPU]
+            removed = time.monotonic()
+            (world.kubelet.folder / socket_name(GPU, kubelet.folder)).unlink()
+            await world.until(lambda: not old.is_connected)
+            await world.until(lambda: len(kubelet.registrations) == 2)
+            # It had the time to notice before it heard of the new one.
+            assert time.monotonic() - removed >= 1.0
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+            await kubelet.allocate(GPU, ["GPU-0"], pod="u", container="c")
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_hung_up_is_registered_with_again(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)):
+            kubelet = world.kubelet
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+            await kubelet.hang_up(GPU)
+            await world.until(lambda: len(kubelet.registrations) == 2)
+            await world.until(lambda: len(kubelet.healthy(GPU)) == 1)
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_of_another_version_is_told_of_once(world: World) -> None:
+    async def story() -> None:
+        world.kubelet.versions = ("v2",)
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1)) as plugins:
+            await world.until(lambda: len(world.kubelet.refusals) >= 6, within_s=30)
+            assert plugins.registered == {GPU: False}
+        ((reason, message),) = world.reports.events
+        assert reason == "DevicePluginNotRegistered"
+        assert "v1beta1" in message
+        assert '["v2"]' in message
+        assert "newer agent" in message
+        # It is asked less and less often: after 1.6 s of the agent's clock, or 0.4 of ours.
+        *_, fifth, sixth = world.kubelet.refusals
+        assert sixth - fifth > 0.35
+
+    asyncio.run(story())
+
+
+def test_a_name_that_the_kubelet_refuses_does_not_keep_others_from_it(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(1, name="gpu"), world.opaque(1)) as plugins:
+            await world.until(lambda: plugins.registered[SHARE])
+            await world.until(lambda: bool(world.reports.events))
+        ((_, message),) = world.reports.events
+        assert 'the ResourceName "gpu" is invalid' in message
+
+    asyncio.run(story())
+
+
+def test_a_refusal_says_what_is_wrong_and_what_to_do(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(1)):
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 1)
+            world.tenancy.error = DoesNotFitError(
+                "no GPU has 8Gi left:\n  GPU-0: need 8Gi, have 2Gi", hint="ask for less"
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await world.kubelet.pre_start(SHARE, ["share::0"])
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.details() == (
+            "no GPU has 8Gi left: GPU-0: need 8Gi, have 2Gi; hint: ask for less"
+        )
+
+    asyncio.run(story())
+
+
+def test_a_refused_allocation_is_counted(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(1)):
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 1)
+            world.tenancy.error = UsageError("invalid request: unknown device: x")
+            with pytest.raises(grpc.aio.AioRpcError, match="unknown device: x") as raised:
+                await world.kubelet.allocate(SHARE, ["x"], pod="u", container="c")
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert ("refusals", {"reason": "UsageError"}) in world.reports.counted
+
+    asyncio.run(story())
+
+
+def test_many_containers_are_prepared_at_once(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.opaque(20)):
+            await world.until(lambda: len(world.kubelet.healthy(SHARE)) == 20)
+            world.tenancy.together = asyncio.Barrier(20)  # none ends before all have begun
+            await asyncio.gather(
+                *(world.kubelet.pre_start(SHARE, [f"share::{n}"]) for n in range(20))
+            )
+        assert len(world.tenancy.prepared) == 20
+
+    asyncio.run(story())
+
+
+def test_what_a_killed_agent_left_is_removed(world: World) -> None:
+    left = world.kubelet.folder / "allotment-old_resource.sock"
+
+    async def story() -> None:
+        await world.kubelet.start()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(left))
+        async with world.serving(world.gpus(1)) as plugins:
+            await world.until(lambda: plugins.registered == {GPU: True})
+            assert not left.exists()
+
+    asyncio.run(story())
+
+
+def test_a_folder_that_is_not_there_is_waited_for(world: World) -> None:
+    world.kubelet.folder.rmdir()
+
+    async def story() -> None:
+        async with world.serving(world.gpus(1)) as plugins:
+            await asyncio.sleep(0.5)
+            await world.kubelet.start()
+            await world.until(lambda: plugins.registered == {GPU: True})
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("name", [GPU, "nvidia.com/gpu.shared", "a/" + "x" * 61], ids=len)
+def test_a_sockets_path_is_short_enough(name: str) -> None:
+    folder = Path("/var/lib/kubelet/device-plugins")
+    assert len(str(folder / socket_name(name, folder))) <= 107
+
+
+def test_resources_have_sockets_of_their_own() -> None:
+    names = ("a.b/c", "a/b.c", "a/b_c", "a.b/c-d", "a.b-c/d")
+    assert len({socket_name(name, Path("/x")) for name in names}) == len(names)
+
+
+def test_a_kubelet_that_is_not_there_is_waited_for_and_told_of(world: World) -> None:
+    async def story() -> None:
+        async with world.serving(world.gpus(2)) as plugins:
+            await world.until(lambda: plugins.problem is not None)
+            assert str(world.kubelet.folder / "kubelet.sock") in (plugins.problem or "")
+            await world.kubelet.start()
+            await world.until(lambda: plugins.problem is None)
+            await world.until(lambda: all(plugins.registered.values()))
+
+    asyncio.run(story())

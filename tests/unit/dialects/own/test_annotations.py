@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations that say which GPUs, and by what they are chosen; and who sees to it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
+from allotment.dialects.own.registry import asks_of, wanted
+from allotment.model.compute import Compute
+from allotment.model.errors import UsageError
+from allotment.model.pods import Container, ContainerAsk, ContainerKind, Pod, PodUid
+from allotment.model.requests import DeviceWeights, ModelRule, Request
+
+GI = 1 << 30
+
+
+def container(name: str, /, **amounts: int) -> Container:
+    names = {"gpu": GPU, "memory": GPU_MEMORY, "compute": GPU_COMPUTE}
+    resources = {names[key]: amount for key, amount in amounts.items()}
+    return Container(name, ContainerKind.REGULAR, resources)
+
+
+def pod(*containers: Container, node: str = "", **annotations: str) -> Pod:
+    return Pod(
+        uid=PodUid("uid-1"),
+        namespace="team",
+        name="train-0",
+        node=node,
+        annotations={
+            f"allotment.dev/{key.replace('_', '-')}": text for key, text in annotations.items()
+        },
+        containers=containers or (container("train", gpu=1),),
+    )
+
+
+def requests(subject: Pod) -> dict[str, Request]:
+    return {each.name: each.request for each in wanted(subject)}
+
+
+def placed(subject: Pod, devices: list[str], **more: object) -> ContainerAsk:
+    placement = {"version": 1, "containers": {"train": {"devices": devices, **more}}}
+    annotations = {**subject.annotations, "allotment.dev/placement": json.dumps(placement)}
+    (found,) = asks_of(replace(subject, node="node-1", annotations=annotations), nvidia=())
+    return found
+
+
+def test_all_of_them() -> None:
+    its = requests(
+        pod(
+            container("train", gpu=2),
+            memory="25%",
+            models='A100, "Tesla T4"',
+            not_models="V100",
+            uuids="GPU-1,GPU-2",
+            not_uuids="GPU-3",
+            affinity="a",
+            anti_affinity="b%2Cc",
+            exclusion="d",
+            alone="true",
+            topology="numa,nvlink",
+            node_policy="spread,binpack",
+            gpu_policy="fragmentation",
+            gpu_weights="shares=1,memory=3",
+        )
+    )["train"]
+    assert its.memory.of(400) == 100
+    wishes = its.constraints
+    assert wishes.models == (ModelRule("A100"), ModelRule("Tesla T4", is_exact=True))
+    assert wishes.not_models == (ModelRule("V100"),)
+    assert (wishes.uuids, wishes.not_uuids) == (("GPU-1", "GPU-2"), ("GPU-3",))
+    assert (wishes.affinity, wishes.anti_affinity, wishes.exclusion) == ("a", "b,c", "d")
+    assert (wishes.is_alone, wishes.same_numa, wishes.needs_nvlink) == (True, True, True)
+    assert its.preferences.node_policies == ("spread", "binpack")
+    assert its.preferences.device_policies == ("fragmentation",)
+    assert its.preferences.weights == DeviceWeights(shares=1, compute=0, memory=3)
+
+
+def test_lists_by_container() -> None:
+    its = requests(
+        pod(
+            container("train", gpu=1),
+            container("side", gpu=1),
+            container("web"),
+            models="train=A100,V100; side=T4",
+            gpu_weights="side=shares=1,compute=2",
+            exclusion="train=",
+        )
+    )
+    assert its["train"].constraints.models == (ModelRule("A100"), ModelRule("V100"))
+    assert its["side"].constraints.models == (ModelRule("T4"),)
+    assert its["train"].preferences.weights is None
+    assert its["side"].preferences.weights == DeviceWeights(shares=1, compute=2, memory=0)
+    assert (its["train"].constraints.exclusion, its["side"].constraints.exclusion) == ("", None)
+
+
+def test_places_are_those_among_all_containers() -> None:
+    init = replace(container("init", gpu=1), kind=ContainerKind.INIT)
+    found = wanted(pod(init, container("web"), container("train", gpu=1)))
+    assert [(each.name, each.place, each.kind) for each in found] == [
+        ("init", 0, ContainerKind.INIT),
+        ("train", 2, ContainerKind.REGULAR),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        ({"models": ""}, "allotment.dev/models: it is empty"),
+        ({"models": "train=A100,side=T4"}, "contains '='"),
+        ({"models": "train=A100;T4"}, "has 'T4' without a container's name"),
+        ({"memory": "4Gi"}, "allotment.dev/memory: '4Gi' is not a part of each GPU"),
+        ({"affinity": " "}, "allotment.dev/affinity: it is empty"),
+        ({"alone": "yes"}, "allotment.dev/alone is 'yes'"),
+        ({"topology": "nvlnk"}, "did you mean 'nvlink'?"),
+        ({"node_policy": "pack"}, "'pack' is not an allowed word"),
+        ({"gpu_weights": "shares=0"}, "allotment.dev/gpu-weights: "),
+        ({"model": "A100"}, "did you mean 'allotment.dev/models'?"),
+    ],
+)
+def test_refused(annotations: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        wanted(pod(**annotations))
+    assert refused.value.message.startswith("pod team/train-0")
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_part_beside_an_amount_is_refused() -> None:
+    with pytest.raises(UsageError, match="sets a part of each"):
+        wanted(pod(container("train", gpu=1, memory=GI), memory="50%"))
+
+
+def test_a_list_by_container_with_the_wrong_separator_is_told_the_right_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        wanted(pod(models="train=A100,side=T4"))
+    assert "train=A100,V100;side=T4" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("compute", "total", "count", "expected"),
+    [
+        ("33.33:50", 34, 1, Compute(3333, 5000, is_governed=True)),
+        ("33.33", 100, 3, Compute(3333, 3333, is_governed=True)),
+        ("25.5:100", 51, 2, Compute(2550, 10_000, is_governed=True)),
+    ],
+)
+def test_a_guarantee_in_hundredths(compute: str, total: int, count: int, expected: Compute) -> None:
+    subject = pod(container("train", gpu=count, compute=total), compute=compute)
+    assert requests(subject)["train"].compute == expected
+
+
+@pytest.mark.parametrize(("compute", "total"), [("33.33", 33), ("33.33", 35), ("34.01", 34)])
+def test_a_guarantee_that_was_not_counted_is_refused(compute: str, total: int) -> None:
+    with pytest.raises(UsageError, match=r"but allotment\.dev/gpu-compute is"):
+        wanted(pod(container("train", gpu=1, compute=total), compute=compute))
+
+
+# ---- who sees to it ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotations", "key"),
+    [
+        ({"affinity": "a"}, "affinity"),
+        ({"anti_affinity": "a"}, "anti-affinity"),
+        ({"exclusion": "a"}, "exclusion"),
+        ({"topology": "nvlink"}, "topology (nvlink)"),
+    ],
+)
+def test_a_node_refuses_what_a_scheduler_has_to_see_to(
+    annotations: dict[str, str], key: str
+) -> None:
+    subject = pod(container("train", gpu=2), **annotations)
+    with pytest.raises(UsageError) as refused:
+        asks_of(replace(subject, node="node-1"), nvidia=())
+    assert f"allotment.dev/{key} needs Allotment's scheduler" in refused.value.message
+    assert refused.value.hint
+    assert asks_of(subject, nvidia=())  # nobody has bound it yet
+    assert placed(subject, ["GPU-1", "GPU-2"]).devices == ("GPU-1", "GPU-2")
+
+
+def test_a_node_sees_to_the_rest_by_itself() -> None:
+    subject = pod(
+        container("train", gpu=2),
+        node="node-1",
+        models="A100",
+        not_uuids="GPU-3",
+        alone="true",
+        topology="numa",
+        exclusion="",
+        gpu_policy="spread",
+    )
+    (found,) = asks_of(subject, nvidia=())
+    assert found.request == requests(subject)["train"]
+    # Any single GPU is joined to itself.
+    assert asks_of(pod(node="node-1", topology="nvlink"), nvidia=())
+
+
+def test_a_placement_says_how_much_a_part_is() -> None:
+    for subject in (pod(), pod(memory="50%")):
+        found = placed(subject, ["GPU-1"], memory=5 * GI)
+        assert found.request is not None
+        assert found.request.memory.size_bytes == 5 * GI
+        without = placed(subject, ["GPU-1"])
+        assert without.request == requests(subject)["train"]
+    with pytest.raises(UsageError, match=r"allotment\.dev/gpu-memory amounts to"):
+        placed(pod(container("train", gpu=1, memory=GI)), ["GPU-1"], memory=5 * GI)
+
+
+def test_who_places_does_not_look_at_an_earlier_placement() -> None:
+    assert requests(pod(placement="copied from elsewhere")) == requests(pod())

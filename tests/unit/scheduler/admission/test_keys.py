@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pods the API server asks about: all that any dialect knows, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from foreign_pods import load_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allotment.dialects.foreign.hami import HamiDialect, HamiSettings
+from allotment.dialects.foreign.nvidia import NvidiaForeign, NvidiaSettings
+from allotment.dialects.foreign.settings import SYSTEMS, DialectSettings, foreign_dialects
+from allotment.dialects.foreign.translate import translate
+from allotment.model.pods import ForeignContainer, ForeignPod
+from allotment.scheduler.admission.manifests import (
+    RECORD_RULES,
+    Installation,
+    admission_objects,
+    as_yaml,
+    record_condition,
+)
+from allotment.scheduler.admission.pod_patch import read_pod
+from allotment.scheduler.admission.rules import (
+    BINDING_RULE,
+    CONDITION,
+    PLACEMENT_RULES,
+    TRANSLATED_RULE,
+    VARIABLES,
+    Keys,
+    all_keys,
+    keys_of,
+    left_alone_rule,
+    matcher,
+    untranslated_condition,
+    webhook_condition,
+)
+
+POLICY = "ValidatingAdmissionPolicy"
+DIALECTS = foreign_dialects()
+ALL = all_keys(DIALECTS)
+
+
+def pod(**fields: Any) -> ForeignPod:  # noqa: ANN401 - any field
+    limits = fields.pop("limits", {})
+    container = ForeignContainer(name="c", limits=limits, requests=limits)
+    return ForeignPod(namespace="team", name="p", containers=(container,), **fields)
+
+
+def plain(names: frozenset[str]) -> list[str]:
+    return sorted(f"{each[:-1]}x" if each.endswith("*") else each for each in names)
+
+
+TEXTS = st.sampled_from(["1", "0", "0.5", "true", "4Gi", "x"])
+PODS = st.builds(
+    lambda limits, annotations, labels, scheduler: pod(
+        limits=limits, annotations=annotations, labels=labels, scheduler=scheduler
+    ),
+    st.dictionaries(
+        st.sampled_from([*plain(ALL.resources), "nvidia.com/gpu", "cpu"]), TEXTS, max_size=3
+    ),
+    st.dictionaries(st.sampled_from([*plain(ALL.annotations), "a/b"]), TEXTS, max_size=3),
+    st.dictionaries(st.sampled_from([*plain(ALL.labels), "app"]), TEXTS, max_size=3),
+    st.sampled_from(["", "default-scheduler", "hami-scheduler", "volcano"]),
+)
+
+
+@given(PODS)
+def test_what_a_dialect_has_to_translate_is_asked_about(subject: ForeignPod) -> None:
+    for dialect in DIALECTS:
+        stays = isinstance(dialect, NvidiaForeign) and dialect.stays(subject)
+        if dialect.recognises(subject) and not stays:
+            assert ALL.match(subject), dialect.name
+            assert keys_of(dialect).match(subject), dialect.name
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        pod(),
+        pod(limits={"cpu": "1", "amd.com/gpu": "1", "nvidia.com/gpu": "1"}),
+        pod(limits={"nvidia.com/gpu.shared": "1"}),
+        pod(annotations={"example.com/gpu-fraction": "1", "kai.scheduler/queue": "a"}),
+        pod(labels={"app": "allotment", "allotment.dev/app": "x"}),
+        pod(scheduler="volcano"),
+    ],
+    ids=["empty", "whole", "shared", "annotations", "labels", "scheduler"],
+)
+def test_who_wants_no_part_of_a_gpu_is_nobody_s_business(subject: ForeignPod) -> None:
+    assert not ALL.match(subject)
+
+
+def test_every_dialect_but_nvidia_s_has_something_that_has_to_be_translated() -> None:
+    for dialect in DIALECTS:
+        asking = keys_of(dialect).asking
+        found = asking.resources | asking.annotations | asking.labels | asking.marked
+        assert bool(found) == (dialect.name != "nvidia"), dialect.name
+
+
+def test_what_configuration_renames_or_takes_on_is_asked_about() -> None:
+    renamed = HamiDialect(HamiSettings(resource_memory_name="example.com/vmem"))
+    assert "example.com/vmem" in keys_of(renamed).asking_resources
+    assert "nvidia.com/gpu" not in keys_of(renamed).asking_resources
+    whole = HamiDialect(HamiSettings(owns_plain_count=True))
+    assert "nvidia.com/gpu" in keys_of(whole).asking_resources
+    exclusive = NvidiaForeign(NvidiaSettings(whole="share"))
+    assert "nvidia.com/gpu" in keys_of(exclusive).asking_resources
+
+
+def test_the_examples_of_all_systems_are_asked_about(root: Path) -> None:
+    """As far as there are examples: each of them that any dialect knows."""
+    for path in sorted((root / "examples" / "dialects").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text("utf-8")):
+            if document["kind"] != "Pod":
+                continue
+            subject = read_pod(json.dumps(document).encode(), namespace="team").pod
+            stays = [isinstance(each, NvidiaForeign) and each.stays(subject) for each in DIALECTS]
+            known = [
+                each.name
+                for each, is_left in zip(DIALECTS, stays, strict=True)
+                if each.recognises(subject) and not is_left
+            ]
+            assert ALL.match(subject) or not known, (path.name, known)
+
+
+def test_a_star_stands_for_all_that_begin_so() -> None:
+    matches = matcher({"a/b*", "c"})
+    assert [each for each in ("a/b", "a/bc", "c", "cc", "a/") if matches(each)] == [
+        "a/b",
+        "a/bc",
+        "c",
+    ]
+    assert not matcher(())("")
+
+
+def test_keys_add_up() -> None:
+    one = Keys(asking_resources=frozenset({"a"}), other_labels=frozenset({"b"}))
+    two = Keys(asking_resources=frozenset({"c"}), schedulers=frozenset({"d"}))
+    both = one | two
+    assert both.resources == {"a", "c"}
+    assert both.labels == {"b"}
+    assert both.asking == Keys(asking_resources=frozenset({"a", "c"}))
+
+
+# ---- the manifest --------------------------------------------------------------------------------
+
+
+def test_the_manifest_has_what_the_command_prints(root: Path) -> None:
+    """A difference? Write at its end what `allot scheduler --print-manifests` prints."""
+    manifest = (root / "deploy" / "manifests" / "scheduler.yaml").read_text("utf-8")
+    printed = as_yaml(admission_objects(ALL))
+    begin = printed.splitlines()[0]
+    assert manifest.count(begin) == 1
+    assert manifest[manifest.index(begin) :] == printed
+
+
+def objects(keys: Keys, **its: Any) -> dict[tuple[str, str], Any]:  # noqa: ANN401 - any field
+    text = as_yaml(admission_objects(keys, Installation(**its)))
+    return {
+        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each
+    }
+
+
+def conditions(policy: Any) -> dict[str, str]:  # noqa: ANN401 - an object
+    return {each["name"]: each["expression"] for each in policy["matchConditions"]}
+
+
+def test_expressions_come_out_of_the_file_as_they_went_in() -> None:
+    found = objects(ALL)
+    (webhook,) = found["MutatingWebhookConfiguration", "allotment-scheduler"]["webhooks"]
+    assert conditions(webhook) == {CONDITION: webhook_condition(ALL)}
+    policies = {name: each["spec"] for (kind, name), each in found.items() if kind == POLICY}
+    translated = policies["allotment-translated"]
+    assert conditions(translated)[CONDITION] == untranslated_condition(ALL)
+    rules = {
+        name: [each["expression"] for each in spec["validations"]]
+        for name, spec in policies.items()
+    }
+    assert rules == {
+        "allotment-translated": [TRANSLATED_RULE],
+        "allotment-left-alone": [left_alone_rule(["kube-system"])],
+        "allotment-placements": list(PLACEMENT_RULES),
+        "allotment-bindings": [BINDING_RULE],
+        "allotment-records": list(RECORD_RULES),
+    }
+    variables = {
+        each["name"]: each["expression"] for each in policies["allotment-placements"]["variables"]
+    }
+    assert variables == VARIABLES
+    bound = {each["spec"]["policyName"] for (kind, _), each in found.items() if "Binding" in kind}
+    assert bound == set(policies)
+
+
+def test_no_object_knows_a_dialect_that_is_not_spoken() -> None:
+    spoken = foreign_dialects(DialectSettings(disabled=frozenset({"kai", "hami"})))
+    text = as_yaml(admission_objects(all_keys(spoken)))
+    for key in ("gpu-fraction", "nvidia.com/gpumem", "nvidia.com/container.", "hami-scheduler"):
+        assert f"'{key}" not in text, key
+        assert f"'{key}" in as_yaml(admission_objects(ALL)), key
+    assert "aliyun.com/gpu-mem" in text
+
+
+def test_all_objects_go_by_the_names_that_are_configured() -> None:
+    renamed = foreign_dialects(
+        load_settings("hami: {resourceMemoryName: example.com/vmem}\nkai: {prefix: example.com/c.}")
+    )
+    found = objects(
+        all_keys(renamed),
+        namespace="gpus",
+        service="hook",
+        configuration="gpus",
+        ignored_namespaces=("kube-system", "legacy"),
+    )
+    (webhook,) = found["MutatingWebhookConfiguration", "gpus"]["webhooks"]
+    translated = found[POLICY, "allotment-translated"]["spec"]
+    for each in (webhook, translated):
+        assert "'example.com/vmem'" in conditions(each)[CONDITION]
+        assert "startsWith('example.com/c.')" in conditions(each)[CONDITION]
+        assert "nvidia.com/gpumem'" not in conditions(each)[CONDITION]
+    service = webhook["clientConfig"]["service"]
+    assert (service["namespace"], service["name"]) == ("gpus", "hook")
+    for selector in (
+        webhook["namespaceSelector"],
+        translated["matchConstraints"]["namespaceSelector"],
+    ):
+        named = selector["matchExpressions"][0]
+        assert named["values"] == ["kube-system", "legacy"]
+    (rule,) = found[POLICY, "allotment-left-alone"]["spec"]["validations"]
+    assert "request.namespace in ['kube-system', 'legacy']" in rule["expression"]
+    for name in ("allotment-placements", "allotment-bindings"):
+        (other,) = found[POLICY, name]["spec"]["matchConditions"]
+        assert "'system:serviceaccount:gpus:allotment-scheduler'" in other["expression"]
+
+
+def test_what_is_read_of_running_pods_is_what_is_held() -> None:
+    is_record = matcher(ALL.records)
+    assert is_record("nvidia.com/container.train.gpus.devices")
+    assert is_record("tencent.com/predicate-gpu-idx-0")
+    assert not is_record("hami.io/vgpu-time")
+    assert "k.endsWith('.gpus.devices')" in record_condition(ALL)
+    for dialect in DIALECTS:
+        assert bool(keys_of(dialect).records) == (dialect.name in SYSTEMS), dialect.name
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "annotations", "is_let"),
+    [
+        # A DaemonSet's author writes what its controller creates, and that one binds, too.
+        ("Pod", "CREATE", {}, False),
+        ("Pod", "CREATE", {"allotment.dev/dialect": "kai"}, True),
+        ("Binding", "CREATE", {}, True),
+        ("Pod", "UPDATE", {}, True),
+    ],
+)
+def test_who_binds_may_write_a_record_when_it_binds_and_not_when_it_creates(
+    kind: str, operation: str, annotations: dict[str, str], *, is_let: bool
+) -> None:
+    assert is_said_of(RECORD_RULES[0], kind, operation, annotations, is_scheduler=True) == is_let
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"), [("Pod", "CREATE"), ("Binding", "CREATE")], ids=["pod", "binding"]
+)
+def test_nobody_else_writes_a_record(kind: str, operation: str) -> None:
+    assert not is_said_of(RECORD_RULES[0], kind, operation, {}, is_scheduler=False)
+
+
+def is_said_of(
+    rule: str, kind: str, operation: str, annotations: dict[str, str], *, is_scheduler: bool
+) -> bool:
+    """Look at a rule of nothing but comparisons: those are Python's, too."""
+    its = {
+        "request": SimpleNamespace(operation=operation, kind=SimpleNamespace(kind=kind)),
+        "variables": SimpleNamespace(annotations=annotations, isScheduler=is_scheduler),
+    }
+    return bool(eval(rule.replace("||", "or").replace("&&", "and"), its))  # noqa: S307 - our own
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_asked"),
+    [
+        (pod(annotations={"gpu-memory": "16Gi"}), False),
+        (pod(annotations={"gpu-memory": "16Gi"}, limits={"nvidia.com/gpu": "1"}), False),
+        (pod(annotations={"mps": "true", "nvidia.com/container.c.note": "x"}), False),
+        (pod(labels={"kai.scheduler/queue": "team"}), False),
+        (pod(scheduler="kai-scheduler"), False),
+        (pod(scheduler="kai-scheduler", annotations={"gpu-memory": "2000"}), True),
+        (pod(labels={"kai.scheduler/queue": "t"}, annotations={"gpu-fraction": "0.5"}), True),
+    ],
+)
+def test_words_that_anybody_may_use_are_kai_s_on_its_pods(
+    subject: ForeignPod, *, is_asked: bool
+) -> None:
+    assert ALL.match(subject) == is_asked
+    assert (translate(subject, DIALECTS) is not None) == is_asked
+
+
+def test_whose_pods_are_kai_s_can_be_set() -> None:
+    settings = load_settings("kai: {schedulerNames: [batch], queueLabels: [example.com/queue]}")
+    keys = all_keys(foreign_dialects(settings))
+    words = {"gpu-fraction": "0.5"}
+    assert keys.match(pod(scheduler="batch", annotations=words))
+    assert keys.match(pod(labels={"example.com/queue": "a"}, annotations=words))
+    assert not keys.match(pod(scheduler="kai-scheduler", annotations=words))
+    for text in (webhook_condition(keys), untranslated_condition(keys)):
+        assert "in ['batch']" in text
+        assert "k in ['example.com/queue']" in text
+
+
+def test_texts_in_expressions_end_where_they_should() -> None:
+    keys = Keys(asking_resources=frozenset({"it's", "a\\b"}))
+    assert r"r in ['a\\b', 'it\'s']" in webhook_condition(keys)
+    assert untranslated_condition(Keys()) == "false"
+    assert webhook_condition(Keys()).endswith("&& (false)")
+
+
+def test_mig_resources_ask_by_themselves_where_they_are_translated() -> None:
+    left = keys_of(NvidiaForeign())
+    assert left.other_resources == {"nvidia.com/mig-*"}
+    assert not left.asking_resources
+    cut = keys_of(NvidiaForeign(NvidiaSettings(mig="slices")))
+    assert cut.asking_resources == {"nvidia.com/mig-*"}

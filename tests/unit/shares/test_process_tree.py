@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives, and who is in which share."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allotment.model.shares import Share
+from allotment.shares import process_tree
+
+Make = Callable[..., tuple[Share, Path]]
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_this_process_lives_and_is_itself() -> None:
+    me = process_tree.named(os.getpid())
+    assert process_tree.is_alive(me)
+    assert not process_tree.is_alive(replace(me, start_time=me.start_time + 1))
+    assert not process_tree.is_alive(replace(me, boot_id="another"))
+    assert process_tree.pid_inside(os.getpid()) == os.getpid()
+
+
+def test_a_zombie_does_not_live(sleeper: Sleeper) -> None:
+    process = sleeper()
+    started = process_tree.start_time(process.pid)
+    assert started is not None
+    runner = replace(process_tree.named(os.getpid()), pid=process.pid, start_time=started)
+    assert process_tree.is_alive(runner)
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not process_tree.is_alive(runner)
+
+
+def test_stopped_is_who_goes_on_by_sigcont(sleeper: Sleeper) -> None:
+    process = sleeper()
+    assert not process_tree.is_stopped(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert process_tree.is_stopped(process.pid)
+    process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+    assert not process_tree.is_stopped(process.pid)
+
+
+def test_what_a_debugger_stops_is_not_stopped() -> None:
+    traced = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
+    with subprocess.Popen([sys.executable, "-c", traced]) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        is_stopped = process_tree.is_stopped(process.pid)
+        process.kill()
+    assert (state, is_stopped) == ("t", False)
+
+
+def test_a_command_with_a_name_that_looks_like_proc(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/cat")
+    with subprocess.Popen(
+        [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"  # it runs: the kernel shows its command line
+        assert process_tree.start_time(process.pid)
+        assert process_tree.command_of(process.pid) == str(program)
+        process.communicate()
+
+
+def test_members_by_environment(make: Make, sleeper: Sleeper) -> None:
+    share, directory = make(runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    sleeper(ALLOTMENT_SHARE="/elsewhere")
+    assert process_tree.census([(share, directory)]) == {share.id: {member.pid}}
+
+
+def test_members_by_descent_whatever_their_environment(make: Make) -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "env -i /bin/sleep 50 & echo $!; wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as runner:
+        assert runner.stdout is not None
+        grandchild = int(runner.stdout.readline())
+        named = replace(
+            process_tree.named(os.getpid()),
+            pid=runner.pid,
+            start_time=process_tree.start_time(runner.pid) or 0,
+        )
+        share, directory = make(runner=named)
+        assert grandchild in process_tree.census([(share, directory)])[share.id]
+        os.kill(grandchild, signal.SIGKILL)
+        runner.communicate()
+
+
+SAY_UNSEEN = """
+import sys
+from allotment.shares import process_tree
+process_tree.is_in_pod = lambda pid: pid == int(sys.argv[1])
+print(process_tree.unseen_processes() or "all")
+"""
+
+
+def test_who_may_not_look_into_processes_of_pods_is_told(sleeper: Sleeper) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("capabilities are root's to drop, by setpriv")
+    other = str(sleeper().pid)
+
+    def said(*flags: str) -> str:
+        command = [*flags, sys.executable, "-c", SAY_UNSEEN, other]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    # As a container gets them: root, with no capabilities but those that are named.
+    few = ("setpriv", "--inh-caps", "-all", "--bounding-set", "-all,+sys_admin")
+    assert "SYS_PTRACE" in said(*few)
+    assert f"(PID {other})" in said(*few)
+    assert said(*few[:-1], f"{few[-1]},+sys_ptrace") == "all"
+
+
+@pytest.mark.parametrize(
+    ("group", "is_pods"),
+    [
+        ("0::/kubepods/besteffort/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/8f0c", True),
+        (
+            "0::/kubepods.slice/kubepods-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-8.scope",
+            True,
+        ),
+        ("0::/../../pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/8f0c", True),
+        ("0::/../8f0c", True),
+        ("4:memory:/x/kubepods/podfe6bf2ce5ad1d2ea7e9e6a6e0d8a2cb8/8f0c", True),
+        ("0::/", False),
+        ("0::/system.slice/podman.service", False),
+        ("0::/user.slice/pods", False),
+    ],
+)
+def test_processes_of_pods_are_told_by_their_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, *, is_pods: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")
+    monkeypatch.setattr(process_tree, "_PROC", tmp_path)
+    assert process_tree.is_in_pod(7) is is_pods
+    assert not process_tree.is_in_pod(8)

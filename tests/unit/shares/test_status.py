@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown of shares: the ledger's word, checked against the driver's and the kernel's."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allotment.devices.sources import DeviceProcess, Problem, Reading
+from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.compute import parse_compute
+from allotment.model.pods import ContainerKind, Owner, PodUid
+from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
+from allotment.modes.mps import Loss
+from allotment.shares import lifecycle
+from allotment.shares.folders import StateFolder
+from allotment.shares.record import write_record
+from allotment.shares.status import (
+    ComputeView,
+    DeviceView,
+    LiveState,
+    LossView,
+    OutsideView,
+    Rates,
+    ShareStatus,
+    ShareView,
+    current,
+    share_status,
+    view,
+)
+
+GI = 1 << 30
+Make = Callable[..., tuple[Share, Path]]
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def driver(
+    *processes: tuple[int, int | None], gpu_percent: int | None = None
+) -> Callable[[Path | None], Mapping[str, Reading | Problem]]:
+    """A driver that sees these processes on the first device."""
+    reading = Reading(
+        used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
+        processes=tuple(DeviceProcess(pid, used, gpu_percent) for pid, used in processes),
+    )  # fmt: skip
+    return lambda _machine: {"GPU-00000000": reading}
+
+
+def test_a_quiet_share(folder: StateFolder, make: Make) -> None:
+    make("4Gi", name="train")
+    (share,) = view(current(folder), driver())
+    assert (share.name, share.state, share.is_enforced) == ("train", LiveState.RUNNING, True)
+    assert [(each.limit, each.used, each.peak) for each in share.devices] == [(4 * GI, 0, 0)]
+    assert share.processes == ()
+
+
+def test_a_member_that_the_ledger_does_not_know_is_not_enforced(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
+    (share,) = view(current(folder), driver((member.pid, 3 * GI), (stranger.pid, GI)))
+    (process,) = share.processes
+    assert (process.pid, process.used, process.is_enforced) == (member.pid, (3 * GI,), False)
+    assert process.command == "/bin/cat"
+    assert not share.is_enforced
+
+
+def test_what_escaped_the_shim_counts_as_used(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver((member.pid, 3 * GI)))
+    assert [(each.used, each.peak) for each in share.devices] == [(3 * GI, 3 * GI)]
+
+
+def test_compute_is_shown_with_what_the_driver_says(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", runner=None, compute=parse_compute("30:80"))
+    members = [sleeper(ALLOTMENT_SHARE=str(directory)) for _ in range(2)]
+    ask = driver(*((each.pid, GI) for each in members), gpu_percent=21)
+    (share,) = view(current(folder), ask)
+    compute = share.devices[0].compute
+    assert compute
+    assert (str(compute.promised), compute.state, compute.is_measured) == ("30:80", "idle", True)
+    assert compute.driver_percent == 42
+    (share,) = view(current(folder), driver((members[0].pid, GI)))
+    assert share.devices[0].compute
+    assert share.devices[0].compute.driver_percent is None
+    assert share.devices[0].compute.rates is None
+
+
+def test_losses_are_those_of_the_share_itself(folder: StateFolder, make: Make) -> None:
+    share, _ = make("1Gi", name="train")
+    make("1Gi", name="other")
+    uuid = share.devices[0].uuid
+    losses = {
+        uuid: (
+            Loss(share.created - 60, "of one before it with this name", ("train",)),
+            Loss(share.created + 1, "another share's", ("serve",)),
+            Loss(share.created + 2, "both", ("other", "train"), recovered_s=0.5),
+            Loss(share.created + 3, "not back", ("train",)),
+        ),
+        "GPU-11111111": (Loss(share.created + 4, "elsewhere", ("train",)),),
+    }
+    seen = {
+        each.name: each for each in share_status(current(folder), driver(), losses=losses).shares
+    }
+    assert seen["train"].losses == (
+        LossView(uuid, share.created + 2, "both", recovered_s=0.5),
+        LossView(uuid, share.created + 3, "not back", recovered_s=None),
+    )
+    assert [loss.reason for loss in seen["other"].losses] == ["both"]
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    def at(read_ns: int, gpu_ns: int, borrowed_ns: int, *, measured: bool = True) -> ShareStatus:
+        compute = ComputeView(
+            promised=parse_compute("30:80"), is_suspended=False, is_measured=measured,
+            use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=gpu_ns, held_ns=2 * gpu_ns),
+            account=SeatAccount(borrowed_ns=borrowed_ns), driver_percent=None, read_ns=read_ns,
+        )  # fmt: skip
+        device = DeviceView("GPU-0", "T4", GI, 0, 0, 0, compute=compute)
+        shares = (ShareView("s", "train", LiveState.RUNNING, None, (device,), (), None),)
+        return ShareStatus(shares, ())
+
+    def rates(later: ShareStatus, earlier: ShareStatus) -> Rates | None:
+        compute = later.since(earlier).shares[0].devices[0].compute
+        assert compute
+        return compute.rates
+
+    before, after = at(1000, 500, 100), at(3000, 1500, 300)
+    assert rates(after, before) == Rates(gpu=0.5, copy=0, held=1.0, borrowed=0.1, lent=0)
+    assert rates(after, ShareStatus((), ())) is None  # it was not there
+    assert rates(after, at(1000, 500, 100, measured=False)) is None
+    assert rates(before, before) is None  # no time has passed
+    assert rates(at(4000, 0, 0), after) == Rates(gpu=0, copy=0, held=0, borrowed=0, lent=0)
+
+
+def test_use_that_the_driver_does_not_tell_is_no_reason_to_be_silent(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make(runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver((member.pid, None)))
+    assert [each.is_enforced for each in share.processes] == [False]
+
+
+def test_states(folder: StateFolder, make: Make, dead_runner: Runner, sleeper: Sleeper) -> None:
+    make(name="kept", runner=None)
+    _, directory = make(name="left", runner=dead_runner)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    make(name="running")
+    _, broken = make(name="broken")
+    (broken / "usage").write_bytes(b"")
+    states = {each.name: each.state for each in view(current(folder), driver())}
+    assert states == {
+        "kept": LiveState.KEPT,
+        "left": LiveState.LEFT,
+        "running": LiveState.RUNNING,
+        "broken": LiveState.DAMAGED,
+    }
+    member.communicate()
+
+
+def test_a_share_of_a_pod_tells_what_runs_in_it(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    owner = Owner(
+    uid=PodUid("1"), namespace="lab", pod="one", container="main", kind=ContainerKind.REGULAR,
+    resource="allotment.dev/gpu",
+)  # fmt: skip
+    _, directory = make(runner=None, owner=owner)
+    (share,) = view(current(folder), driver())
+    assert (share.state, share.command) == (LiveState.WAITING, "")
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    (share,) = view(current(folder), driver())
+    assert (share.state, share.command, share.processes) == (LiveState.RUNNING, "/bin/cat", ())
+    member.communicate()
+    (share,) = view(current(folder), driver())
+    assert share.state is LiveState.WAITING
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_what_the_driver_has_put_aside_is_on_the_host(
+    folder: StateFolder, make: Make, *, is_complete: bool
+) -> None:
+    share, directory = make(runner=None)
+    by = Suspension(1.0, SuspendedBy.CHECKPOINT, is_complete=is_complete)
+    write_record(directory, replace(share, suspension=by))
+    (found,) = current(folder)
+    assert found.ledger
+    ledger = replace(found.ledger, devices=(DeviceUse(used=3 * GI, peak=3 * GI, refusals=0),))
+    (seen,) = view([replace(found, ledger=ledger)], driver())
+    assert (seen.devices[0].used, seen.devices[0].host_bytes) == (3 * GI, 3 * GI * is_complete)
+
+
+def test_damage_is_not_called_enforced(folder: StateFolder, make: Make) -> None:
+    _, directory = make(name="broken")
+    (directory / "policy").write_bytes(b"")
+    (share,) = view(current(folder), driver())
+    assert not share.is_enforced
+    assert share.problem
+    assert [each.limit for each in share.devices] == [4 * GI]
+
+
+def test_a_silent_driver_is_no_reason_to_fail(folder: StateFolder, make: Make) -> None:
+    make()
+    (share,) = view(current(folder), lambda _machine: {"GPU-00000000": Problem(0, None, "lost")})
+    assert share.is_enforced
+
+
+def test_no_folder_has_no_shares(tmp_path: Path) -> None:
+    assert current(StateFolder(tmp_path / "none")) == []
+
+
+def test_looking_removes_what_ended(folder: StateFolder, make: Make, dead_runner: Runner) -> None:
+    make(runner=dead_runner)
+    assert current(folder) == []
+    assert lifecycle.list_shares(folder) == []
+
+
+def test_who_is_in_no_share_is_shown_outside(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
+    ask = driver((member.pid, 3 * GI), (stranger.pid, GI))
+    (user,) = share_status(current(folder), ask).outside
+    assert user == OutsideView(stranger.pid, "/bin/cat", "GPU-00000000", GI)
+    assert share_status(current(folder), driver((member.pid, GI))).outside == ()
+
+
+def test_a_member_on_a_gpu_that_its_share_does_not_have_is_outside(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("4Gi", name="train", runner=None)
+    member = sleeper(ALLOTMENT_SHARE=str(directory))
+    answers = driver((member.pid, GI))(None)
+    ask = {"GPU-10000000": answers["GPU-00000000"]}
+    seen = share_status(current(folder), lambda _machine: ask)
+    assert [(each.pid, each.uuid) for each in seen.outside] == [(member.pid, "GPU-10000000")]
+
+
+def test_who_uses_the_machine_is_shown_where_there_are_no_shares(
+    tmp_path: Path, sleeper: Sleeper
+) -> None:
+    pid = sleeper().pid
+    seen = share_status(current(StateFolder(tmp_path / "none")), driver((pid, None)))
+    assert [(each.pid, each.used) for each in seen.outside] == [(pid, None)]
