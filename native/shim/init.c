@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "mps.h"
 #include "process.h"
 #include "visible.h"
 
@@ -26,8 +27,10 @@ CUDA_WRAPPER(cuInit, (unsigned int flags)) {
   if (__atomic_load_n(&own->initialized, __ATOMIC_ACQUIRE) != 0) {
     return DRIVER(REAL(cuInit)(flags));
   }
+  CUresult result = mps_wait_for_daemon(own);
+  if (result != CUDA_SUCCESS) return result;
   pthread_mutex_lock(&own->context_lock);
-  CUresult result = own->initialized != 0 ? DRIVER(REAL(cuInit)(flags)) : initialize(own, flags);
+  result = own->initialized != 0 ? DRIVER(REAL(cuInit)(flags)) : initialize(own, flags);
   if (result == CUDA_SUCCESS) __atomic_store_n(&own->initialized, 1, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&own->context_lock);
   return result;

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,8 @@ from allotment.model.errors import BusyError, NotInModeError
 from allotment.modes.mps import Control, DaemonState
 
 Allot = Any  # tests/conftest.py: CommandLine
-RPC_FAILURE, TERMINATED, ILLEGAL_ADDRESS, UNAVAILABLE = 806, 810, 700, 46
+CONNECTION_FAILED, RPC_FAILURE, TERMINATED = 805, 806, 810
+ILLEGAL_ADDRESS, UNAVAILABLE = 700, 46
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -100,6 +102,39 @@ def test_the_daemon_is_back_after_it_was_killed_and_the_shares_are_named(
     shown = machine.allot("doctor").stdout
     assert machine.uuids[0] in shown
     assert "left, right" in shown
+
+
+def start_between_daemons(machine: Machine) -> tuple[subprocess.Popen[str], int]:
+    """Start a program in a share without a daemon. Returns its stopped supervisor, too."""
+    client = f"{sys.executable} {CLIENT}"
+    shell = machine.script("--compute", "25", text=f"{client} hold; {client} spin 100 1 1")
+    assert first_line(shell)["is_client"]
+    status = machine.status()
+    assert status.daemon is not None
+    assert status.supervisor is not None
+    os.kill(status.supervisor, signal.SIGSTOP)
+    os.kill(status.daemon, signal.SIGKILL)
+    assert first_line(shell)["code"] == RPC_FAILURE
+    return shell, status.supervisor
+
+
+def test_a_program_that_starts_between_two_daemons_waits_for_the_next(machine: Machine) -> None:
+    shell, supervisor = start_between_daemons(machine)
+    time.sleep(1)  # for the program to reach cuInit
+    os.kill(supervisor, signal.SIGCONT)
+    client, spun = lines(shell)
+    assert client == {"multiprocessors": 26, "is_client": True}
+    assert spun["seconds"] > 0
+
+
+@pytest.mark.thorough
+def test_a_program_without_a_daemon_ends_with_the_reason(machine: Machine) -> None:
+    shell, supervisor = start_between_daemons(machine)
+    out, errors = shell.communicate(timeout=120)  # the shim waits for a minute
+    os.kill(supervisor, signal.SIGCONT)
+    assert json.loads(out)["code"] == CONNECTION_FAILED
+    assert errors.count("no MPS control daemon in ") == 1
+    assert "`allot doctor`" in errors
 
 
 def test_what_a_share_lost_is_shown_with_it_and_not_with_the_next_of_its_name(

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver makes a program a client of MPS in cuInit if a control daemon is there at that moment.
+// If there is none, because it has just ended and the next one has not started yet, the program is
+// no client, has all of the GPU's multiprocessors until it ends, and is not told.
+#include "mps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PIPE_VARIABLE "CUDA_MPS_PIPE_DIRECTORY"
+#define STEP_MS 10
+#ifndef ALLOT_MPS_PATIENCE_S
+#define ALLOT_MPS_PATIENCE_S 60 /* whoever restarts the daemon tries at least every 30 s */
+#endif
+
+// Shares of every other mode take turns.
+static bool is_of_mode_mps(const process *own) {
+  const allot_policy *policy = own->ledger.policy;
+  return policy->device_count == 1 && policy->devices[0].seat_serial == 0;
+}
+
+// A socket's file stays when its owner ends. The kind of this socket differs from the daemon's, so
+// that the kernel says whether there is an owner and the daemon does not notice.
+static bool has_daemon(int folder) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/control", folder);
+  int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return true;  // cannot tell: the driver will
+  int result = connect(probe, (struct sockaddr *)&address, sizeof address);
+  bool is_absent = result != 0 && (errno == ECONNREFUSED || errno == ENOENT);
+  close(probe);
+  return !is_absent;
+}
+
+// By path each time: the daemon may make its folder anew.
+static bool is_missing(const char *pipes) {
+  int folder = open(pipes, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return errno == ENOENT;
+  bool missing = !has_daemon(folder);
+  close(folder);
+  return missing;
+}
+
+static void complain(const char *pipes) {
+  static bool is_said;
+  if (__atomic_exchange_n(&is_said, true, __ATOMIC_RELAXED)) return;
+  dprintf(STDERR_FILENO,
+          "allotment: no CUDA in this program: no MPS control daemon in %s for %d s;"
+          " `allot doctor` shows why\n",
+          pipes, ALLOT_MPS_PATIENCE_S);
+}
+
+CUresult mps_wait_for_daemon(const process *own) {
+  if (!is_of_mode_mps(own)) return CUDA_SUCCESS;
+  const char *pipes = getenv(PIPE_VARIABLE);
+  if (pipes == NULL || *pipes == '\0') return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  int error = errno;
+  CUresult result = CUDA_SUCCESS;
+  for (int waited_ms = 0; is_missing(pipes); waited_ms += STEP_MS) {
+    if (waited_ms >= ALLOT_MPS_PATIENCE_S * 1000) {
+      complain(pipes);
+      result = CUDA_ERROR_MPS_CONNECTION_FAILED;
+      break;
+    }
+    nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+  }
+  errno = error;
+  return result;
+}
