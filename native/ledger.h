@@ -45,6 +45,8 @@ typedef struct allot_device_policy {
 
 // Allocations may live in host memory: the device may be promised to more shares than it holds.
 #define ALLOT_DEVICE_OVERSUBSCRIBED 1u
+// The share's programs must be clients of MPS there.
+#define ALLOT_DEVICE_MPS 2u
 
 typedef struct allot_policy {
   uint64_t magic;

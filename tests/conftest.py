@@ -35,7 +35,7 @@ settings.register_profile(
 settings.register_profile(
     "ci", settings.get_profile("default"), max_examples=40, derandomize=True, database=None
 )
-settings.register_profile("long", settings.get_profile("ci"), max_examples=400)
+settings.register_profile("long", settings.get_profile("ci"), max_examples=120)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

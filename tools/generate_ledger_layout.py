@@ -47,6 +47,7 @@ LEDGER = Layout(
         "ALLOT_SLOT_TAKEN",
         "ALLOT_SLOT_LOCK_BASE",
         "ALLOT_DEVICE_OVERSUBSCRIBED",
+        "ALLOT_DEVICE_MPS",
         "ALLOT_WAIT_BUCKETS",
         "ALLOT_WAIT_FIRST_NS",
     ),

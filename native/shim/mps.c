@@ -20,10 +20,9 @@
 #define ALLOT_MPS_PATIENCE_S 60 /* whoever restarts the daemon tries at least every 30 s */
 #endif
 
-// Shares of every other mode take turns.
-static bool is_of_mode_mps(const process *own) {
-  const allot_policy *policy = own->ledger.policy;
-  return policy->device_count == 1 && policy->devices[0].seat_serial == 0;
+// A share of mode mps has one device.
+static bool is_of_mps(const process *own) {
+  return (own->ledger.policy->devices[0].flags & ALLOT_DEVICE_MPS) != 0;
 }
 
 // A socket's file stays when its owner ends. The kind of this socket differs from the daemon's, so
@@ -58,7 +57,7 @@ static void complain(const char *pipes) {
 }
 
 CUresult mps_wait_for_daemon(const process *own) {
-  if (!is_of_mode_mps(own)) return CUDA_SUCCESS;
+  if (!is_of_mps(own)) return CUDA_SUCCESS;
   const char *pipes = getenv(PIPE_VARIABLE);
   if (pipes == NULL || *pipes == '\0') return CUDA_ERROR_DEVICE_UNAVAILABLE;
   int error = errno;

@@ -62,8 +62,9 @@ def _policy_bytes(policy: LedgerPolicy) -> bytes:
         if device.seat is not None:
             numbers.append(("<Q", layout.DEVICE_POLICY_SEAT_SERIAL_AT, device.seat.serial))
             numbers.append(("<I", layout.DEVICE_POLICY_SEAT_AT, device.seat.number))
-        if device.is_oversubscribed:
-            numbers.append(("<I", layout.DEVICE_POLICY_FLAGS_AT, layout.DEVICE_OVERSUBSCRIBED))
+        flags = layout.DEVICE_OVERSUBSCRIBED if device.is_oversubscribed else 0
+        flags |= layout.DEVICE_MPS if device.is_of_mps else 0
+        numbers.append(("<I", layout.DEVICE_POLICY_FLAGS_AT, flags))
         for kind, field_at, value in numbers:
             struct.pack_into(kind, data, at + field_at, value)
     return bytes(data)

@@ -34,6 +34,8 @@ class DevicePolicy:
     """Its seat in the device's contract; None: it takes no turns."""
     is_oversubscribed: bool = False
     """Its allocations may live on the host."""
+    is_of_mps: bool = False
+    """Its programs must be clients of MPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +156,15 @@ def _read_policy(path: Path) -> LedgerPolicy:
         at = layout.POLICY_DEVICES_AT + index * layout.DEVICE_POLICY_SIZE
         serial = u64(data, at + layout.DEVICE_POLICY_SEAT_SERIAL_AT)
         number = u32(data, at + layout.DEVICE_POLICY_SEAT_AT)
+        flags = u32(data, at + layout.DEVICE_POLICY_FLAGS_AT)
         devices.append(
             DevicePolicy(
                 uuid=text(data, at + layout.DEVICE_POLICY_UUID_AT, layout.UUID_BYTES),
                 memory_limit=u64(data, at + layout.DEVICE_POLICY_MEMORY_LIMIT_AT),
                 context_bytes=u64(data, at + layout.DEVICE_POLICY_CONTEXT_BYTES_AT),
                 seat=Seat(number, serial) if serial else None,
-                is_oversubscribed=bool(
-                    u32(data, at + layout.DEVICE_POLICY_FLAGS_AT) & layout.DEVICE_OVERSUBSCRIBED
-                ),
+                is_oversubscribed=bool(flags & layout.DEVICE_OVERSUBSCRIBED),
+                is_of_mps=bool(flags & layout.DEVICE_MPS),
             ),
         )
     return LedgerPolicy(

@@ -126,6 +126,7 @@ def create_ledger(
     share: ShareId,
     name: str,
     seats: Sequence[Seat] = (),
+    is_of_mps: bool = False,
 ) -> None:
     """Create the ledger of a share. Without seats its programs take no turns."""
     policies = tuple(
@@ -135,6 +136,7 @@ def create_ledger(
             context_bytes=placed.device.context_bytes,
             seat=seat,
             is_oversubscribed=placement.request.may_oversubscribe,
+            is_of_mps=is_of_mps,
         )
         for placed, seat in zip_longest(placement.devices, seats)
     )

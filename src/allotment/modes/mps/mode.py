@@ -59,7 +59,7 @@ class MpsMode(SoftMode):
             )
         (placed,) = placement.devices
         check_percentage(placed.compute or placement.request.compute)
-        create_ledger(directory, placement, share=share, name=name)
+        create_ledger(directory, placement, share=share, name=name, is_of_mps=True)
 
     def check_change(self, device: ShareDevice, *, memory_bytes: int, of_compute: bool) -> None:
         """The driver fixes a process's limits when it starts.
