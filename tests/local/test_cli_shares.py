@@ -20,6 +20,7 @@ Allot = Any  # tests/conftest.py: CommandLine
 Begin = Callable[..., "subprocess.Popen[str]"]
 GI = 1 << 30
 SPEC = ("--simulated", "a100-80gb")
+FORGER = Path(__file__).with_name("ledger_forger.py")
 BURN = (sys.executable, "-m", "allotment", "burn", "-o", "json")
 AT_ONCE = ("--seconds", "600", "--chunk")
 """Who sees so much of it sees all of it."""
@@ -50,6 +51,7 @@ def begin(allot: Allot) -> Iterator[Begin]:
     def start(*words: str, inject: str = "environment") -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             allot.command("run", *SPEC, "--inject", inject, *words),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -130,6 +132,25 @@ def test_who_takes_the_shim_away_in_the_namespace_is_seen_too(allot: Allot, begi
     begin("--memory", "1Gi", "--", "sh", "-c", script, inject="namespace")
     wait_until(lambda: any(share["processes"] for share in shares(allot)))
     assert shares(allot)[0]["enforced"] is False
+
+
+def test_a_program_that_writes_its_ledger_is_shown_as_not_enforced(
+    allot: Allot, begin: Begin
+) -> None:
+    forger = begin("--memory", "1Gi", "--name", "forger", "--", sys.executable, FORGER)
+    assert forger.stdout is not None
+    assert forger.stdout.readline() == "taken\n"
+    (share,) = shares(allot)
+    (device,) = share["devices"]
+    assert device["memory_used_bytes"] < GI
+    assert device["memory_driver_bytes"] > 8 * GI
+    assert share["enforced"] is False
+    assert "by the driver" in share["remark"]
+    assert "the limit is 1Gi" in share["remark"]
+    shown = allot("ps")
+    assert f"warning: share forger: {share['remark']}" in shown.stderr
+    assert " no " in shown.stdout
+    assert " no " in allot("top", "--once").stdout
 
 
 @needs_root

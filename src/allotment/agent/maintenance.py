@@ -12,6 +12,7 @@ from allotment.agent.config.schema import Config
 from allotment.agent.node_state import NodeState
 from allotment.agent.plugin.allocate_response import CDI_VENDOR, device_names, uses_nvidia_cdi
 from allotment.agent.protocols import Reports
+from allotment.devices.nvml import readings
 from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
@@ -84,6 +85,7 @@ class Maintenance:
                 self._reports.node("CdiSpecNotWritten", problem, is_warning=True)
 
     async def _tidy(self) -> None:
+        exceeding = Reported[str]()
         while True:
             await asyncio.sleep(_TIDY_S)
             try:
@@ -92,6 +94,20 @@ class Maintenance:
                 _log.warning("cannot remove leftovers", error=error.message)
             for damage in take_damages():
                 self._reports.node("SharedFileMended", damage.message, is_warning=True)
+            await self.report_exceeding(exceeding)
+
+    async def report_exceeding(self, reported: Reported[str]) -> None:
+        """Report each share, once, that has more memory than its limit by the driver."""
+        try:
+            found = await asyncio.to_thread(self._shares.exceeding, readings)
+        except AllotError as error:
+            _log.warning("cannot compare shares with the driver", error=error.message)
+            return
+        self._reports.gauge("shares_exceeding", len(found))
+        new = reported.new_of(each.id for each in found)
+        for each in found:
+            if each.id in new and each.share and each.share.owner:
+                self._reports.pod(each.share.owner, "LimitExceeded", each.excess, is_warning=True)
 
 
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]

@@ -53,7 +53,8 @@ def command(
     """  # noqa: D301 - click's mark
     if context.invoked_subcommand is not None:
         return
-    from allotment.cli.machines import readings, survey
+    from allotment.cli.machines import survey
+    from allotment.devices.nvml import readings
     from allotment.shares.folders import StateFolder
     from allotment.shares.mps_daemons import servers
     from allotment.shares.status import current, share_status

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allotment.devices.nvml import Nvml
+from allotment.devices.nvml import Nvml, readings
 from allotment.devices.packing import MACHINE_VARIABLE
 from allotment.devices.simulated import DEFAULT_PATH, SimulatedMachine, machine_path
 from allotment.devices.sources import Inventory, Problem, Reading
 from allotment.model.devices import Device
 from allotment.model.errors import (
-    AllotError,
     NoDevicesError,
     NotFoundError,
     StateError,
@@ -52,15 +51,6 @@ def real_inventory() -> Inventory:
     """Read the inventory from NVML; raise `NoDevicesError` without NVML or a GPU."""
     with Nvml() as source:
         return source.inventory()
-
-
-def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
-    """Return the figures of a machine's devices by UUID; empty if NVML does not answer."""
-    try:
-        with Nvml(machine=machine) as source:
-            return source.readings()
-    except AllotError:
-        return {}  # the figures of the ledger are still shown
 
 
 def known_machines(folder: StateFolder) -> tuple[Path | None, ...]:

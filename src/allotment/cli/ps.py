@@ -110,6 +110,8 @@ def _print(status: "ShareStatus") -> None:
     rows += [_outside_row(view) for view in status.outside]
     print_table(columns, cells_of(columns, rows))
     for view in views:
+        if view.excess:
+            click.echo(f"warning: share {view.name}: {view.excess}", err=True)
         if view.problem:
             click.echo(f"warning: share {view.name}: {view.problem.message}", err=True)
             if view.problem.hint:

@@ -22,7 +22,8 @@ def command(*, share: str, host_memory: int | None, state: Path | None) -> None:
     Examples:
       allot resume train
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import devices_of, readings
+    from allotment.cli.machines import devices_of
+    from allotment.devices.nvml import readings
     from allotment.shares.folders import StateFolder
     from allotment.shares.lifecycle import find
     from allotment.shares.resume import resume

@@ -39,7 +39,7 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
       allot suspend train
       allot suspend train --timeout 120
     """  # noqa: D301 - click's mark
-    from allotment.cli.machines import readings
+    from allotment.devices.nvml import readings
     from allotment.model.shares import SuspendedBy
     from allotment.shares.folders import StateFolder
     from allotment.shares.suspend import suspend
@@ -63,7 +63,7 @@ def command(*, share: str, timeout: float, state: Path | None) -> None:
 
 def _on_gpus(folder: "StateFolder", name: str) -> int:
     """Return the bytes that a share uses on its GPUs, with programs without the shim."""
-    from allotment.cli.machines import readings
+    from allotment.devices.nvml import readings
     from allotment.shares.lifecycle import find
     from allotment.shares.status import view
 

@@ -106,7 +106,8 @@ class _Watcher:
 
     def look(self) -> "ShareStatus":
         """Take a reading; rates are those since the reading before."""
-        from allotment.cli.machines import readings, status_of, survey
+        from allotment.cli.machines import status_of, survey
+        from allotment.devices.nvml import readings
         from allotment.shares.status import current
 
         shares = current(self._folder)

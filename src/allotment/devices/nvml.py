@@ -25,7 +25,7 @@ from allotment.devices.mig import MigView, mig_view, process_lists
 from allotment.devices.packing import read_machine
 from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
 from allotment.model.devices import Device
-from allotment.model.errors import NoDevicesError
+from allotment.model.errors import AllotError, NoDevicesError
 
 PATIENCE_S: Final = 3.0
 """Time for all GPUs together to answer."""
@@ -319,3 +319,12 @@ def _utilizations(nvml: ModuleType, handle: Handle) -> dict[int, int] | None:
         return {} if error.value in nothing else None
     ordered = sorted(samples, key=lambda sample: int(sample.timeStamp))
     return {int(sample.pid): int(sample.smUtil) for sample in ordered if sample.timeStamp >= since}
+
+
+def readings(machine: Path | None) -> Mapping[str, Reading | Problem]:
+    """Return the figures of a machine's devices by UUID; empty if NVML does not answer."""
+    try:
+        with Nvml(machine=machine) as source:
+            return source.readings()
+    except AllotError:
+        return {}  # the figures of the ledger are still shown

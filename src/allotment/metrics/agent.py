@@ -16,6 +16,11 @@ FIGURES: tuple[Figure, ...] = (
     Figure("registrations", "counter", "Registrations with the kubelet.", ("resource", "result")),
     Figure("refusals", "counter", "Containers refused without a share.", ("reason",)),
     Figure("shares", "gauge", "Shares of containers on this node.", ("mode",)),
+    Figure(
+        "shares_exceeding",
+        "gauge",
+        "Shares with more memory than their limit, by the driver.",
+    ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),
     Figure(

@@ -33,11 +33,12 @@ from allotment.shares.booking import Bookings, apply_guarantees
 from allotment.shares.cdi import driver_edits
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained, shim_copy, simulated_copy
-from allotment.shares.lifecycle import FrontDoor
+from allotment.shares.lifecycle import FrontDoor, list_shares
 from allotment.shares.mode_lives import life_of
 from allotment.shares.mps_daemons import known_before
 from allotment.shares.placing import MigTerms, ShareOrder
 from allotment.shares.record import LoadedShare, read_share
+from allotment.shares.status import Readings, ShareView, view
 
 _PRIVATE = 0o700
 _SPEC = "cdi.json"
@@ -219,6 +220,14 @@ class PodShares:
     def _read(self) -> list[LoadedShare]:
         with self._one_at_a_time:
             return self._bookings.read() if self._folder.exists() else []
+
+    def exceeding(self, readings: Readings) -> list[ShareView]:
+        """Return the shares of pods that have more memory than their limit, by the driver.
+
+        Raises `StateError`.
+        """
+        owned = [each for each in list_shares(self._folder) if each.share and each.share.owner]
+        return [each for each in view(owned, readings) if each.excess]
 
     def tidy(self) -> None:
         """Remove what killed calls and `allot run` left, and specs without a share.

@@ -3,7 +3,8 @@
 
 It combines the ledger (the programs' use), the driver (the processes on a device) and the kernel
 (the processes of a share). A process that only the driver reports is without the shim: it is shown
-as not enforced, with the driver's figure.
+as not enforced, with the driver's figure. A share that has more than its limit by the driver is not
+enforced either, whatever its ledger says: its programs can write the ledger.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,11 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
 from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
+from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps import Loss
@@ -23,6 +26,9 @@ from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time
 from allotment.shares.run.command import inside_share
+
+DRIVER_TOLERANCE_BYTES: Final = 256 << 20
+"""For each process: what the driver takes for modules and stacks, which no ledger counts."""
 
 Readings = Callable[[Path | None], Mapping[str, Reading | Problem]]
 """Queries the driver of a simulated machine (its file) or of the real one (None)."""
@@ -141,6 +147,10 @@ class DeviceView:
     moved_bytes: int = 0
     compute: ComputeView | None = None
     """None: nothing is promised, or it is unknown."""
+    driver_used: int | None = None
+    """What the share's processes have by the driver; None: it does not report that."""
+    is_exceeded: bool = False
+    """By the driver they have more than the limit and the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +189,19 @@ class ShareView:
         return " ".join(self.share.command if self.share else ()) or self.program
 
     @property
+    def excess(self) -> str:
+        """Where the driver reports more memory than the limit; empty: nowhere."""
+        return "; ".join(
+            f"its programs have {format_bytes(each.driver_used or 0)} of {each.uuid} by the driver,"
+            f" {format_bytes(each.used)} by its ledger; the limit is {format_bytes(each.limit)}"
+            for each in self.devices
+            if each.is_exceeded
+        )
+
+    @property
     def is_enforced(self) -> bool:
         """True if all of its processes are held to the limit; false for a damaged share."""
-        if self.problem is not None or self.remark:
+        if self.problem is not None or self.remark or self.excess:
             return False
         return all(process.is_enforced for process in self.processes)
 
@@ -351,7 +371,12 @@ def _view(
         state=_state(found, is_used=bool(pids or processes)),
         share=found.share,
         devices=tuple(
-            _with_driver(device, index, unenforced, pids, readings.get(device.uuid))
+            _with_driver(
+                device,
+                readings.get(device.uuid),
+                pids,
+                without_shim=sum(process.used[index] for process in unenforced),
+            )
             for index, device in enumerate(_devices(found))
         ),
         processes=processes,
@@ -448,20 +473,29 @@ def _compute(
 
 def _with_driver(
     device: DeviceView,
-    index: int,
-    unenforced: Iterable[ProcessView],
-    pids: Collection[int],
     reading: Reading | Problem | None,
+    pids: Collection[int],
+    *,
+    without_shim: int,
 ) -> DeviceView:
-    """Add the driver's figures: memory without the shim, and utilisation."""
-    used = device.used + sum(process.used[index] for process in unenforced)
+    """Add the driver's figures: memory, and utilisation. `without_shim` is in bytes."""
+    used = device.used + without_shim
+    device = replace(device, used=used, peak=max(device.peak, used))
+    if not isinstance(reading, Reading):
+        return device
+    own = [process for process in reading.processes if process.pid in pids]
+    sizes = [process.used_bytes for process in own if process.used_bytes is not None]
     compute = device.compute
-    if compute is not None and isinstance(reading, Reading):
-        percents = [process.gpu_percent for process in reading.processes if process.pid in pids]
-        known = [percent for percent in percents if percent is not None]
-        is_unknown = bool(percents) and not known
-        compute = replace(compute, driver_percent=None if is_unknown else sum(known))
-    return replace(device, used=used, peak=max(device.peak, used), compute=compute)
+    if compute is not None:
+        percents = [process.gpu_percent for process in own if process.gpu_percent is not None]
+        is_unknown = bool(own) and not percents
+        compute = replace(compute, driver_percent=None if is_unknown else sum(percents))
+    return replace(
+        device,
+        compute=compute,
+        driver_used=sum(sizes) if sizes else None,
+        is_exceeded=sum(sizes) > device.limit + DRIVER_TOLERANCE_BYTES * len(own),
+    )
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:

@@ -18,6 +18,7 @@ from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.record import write_record
 from allotment.shares.status import (
+    DRIVER_TOLERANCE_BYTES,
     ComputeView,
     DeviceView,
     LiveState,
@@ -251,3 +252,22 @@ def test_who_uses_the_machine_is_shown_where_there_are_no_shares(
     pid = sleeper().pid
     seen = share_status(current(StateFolder(tmp_path / "none")), driver((pid, None)))
     assert [(each.pid, each.used) for each in seen.outside] == [(pid, None)]
+
+
+def test_more_than_the_limit_by_the_driver_is_not_enforced(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("1Gi", name="train", runner=None)
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+
+    def look(used: int | None) -> ShareView:
+        (share,) = view(current(folder), driver((pid, used)))
+        return replace(share, processes=())  # without the shim, they are not enforced anyway
+
+    within = look(GI + DRIVER_TOLERANCE_BYTES)
+    assert (within.is_enforced, within.excess) == (True, "")
+    unknown = look(None)
+    assert (unknown.is_enforced, unknown.devices[0].driver_used) == (True, None)
+    beyond = look(GI + DRIVER_TOLERANCE_BYTES + 1)
+    assert (beyond.is_enforced, beyond.enforcement) == (False, "no")
+    assert "the limit is 1Gi" in beyond.excess

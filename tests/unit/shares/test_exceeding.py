@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent reports of shares that have more than their limit by the driver."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from kubelet_twin import ReportsTwin
+from pod_node import Node, order
+
+from allotment.agent import maintenance
+from allotment.agent.maintenance import Maintenance
+from allotment.agent.node_state import NodeState
+from allotment.devices.sources import DeviceProcess, Reading
+from allotment.model.modes import TIMESLICE
+from allotment.model.reported import Reported
+from allotment.model.requests import whole_devices
+
+GI = 1 << 30
+Sleeper = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_a_share_beyond_its_limit_is_reported_once(
+    tmp_path: Path, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    limited = node.prepare(order(1, memory="1Gi"))
+    first, second = (device.uuid for device in node.devices)
+    node.prepare(order(2, request=whole_devices(1, mode=TIMESLICE), devices=(second,)))
+    assert limited.devices[0].uuid == first
+    shares = {each.id: node.folder.share(each.id) for each in node.shares.owned()}
+    pids = [sleeper(ALLOTMENT_SHARE=str(each)).pid for each in shares.values()]
+    used = 8 * GI
+
+    def readings(_machine: Path | None) -> Mapping[str, Reading]:
+        reading = Reading(
+            used_bytes=0, gpu_percent=0, memory_percent=0, temperature_c=None, power_mw=None,
+            processes=tuple(DeviceProcess(pid, used) for pid in pids),
+        )  # fmt: skip
+        return {first: reading, second: reading}
+
+    monkeypatch.setattr(maintenance, "readings", readings)
+    reports = ReportsTwin()
+    keeper = Maintenance(
+        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
+        reports=reports,
+    )  # fmt: skip
+    reported = Reported[str]()
+    for _ in range(2):
+        asyncio.run(keeper.report_exceeding(reported))
+    ((subject, reason, message),) = reports.events
+    assert (subject, reason) == ("pod-1", "LimitExceeded")
+    assert "have 16Gi of GPU-" not in message
+    assert "8Gi" in message
+    assert reports.gauges[("shares_exceeding",)] == 1
+    used = GI
+    asyncio.run(keeper.report_exceeding(reported))
+    assert reports.gauges[("shares_exceeding",)] == 0
+    used = 8 * GI
+    asyncio.run(keeper.report_exceeding(reported))
+    assert len(reports.events) == 2
