@@ -242,7 +242,7 @@ def end(folder: StateFolder, share: Share, *, strangers: Collection[int] = ()) -
     """
     directory = folder.share(share.id)
     with folder.locked():
-        loaded = read_share(directory)
+        loaded = read_share(directory, written=share)
         if loaded is None:
             return True
         members = census([(share, directory)], strangers=strangers)[share.id]
