@@ -144,7 +144,8 @@ _GPU_POLICIES: Final[Mapping[str, str]] = {
 }
 _MUTEX: Final = "mutex"
 _WEIGHTS: Final[Mapping[str, str]] = {"slot": "shares", "core": "compute", "memory": "memory"}
-_CLASSES: Final[Mapping[int, ComputeClass]] = {0: ComputeClass.LATENCY, 1: ComputeClass.BESTEFFORT}
+_CLASSES: Final[Mapping[int, ComputeClass | None]] = {0: ComputeClass.LATENCY, 1: None}
+"""1 is HAMi's default: a container without the resource has it too."""
 _NO_CEILING: Final = "disable"
 _CORE_POLICIES: Final = ("default", "force", _NO_CEILING)
 
@@ -251,7 +252,7 @@ class HamiDialect(VgpuDialect):
         priority = amount_of(pod, container, name)
         if priority not in _CLASSES:
             problem = f"{name} is {priority}"
-            raise refusal(pod, container.name, problem, hint="write 0 (high) or 1 (low)")
+            raise refusal(pod, container.name, problem, hint="write 0 (high) or 1 (low, the default)")
         return _CLASSES[priority]
 
     def _core_policy(self, container: ForeignContainer, notes: list[str]) -> str:

@@ -115,12 +115,19 @@ def test_all_cores_are_of_a_gpu_that_nobody_is_on() -> None:
     assert not request(pod(container(gpu=1, mem=1000, cores=99))).constraints.is_alone
 
 
-@pytest.mark.parametrize(
-    ("priority", "kind"), [(0, ComputeClass.LATENCY), (1, ComputeClass.BESTEFFORT)]
-)
-def test_priority_is_a_class(priority: int, kind: ComputeClass) -> None:
-    found = request(pod(container(gpu=1, mem=1000, priority=priority)))
-    assert found.compute == Compute(kind=kind, is_governed=True)
+def test_high_priority_is_class_latency() -> None:
+    found = request(pod(container(gpu=1, mem=1000, priority=0)))
+    assert found.compute == Compute(kind=ComputeClass.LATENCY, is_governed=True)
+
+
+@pytest.mark.parametrize("amounts", [{"mem": 1000}, {"mem": 1000, "cores": 30}, {}], ids=str)
+def test_the_default_priority_equals_an_absent_one(amounts: dict[str, int]) -> None:
+    written_out = translate(pod(container(gpu=1, **amounts, priority=1)), owns_plain_count=True)
+    absent = translate(pod(container(gpu=1, **amounts)), owns_plain_count=True)
+    (found,), (expected,) = written_out.containers, absent.containers
+    assert found.request == expected.request
+    assert found.removes == (*expected.removes, "nvidia.com/priority")
+    assert written_out.passed_over == absent.passed_over == ()
 
 
 def test_annotations() -> None:
@@ -315,7 +322,7 @@ def test_a_word_that_is_none_is_taken_as_hami_takes_it_and_told(
 
 
 def test_what_a_slice_does_not_know_is_told() -> None:
-    subject = pod(container(gpu=2, mem=4000, cores=20, priority=1), vgpu_mode="mig")
+    subject = pod(container(gpu=2, mem=4000, cores=20, priority=0), vgpu_mode="mig")
     found = translate(subject, device_memory_scaling=2.0)
     its = found.containers[0].request
     assert (its.mode, its.count, its.may_oversubscribe) == ("mig", 2, False)
