@@ -28,7 +28,7 @@ from allotment.model.clusters import (
     PodBooking,
 )
 from allotment.model.formats import format_count
-from allotment.model.mig import MigHold, MigPlace, MigProfile
+from allotment.model.mig import MigHold, MigPlace, MigProfile, named_profile
 from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import Request
@@ -161,7 +161,7 @@ def _slices(
     """Slices with their places. If a place is unknown, the whole GPU counts as used."""
     found = []
     for each in given:
-        profile = next((one for one in node.profiles[each.uuid] if one.name == each.profile), None)
+        profile = named_profile(each.profile, node.profiles[each.uuid])
         place = None if profile is None else _place(each, profile, node)
         total = node.memory_bytes[each.uuid]
         memory = profile.memory_bytes if profile and place else request.memory.of(total)
