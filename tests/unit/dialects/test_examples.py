@@ -50,14 +50,14 @@ SHARES = {
         container="ubuntu-container",
         memory=3000 * MI,
         count=2,
-        compute=percent(30, 30),
+        compute=percent(30, 100),
     ),
     "volcano": Share(
         dialect="volcano",
         container="cuda-container",
         memory=3000 * MI,
         count=2,
-        compute=percent(50, 50),
+        compute=percent(50, 100),
     ),
     "volcano-gpushare": Share(
         dialect="volcano-gpushare", container="cuda-container", memory=1024 * MI

@@ -106,9 +106,7 @@ hami:
         ("NVIDIA B200", "B200", ""),
     ],
 )
-def test_hamis_default_list_is_read_by_compute_slices(
-    model: str, gpu: str, expected: str
-) -> None:
+def test_hamis_default_list_is_read_by_compute_slices(model: str, gpu: str, expected: str) -> None:
     known = mig_groups_of(load_settings(HAMIS_DEFAULT))["hami"]
     assert sorted(names(known, model, profiles(gpu))) == expected.split()
 

@@ -37,7 +37,7 @@ from allotment.dialects.foreign.parsing import (
     resources_in,
     whole_cards,
 )
-from allotment.dialects.foreign.vgpu import NOT_TYPE, USE_TYPE, Names, VgpuDialect
+from allotment.dialects.foreign.vgpu import CORE_POLICY, NOT_TYPE, USE_TYPE, Names, VgpuDialect
 from allotment.dialects.own.protocol import refusal
 from allotment.model.clusters import PodBooking
 from allotment.model.modes import PART_MODES
@@ -56,6 +56,8 @@ NOT_UUID: Final = "volcano.sh/vgpu-nouse-gpuuuid"
 GROUP_POLICY: Final = "volcano.sh/vgpu-podgroup-policy"
 ANNOTATIONS = (VGPU_MODE, USE_UUID, NOT_UUID, USE_TYPE, NOT_TYPE, GROUP_POLICY)
 """Annotations by a pod's author."""
+VARIABLES = (CORE_POLICY,)
+"""Environment variables by a pod's author."""
 
 IDS: Final = "volcano.sh/vgpu-ids-new"
 DOMAIN: Final = "volcano.sh"

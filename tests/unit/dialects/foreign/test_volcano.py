@@ -24,7 +24,7 @@ from allotment.model.clusters import (
     PlacedDevice,
     PodBooking,
 )
-from allotment.model.compute import Compute
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import ModelRule, Request
@@ -74,7 +74,7 @@ def test_a_vgpu() -> None:
     (found,) = translate(pod(container(vgpu_number=2, vgpu_memory=3000, vgpu_cores=50))).containers
     assert found.request.count == 2
     assert found.request.memory.size_bytes == 3000 * MI
-    assert found.request.compute == Compute(5000, 5000, is_governed=True)
+    assert found.request.compute == Compute(5000, WHOLE, is_governed=True)
     assert found.removes == (
         "volcano.sh/vgpu-number",
         "volcano.sh/vgpu-memory",
@@ -88,6 +88,12 @@ def test_memory_alone_is_of_one_gpu_and_the_factor_counts() -> None:
     part = request(pod(container(vgpu_number=1, vgpu_memory_percentage=25)))
     assert part.memory.part == Fraction(1, 4)
     assert request(pod(container(vgpu_number=1))).memory.part == 1
+
+
+def test_cores_are_a_ceiling_where_the_policy_is_force() -> None:
+    forced = {"GPU_CORE_UTILIZATION_POLICY": "force"}
+    asking = replace(container(vgpu_number=1, vgpu_cores=50), environment=forced)
+    assert request(pod(asking)).compute == Compute(5000, 5000, is_governed=True)
 
 
 def test_annotations() -> None:
