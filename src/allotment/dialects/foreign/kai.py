@@ -32,6 +32,7 @@ from allotment.dialects.foreign.parsing import (
     check_count,
     compute_of,
     decimal_of,
+    in_mode,
     number_of,
     refuse_whole,
     regular_containers,
@@ -39,7 +40,7 @@ from allotment.dialects.foreign.parsing import (
     word_of,
 )
 from allotment.dialects.own.annotations import part_amount
-from allotment.dialects.own.protocol import in_modes, meant, refusal, shown, unsuited
+from allotment.dialects.own.protocol import meant, refusal, shown
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
@@ -146,7 +147,8 @@ class KaiDialect(ForeignDialect):
             requests[self._container(pod)] = self._plain(pod, count, notes)
         modes = {name: mode for name in requests if (mode := self._mode(pod, fields, name))}
         for name, mode in modes.items():
-            requests[name] = _in_mode(pod, name, requests[name], mode)
+            hint = f"ask for one GPU, or for {_TURNS}"
+            requests[name] = in_mode(pod, name, requests[name], mode, hint=hint)
         notes += (
             f"the label {label} has no effect: Allotment has no queues"
             for label in sorted(self._settings.queue_labels & pod.labels.keys())
@@ -340,14 +342,6 @@ def _check_name(pod: ForeignPod, source: str, name: str) -> None:
         problem = f"the annotation {source} {shown(name)}, which is not in the pod"
         hint = f"its containers are: {', '.join(names) or 'none'}"
         raise refusal(pod, None, problem + meant(name, names), hint=hint)
-
-
-def _in_mode(pod: ForeignPod, container: str, request: Request, mode: str) -> Request:
-    if why := unsuited(request, mode):
-        problem = f"its part must be shared by MPS, where {why}"
-        hint = f"ask for one GPU, or for {_TURNS}"
-        raise refusal(pod, container, problem, hint=hint)
-    return in_modes(request, (mode,))
 
 
 def _quantity(pod: ForeignPod, field: _Field) -> int:
