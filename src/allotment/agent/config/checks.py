@@ -60,11 +60,14 @@ def check_file(file: ConfigFile) -> None:
         _patterns(file.resources.gpus or (), "$.resources.gpus")
         _patterns(file.resources.mig or (), "$.resources.mig")
     if file.sharing is not None:
-        if file.sharing.time_slicing is not None:
-            _replicated(file.sharing.time_slicing, "$.sharing.timeSlicing")
+        if file.sharing.time_slicing is None:
+            hint = "name one: nvidia.com/gpu; or leave timeSlicing out"
+            raise _error("$.sharing.timeSlicing", "no resources specified", hint)
+        if file.sharing.sliced is not None:
+            _replicated(file.sharing.sliced, "$.sharing.timeSlicing")
         if file.sharing.mps is not None:
             _replicated(file.sharing.mps, "$.sharing.mps")
-            _mixed(file.sharing.time_slicing, file.sharing.mps)
+            _mixed(file.sharing.sliced, file.sharing.mps)
     if file.allotment is not None:
         _allotment(file.allotment)
 

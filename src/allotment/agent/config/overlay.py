@@ -223,7 +223,7 @@ def _config(
 ) -> Config:
     honoured = bool(file.allotment and file.allotment.honour_resources)
     patterns = file.resources if file.resources and honoured else Resources()
-    sharing = file.sharing.time_slicing if file.sharing else None
+    sharing = file.sharing.sliced if file.sharing else None
     mps = file.sharing.mps if file.sharing else None
     strategies = values["device_list_strategy"]
     values["nvidia_dev_root"] = values["nvidia_dev_root"] or values["nvidia_driver_root"]
@@ -307,7 +307,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
 
 def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
     """Yield the settings without effect."""
-    if file.sharing and file.sharing.mps and file.sharing.time_slicing:
+    if file.sharing and file.sharing.mps and file.sharing.sliced:
         yield "sharing.timeSlicing has no effect beside sharing.mps"
     honoured = bool(file.allotment and file.allotment.honour_resources)
     if not honoured:
@@ -333,7 +333,7 @@ def _dropped(file: ConfigFile) -> Iterator[str]:
     if file.resources and (file.resources.gpus or file.resources.mig):
         yield f"Customizing the 'resources' field {_NOT_YET} {_HOW}"
     if file.sharing is not None:
-        yield from _dropped_of(file.sharing.time_slicing, "timeSlicing")
+        yield from _dropped_of(file.sharing.sliced, "timeSlicing")
         yield from _dropped_of(file.sharing.mps, "mps")
 
 

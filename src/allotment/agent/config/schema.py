@@ -102,8 +102,15 @@ class ReplicatedResources(_Section, frozen=True, kw_only=True):
 class Sharing(_Section, frozen=True, kw_only=True):
     """How devices are shared."""
 
-    time_slicing: ReplicatedResources | None = None
+    time_slicing: ReplicatedResources | msgspec.UnsetType | None = msgspec.UNSET
+    """None: the key has no value, which NVIDIA's plugin refuses; `mps` may be empty there."""
     mps: ReplicatedResources | None = None
+
+    @property
+    def sliced(self) -> ReplicatedResources | None:
+        """`timeSlicing`, if it is there."""
+        written = self.time_slicing
+        return written if isinstance(written, ReplicatedResources) else None
 
 
 class Imex(_Section, frozen=True, kw_only=True):
