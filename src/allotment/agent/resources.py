@@ -24,7 +24,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, TIMESLICE
-from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES
+from allotment.model.placements import MAX_SHARES
 from allotment.modes import ENFORCED
 from allotment.modes.mps import MpsMode
 from allotment.shares.mode_policy import ModePolicy, refusal_on
@@ -341,10 +341,10 @@ def _unshared(parts: Sequence[_Part]) -> Iterator[str]:
         others = [each for each in parts if each.resource == part.resource]
         if device.slice_of is not None or device.mig:
             why = "sharing using MPS is not supported for MIG devices"
-        elif not why and part.replicas > MAX_MPS_SHARES:
+        elif not why and part.replicas > device.mps_clients:
             why = (
                 f"invalid device maximum allowed replicas exceeded: {part.replicas} >"
-                f" {MAX_MPS_SHARES}"
+                f" {device.mps_clients}"
             )
         elif not why:
             why = _mixture(part, others)

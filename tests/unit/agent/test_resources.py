@@ -197,6 +197,13 @@ def test_what_mps_cannot_share_is_not_offered(
     assert problem.endswith("until the configuration is corrected")
 
 
+def test_the_most_replicas_under_mps_follow_the_driver() -> None:
+    newer = (replace(GPUS[0], mps_clients=60),)
+    assert counts(offered(BY_MPS.replace("4}", "60}"), newer)) == {"nvidia.com/gpu": 60}
+    (problem,) = offered(BY_MPS.replace("4}", "61}"), newer).problems
+    assert "maximum allowed replicas exceeded: 61 > 60" in problem
+
+
 def test_what_mps_cannot_share_takes_nothing_from_allotments_own_resources() -> None:
     text = BY_MPS.replace("4}", "49}") + "allotment: {devices: [{match: {index: [0]}, mode: soft}]}"
     # Replicas of GPU 0 are enforced by turns, and are not of one size with those of the others.
