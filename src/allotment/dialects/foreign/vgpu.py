@@ -57,6 +57,7 @@ _ALL_PERCENT: Final = 100
 _MOST_SHOWN: Final = 4
 _TYPE: Final = "NVIDIA"
 _UUID: Final = re.compile(r"[A-Za-z0-9./_-]{1,128}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,12}", re.ASCII)
 _FIELDS: Final = 4
 CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
 """An environment variable by a pod's author."""
@@ -96,6 +97,8 @@ class VgpuDialect(ForeignDialect):
     domain: ClassVar[str]
     """Of the annotations in which the system records assignments."""
     mode_key: ClassVar[str]
+    counts_recorded_amounts: ClassVar[bool] = False
+    """Recorded amounts count in a take-over, if they are larger than the request."""
     uuid_keys: ClassVar[tuple[str, str]]
     """The annotations with wanted and with refused UUIDs."""
 
@@ -106,12 +109,17 @@ class VgpuDialect(ForeignDialect):
         modes: frozenset[str],
         *,
         core_policy: str = DEFAULT,
+        record_mib: int = 1,
     ) -> None:
-        """`modes`: those that nodes offer. `core_policy`: for containers without one."""
+        """`modes`: those that nodes offer. `core_policy`: for containers without one.
+
+        `record_mib`: MiB in one unit of memory in the records.
+        """
         self._names = names
         self._groups = groups_from(geometries)
         self._modes = modes
         self._core_policy = core_policy
+        self._record_unit = MIB * record_mib
         self.resources = (names.count, *names.amounts)
 
     def translate(self, pod: ForeignPod) -> Translation:
@@ -203,7 +211,8 @@ class VgpuDialect(ForeignDialect):
         """Write the containers' devices, in order; `ends`: add a trailing `;`."""
         parts = [
             "".join(
-                f"{name_of(device, self._groups, node)},{_TYPE},{device.memory // MIB},"
+                f"{name_of(device, self._groups, node)},{_TYPE},"
+                f"{device.memory // self._record_unit},"
                 f"{units_of(device.guarantee, PERCENT)}:"
                 for device in devices
             )
@@ -241,7 +250,7 @@ class VgpuDialect(ForeignDialect):
         if len(fields) != _FIELDS:
             problem = f"has {shown(text)} with {len(fields)} fields, not {_FIELDS}"
             raise _wrong(pod, key, f"{problem}: UUID,{_TYPE},MiB,percent")
-        name, word, _, _ = fields
+        name, word, memory, cores = fields
         if word != _TYPE:
             raise _wrong(pod, key, f"has {shown(text)}, which is not of type {_TYPE}")
         device: str | GivenSlice = name
@@ -252,7 +261,13 @@ class VgpuDialect(ForeignDialect):
                 raise _wrong(pod, key, f"has {shown(text)}: {error.message}") from error
         if not _UUID.fullmatch(device if isinstance(device, str) else device.uuid):
             raise _wrong(pod, key, f"has {shown(text)}, which has no UUID")
-        return device
+        if not self.counts_recorded_amounts:
+            return device
+        return replace(
+            GivenSlice(device) if isinstance(device, str) else device,
+            memory_bytes=_recorded(memory) * self._record_unit,
+            guarantee=min(WHOLE, _recorded(cores) * PERCENT),
+        )
 
 
 def core_policy_of(container: ForeignContainer, default: str, notes: list[str]) -> str:
@@ -278,6 +293,11 @@ def _with_ceiling(
     if is_forced or COMPUTE in pod.annotations:
         return request
     return replace(request, compute=replace(request.compute, ceiling=WHOLE))
+
+
+def _recorded(text: str) -> int:
+    """As Volcano reads it: 0 if it is no number."""
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 def _devices(pod: ForeignPod, key: str, text: str) -> list[str]:

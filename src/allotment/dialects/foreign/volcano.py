@@ -41,7 +41,7 @@ from allotment.dialects.foreign.vgpu import CORE_POLICY, NOT_TYPE, USE_TYPE, Nam
 from allotment.dialects.own.protocol import refusal
 from allotment.model.clusters import PodBooking
 from allotment.model.modes import PART_MODES
-from allotment.model.pods import ContainerKind, ForeignPod
+from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Request
 
 NUMBER: Final = "volcano.sh/vgpu-number"
@@ -102,6 +102,8 @@ class VolcanoDialect(VgpuDialect):
     annotations = ANNOTATIONS
     records = (IDS, NODE)
     domain = DOMAIN
+    # There a percentage wins over MiB.
+    counts_recorded_amounts = True
     mode_key = VGPU_MODE
     uuid_keys = (USE_UUID, NOT_UUID)
 
@@ -114,7 +116,12 @@ class VolcanoDialect(VgpuDialect):
             cores=settings.resource_core_name,
             factor=settings.gpu_memory_factor,
         )
-        super().__init__(names, settings.known_mig_geometries, settings.modes)
+        super().__init__(
+            names,
+            settings.known_mig_geometries,
+            settings.modes,
+            record_mib=settings.gpu_memory_factor,
+        )
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         resources = resources_in(pod, self.resources)
@@ -142,10 +149,13 @@ class VolcanoDialect(VgpuDialect):
         return {IDS: record, **self.bound(booking, now=now)}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str | GivenSlice]]:
-        # Volcano reads only these two.
-        keys = (self._names.count, self._names.memory)
-        names = [each.name for each in regular_containers(pod) if keys_of(each, keys)]
+        names = [each.name for each in regular_containers(pod) if not self.ignores(each)]
         return self.recorded(pod, node, IDS, names, ends=False)
+
+    def ignores(self, container: ForeignContainer) -> bool:
+        """Volcano reads only these two: cores alone ask for nothing."""
+        keys = (self._names.count, self._names.memory)
+        return super().ignores(container) or not keys_of(container, keys)
 
 
 class VolcanoGpuShareDialect(ForeignDialect):

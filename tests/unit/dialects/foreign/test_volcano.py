@@ -155,6 +155,46 @@ def test_receipt_has_those_that_ask_and_no_end() -> None:
     }
 
 
+def running(record: str, *containers: ForeignContainer) -> ForeignPod:
+    annotations = {"volcano.sh/vgpu-node": "node-1", "volcano.sh/vgpu-ids-new": record}
+    return replace(pod(*containers), annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        # There a percentage wins over MiB: 50 percent of 16 GiB were given.
+        ("GPU-a,NVIDIA,8192,30:", PlacedDevice("GPU-a", 8192 * MI, 3000)),
+        ("GPU-a,NVIDIA,500,5:", PlacedDevice("GPU-a", 1000 * MI, 2000)),
+        ("GPU-a,NVIDIA,999999999,999:", None),
+        ("GPU-a,NVIDIA,x,:", PlacedDevice("GPU-a", 1000 * MI, 2000)),
+    ],
+)
+def test_the_larger_of_record_and_request_is_booked(
+    record: str, expected: PlacedDevice | None
+) -> None:
+    asking = container("main", vgpu_memory=1000, vgpu_memory_percentage=50, vgpu_cores=20)
+    found = taken(VolcanoDialect(), running(record, asking), INVENTORY)
+    everything = PlacedDevice("GPU-a", NODE.memory_bytes["GPU-a"], WHOLE)
+    assert found == booking(has("main", expected or everything))
+
+
+def test_a_record_counts_memory_in_units_of_the_factor() -> None:
+    dialect = VolcanoDialect(VolcanoSettings(gpu_memory_factor=10))
+    subject = running("GPU-a,NVIDIA,819,30:", container("main", vgpu_memory=100))
+    placed = PlacedDevice("GPU-a", 8190 * MI, 3000)
+    assert taken(dialect, subject, INVENTORY) == booking(has("main", placed))
+    record = dialect.receipt(subject, booking(has("main", placed)), NODE, now=0)
+    assert record["volcano.sh/vgpu-ids-new"] == "GPU-a,NVIDIA,819,30:"
+
+
+def test_a_container_with_cores_alone_has_nothing_there_and_drops_no_pod() -> None:
+    asking = container("main", vgpu_number=1, vgpu_memory=100)
+    subject = running("GPU-a,NVIDIA,100,0:", container("side", vgpu_cores=10), asking)
+    placed = PlacedDevice("GPU-a", 100 * MI)
+    assert taken(VolcanoDialect(), subject, INVENTORY) == booking(has("main", placed, place=1))
+
+
 @given(
     st.lists(
         st.tuples(
