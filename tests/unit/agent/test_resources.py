@@ -108,6 +108,15 @@ def test_replicas_are_renamed_and_keep_their_family() -> None:
     assert (resource.name, resource.family) == ("nvidia.com/gpu.shared", "nvidia.com/gpu")
 
 
+def test_replicas_may_have_another_systems_name() -> None:
+    text = TIMESLICED.replace("4}", "100, rename: deepomatic.com/shared-gpu}")
+    offer = offered(text + "allotment: {honourResources: true}", GPUS[:1])
+    assert counts(offer) == {"deepomatic.com/shared-gpu": 100}
+    (resource,) = offer.resources
+    assert (resource.mode, resource.family) == ("timeslice", "nvidia.com/gpu")
+    assert offer.problems == ()
+
+
 def test_requests_above_one_fail_where_asked() -> None:
     assert offered(STRICT).resources[0].fails_above_one
     whole = offered(STRICT + "allotment: {devices: [{mode: exclusive}]}")

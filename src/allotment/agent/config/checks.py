@@ -19,6 +19,7 @@ from allotment.agent.config.schema import (
     ReplicatedResource,
     ReplicatedResources,
     ResourcePattern,
+    new_name,
     whole_name,
 )
 from allotment.agent.health.xids import parse_action
@@ -117,7 +118,8 @@ def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Non
 def _resource(resource: ReplicatedResource, path: str) -> None:
     _name(resource.name, f"{path}.name")
     if resource.rename is not None:
-        _name(resource.rename, f"{path}.rename")
+        with within(f"{path}.rename"):
+            new_name(resource.rename)
     if resource.replicas < 2:  # noqa: PLR2004 - NVIDIA's rule: one is no sharing
         raise _error(
             f"{path}.replicas",

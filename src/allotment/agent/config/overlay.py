@@ -38,6 +38,7 @@ from allotment.agent.config.schema import (
     Replication,
     ResourcePattern,
     Resources,
+    new_name,
     shared_name,
     whole_name,
 )
@@ -284,7 +285,7 @@ def _replication(
 
 def _rename(resource: ReplicatedResource, *, by_default: bool, kept: bool) -> str | None:
     if resource.rename is not None and kept:
-        return whole_name(resource.rename)
+        return new_name(resource.rename)
     return shared_name(whole_name(resource.name)) if by_default else None
 
 
@@ -345,7 +346,7 @@ def _dropped_of(section: ReplicatedResources | None, name: str) -> Iterator[str]
         for each in section.resources
     }
     if any(
-        each.rename is not None and whole_name(each.rename) != defaults[each.name]
+        each.rename is not None and new_name(each.rename) != defaults[each.name]
         for each in section.resources
     ):
         yield f"Setting the 'rename' field in sharing.{name}.resources {_NOT_YET} {_HOW}"

@@ -126,6 +126,18 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "63 characters or less",
             "",
         ),
+        *(
+            (SHARED % f"{{name: gpu, replicas: 2, rename: {name}}}", "[0].rename", words, "")
+            for name, words in (
+                ("allotment.dev/gpu", "incorrect format for resource name"),
+                ("node.kubernetes.io/gpu", "incorrect format"),
+                ("kubernetes.io/gpu", "incorrect format"),
+                ("example/gpu", "incorrect format"),
+                ("example.com/a/b", "incorrect format"),
+                ("example.com/Gpu", "incorrect format"),
+                (f"example.com/{'g' * 60}", "63 characters or less"),
+            )
+        ),
         # MPS.
         (
             "sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}",
