@@ -14,7 +14,7 @@ from pathlib import Path
 
 from allotment.devices.models import MODELS
 from allotment.ledger import layout, lease_layout
-from allotment.model.placements import MAX_MPS_SHARES
+from allotment.model.devices import MPS_CLIENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- fact: (?P<name>[a-z.-]+) -->(?P<value>.*?)<!-- /fact -->")
@@ -38,7 +38,7 @@ FACTS: Mapping[str, Callable[[], object]] = {
     "device.shares": lambda: lease_layout.SEAT_UNBOOKED,
     "ledger.devices": lambda: layout.MAX_DEVICES,
     "ledger.slots": lambda: layout.MAX_SLOTS,
-    "mps.shares": lambda: MAX_MPS_SHARES,
+    "mps.shares": lambda: MPS_CLIENTS,
     "shim.entry-points": owned_entry_points,
     "simulated.models": lambda: len(MODELS),
 }

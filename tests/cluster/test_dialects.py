@@ -72,7 +72,6 @@ EXPECTED = {
     "kai-memory": Expected(container="gpu-workload", memory=2000 * MIB),
     "kai-container": Expected(container="gpu-workload", memory=None, part=0.5),
     "nvfractions": Expected(container="gpu-workload", memory=8192 * MIB),
-    "deepomatic": Expected(container="cuda", memory=None, part=0.01, guarantee=1),
 }  # fmt: skip
 
 
@@ -154,8 +153,8 @@ def test_a_pod_of_each_dialect_has_the_share_that_it_asks_for(
 
 
 def test_every_example_is_tried() -> None:
-    # A whole GPU by NVIDIA's resource is the kubelet's: test_device_plugin.py.
-    assert {each.stem for each in EXAMPLES.glob("*.yaml")} == {*EXPECTED, "nvidia"}
+    # Whole GPUs and slots by a device plugin's resource are the kubelet's: test_device_plugin.py.
+    assert {each.stem for each in EXAMPLES.glob("*.yaml")} == {*EXPECTED, "deepomatic", "nvidia"}
 
 
 def test_pods_of_several_systems_share_one_gpu(node: NodeAgent, pods: Pods) -> None:

@@ -24,7 +24,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, TIMESLICE
-from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES
+from allotment.model.placements import MAX_SHARES
 from allotment.modes import ENFORCED
 from allotment.modes.mps import MpsMode
 from allotment.shares.mode_policy import ModePolicy, refusal_on
@@ -121,6 +121,9 @@ def plan(
     `unhealthy` is why, by UUID. An unhealthy device keeps its mode and its slots, which are marked
     unhealthy; it counts in no quantity. A MIG device is as healthy as its GPU. `allowed` are mode
     policies by UUID: a GPU whose policy excludes all its modes counts as unhealthy.
+
+    NVIDIA's resources have no slots where `migStrategy` single or MPS cannot serve them: whole GPUs
+    must not be handed out in place of parts. NVIDIA's plugin does not start then.
     """
     problems: list[str] = []
     dynamic = _dynamic(devices, config)
@@ -143,12 +146,18 @@ def plan(
     ]
     parts = list(_settled(parts, problems))
     shares = [each for each in parts if each.resource is None]
-    if served.is_refused:
+    refused = {GPU: GPU} if served.is_refused else {}
+    if unshared := list(_unshared(parts)):
+        refused |= {each.resource: each.family for each in parts if each.resource is not None}
+        problems += [f"{each}; {_WITHHELD}" for each in unshared]
+    if refused:
         parts = shares
     unhealthy = {**unhealthy, **_kept(parts, allowed or {})}
     offered = [_offered(name, of, unhealthy, config) for name, of in _by_resource(parts).items()]
-    if served.is_refused:
-        offered.append(Resource(name=GPU, mode=EXCLUSIVE, slots=(), family=GPU))
+    offered += [
+        Resource(name=name, mode=EXCLUSIVE, slots=(), family=family)
+        for name, family in refused.items()
+    ]
     _warn_of_mixtures(offered, problems)
     shared_devices = [as_whole(each.device) for each in shares]
     offered += _shares(shared_devices, unhealthy, config)
@@ -307,8 +316,6 @@ def _shared(
         except UsageError as error:
             problems.append(f"{place}.devices has no effect: {error.message}")
             continue
-        if config.mps is not None:
-            chosen = _under_mps(chosen, entry, place, problems)
         problems += [
             f"{place} has no effect on {_said(device)}: an earlier entry applies"
             for device in chosen
@@ -322,25 +329,36 @@ def _shared(
     return shared
 
 
-def _under_mps(
-    devices: Sequence[Device], entry: ReplicatedResource, place: str, problems: list[str]
-) -> tuple[Device, ...]:
-    """Return the devices that MPS can share so many ways; problems in NVIDIA's words."""
-    kept = []
-    for device in devices:
-        why = MpsMode().fits(device)
+_WITHHELD: Final = "no GPU is offered by NVIDIA's resources until the configuration is corrected"
+
+
+def _unshared(parts: Sequence[_Part]) -> Iterator[str]:
+    """Say, in NVIDIA's words, which devices MPS cannot share as their resource requires."""
+    for part in parts:
+        if part.mode != MPS or part.shared is None or part.resource is None:
+            continue
+        device, why = part.device, MpsMode().fits(part.device)
+        others = [each for each in parts if each.resource == part.resource]
         if device.slice_of is not None or device.mig:
             why = "sharing using MPS is not supported for MIG devices"
-        elif not why and entry.replicas > MAX_MPS_SHARES:
+        elif not why and part.replicas > device.mps_clients:
             why = (
-                f"invalid device maximum allowed replicas exceeded: {entry.replicas} >"
-                f" {MAX_MPS_SHARES}"
+                f"invalid device maximum allowed replicas exceeded: {part.replicas} >"
+                f" {device.mps_clients}"
             )
+        elif not why:
+            why = _mixture(part, others)
         if why:
-            problems.append(f"{place} has no effect on {_said(device)}: {why}")
-        else:
-            kept.append(device)
-    return tuple(kept)
+            yield f"{_said(device)} cannot be shared by MPS: {why}"
+
+
+def _mixture(part: _Part, others: Sequence[_Part]) -> str:
+    """Why a container would have to choose among the devices of a resource; empty: it need not."""
+    if any(each.mode != part.mode for each in others):
+        return f"{part.resource} has GPUs of other modes"
+    if any(each.replicas != others[0].replicas for each in others):
+        return f"GPUs of {part.resource} have other numbers of replicas"
+    return ""
 
 
 def _mode(
@@ -365,7 +383,7 @@ def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
     """Move enforced devices out of resources whose other devices differ in mode or replicas.
 
     A container cannot choose among the devices of a resource, so all must have one mode and one
-    size of replicas. Such a device becomes part of `GPU_SHARE`, or exclusive under `sharing.mps`.
+    size of replicas. Such a device becomes part of `GPU_SHARE`. `_unshared` judges those of MPS.
     """
     for part in parts:
         if part.is_only_shared and part.shared is not None:
@@ -373,21 +391,13 @@ def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
                 f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: its rule has"
                 f" modes {', '.join(part.modes)}"
             )
-        if part.mode not in ENFORCED or part.resource is None:
+        if part.mode not in ENFORCED or part.mode == MPS or part.resource is None:
             yield part
             continue
         others = [each for each in parts if each.resource == part.resource]
-        why = ""
-        if any(each.mode != part.mode for each in others):
-            why = f"{part.resource} has GPUs of other modes"
-        elif any(each.replicas != others[0].replicas for each in others):
-            why = f"GPUs of {part.resource} have other numbers of replicas"
-        elif part.replicas > MAX_SHARES:
+        why = _mixture(part, others)
+        if not why and part.replicas > MAX_SHARES:
             why = f"{part.replicas} are more than the {MAX_SHARES} that can take turns on a GPU"
-        if why and part.mode == MPS:
-            problems.append(f"{_said(part.device)} is exclusive, not shared by MPS: {why}")
-            yield replace(part, mode=EXCLUSIVE, shared=None)
-            continue
         if why:
             problems.append(
                 f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: {why}"

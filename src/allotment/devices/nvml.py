@@ -24,7 +24,7 @@ from allotment.devices import loading
 from allotment.devices.mig import MigView, mig_view, process_lists
 from allotment.devices.packing import read_machine
 from allotment.devices.sources import DeviceProcess, Inventory, Problem, Reading
-from allotment.model.devices import Device
+from allotment.model.devices import Device, mps_clients
 from allotment.model.errors import AllotError, NoDevicesError
 
 PATIENCE_S: Final = 3.0
@@ -228,6 +228,7 @@ def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
     pci = nvml.nvmlDeviceGetPciInfo(whole)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     total, reserved, _ = _memory(nvml, handle)
+    cuda = optional(nvml, nvml.nvmlSystemGetCudaDriverVersion) or 0
     return Device(
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
@@ -242,6 +243,7 @@ def _real_device(nvml: ModuleType, handle: Handle, index: int) -> Device:
         simulated=False,
         mig=False,
         reserved_bytes=reserved,
+        mps_clients=mps_clients(int(cuda)),
     )
 
 

@@ -17,7 +17,7 @@ from allotment.devices import layout
 from allotment.devices.descriptions import Cut, GpuDescription, MachineDescription
 from allotment.devices.geometries import Geometry
 from allotment.devices.model_facts import Architecture, Fabric
-from allotment.model.devices import Device
+from allotment.model.devices import Device, mps_clients
 from allotment.model.errors import StateError
 from allotment.model.formats import format_uuid
 
@@ -67,7 +67,7 @@ def unpack(data: bytes) -> MachineFacts:
     if not 1 <= count <= layout.MACHINE_GPUS:
         raise ValueError(f"its number of GPUs is {count}")
     return MachineFacts(
-        devices=tuple(_device(data, at) for at in range(count)),
+        devices=tuple(_device(data, at, cuda=machine["cuda_version"]) for at in range(count)),
         driver_version=machine["driver_version"],
         cuda_version=machine["cuda_version"],
         timeslice_us=machine["timeslice_us"],
@@ -322,7 +322,7 @@ def _model_values(gpu: GpuDescription) -> dict[str, Value]:
     }
 
 
-def _device(data: bytes, at: int) -> Device:
+def _device(data: bytes, at: int, *, cuda: int) -> Device:
     gpu = _fields(data, layout.GPU_FIELDS, _GPUS_AT + at * layout.GPU_SIZE)
     address = (gpu[f"pci_{part}"] for part in ("domain", "bus", "device", "function"))
     return Device(
@@ -338,6 +338,7 @@ def _device(data: bytes, at: int) -> Device:
         mig=False,
         reserved_bytes=gpu["memory_reserved"],
         context_bytes=gpu["context_bytes"],
+        mps_clients=mps_clients(cuda),
     )
 
 

@@ -2,6 +2,18 @@
 """A device of a machine: a physical GPU or a MIG device."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MPS_CLIENTS: Final = 48
+"""Clients of one MPS server, at least (docs.nvidia.com/deploy/mps), one for each share.
+
+A scheduler does not know a node's driver, and NVIDIA's plugin counts no more.
+"""
+
+
+def mps_clients(cuda_version: int) -> int:
+    """Clients of one MPS server, by the driver's CUDA version: 60 since 13.1 (r590)."""
+    return 60 if cuda_version >= 13_010 else MPS_CLIENTS  # noqa: PLR2004 - as the driver writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +52,8 @@ class Device:
     """Expected size of a process's first CUDA context; 0: unknown."""
     slice_of: DeviceSlice | None = None
     """For a MIG device: its slice; `index`, bus and node are the GPU's. None: a whole GPU."""
+    mps_clients: int = MPS_CLIENTS
+    """Most shares in mode `mps`."""
 
     @property
     def allottable_bytes(self) -> int:

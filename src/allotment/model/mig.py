@@ -72,7 +72,7 @@ class MigModelGroups:
     """Substrings of model names."""
     groups: tuple[MigGroup, ...] = ()
     profiles: tuple[str, ...] | None = None
-    """Allow-list of profile names, of any memory; None: no list."""
+    """Allow-list of profile names; None: no list."""
 
     def is_of(self, model: str) -> bool:
         return any(name in model for name in self.models)
@@ -86,15 +86,41 @@ def groups_of(known: Iterable[MigModelGroups], model: str) -> tuple[MigGroup, ..
     return ()
 
 
-def listed_profiles(known: Iterable[MigModelGroups], model: str) -> tuple[str, ...] | None:
-    """The allow-list for a model, by profile name; None: no restriction.
+def listed_profiles(
+    known: Iterable[MigModelGroups], model: str, profiles: "Iterable[MigProfile]"
+) -> "tuple[MigProfile, ...] | None":
+    """The profiles of a GPU that the allow-list for its model has; None: no restriction.
 
-    If only other models are listed, the list is empty, as in HAMi.
+    If only other models are listed, none, as in HAMi.
     """
     lists = [each for each in known if each.profiles is not None]
     if not lists:
         return None
-    return next((each.profiles for each in lists if each.is_of(model)), ())
+    every = tuple(profiles)
+    listed = next((each.profiles for each in lists if each.is_of(model)), None) or ()
+    found = [named_profile(name, every) for name in listed]
+    return tuple(profile for profile in every if profile in found)
+
+
+def named_profile(name: str, profiles: "Iterable[MigProfile]") -> "MigProfile | None":
+    """The profile of this name; else the smallest with its compute slices and its attributes.
+
+    HAMi reads only the compute slices: its default list has `7g.79gb` for the A100's `7g.80gb`,
+    and the H20's names for the H200 (v2.10 `migmgr.go`, `profileSliceKey`).
+    """
+    attributes = _attributes(name)
+    alike = [
+        profile
+        for profile in profiles
+        if name.startswith(f"{profile.slices}g.") and profile.attributes == attributes
+    ]
+    exact = (profile for profile in alike if profile.name == name)
+    return next(exact, None) or min(alike, key=lambda each: each.memory_bytes, default=None)
+
+
+def _attributes(name: str) -> str:
+    place = next((place for place, letter in enumerate(name) if letter in "+-"), len(name))
+    return name[place:]
 
 
 def allowed_profiles(
@@ -175,10 +201,7 @@ class MigProfile:
     @property
     def attributes(self) -> str:
         """The name's suffix after the memory: `+me`, `-me`, `+gfx`, or empty."""
-        for place, letter in enumerate(self.name):
-            if letter in "+-":
-                return self.name[place:]
-        return ""
+        return _attributes(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,6 @@ from allotment.model.requests import Request
 MAX_SHARES = 63
 """Shares of one device: the seats of its contract (native/lease.h, ALLOT_SEAT_UNBOOKED)."""
 
-MAX_MPS_SHARES = 48
-"""Clients of one MPS control daemon (docs.nvidia.com/deploy/mps): one for each share.
-
-60 since CUDA 13.1, but the scheduler does not know the driver; NVIDIA's plugin also uses 48.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from allotment.model.clusters import PodBooking, PodNeed, WantedContainer
 from allotment.model.devices import Device
 from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
-from allotment.model.placements import MAX_MPS_SHARES, DeviceState, Verdict
+from allotment.model.placements import DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.placement.booking import host_part
@@ -155,7 +155,7 @@ def _cannot_be_cut(state: DeviceState) -> bool:
 
 def _is_crowded(state: DeviceState, mode: str) -> bool:
     if mode == MPS:
-        return state.shares >= MAX_MPS_SHARES
+        return state.shares >= state.device.mps_clients
     return mode == SOFT and state.shares + state.seats_kept >= state.most_shares
 
 

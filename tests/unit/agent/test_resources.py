@@ -108,6 +108,15 @@ def test_replicas_are_renamed_and_keep_their_family() -> None:
     assert (resource.name, resource.family) == ("nvidia.com/gpu.shared", "nvidia.com/gpu")
 
 
+def test_replicas_may_have_another_systems_name() -> None:
+    text = TIMESLICED.replace("4}", "100, rename: deepomatic.com/shared-gpu}")
+    offer = offered(text + "allotment: {honourResources: true}", GPUS[:1])
+    assert counts(offer) == {"deepomatic.com/shared-gpu": 100}
+    (resource,) = offer.resources
+    assert (resource.mode, resource.family) == ("timeslice", "nvidia.com/gpu")
+    assert offer.problems == ()
+
+
 def test_requests_above_one_fail_where_asked() -> None:
     assert offered(STRICT).resources[0].fails_above_one
     whole = offered(STRICT + "allotment: {devices: [{mode: exclusive}]}")
@@ -170,15 +179,55 @@ def test_mps_replicates() -> None:
         (
             BY_MPS.replace("4}", "4, devices: [0]}") + "allotment: {honourResources: true}",
             GPUS[:2],
-            "is exclusive, not shared by MPS: nvidia.com/gpu has GPUs of other modes",
+            "cannot be shared by MPS: nvidia.com/gpu has GPUs of other modes",
+        ),
+        (
+            BY_MPS,
+            (GPUS[0], replace(GPUS[1], compute_capability=(6, 1))),
+            f"GPU 1 ({uuid(1)}) cannot be shared by MPS: MPS shares no GPU before Volta",
+        ),
+        (
+            TIMESLICED.replace("4}", "49}") + "allotment: {devices: [{mode: mps}]}",
+            GPUS[:1],
+            "maximum allowed replicas exceeded: 49 > 48",
         ),
     ],
-    ids=["many", "old", "some"],
+    ids=["many", "old", "some", "one is old", "by a rule"],
 )
-def test_what_mps_cannot_share_is_whole(text: str, devices: tuple[Device, ...], words: str) -> None:
+def test_what_mps_cannot_share_is_not_offered(
+    text: str, devices: tuple[Device, ...], words: str
+) -> None:
+    """NVIDIA's plugin does not start: a whole GPU must not be given in place of a part."""
     offer = offered(text, devices)
-    assert set(offer.modes.values()) == {"exclusive"}
-    assert any(words in each for each in offer.problems)
+    assert counts(offer) == {"nvidia.com/gpu": 0}
+    assert offer.modes == {}
+    (problem,) = offer.problems
+    assert words in problem
+    assert problem.endswith("until the configuration is corrected")
+
+
+def test_the_most_replicas_under_mps_follow_the_driver() -> None:
+    newer = (replace(GPUS[0], mps_clients=60),)
+    assert counts(offered(BY_MPS.replace("4}", "60}"), newer)) == {"nvidia.com/gpu": 60}
+    (problem,) = offered(BY_MPS.replace("4}", "61}"), newer).problems
+    assert "maximum allowed replicas exceeded: 61 > 60" in problem
+
+
+def test_what_mps_cannot_share_takes_nothing_from_allotments_own_resources() -> None:
+    text = BY_MPS.replace("4}", "49}") + "allotment: {devices: [{match: {index: [0]}, mode: soft}]}"
+    # Replicas of GPU 0 are enforced by turns, and are not of one size with those of the others.
+    offer = offered(text.replace("devices: [{", "sharesPerDevice: 8, devices: [{"))
+    assert counts(offer) == {"nvidia.com/gpu": 0, GPU_SHARE: 8}
+    assert offer.shared == {uuid(0): ("soft",)}
+
+
+def test_a_gpu_that_a_rule_leaves_whole_need_not_be_shared_by_mps() -> None:
+    old = replace(GPUS[0], compute_capability=(6, 1))
+    text = BY_MPS.replace("mps: {", "mps: {renameByDefault: true, ")
+    rule = "allotment: {devices: [{match: {index: [0]}, mode: exclusive}]}"
+    offer = offered(text + rule, (old, GPUS[1]))
+    assert counts(offer) == {"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 4}
+    assert offer.problems == ()
 
 
 def test_modes_are_by_gpu() -> None:

@@ -78,6 +78,16 @@ def test_a_yaml_file_is_a_spec(tmp_path: Path) -> None:
     assert facts.cuda_version == 12040
 
 
+@pytest.mark.parametrize(("cuda", "clients"), [("12.4", 48), ("13.0", 48), ("13.1", 60)])
+def test_the_driver_says_how_many_clients_mps_takes(
+    tmp_path: Path, cuda: str, clients: int
+) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(f"cuda: '{cuda}'\ngpus: [t4]\n")
+    (device,) = SimulatedMachine(machine_path(tmp_path, str(file))).devices()
+    assert device.mps_clients == clients
+
+
 @pytest.mark.parametrize("name", ["missing.yaml", "./missing", "/dev/null/x.yml"])
 def test_a_file_that_cannot_be_read_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=r"cannot read the simulated machine"):

@@ -31,7 +31,15 @@ def first_cells(table: str) -> list[str]:
             "HAMi",
             (*HamiDialect().resources, *hami.ANNOTATIONS, *hami.VARIABLES, *hami.RECEIPTS),
         ),
-        ("Volcano", (*volcano.RESOURCES, *volcano.ANNOTATIONS, *volcano.RECEIPTS)),
+        (
+            "Volcano",
+            (
+                *volcano.RESOURCES,
+                *volcano.ANNOTATIONS,
+                *volcano.VARIABLES,
+                *volcano.RECEIPTS,
+            ),
+        ),
         ("Volcano's GPU sharing", (*volcano.GPUSHARE_RESOURCES, *volcano.GPUSHARE_RECEIPTS)),
         ("NVIDIA", nvidia.KEYS),
         ("Deepomatic", (deepomatic.SHARED_GPU,)),

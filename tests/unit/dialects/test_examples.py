@@ -15,7 +15,7 @@ from allotment.dialects.foreign.kubeshare import KIND, pod_of_sharepod
 from allotment.dialects.foreign.settings import foreign_dialects
 from allotment.dialects.foreign.translate import applied, translate, wanted_of, written
 from allotment.model.clusters import WantedContainer
-from allotment.model.compute import WHOLE, Compute
+from allotment.model.compute import Compute
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import ModelRule
 
@@ -50,14 +50,14 @@ SHARES = {
         container="ubuntu-container",
         memory=3000 * MI,
         count=2,
-        compute=percent(30, 30),
+        compute=percent(30, 100),
     ),
     "volcano": Share(
         dialect="volcano",
         container="cuda-container",
         memory=3000 * MI,
         count=2,
-        compute=percent(50, 50),
+        compute=percent(50, 100),
     ),
     "volcano-gpushare": Share(
         dialect="volcano-gpushare", container="cuda-container", memory=1024 * MI
@@ -87,14 +87,8 @@ SHARES = {
     "kai-memory": Share(dialect="kai", container="gpu-workload", memory=2000 * MI),
     "kai-container": Share(dialect="kai", container="gpu-workload", memory=Fraction(1, 2)),
     "nvfractions": Share(dialect="kai", container="gpu-workload", memory=8192 * MI),
-    "deepomatic": Share(
-        dialect="deepomatic",
-        container="cuda",
-        memory=Fraction(1, 100),
-        compute=Compute(guarantee=WHOLE // 100, is_governed=True),
-    ),
 }
-LEFT = {"nvidia"}
+LEFT = ("deepomatic", "nvidia")
 """What the kubelet gives, as it is."""
 
 
@@ -104,7 +98,7 @@ def test_every_example_is_here(root: Path) -> None:
 
 def test_every_dialect_has_an_example() -> None:
     names = {each.name for each in DIALECTS}
-    assert names == {each.dialect for each in SHARES.values() if each.dialect} | LEFT
+    assert names == {each.dialect for each in SHARES.values() if each.dialect} | {*LEFT}
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -137,10 +131,8 @@ def test_an_example_can_run_in_its_share(root: Path, name: str) -> None:
         if each["name"] == share.container
     )
     command = " ".join(main["command"])
-    # A slot in a hundred of a GPU is little.
-    needs = 256 if name == "deepomatic" else 512
-    assert command == f"allot burn --memory {needs}Mi --seconds 0 -o json"
-    assert (needs + 420) * MI <= size <= SMALLEST
+    assert command == "allot burn --memory 512Mi --seconds 0 -o json"
+    assert (512 + 420) * MI <= size <= SMALLEST
 
 
 @pytest.mark.parametrize("name", [*SHARES, *LEFT])

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.model.compute import WHOLE, Compute, parse_compute
-from allotment.model.devices import Device
+from allotment.model.devices import MPS_CLIENTS, Device
 from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE
-from allotment.model.placements import MAX_MPS_SHARES, MAX_SHARES, DeviceState, Judgement, Placement
+from allotment.model.placements import MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
 from allotment.placement import choose, explain, is_selected, unknown_selectors
@@ -133,15 +133,17 @@ def test_a_device_has_so_many_shares_and_no_more() -> None:
 
 def test_a_control_daemon_has_so_many_clients_and_no_more() -> None:
     part = replace(request("1Gi"), mode=MPS)
-    nearly = DeviceState(device(0), shares=MAX_MPS_SHARES - 1, mode=MPS)
+    nearly = DeviceState(device(0), shares=MPS_CLIENTS - 1, mode=MPS)
     assert placed(choose([nearly], part)) == [0]
-    crowded = replace(nearly, shares=MAX_MPS_SHARES)
+    crowded = replace(nearly, shares=MPS_CLIENTS)
     assert placed(choose([crowded, DeviceState(device(1))], part)) == [1]
     text = explain(rejected(choose([crowded], part)))
-    assert f"the device has the most shares it can take: {MAX_MPS_SHARES}" in text
+    assert f"the device has the most shares it can take: {MPS_CLIENTS}" in text
     modes = frozenset({EXCLUSIVE, MPS, SOFT, TIMESLICE})
     assert open_modes(replace(nearly, modes=modes)) == {MPS}
     assert open_modes(replace(crowded, modes=modes)) == frozenset()
+    newer = replace(crowded, device=replace(device(0), mps_clients=MPS_CLIENTS + 1))
+    assert placed(choose([newer], part)) == [0]
 
 
 def oversubscribed(memory: str, count: int = 1) -> Request:

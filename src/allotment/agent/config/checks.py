@@ -19,6 +19,7 @@ from allotment.agent.config.schema import (
     ReplicatedResource,
     ReplicatedResources,
     ResourcePattern,
+    new_name,
     whole_name,
 )
 from allotment.agent.health.xids import parse_action
@@ -60,11 +61,14 @@ def check_file(file: ConfigFile) -> None:
         _patterns(file.resources.gpus or (), "$.resources.gpus")
         _patterns(file.resources.mig or (), "$.resources.mig")
     if file.sharing is not None:
-        if file.sharing.time_slicing is not None:
-            _replicated(file.sharing.time_slicing, "$.sharing.timeSlicing")
+        if file.sharing.time_slicing is None:
+            hint = "name one: nvidia.com/gpu; or leave timeSlicing out"
+            raise _error("$.sharing.timeSlicing", "no resources specified", hint)
+        if file.sharing.sliced is not None:
+            _replicated(file.sharing.sliced, "$.sharing.timeSlicing")
         if file.sharing.mps is not None:
             _replicated(file.sharing.mps, "$.sharing.mps")
-            _mixed(file.sharing.time_slicing, file.sharing.mps)
+            _mixed(file.sharing.sliced, file.sharing.mps)
     if file.allotment is not None:
         _allotment(file.allotment)
 
@@ -114,7 +118,8 @@ def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Non
 def _resource(resource: ReplicatedResource, path: str) -> None:
     _name(resource.name, f"{path}.name")
     if resource.rename is not None:
-        _name(resource.rename, f"{path}.rename")
+        with within(f"{path}.rename"):
+            new_name(resource.rename)
     if resource.replicas < 2:  # noqa: PLR2004 - NVIDIA's rule: one is no sharing
         raise _error(
             f"{path}.replicas",

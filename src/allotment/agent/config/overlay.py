@@ -38,6 +38,7 @@ from allotment.agent.config.schema import (
     Replication,
     ResourcePattern,
     Resources,
+    new_name,
     shared_name,
     whole_name,
 )
@@ -223,7 +224,7 @@ def _config(
 ) -> Config:
     honoured = bool(file.allotment and file.allotment.honour_resources)
     patterns = file.resources if file.resources and honoured else Resources()
-    sharing = file.sharing.time_slicing if file.sharing else None
+    sharing = file.sharing.sliced if file.sharing else None
     mps = file.sharing.mps if file.sharing else None
     strategies = values["device_list_strategy"]
     values["nvidia_dev_root"] = values["nvidia_dev_root"] or values["nvidia_driver_root"]
@@ -284,7 +285,7 @@ def _replication(
 
 def _rename(resource: ReplicatedResource, *, by_default: bool, kept: bool) -> str | None:
     if resource.rename is not None and kept:
-        return whole_name(resource.rename)
+        return new_name(resource.rename)
     return shared_name(whole_name(resource.name)) if by_default else None
 
 
@@ -307,7 +308,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
 
 def _notes(file: ConfigFile, given: Mapping[str, _Given]) -> Iterator[str]:
     """Yield the settings without effect."""
-    if file.sharing and file.sharing.mps and file.sharing.time_slicing:
+    if file.sharing and file.sharing.mps and file.sharing.sliced:
         yield "sharing.timeSlicing has no effect beside sharing.mps"
     honoured = bool(file.allotment and file.allotment.honour_resources)
     if not honoured:
@@ -333,7 +334,7 @@ def _dropped(file: ConfigFile) -> Iterator[str]:
     if file.resources and (file.resources.gpus or file.resources.mig):
         yield f"Customizing the 'resources' field {_NOT_YET} {_HOW}"
     if file.sharing is not None:
-        yield from _dropped_of(file.sharing.time_slicing, "timeSlicing")
+        yield from _dropped_of(file.sharing.sliced, "timeSlicing")
         yield from _dropped_of(file.sharing.mps, "mps")
 
 
@@ -345,7 +346,7 @@ def _dropped_of(section: ReplicatedResources | None, name: str) -> Iterator[str]
         for each in section.resources
     }
     if any(
-        each.rename is not None and whole_name(each.rename) != defaults[each.name]
+        each.rename is not None and new_name(each.rename) != defaults[each.name]
         for each in section.resources
     ):
         yield f"Setting the 'rename' field in sharing.{name}.resources {_NOT_YET} {_HOW}"

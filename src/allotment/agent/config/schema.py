@@ -102,8 +102,15 @@ class ReplicatedResources(_Section, frozen=True, kw_only=True):
 class Sharing(_Section, frozen=True, kw_only=True):
     """How devices are shared."""
 
-    time_slicing: ReplicatedResources | None = None
+    time_slicing: ReplicatedResources | msgspec.UnsetType | None = msgspec.UNSET
+    """None: the key has no value, which NVIDIA's plugin refuses; `mps` may be empty there."""
     mps: ReplicatedResources | None = None
+
+    @property
+    def sliced(self) -> ReplicatedResources | None:
+        """`timeSlicing`, if it is there."""
+        written = self.time_slicing
+        return written if isinstance(written, ReplicatedResources) else None
 
 
 class Imex(_Section, frozen=True, kw_only=True):
@@ -194,6 +201,7 @@ GPU: Final = "nvidia.com/gpu"
 SHARED_SUFFIX: Final = ".shared"
 
 _PREFIX: Final = "nvidia.com/"
+_OWN_DOMAIN: Final = "allotment.dev"
 _LONGEST: Final = 63
 # A DNS subdomain (RFC 1123), as Kubernetes checks it.
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -213,6 +221,23 @@ def whole_name(name: str) -> str:
             hint="write small letters, digits, `-` and `.`, like nvidia.com/gpu-small",
         )
     return whole
+
+
+def new_name(name: str) -> str:
+    """Return what `rename` makes of a resource: `whole_name`, or a name of another domain.
+
+    Another system's name, like `deepomatic.com/shared-gpu`, keeps its pods as they are. NVIDIA's
+    plugin refuses it.
+    """
+    domain, slash, rest = name.partition("/")
+    if not slash or name.startswith(_PREFIX):
+        return whole_name(name)
+    is_taken = domain == _OWN_DOMAIN or f".{domain}".endswith(".kubernetes.io")
+    if len(name) > _LONGEST or is_taken or "." not in domain:
+        return whole_name(name)
+    if not _SUBDOMAIN.fullmatch(domain) or not _SUBDOMAIN.fullmatch(rest):
+        return whole_name(name)
+    return name
 
 
 def shared_name(name: str) -> str:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts GPUs that other systems assigned to running pods, while the administrator enables this.
 
-Records on pods can be forged. Only the GPUs are read from them. Whether a pod has GPUs follows from
-its resources (immutable) or scheduler name; amounts come from its request. Records of systems whose
-controllers create pods with them are not accepted.
+Records on pods can be forged. Only the GPUs are read from them, and Volcano's amounts if they are
+larger than the request. Whether a pod has GPUs follows from its resources (immutable) or scheduler
+name; amounts come from its request. Records of systems whose controllers create pods with them are
+not accepted.
 """
 
 import re
@@ -27,10 +28,11 @@ from allotment.model.clusters import (
     PlacedDevice,
     PodBooking,
 )
+from allotment.model.compute import WHOLE
 from allotment.model.formats import format_count
-from allotment.model.mig import MigHold, MigPlace, MigProfile
+from allotment.model.mig import MigHold, MigPlace, MigProfile, named_profile
 from allotment.model.modes import MIG, SOFT
-from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
+from allotment.model.pods import ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import Request
 
 _OURS = "allotment.dev/"
@@ -109,9 +111,7 @@ def _held(
     return tuple(
         _container(pod, container, place, asked[container.name], given=given, node=node)
         for place, container in enumerate(pod.containers)
-        # Several of these systems ignore init containers.
-        if container.name in asked
-        and (container.name in given or container.kind is ContainerKind.REGULAR)
+        if container.name in asked and (container.name in given or not dialect.ignores(container))
     )
 
 
@@ -138,20 +138,25 @@ def _container(
     is_cut = node.in_mig_mode.issuperset(uuids)
     return PlacedContainer(
         name=container.name,
-        devices=_slices(request, slices, node) if is_cut else _parts(request, uuids, node),
+        devices=(_slices if is_cut else _parts)(request, slices, node),
         kind=container.kind,
         place=place,
         mode=MIG if is_cut else SOFT,
     )
 
 
-def _parts(request: Request, uuids: Sequence[str], node: NodeView) -> tuple[PlacedDevice, ...]:
+def _parts(
+    request: Request, given: Sequence[GivenSlice], node: NodeView
+) -> tuple[PlacedDevice, ...]:
     found = []
     # Several MIG devices may be on one GPU, where Allotment creates no slices.
-    for uuid, number in Counter(uuids).items():
+    for uuid, number in Counter(each.uuid for each in given).items():
         total = node.memory_bytes[uuid]
         part = request.times(number)
-        found.append(PlacedDevice(uuid, min(total, part.memory.of(total)), part.compute.guarantee))
+        recorded = [each for each in given if each.uuid == uuid]
+        memory = max(part.memory.of(total), sum(each.memory_bytes for each in recorded))
+        guarantee = max(part.compute.guarantee, sum(each.guarantee for each in recorded))
+        found.append(PlacedDevice(uuid, min(total, memory), min(WHOLE, guarantee)))
     return tuple(found)
 
 
@@ -161,11 +166,14 @@ def _slices(
     """Slices with their places. If a place is unknown, the whole GPU counts as used."""
     found = []
     for each in given:
-        profile = next((one for one in node.profiles[each.uuid] if one.name == each.profile), None)
+        profile = named_profile(each.profile, node.profiles[each.uuid])
         place = None if profile is None else _place(each, profile, node)
         total = node.memory_bytes[each.uuid]
-        memory = profile.memory_bytes if profile and place else request.memory.of(total)
-        found.append(PlacedDevice(each.uuid, min(total, memory), request.compute.guarantee, place))
+        memory = max(request.memory.of(total), each.memory_bytes)
+        if profile and place:
+            memory = profile.memory_bytes
+        guarantee = max(request.compute.guarantee, each.guarantee)
+        found.append(PlacedDevice(each.uuid, min(total, memory), guarantee, place))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ Koordinator's `pkg/scheduler/plugins/ack`.)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -33,6 +34,7 @@ from allotment.dialects.foreign.parsing import (
     bytes_of,
     check_count,
     compute_of,
+    in_mode,
     number_of,
     of_earlier_placement,
     regular_containers,
@@ -42,6 +44,7 @@ from allotment.dialects.own.protocol import meant, refusal, shown
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
 from allotment.model.formats import format_count
+from allotment.model.modes import MPS
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request
 
@@ -80,7 +83,8 @@ SELECTORS: Final = (_SCHEDULE, _PLACEMENT, _MODEL, _NO_ISOLATION)
 """Node labels; a pod's selectors for them are read."""
 VARIABLES: Final = (_NO_ISOLATION_VARIABLE, _WEIGHT_VARIABLE)
 
-_SHARING = ("cgpu", "core_mem", "share")
+_MPS = "mps"
+_SHARING = ("cgpu", "core_mem", "share", _MPS)
 _POLICIES = ("binpack", "spread")
 _UNITS: Mapping[str, int] = {"GiB": GIB, "MiB": MIB}
 _ALL_PERCENT = WHOLE // PERCENT
@@ -124,6 +128,8 @@ class AliyunDialect(ForeignDialect):
         count = self._count(pod)
         constraints, preferences = self._wishes(pod)
         names = self._settings
+        is_mps = pod.node_selector.get(_SCHEDULE) == _MPS
+        notes: list[str] = []
         requests: dict[str, Request] = {}
         for container in pod.containers:
             memory = amount_of(pod, container, names.memory)
@@ -138,7 +144,12 @@ class AliyunDialect(ForeignDialect):
                     constraints=constraints,
                     preferences=preferences,
                 )
-        return self.translation(pod, requests, notes=_ignored(pod, requests))
+                if is_mps:
+                    by_mps = _by_mps(pod, container.name, requests[container.name], notes)
+                    requests[container.name] = by_mps
+        notes += _ignored(pod, requests)
+        named = requests if is_mps else ()
+        return self.translation(pod, requests, notes=notes, named_modes=named)
 
     def _count(self, pod: ForeignPod) -> int:
         text = pod.labels.get(self._settings.count)
@@ -180,8 +191,6 @@ class AliyunDialect(ForeignDialect):
                 f"it selects nodes of {_SCHEDULE}: {shown(schedule)}{meant(schedule, _SHARING)}"
             )
             problem += ", which do not share GPUs"
-            if schedule == "mps":
-                problem = f"it selects nodes of {_SCHEDULE}: mps, but shares take turns here"
             hint = f"remove the selector, or write one of: {', '.join(_SHARING)}"
             raise refusal(pod, None, problem, hint=hint)
         policy = pod.node_selector.get(_PLACEMENT, self._settings.placement)
@@ -281,6 +290,18 @@ def _compute(pod: ForeignPod, container: ForeignContainer, percent: int, *, coun
         part = Fraction(percent, _ALL_PERCENT * count)
         return compute_of(part, part, weight=weight)
     return Compute(weight=weight, is_governed=text is not None)
+
+
+def _by_mps(pod: ForeignPod, container: str, request: Request, notes: list[str]) -> Request:
+    """The request in mode `mps`, which has no weights; `notes` gets a weight."""
+    if request.compute.weight != DEFAULT_WEIGHT:
+        where = f"the variable {_WEIGHT_VARIABLE} of container {container!r}"
+        notes.append(f"{where}: shares do not take turns in mode mps")
+        is_governed = request.compute.guarantee > 0
+        compute = replace(request.compute, weight=DEFAULT_WEIGHT, is_governed=is_governed)
+        request = replace(request, compute=compute)
+    hint = f"ask for one GPU, or select nodes of {_SCHEDULE}: cgpu"
+    return in_mode(pod, container, request, MPS, hint=hint)
 
 
 def _ignored(pod: ForeignPod, names: Collection[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from allotment.dialects.own.protocol import refusal
 from allotment.model.clusters import PlacedDevice, PodBooking
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigPlace, MigProfile
-from allotment.model.pods import ForeignPod
+from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Request
 
 DIALECT = "allotment.dev/dialect"
@@ -69,7 +69,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class GivenSlice:
-    """A MIG device that another system assigned."""
+    """A MIG device, or a part of a GPU, that another system assigned."""
 
     uuid: str
     """UUID of the whole GPU."""
@@ -79,6 +79,10 @@ class GivenSlice:
     """Start slot; None: unknown."""
     rank: int = 0
     """Without a start: its rank by start among the GPU's slices of this profile."""
+    memory_bytes: int = 0
+    """Recorded memory, which counts if it is more than the request; 0: unknown."""
+    guarantee: int = 0
+    """Recorded compute in basis points, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +177,14 @@ class ForeignDialect(ABC):
         """The GPUs that the system assigned to a running pod's containers, as UUIDs.
 
         Empty: none, or the agent reads the kubelet's assignments instead. Amounts come from the
-        pod's immutable request. Raises `UsageError` for invalid records.
+        pod's immutable request, unless a `GivenSlice` has more. Raises `UsageError` for invalid
+        records.
         """
         return {}
+
+    def ignores(self, container: ForeignContainer) -> bool:
+        """The system assigns nothing to such a container: several ignore init containers."""
+        return container.kind is not ContainerKind.REGULAR
 
 
 def unproven(pod: ForeignPod, problem: str) -> UsageError:

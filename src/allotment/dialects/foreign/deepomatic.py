@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deepomatic's dialect: `deepomatic.com/shared-gpu`, a number of slots of a GPU.
 
-Its plugin enforces no limits. Here a slot is an equal part of the GPU's memory and guaranteed time.
-The plugin's variable `DP_NUMBER_CONTAINERS_PER_GPU` is a setting here.
-(Deepomatic/shared-gpu-nvidia-k8s-device-plugin, README.)
+Its plugin enforces no limits: a slot is a turn on a GPU, with all of its memory. By default the
+pods stay as they are, for nodes that offer such slots (`sharing.timeSlicing` under this name). With
+the plugin's variable `DP_NUMBER_CONTAINERS_PER_GPU` as a setting, a slot is an equal part of the
+GPU's memory and guaranteed time. (Deepomatic/shared-gpu-nvidia-k8s-device-plugin, README.)
 """
 
 from typing import Annotated, Final
@@ -26,8 +27,8 @@ class DeepomaticSettings(
     """Cluster settings."""
 
     resource: Name = SHARED_GPU
-    containers_per_gpu: Annotated[int, Meta(ge=1, le=1000)] = 100
-    """Slots of a GPU; the default of its manifest, which sets that variable."""
+    containers_per_gpu: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Slots of a GPU, each a part of it; None: left to the kubelet, without a memory limit."""
 
 
 class DeepomaticDialect(ForeignDialect):
@@ -45,14 +46,21 @@ class DeepomaticDialect(ForeignDialect):
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         return resources_in(pod, self.resources)
 
+    def stays(self, pod: ForeignPod) -> bool:
+        del pod
+        return self._slots is None
+
     def translate(self, pod: ForeignPod) -> Translation:
+        most = self._slots
+        if most is None:
+            return self.translation(pod, {})
         requests: dict[str, Request] = {}
         for container in pod.containers:
             slots = amount_of(pod, container, self._resource)
-            if slots > self._slots:
-                problem = f"{self._resource} is {slots}, and a GPU has {self._slots} of them"
-                hint = f"ask for at most {self._slots}, or for whole GPUs with nvidia.com/gpu"
+            if slots > most:
+                problem = f"{self._resource} is {slots}, and a GPU has {most} of them"
+                hint = f"ask for at most {most}, or for whole GPUs with nvidia.com/gpu"
                 raise refusal(pod, container.name, problem, hint=hint)
             if slots:
-                requests[container.name] = replicas_of(self._slots).times(slots)
+                requests[container.name] = replicas_of(most).times(slots)
         return self.translation(pod, requests)

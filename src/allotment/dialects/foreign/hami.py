@@ -30,6 +30,8 @@ from allotment.dialects.foreign.parsing import (
     word_of,
 )
 from allotment.dialects.foreign.vgpu import (
+    CORE_POLICY,
+    DISABLE,
     NOT_TYPE,
     USE_TYPE,
     Names,
@@ -40,7 +42,7 @@ from allotment.dialects.foreign.vgpu import (
 from allotment.dialects.own.annotations import weights_of
 from allotment.dialects.own.protocol import refusal, shown
 from allotment.model.clusters import PodBooking
-from allotment.model.compute import WHOLE, ComputeClass, revised
+from allotment.model.compute import ComputeClass, revised
 from allotment.model.errors import UsageError
 from allotment.model.modes import PART_MODES
 from allotment.model.pods import ForeignContainer, ForeignPod
@@ -80,9 +82,9 @@ class HamiSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     device_memory_scaling: Annotated[float, Meta(ge=0)] = 1.0
     """Above 1, memory is overcommitted: it may live on the host."""
     gpu_core_policy: Literal["", "default", "force", "disable"] = "default"
-    """`disable`: cores are no ceiling."""
+    """`force`: cores are a ceiling too."""
     disable_core_limit: bool = False
-    """The same, by its older name."""
+    """`gpu_core_policy: disable`, by its older name."""
     node_scheduler_policy: Literal["", "binpack", "spread"] = ""
     """For pods without a policy; empty: Allotment's own default. HAMi's chart has `binpack`."""
     gpu_scheduler_policy: str = ""
@@ -120,7 +122,6 @@ ANNOTATIONS = (
 """Annotations by a pod's author."""
 
 NO_CONTROL: Final = "CUDA_DISABLE_CONTROL"
-CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
 VARIABLES = (NO_CONTROL, CORE_POLICY)
 """Environment variables by a pod's author."""
 
@@ -144,9 +145,8 @@ _GPU_POLICIES: Final[Mapping[str, str]] = {
 }
 _MUTEX: Final = "mutex"
 _WEIGHTS: Final[Mapping[str, str]] = {"slot": "shares", "core": "compute", "memory": "memory"}
-_CLASSES: Final[Mapping[int, ComputeClass]] = {0: ComputeClass.LATENCY, 1: ComputeClass.BESTEFFORT}
-_NO_CEILING: Final = "disable"
-_CORE_POLICIES: Final = ("default", "force", _NO_CEILING)
+_CLASSES: Final[Mapping[int, ComputeClass | None]] = {0: ComputeClass.LATENCY, 1: None}
+"""1 is HAMi's default: a container without the resource has it too."""
 
 
 class HamiDialect(VgpuDialect):
@@ -174,7 +174,8 @@ class HamiDialect(VgpuDialect):
             default_count=settings.default_gpu_num,
             is_whole_by_default=True,
         )
-        super().__init__(names, settings.known_mig_geometries, settings.modes)
+        policy = DISABLE if settings.disable_core_limit else settings.gpu_core_policy
+        super().__init__(names, settings.known_mig_geometries, settings.modes, core_policy=policy)
         self.resources = (*self.resources, settings.resource_priority_name)
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
@@ -238,9 +239,10 @@ class HamiDialect(VgpuDialect):
     def adjusted(
         self, pod: ForeignPod, container: ForeignContainer, request: Request, notes: list[str]
     ) -> Request:
+        if flag_of(container.environment.get(NO_CONTROL, "")):
+            problem = f"{NO_CONTROL} has no effect: limits are always enforced"
+            notes.append(f"container {container.name!r}: {problem}")
         compute = revised(request.compute, kind=self._class(pod, container))
-        if self._core_policy(container, notes) == _NO_CEILING:
-            compute = replace(compute, ceiling=WHOLE)
         is_scaled = self._settings.device_memory_scaling > 1
         return replace(request, compute=compute, may_oversubscribe=is_scaled)
 
@@ -251,20 +253,10 @@ class HamiDialect(VgpuDialect):
         priority = amount_of(pod, container, name)
         if priority not in _CLASSES:
             problem = f"{name} is {priority}"
-            raise refusal(pod, container.name, problem, hint="write 0 (high) or 1 (low)")
+            raise refusal(
+                pod, container.name, problem, hint="write 0 (high) or 1 (low, the default)"
+            )
         return _CLASSES[priority]
-
-    def _core_policy(self, container: ForeignContainer, notes: list[str]) -> str:
-        where = f"container {container.name!r}"
-        if flag_of(container.environment.get(NO_CONTROL, "")):
-            notes.append(f"{where}: {NO_CONTROL} has no effect: limits are always enforced")
-        settings = self._settings
-        default = _NO_CEILING if settings.disable_core_limit else settings.gpu_core_policy
-        policy = container.environment.get(CORE_POLICY, default).lower()
-        if policy and policy not in _CORE_POLICIES:
-            words = ", ".join(_CORE_POLICIES)
-            notes.append(f"{where}: {CORE_POLICY} is {shown(policy)}, which is none of: {words}")
-        return policy
 
     def _chain(self, pod: ForeignPod) -> tuple[str, ...]:
         text = pod.annotations.get(GPU_POLICY, self._settings.gpu_scheduler_policy)

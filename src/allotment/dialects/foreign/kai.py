@@ -2,18 +2,17 @@
 """The dialect of Run:ai and KAI-Scheduler: `gpu-fraction`, `gpu-memory`, and NvFractions.
 
     annotations: {gpu-fraction: "0.5"}
-    annotations: {gpu-memory: "2000", gpu-fraction-num-devices: "2"}
+    annotations: {gpu-memory: "2000", gpu-memory-limit: "4000", gpu-fraction-num-devices: "2"}
     annotations: {nvidia.com/container.trainer.gpu-memory.request: 4Gi}
 
 The first two apply to one container: a part of each GPU's memory, or MiB. NvFractions name the
-container and have a limit above the request; the limit is reserved in full. Generic keys like
-`gpu-memory` are KAI's only with its scheduler or queue label. (KAI-Scheduler `docs/gpu-sharing`;
-kai-scheduler/gpu-fractioning.)
+container. Limits above the request (Run:ai's, NvFractions') are reserved in full. Generic keys like
+`gpu-memory` are KAI's only with its scheduler or queue label. (KAI-Scheduler `docs/gpu-sharing` and
+`gpu_request_validator.go`; Run:ai "Dynamic GPU fractions"; kai-scheduler/gpu-fractioning.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 import msgspec
@@ -33,6 +32,7 @@ from allotment.dialects.foreign.parsing import (
     check_count,
     compute_of,
     decimal_of,
+    in_mode,
     number_of,
     refuse_whole,
     regular_containers,
@@ -40,7 +40,7 @@ from allotment.dialects.foreign.parsing import (
     word_of,
 )
 from allotment.dialects.own.annotations import part_amount
-from allotment.dialects.own.protocol import in_modes, meant, refusal, shown, unsuited
+from allotment.dialects.own.protocol import meant, refusal, shown
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
@@ -52,7 +52,9 @@ from allotment.model.quantities import MemoryAmount, parse_whole
 from allotment.model.requests import Request
 
 FRACTION: Final = "gpu-fraction"
+FRACTION_LIMIT: Final = "gpu-fraction-limit"
 MEMORY: Final = "gpu-memory"
+MEMORY_LIMIT: Final = "gpu-memory-limit"
 DEVICES: Final = "gpu-fraction-num-devices"
 CONTAINER: Final = "gpu-fraction-container-name"
 MPS: Final = "mps"
@@ -60,7 +62,10 @@ SHARING_MODE: Final = "kai.scheduler/gpu-compute-sharing-mode"
 QUEUE: Final = "kai.scheduler/queue"
 RECEIVED: Final = "received-resource-type"
 
-_PLAIN: Final = (FRACTION, MEMORY, DEVICES)
+_LIMITS: Final[Mapping[str, str]] = {FRACTION: FRACTION_LIMIT, MEMORY: MEMORY_LIMIT}
+"""Run:ai's."""
+_AMOUNTS: Final = (FRACTION, MEMORY, FRACTION_LIMIT, MEMORY_LIMIT)
+_PLAIN: Final = (*_AMOUNTS, DEVICES)
 """Annotations for memory without a container's name."""
 _GROUP_LABEL: Final = "runai-gpu-group"
 _MEMORY_REQUEST: Final = "gpu-memory.request"
@@ -71,6 +76,7 @@ FIELDS = (_MEMORY_REQUEST, _MEMORY_LIMIT, _MODE, _GIVEN)
 _TURNS: Final = "time-slicing"
 _SHARING: Final[Mapping[str, str]] = {_TURNS: SOFT, "sm-sharing": MPS_MODE}
 _MPS: Final[Mapping[str, str]] = {"true": MPS_MODE, "false": SOFT}
+_MORE_THAN_LIMIT: Final = "raise the limit, or lower the request"
 
 
 class KaiSettings(
@@ -113,13 +119,22 @@ class KaiDialect(ForeignDialect):
         self.annotations = (*_PLAIN, CONTAINER, MPS, SHARING_MODE, f"{settings.prefix}*")
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
-        """Only keys that ask for GPUs count; a queue label or `mps` alone does not."""
+        """Only keys that ask for GPUs count; a queue label alone does not.
+
+        `mps: "true"` alone counts, to be refused.
+        """
         if not self._marks.are_on(pod):
             return ()
         plain = [key for key in _PLAIN if key in pod.annotations]
-        return (*plain, *(field.key for field in self._fields(pod) if field.field != _GIVEN))
+        fields = [field.key for field in self._fields(pod) if field.field != _GIVEN]
+        is_mps = pod.annotations.get(MPS, "").strip().lower() == "true"
+        return (*plain, *fields) or ((MPS,) if is_mps else ())
 
     def translate(self, pod: ForeignPod) -> Translation:
+        if self.recognises(pod) == (MPS,):
+            problem = f"the annotation {MPS} is 'true', and it asks for no part of a GPU"
+            hint = f"add the annotation {FRACTION} or {MEMORY}, or remove {MPS}"
+            raise refusal(pod, None, problem, hint=hint)
         fields = self._fields(pod)
         self._check(pod, fields)
         count = self._count(pod)
@@ -129,10 +144,11 @@ class KaiDialect(ForeignDialect):
         for name in dict.fromkeys(field.container for field in amounts):
             requests[name] = Request(self._limit(pod, name, amounts, notes), count=count)
         if not amounts:
-            requests[self._container(pod)] = self._plain(pod, count)
+            requests[self._container(pod)] = self._plain(pod, count, notes)
         modes = {name: mode for name in requests if (mode := self._mode(pod, fields, name))}
         for name, mode in modes.items():
-            requests[name] = _in_mode(pod, name, requests[name], mode)
+            hint = f"ask for one GPU, or for {_TURNS}"
+            requests[name] = in_mode(pod, name, requests[name], mode, hint=hint)
         notes += (
             f"the label {label} has no effect: Allotment has no queues"
             for label in sorted(self._settings.queue_labels & pod.labels.keys())
@@ -210,34 +226,47 @@ class KaiDialect(ForeignDialect):
         _check_name(pod, f"{CONTAINER} is", name)
         return name
 
-    def _plain(self, pod: ForeignPod, count: int) -> Request:
-        fraction, memory = pod.annotations.get(FRACTION), pod.annotations.get(MEMORY)
-        if fraction is not None and memory is not None:
+    def _plain(self, pod: ForeignPod, count: int, notes: list[str]) -> Request:
+        """The request of the annotations without a container's name; `notes` as in `_limit`."""
+        keys = [key for key in (FRACTION, MEMORY) if key in pod.annotations]
+        if len(keys) > 1:
             problem = f"it has the annotations {FRACTION} and {MEMORY}"
             raise refusal(pod, None, problem, hint="keep one of them: both set the memory")
-        if fraction is not None:
-            part = self._fraction(pod, fraction)
-            compute = compute_of(part, 1) if self._settings.guarantees_compute else Compute()
-            return Request(part_amount(part), count=count, compute=compute)
-        if memory is None:
+        if not keys:
             problem = f"{', '.join(self.recognises(pod))} sets no amount of GPU memory"
             raise refusal(pod, None, problem, hint=f"add the annotation {FRACTION} or {MEMORY}")
-        return Request(self._mebibytes(pod, memory), count=count)
+        (key,) = keys
+        (other,) = {MEMORY_LIMIT, FRACTION_LIMIT} - {_LIMITS[key]}
+        if other in pod.annotations:
+            problem = f"it has the annotations {key} and {other}"
+            raise refusal(pod, None, problem, hint=f"write {_LIMITS[key]}, or remove {other}")
+        request = limit = self._amount(pod, key)
+        if _LIMITS[key] in pod.annotations:
+            limit = self._amount(pod, _LIMITS[key])
+        if (limit.part or 0, limit.size_bytes or 0) < (request.part or 0, request.size_bytes or 0):
+            problem = f"{key} ({request}) is more than {_LIMITS[key]} ({limit})"
+            raise refusal(pod, None, problem, hint=_MORE_THAN_LIMIT)
+        if limit != request:
+            notes.append(_in_full(key, limit))
+        is_guaranteed = self._settings.guarantees_compute and request.part is not None
+        compute = compute_of(request.part or 0, 1) if is_guaranteed else Compute()
+        return Request(limit, count=count, compute=compute)
 
-    def _fraction(self, pod: ForeignPod, text: str) -> Fraction:
-        part = decimal_of(pod, None, f"the annotation {FRACTION}", text)
-        if 0 < part < 1:
-            return part
-        problem = f"the annotation {FRACTION} is {shown(text)}, not between 0 and 1"
+    def _amount(self, pod: ForeignPod, key: str) -> MemoryAmount:
+        """One of the plain annotations: a part of a GPU, or MiB."""
+        name, text = f"the annotation {key}", pod.annotations[key]
+        if key in {MEMORY, MEMORY_LIMIT}:
+            number = number_of(pod, None, name, text)
+            if number == 0:
+                hint = "write at least 1: it is a number of MiB"
+                raise refusal(pod, None, f"{name} is 0", hint=hint)
+            return bytes_of(pod, self._container(pod), name, number, unit=MIB)
+        part = decimal_of(pod, None, name, text)
+        if 0 < part < 1 or (part == 1 and key == FRACTION_LIMIT):
+            return part_amount(part)
+        problem = f"{name} is {shown(text)}, not between 0 and 1"
         hint = "for a whole GPU ask for `nvidia.com/gpu: 1` in the limits" if part >= 1 else ""
         raise refusal(pod, None, problem, hint=hint or "write a part of a GPU, like 0.5")
-
-    def _mebibytes(self, pod: ForeignPod, text: str) -> MemoryAmount:
-        name = f"the annotation {MEMORY}"
-        number = number_of(pod, None, name, text)
-        if number == 0:
-            raise refusal(pod, None, f"{name} is 0", hint="write at least 1: it is a number of MiB")
-        return bytes_of(pod, self._container(pod), name, number, unit=MIB)
 
     def _limit(
         self, pod: ForeignPod, name: str, fields: list[_Field], notes: list[str]
@@ -251,8 +280,9 @@ class KaiDialect(ForeignDialect):
         request, limit = sizes.get(_MEMORY_REQUEST), sizes.get(_MEMORY_LIMIT)
         size = limit if limit is not None else request or 0
         chosen = pod.annotations.get(CONTAINER, name)
-        if chosen != name or FRACTION in pod.annotations or MEMORY in pod.annotations:
-            other = next(each for each in (FRACTION, MEMORY, CONTAINER) if each in pod.annotations)
+        others = [each for each in _AMOUNTS if each in pod.annotations]
+        if chosen != name or others:
+            other = next(iter(others), CONTAINER)
             key = next(iter(mine.values())).key
             problem = f"it has the annotations {shown(key)} and {other}"
             raise refusal(pod, name, problem, hint=f"keep the first: remove {other}")
@@ -261,12 +291,12 @@ class KaiDialect(ForeignDialect):
             raise refusal(pod, None, problem, hint="let only one container of the pod ask for GPUs")
         if request is not None and limit is not None and request > limit:
             problem = f"{_MEMORY_REQUEST} ({format_bytes(request)}) is more than {_MEMORY_LIMIT}"
-            hint = "raise the limit, or lower the request"
-            raise refusal(pod, name, f"{problem} ({format_bytes(limit)})", hint=hint)
+            problem += f" ({format_bytes(limit)})"
+            raise refusal(pod, name, problem, hint=_MORE_THAN_LIMIT)
+        memory = MemoryAmount(format_bytes(size), size_bytes=size)
         if request is not None and request != size:
-            text = f"{mine[_MEMORY_REQUEST].key}: the limit, {format_bytes(size)}, is reserved"
-            notes.append(f"{text} in full, so that the limit is always available")
-        return MemoryAmount(format_bytes(size), size_bytes=size)
+            notes.append(_in_full(mine[_MEMORY_REQUEST].key, memory))
+        return memory
 
     def receipt(
         self, pod: ForeignPod, booking: PodBooking, node: NodeView, *, now: float
@@ -302,20 +332,16 @@ class KaiDialect(ForeignDialect):
         raise unproven(pod, f"{problem} names the GPU")
 
 
+def _in_full(key: str, limit: MemoryAmount) -> str:
+    return f"{key}: the limit, {limit}, is reserved in full, so that the limit is always available"
+
+
 def _check_name(pod: ForeignPod, source: str, name: str) -> None:
     names = [container.name for container in pod.containers]
     if name not in names:
         problem = f"the annotation {source} {shown(name)}, which is not in the pod"
         hint = f"its containers are: {', '.join(names) or 'none'}"
         raise refusal(pod, None, problem + meant(name, names), hint=hint)
-
-
-def _in_mode(pod: ForeignPod, container: str, request: Request, mode: str) -> Request:
-    if why := unsuited(request, mode):
-        problem = f"its part must be shared by MPS, where {why}"
-        hint = f"ask for one GPU, or for {_TURNS}"
-        raise refusal(pod, container, problem, hint=hint)
-    return in_modes(request, (mode,))
 
 
 def _quantity(pod: ForeignPod, field: _Field) -> int:

@@ -324,6 +324,7 @@ class KubeShare2Dialect(_KubeShare):
         "sharedgpu/pod_group_name",
         "sharedgpu/group_headcount",
         "sharedgpu/group_threshold",
+        "sharedgpu/min_available",
     )
     UUID: Final = "sharedgpu/gpu_uuid"
     """An annotation, like model and memory: these record an assignment."""

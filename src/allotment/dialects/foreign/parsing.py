@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from allotment.dialects.own.protocol import meant, refusal, shown
+from allotment.dialects.own.protocol import in_modes, meant, refusal, shown, unsuited
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes
@@ -143,6 +143,14 @@ def compute_of(
 def whole_cards(count: int) -> Request:
     everything = MemoryAmount("100%", part=Fraction(1))
     return Request(everything, count=count, compute=Compute(WHOLE, WHOLE, is_governed=True))
+
+
+def in_mode(pod: ForeignPod, container: str, request: Request, mode: str, *, hint: str) -> Request:
+    """The request in the mode that the pod names. Raises `UsageError`."""
+    if why := unsuited(request, mode):
+        problem = f"its part must be shared by {mode.upper()}, where {why}"
+        raise refusal(pod, container, problem, hint=hint)
+    return in_modes(request, (mode,))
 
 
 def check_count(pod: ForeignPod, container: str | None, name: str, count: int) -> None:

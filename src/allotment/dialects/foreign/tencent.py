@@ -92,7 +92,7 @@ class TencentDialect(ForeignDialect):
     name = "tencent"
     title = "Tencent's"
     settings_type = TencentSettings
-    records = (f"{INDEX_PREFIX}*",)
+    records = (f"{INDEX_PREFIX}*", NODE)
 
     def __init__(self, settings: TencentSettings | None = None) -> None:
         self._settings = settings or TencentSettings()
@@ -162,6 +162,8 @@ class TencentDialect(ForeignDialect):
         return {**indexes, NODE: booking.node, TIME: str(int(now * 1e9)), ASSIGNED: "true"}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str]]:
+        if pod.annotations.get(NODE, pod.node) != pod.node:
+            return {}  # the record was copied from another pod
         containers = enumerate(regular_containers(pod))
         keys = {f"{INDEX_PREFIX}{place}": container.name for place, container in containers}
         return uuids_by_container(pod, keys, node=node)

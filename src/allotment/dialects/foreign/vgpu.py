@@ -2,7 +2,10 @@
 """Common parts of HAMi and Volcano: requests, records and names of slices.
 
 Amounts are for each GPU. Memory is in MiB, or percent of the GPU; without either it is all memory.
-Cores are percent of GPU time, guarantee and ceiling; 100 means a GPU without other shares.
+Cores are percent of GPU time, a guarantee; 100 means a GPU without other shares. They are a ceiling
+too if the core policy is `force`. By default these systems' monitor lifts the limit while no other
+container of the same or a higher priority is active (HAMi v2.10 `cmd/vGPUmonitor/feedback.go`,
+HAMi-core `set_env_utilization_switch`, Volcano's plugin `cmd/vgpu-monitor/feedback.go`).
 """
 
 import re
@@ -28,7 +31,7 @@ from allotment.dialects.foreign.parsing import (
     model_rules,
     units_of,
 )
-from allotment.dialects.own.annotations import part_amount
+from allotment.dialects.own.annotations import COMPUTE, part_amount
 from allotment.dialects.own.protocol import (
     in_modes,
     refusal,
@@ -38,7 +41,7 @@ from allotment.dialects.own.protocol import (
     without_effect,
 )
 from allotment.model.clusters import PlacedDevice, PodBooking
-from allotment.model.compute import Compute, ComputeClass, revised
+from allotment.model.compute import WHOLE, Compute, ComputeClass, revised
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.mig import MigGroup, MigGroupSlot, MigModelGroups, groups_of
@@ -54,7 +57,14 @@ _ALL_PERCENT: Final = 100
 _MOST_SHOWN: Final = 4
 _TYPE: Final = "NVIDIA"
 _UUID: Final = re.compile(r"[A-Za-z0-9./_-]{1,128}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,12}", re.ASCII)
 _FIELDS: Final = 4
+CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
+"""An environment variable by a pod's author."""
+DEFAULT: Final = "default"
+FORCE: Final = "force"
+DISABLE: Final = "disable"
+_CORE_POLICIES: Final = (DEFAULT, FORCE, DISABLE)
 _MODES: Final[Mapping[str, str]] = {"hami-core": SOFT, "mig": MIG, "mps": MPS}
 WITHOUT_TURNS: Final = "shares do not take turns in a MIG slice"
 
@@ -87,16 +97,29 @@ class VgpuDialect(ForeignDialect):
     domain: ClassVar[str]
     """Of the annotations in which the system records assignments."""
     mode_key: ClassVar[str]
+    counts_recorded_amounts: ClassVar[bool] = False
+    """Recorded amounts count in a take-over, if they are larger than the request."""
     uuid_keys: ClassVar[tuple[str, str]]
     """The annotations with wanted and with refused UUIDs."""
 
     def __init__(
-        self, names: Names, geometries: Iterable[KnownGeometries], modes: frozenset[str]
+        self,
+        names: Names,
+        geometries: Iterable[KnownGeometries],
+        modes: frozenset[str],
+        *,
+        core_policy: str = DEFAULT,
+        record_mib: int = 1,
     ) -> None:
-        """`modes`: those that nodes offer."""
+        """`modes`: those that nodes offer. `core_policy`: for containers without one.
+
+        `record_mib`: MiB in one unit of memory in the records.
+        """
         self._names = names
         self._groups = groups_from(geometries)
         self._modes = modes
+        self._core_policy = core_policy
+        self._record_unit = MIB * record_mib
         self.resources = (names.count, *names.amounts)
 
     def translate(self, pod: ForeignPod) -> Translation:
@@ -114,6 +137,8 @@ class VgpuDialect(ForeignDialect):
                     preferences=preferences,
                 )
                 request = self.adjusted(pod, container, request, notes)
+                policy = core_policy_of(container, self._core_policy, notes)
+                request = _with_ceiling(pod, request, policy, modes)
                 requests[container.name], ignored = in_sharing_modes(
                     pod, container.name, request, modes, key=self.mode_key
                 )
@@ -186,7 +211,8 @@ class VgpuDialect(ForeignDialect):
         """Write the containers' devices, in order; `ends`: add a trailing `;`."""
         parts = [
             "".join(
-                f"{name_of(device, self._groups, node)},{_TYPE},{device.memory // MIB},"
+                f"{name_of(device, self._groups, node)},{_TYPE},"
+                f"{device.memory // self._record_unit},"
                 f"{units_of(device.guarantee, PERCENT)}:"
                 for device in devices
             )
@@ -224,7 +250,7 @@ class VgpuDialect(ForeignDialect):
         if len(fields) != _FIELDS:
             problem = f"has {shown(text)} with {len(fields)} fields, not {_FIELDS}"
             raise _wrong(pod, key, f"{problem}: UUID,{_TYPE},MiB,percent")
-        name, word, _, _ = fields
+        name, word, memory, cores = fields
         if word != _TYPE:
             raise _wrong(pod, key, f"has {shown(text)}, which is not of type {_TYPE}")
         device: str | GivenSlice = name
@@ -235,7 +261,43 @@ class VgpuDialect(ForeignDialect):
                 raise _wrong(pod, key, f"has {shown(text)}: {error.message}") from error
         if not _UUID.fullmatch(device if isinstance(device, str) else device.uuid):
             raise _wrong(pod, key, f"has {shown(text)}, which has no UUID")
-        return device
+        if not self.counts_recorded_amounts:
+            return device
+        return replace(
+            GivenSlice(device) if isinstance(device, str) else device,
+            memory_bytes=_recorded(memory) * self._record_unit,
+            guarantee=min(WHOLE, _recorded(cores) * PERCENT),
+        )
+
+
+def core_policy_of(container: ForeignContainer, default: str, notes: list[str]) -> str:
+    """The container's policy, or the default; `notes` gets an unknown word."""
+    policy = container.environment.get(CORE_POLICY, default).lower() or DEFAULT
+    if policy not in _CORE_POLICIES:
+        words = ", ".join(_CORE_POLICIES)
+        problem = f"{CORE_POLICY} is {shown(policy)}, which is none of: {words}"
+        notes.append(f"container {container.name!r}: {problem}")
+        return DEFAULT
+    return policy
+
+
+def _with_ceiling(
+    pod: ForeignPod, request: Request, policy: str, modes: tuple[str, ...]
+) -> Request:
+    """The request as it is, with its cores as ceiling, or without a ceiling.
+
+    They are the ceiling in mode `mps`, which enforces nothing else, and beside the author's own
+    `allotment.dev/compute`, which may raise or lower it.
+    """
+    is_forced = policy == FORCE or (policy == DEFAULT and MPS in modes)
+    if is_forced or COMPUTE in pod.annotations:
+        return request
+    return replace(request, compute=replace(request.compute, ceiling=WHOLE))
+
+
+def _recorded(text: str) -> int:
+    """As Volcano reads it: 0 if it is no number."""
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 def _devices(pod: ForeignPod, key: str, text: str) -> list[str]:

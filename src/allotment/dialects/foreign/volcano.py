@@ -37,11 +37,11 @@ from allotment.dialects.foreign.parsing import (
     resources_in,
     whole_cards,
 )
-from allotment.dialects.foreign.vgpu import NOT_TYPE, USE_TYPE, Names, VgpuDialect
+from allotment.dialects.foreign.vgpu import CORE_POLICY, NOT_TYPE, USE_TYPE, Names, VgpuDialect
 from allotment.dialects.own.protocol import refusal
 from allotment.model.clusters import PodBooking
 from allotment.model.modes import PART_MODES
-from allotment.model.pods import ContainerKind, ForeignPod
+from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.requests import Request
 
 NUMBER: Final = "volcano.sh/vgpu-number"
@@ -56,6 +56,8 @@ NOT_UUID: Final = "volcano.sh/vgpu-nouse-gpuuuid"
 GROUP_POLICY: Final = "volcano.sh/vgpu-podgroup-policy"
 ANNOTATIONS = (VGPU_MODE, USE_UUID, NOT_UUID, USE_TYPE, NOT_TYPE, GROUP_POLICY)
 """Annotations by a pod's author."""
+VARIABLES = (CORE_POLICY,)
+"""Environment variables by a pod's author."""
 
 IDS: Final = "volcano.sh/vgpu-ids-new"
 DOMAIN: Final = "volcano.sh"
@@ -100,6 +102,8 @@ class VolcanoDialect(VgpuDialect):
     annotations = ANNOTATIONS
     records = (IDS, NODE)
     domain = DOMAIN
+    # There a percentage wins over MiB.
+    counts_recorded_amounts = True
     mode_key = VGPU_MODE
     uuid_keys = (USE_UUID, NOT_UUID)
 
@@ -112,7 +116,12 @@ class VolcanoDialect(VgpuDialect):
             cores=settings.resource_core_name,
             factor=settings.gpu_memory_factor,
         )
-        super().__init__(names, settings.known_mig_geometries, settings.modes)
+        super().__init__(
+            names,
+            settings.known_mig_geometries,
+            settings.modes,
+            record_mib=settings.gpu_memory_factor,
+        )
 
     def recognises(self, pod: ForeignPod) -> tuple[str, ...]:
         resources = resources_in(pod, self.resources)
@@ -140,10 +149,13 @@ class VolcanoDialect(VgpuDialect):
         return {IDS: record, **self.bound(booking, now=now)}
 
     def given(self, pod: ForeignPod, node: NodeView) -> Mapping[str, Sequence[str | GivenSlice]]:
-        # Volcano reads only these two.
-        keys = (self._names.count, self._names.memory)
-        names = [each.name for each in regular_containers(pod) if keys_of(each, keys)]
+        names = [each.name for each in regular_containers(pod) if not self.ignores(each)]
         return self.recorded(pod, node, IDS, names, ends=False)
+
+    def ignores(self, container: ForeignContainer) -> bool:
+        """Volcano reads only these two: cores alone ask for nothing."""
+        keys = (self._names.count, self._names.memory)
+        return super().ignores(container) or not keys_of(container, keys)
 
 
 class VolcanoGpuShareDialect(ForeignDialect):

@@ -173,8 +173,8 @@ def serving(
     """
     every = tuple(profiles)
     most = max((profile.multiprocessors for profile in every), default=0)
-    listed = listed_profiles(request.groups, model)
-    usable = tuple(profile for profile in every if listed is None or profile.name in listed)
+    listed = listed_profiles(request.groups, model, every)
+    usable = every if listed is None else listed
     allowed = allowed_profiles(request.groups, model, request.memory_bytes)
     if allowed is not None and not request.profile:
         named = {profile.name: profile for profile in usable}
@@ -325,9 +325,9 @@ def _reason(site: _Site, request: MigRequest) -> str:
         if request.profile and request.profile not in site.slots.by_name:
             return f"has no profile {request.profile}, but {names}"
         if serving(site.slots.profiles, replace(request, groups=())):
-            listed = listed_profiles(request.groups, site.layout.model)
+            listed = listed_profiles(request.groups, site.layout.model, site.slots.profiles)
             if listed is not None:
-                allowed = ", ".join(listed) or "no profile"
+                allowed = ", ".join(each.name for each in listed) or "no profile"
                 return f"may only be cut into {allowed}, by the administrator's list"
         return _too_small(site.slots, request)
     room = site.room(site.taken)

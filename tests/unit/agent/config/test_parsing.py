@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allotment.agent.config.parsing import keys, parse
-from allotment.agent.config.schema import ConfigFile, ReplicatedResource
+from allotment.agent.config.schema import ConfigFile, ReplicatedResource, Sharing
 from allotment.model.errors import UsageError
 
 GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
@@ -53,13 +53,14 @@ def test_a_file_of_nvidias_is_understood() -> None:
     assert file.flags.plugin is not None
     assert file.flags.plugin.device_list_strategy == ["envvar", "cdi-cri"]
     assert file.sharing is not None
-    assert file.sharing.time_slicing is not None
-    assert file.sharing.time_slicing.resources == [
+    assert file.sharing.sliced is not None
+    assert file.sharing.sliced.resources == [
         ReplicatedResource(
             name="nvidia.com/gpu", replicas=4, devices=[0, "1", "0:1", GPU_UUID], rename="part"
         )
     ]
     assert parse("", source="c.yaml") == ConfigFile()
+    assert parse("sharing: {mps: }", source="c.yaml").sharing == Sharing()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,8 @@ def test_a_file_of_nvidias_is_understood() -> None:
         ("version: 1", "$.version", "unknown version: 1", "version: v1"),
         # NVIDIA's own refusals.
         ("sharing: {timeSlicing: {}}", "$.sharing.timeSlicing:", "no resources specified", ""),
+        ("sharing: {timeSlicing: }", "$.sharing.timeSlicing:", "no resources specified", "leave"),
+        ("sharing: {timeSlicing: null, mps: }", "$.sharing.timeSlicing:", "no resources", ""),
         (SHARED % "", "$.sharing.timeSlicing.resources", "no resources specified", ""),
         (SHARED % "{replicas: 2}", "resources[0]", "no resource name specified", ""),
         (SHARED % "{name: gpu}", "resources[0]", "no replicas specified", ""),
@@ -122,6 +125,18 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "[0].name",
             "63 characters or less",
             "",
+        ),
+        *(
+            (SHARED % f"{{name: gpu, replicas: 2, rename: {name}}}", "[0].rename", words, "")
+            for name, words in (
+                ("allotment.dev/gpu", "incorrect format for resource name"),
+                ("node.kubernetes.io/gpu", "incorrect format"),
+                ("kubernetes.io/gpu", "incorrect format"),
+                ("example/gpu", "incorrect format"),
+                ("example.com/a/b", "incorrect format"),
+                ("example.com/Gpu", "incorrect format"),
+                (f"example.com/{'g' * 60}", "63 characters or less"),
+            )
         ),
         # MPS.
         (
@@ -269,5 +284,5 @@ def test_what_is_right_comes_back(resources: list[ReplicatedResource], rename: b
     text = yaml.safe_dump({"version": "v1", "sharing": {"timeSlicing": section}})
     file = parse(text, source="c.yaml")
     assert file.sharing is not None
-    assert file.sharing.time_slicing is not None
-    assert file.sharing.time_slicing.resources == resources
+    assert file.sharing.sliced is not None
+    assert file.sharing.sliced.resources == resources

@@ -165,7 +165,29 @@ def test_the_clusters_placement_is_for_pods_that_do_not_say() -> None:
     assert request(subject).preferences.device_policies == ()
 
 
-@pytest.mark.parametrize("schedule", ["mps", "default", "topology", "mig", "cgp"])
+def test_nodes_of_schedule_mps_are_mode_mps() -> None:
+    selector = {"ack.node.gpu.schedule": "mps"}
+    subject = pod(container(memory=3, compute=30), selector=selector)
+    its = request(subject)
+    assert (its.mode, its.other_modes) == ("mps", ())
+    assert its.compute == Compute(3000, 3000, is_governed=True)
+    changes = written(subject, AliyunDialect().translate(subject))
+    assert changes.annotations["allotment.dev/mode"] == "mps"
+
+
+def test_what_mps_cannot_do_is_refused_or_told() -> None:
+    selector = {"ack.node.gpu.schedule": "mps"}
+    two = pod(container(memory=8), labels={COUNT: "2"}, selector=selector)
+    with pytest.raises(UsageError, match="shared by MPS, where a share has one GPU") as caught:
+        translated(two)
+    assert "ack.node.gpu.schedule: cgpu" in (caught.value.hint or "")
+    heavy = container(memory=3, environment={"ALIYUN_COM_GPU_SCHD_WEIGHT": "3"})
+    found = translated(pod(heavy, selector=selector))
+    assert found.containers[0].request.compute == Compute()
+    assert "ALIYUN_COM_GPU_SCHD_WEIGHT" in found.passed_over[0]
+
+
+@pytest.mark.parametrize("schedule", ["default", "topology", "mig", "cgp"])
 def test_nodes_without_parts_are_refused(schedule: str) -> None:
     subject = pod(container(memory=3), selector={"ack.node.gpu.schedule": schedule})
     with pytest.raises(UsageError, match=schedule):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from allotment.dialects.foreign.adoption import node_view
 from allotment.dialects.foreign.base import DIALECT, Translation
 from allotment.dialects.foreign.hami import ANNOTATIONS, HamiDialect, HamiSettings
-from allotment.dialects.foreign.translate import written
+from allotment.dialects.foreign.translate import applied, wanted_of, written
 from allotment.model.clusters import (
     NodeDevice,
     NodeInventory,
@@ -78,7 +78,7 @@ def test_amounts_are_of_each_gpu_and_they_go() -> None:
     assert found.container == "train"
     assert found.request.count == 2
     assert found.request.memory.size_bytes == 3000 * MI
-    assert found.request.compute == Compute(3000, 3000, is_governed=True)
+    assert found.request.compute == Compute(3000, WHOLE, is_governed=True)
     assert found.removes == ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores")
 
 
@@ -87,9 +87,9 @@ def test_amounts_are_of_each_gpu_and_they_go() -> None:
     [
         ({"gpu": 1, "part": 50}, Fraction(1, 2), Compute()),
         ({"gpu": 1, "part": 33, "cores": 0}, Fraction(33, 100), Compute()),
-        ({"gpu": 1, "cores": 20}, Fraction(1), Compute(2000, 2000, is_governed=True)),
-        ({"cores": 20, "part": 7}, Fraction(7, 100), Compute(2000, 2000, is_governed=True)),
-        ({"gpu": 1, "mem": 0, "cores": 1}, Fraction(1), Compute(100, 100, is_governed=True)),
+        ({"gpu": 1, "cores": 20}, Fraction(1), Compute(2000, WHOLE, is_governed=True)),
+        ({"cores": 20, "part": 7}, Fraction(7, 100), Compute(2000, WHOLE, is_governed=True)),
+        ({"gpu": 1, "mem": 0, "cores": 1}, Fraction(1), Compute(100, WHOLE, is_governed=True)),
     ],
     ids=str,
 )
@@ -115,12 +115,19 @@ def test_all_cores_are_of_a_gpu_that_nobody_is_on() -> None:
     assert not request(pod(container(gpu=1, mem=1000, cores=99))).constraints.is_alone
 
 
-@pytest.mark.parametrize(
-    ("priority", "kind"), [(0, ComputeClass.LATENCY), (1, ComputeClass.BESTEFFORT)]
-)
-def test_priority_is_a_class(priority: int, kind: ComputeClass) -> None:
-    found = request(pod(container(gpu=1, mem=1000, priority=priority)))
-    assert found.compute == Compute(kind=kind, is_governed=True)
+def test_high_priority_is_class_latency() -> None:
+    found = request(pod(container(gpu=1, mem=1000, priority=0)))
+    assert found.compute == Compute(kind=ComputeClass.LATENCY, is_governed=True)
+
+
+@pytest.mark.parametrize("amounts", [{"mem": 1000}, {"mem": 1000, "cores": 30}, {}], ids=str)
+def test_the_default_priority_equals_an_absent_one(amounts: dict[str, int]) -> None:
+    written_out = translate(pod(container(gpu=1, **amounts, priority=1)), owns_plain_count=True)
+    absent = translate(pod(container(gpu=1, **amounts)), owns_plain_count=True)
+    (found,), (expected,) = written_out.containers, absent.containers
+    assert found.request == expected.request
+    assert found.removes == (*expected.removes, "nvidia.com/priority")
+    assert written_out.passed_over == absent.passed_over == ()
 
 
 def test_annotations() -> None:
@@ -176,8 +183,6 @@ def test_units_and_defaults(
 def test_more_settings() -> None:
     asking = pod(container(mem=1000, cores=20))
     assert request(asking, default_gpu_num=2).count == 2
-    assert request(asking, gpu_core_policy="disable").compute.ceiling == WHOLE
-    assert request(asking, disable_core_limit=True).compute.ceiling == WHOLE
     assert request(asking, device_memory_scaling=1.5).may_oversubscribe
     assert not request(asking).may_oversubscribe
     assert request(pod(container(mem=1)), default_cores=15).compute.guarantee == 1500
@@ -190,15 +195,58 @@ def test_more_settings() -> None:
     assert request(pod(renamed), **settings).memory.size_bytes == 5 * MI
 
 
+@pytest.mark.parametrize(
+    ("settings", "environment", "ceiling"),
+    [
+        ({}, None, WHOLE),
+        ({"gpu_core_policy": ""}, None, WHOLE),
+        ({"gpu_core_policy": "default"}, None, WHOLE),
+        ({"gpu_core_policy": "disable"}, None, WHOLE),
+        ({"gpu_core_policy": "force"}, None, 3000),
+        ({"gpu_core_policy": "force", "disable_core_limit": True}, None, WHOLE),
+        ({}, "force", 3000),
+        ({}, "FORCE", 3000),
+        ({"gpu_core_policy": "force"}, "default", WHOLE),
+        ({"gpu_core_policy": "force"}, "disable", WHOLE),
+        ({"gpu_core_policy": "force"}, "", WHOLE),
+    ],
+    ids=str,
+)
+def test_cores_are_a_ceiling_where_the_policy_is_force(
+    settings: dict[str, object], environment: str | None, ceiling: int
+) -> None:
+    variables = {} if environment is None else {"GPU_CORE_UTILIZATION_POLICY": environment}
+    asking = replace(container(gpu=1, mem=1000, cores=30), environment=variables)
+    found = request(pod(asking), **settings)
+    assert found.compute == Compute(3000, ceiling, is_governed=True)
+    without = replace(container(gpu=1, mem=1000), environment=variables)
+    assert request(pod(without), **settings).compute == Compute()
+
+
+def test_mode_mps_keeps_the_ceiling_which_is_all_that_it_enforces() -> None:
+    asking = pod(container(gpu=1, mem=1000, cores=30), vgpu_mode="mps")
+    assert request(asking).compute.ceiling == 3000
+    assert request(asking, gpu_core_policy="disable").compute.ceiling == WHOLE
+    other = pod(container(gpu=1, mem=1000, cores=30), vgpu_mode="mps,hami-core")
+    assert request(other).compute.ceiling == 3000
+
+
+@pytest.mark.parametrize("wish", [":80", ":30"])
+def test_a_ceiling_by_allotments_annotation_counts(wish: str) -> None:
+    subject = pod(container(gpu=1, mem=1000, cores=30))
+    subject = replace(subject, annotations={"allotment.dev/compute": wish})
+    changes = written(subject, HamiDialect().translate(subject))
+    (found,) = wanted_of(applied(subject, changes))
+    assert str(found.request.compute) == f"30{wish}"
+
+
 def test_environment() -> None:
     variables = {"CUDA_DISABLE_CONTROL": "true", "GPU_CORE_UTILIZATION_POLICY": "FAST"}
     asking = replace(container(gpu=1, cores=10), environment=variables)
     found = translate(pod(asking))
-    assert found.containers[0].request.compute.ceiling == 1000
+    assert found.containers[0].request.compute.ceiling == WHOLE
     assert ["CUDA_DISABLE_CONTROL" in each for each in found.passed_over] == [True, False]
     assert "GPU_CORE_UTILIZATION_POLICY is 'fast'" in found.passed_over[1]
-    free = replace(asking, environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
-    assert request(pod(free)).compute == Compute(1000, WHOLE, is_governed=True)
 
 
 def test_a_plain_count_is_its_only_where_something_says_so() -> None:
@@ -315,11 +363,11 @@ def test_a_word_that_is_none_is_taken_as_hami_takes_it_and_told(
 
 
 def test_what_a_slice_does_not_know_is_told() -> None:
-    subject = pod(container(gpu=2, mem=4000, cores=20, priority=1), vgpu_mode="mig")
+    subject = pod(container(gpu=2, mem=4000, cores=20, priority=0), vgpu_mode="mig")
     found = translate(subject, device_memory_scaling=2.0)
     its = found.containers[0].request
     assert (its.mode, its.count, its.may_oversubscribe) == ("mig", 2, False)
-    assert its.compute == Compute(2000, 2000, is_governed=True)
+    assert its.compute == Compute(2000, WHOLE, is_governed=True)
     assert found.passed_over == (
         "container 'train': its priority: shares do not take turns in a MIG slice",
     )

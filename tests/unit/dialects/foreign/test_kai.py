@@ -94,6 +94,30 @@ def test_the_number_of_devices_is_with_that_much_of_each() -> None:
     assert request({"gpu-memory": "2000", "gpu-fraction-num-devices": "3"}).count == 3
 
 
+@pytest.mark.parametrize(
+    ("annotations", "memory", "told"),
+    [
+        ({"gpu-fraction": "0.25", "gpu-fraction-limit": "0.8"}, Fraction(4, 5), "80%"),
+        ({"gpu-fraction": "0.25", "gpu-fraction-limit": "1"}, Fraction(1), "100%"),
+        ({"gpu-memory": "2000", "gpu-memory-limit": "4096"}, 4096 * MI, "4Gi"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-limit": "0.50"}, Fraction(1, 2), None),
+        ({"gpu-memory": "2000", "gpu-memory-limit": "2000"}, 2000 * MI, None),
+    ],
+    ids=str,
+)
+def test_run_ais_limit_above_the_request_is_reserved_and_that_is_told(
+    annotations: dict[str, str], memory: Fraction | int, told: str | None
+) -> None:
+    found = translated(annotations, KaiSettings(guarantees_compute=True))
+    (its,) = (each.request for each in found.containers)
+    assert memory in {its.memory.part, its.memory.size_bytes}
+    guarantees = {"0.25": 2500, "0.5": 5000}
+    assert its.compute.guarantee == guarantees.get(annotations.get("gpu-fraction", ""), 0)
+    key = next(iter(annotations))
+    expected = f"{key}: the limit, {told}, is reserved in full"
+    assert [each.startswith(expected) for each in found.passed_over] == ([True] if told else [])
+
+
 @pytest.mark.parametrize("name", ["setup", "side"])
 def test_another_container_is_chosen_by_name(name: str) -> None:
     found = translated({"gpu-fraction": "0.5", "gpu-fraction-container-name": name})
@@ -117,6 +141,16 @@ def test_another_container_is_chosen_by_name(name: str) -> None:
         ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}, "num-devices is 0"),
         ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "two"}, "'two'"),
         ({"gpu-fraction": "0.5", "gpu-fraction-container-name": "sude"}, "did you mean 'side'"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-limit": "0.4"}, "is more than gpu-fraction-limit"),
+        ({"gpu-fraction": "0.5", "gpu-fraction-limit": "1.5"}, "gpu-fraction-limit is '1.5'"),
+        ({"gpu-fraction": "0.5", "gpu-memory-limit": "4000"}, "gpu-fraction and gpu-memory-limit"),
+        ({"gpu-memory": "2000", "gpu-memory-limit": "1000"}, "is more than gpu-memory-limit"),
+        ({"gpu-memory": "2000", "gpu-memory-limit": "4Gi"}, "'4Gi'"),
+        ({"gpu-memory": "2000", "gpu-fraction-limit": "0.5"}, "gpu-memory and gpu-fraction-limit"),
+        ({"gpu-fraction-limit": "0.5"}, "gpu-fraction-limit sets no amount of GPU memory"),
+        ({"gpu-memory-limit": "2000"}, "gpu-memory-limit sets no amount of GPU memory"),
+        ({"mps": "true"}, "mps is 'true', and it asks for no part of a GPU"),
+        ({"mps": "True"}, "asks for no part of a GPU"),
         ({"gpu-fraction": "0.5", "mps": "yes"}, "'yes'"),
         (
             {"gpu-fraction": "0.5", "mps": "true", "gpu-fraction-num-devices": "2"},
@@ -195,6 +229,14 @@ def test_a_whole_gpu_beside_a_part_is_refused(name: str) -> None:
     assert KAI.translate(none).containers
 
 
+def test_mps_without_a_part_is_refused_beside_a_whole_gpu_too() -> None:
+    whole = (ForeignContainer(name="trainer", limits={"nvidia.com/gpu": "1"}),)
+    subject = pod({"mps": "true"}, containers=whole)
+    with pytest.raises(UsageError, match="asks for no part of a GPU"):
+        KAI.translate(subject)
+    assert KAI.recognises(replace(subject, scheduler="default-scheduler")) == ()
+
+
 def test_a_queue_stays_and_orders_nothing() -> None:
     subject = pod({"gpu-fraction": "0.5"}, labels={"kai.scheduler/queue": "default-queue"})
     (said,) = KAI.translate(subject).passed_over
@@ -202,7 +244,7 @@ def test_a_queue_stays_and_orders_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "annotations", [{}, {"mps": "true"}, {"gpu-fraction-container-name": "side"}]
+    "annotations", [{}, {"mps": "false"}, {"gpu-fraction-container-name": "side"}]
 )
 def test_what_asks_for_no_memory_is_not_its(annotations: dict[str, str]) -> None:
     subject = pod(annotations, labels={"kai.scheduler/queue": "default-queue"})
@@ -265,6 +307,7 @@ def test_devices_are_counted_for_it_too() -> None:
         ),
         (field("gpu-memory.limit", "4Gi") | {"gpu-fraction": "0.5"}, "gpu-fraction"),
         (field("gpu-memory.limit", "4Gi") | {"gpu-memory": "2000"}, "gpu-memory"),
+        (field("gpu-memory.limit", "4Gi") | {"gpu-memory-limit": "2000"}, "gpu-memory-limit"),
         (
             field("gpu-memory.limit", "4Gi") | {"gpu-fraction-container-name": "side"},
             "gpu-fraction-container-name",
@@ -343,6 +386,8 @@ keys = st.sampled_from(
     [
         "gpu-fraction",
         "gpu-memory",
+        "gpu-fraction-limit",
+        "gpu-memory-limit",
         "gpu-fraction-num-devices",
         "gpu-fraction-container-name",
         "mps",

@@ -240,6 +240,12 @@ def test_priority_and_groups_are_told() -> None:
     assert "sharedgpu/group_name, sharedgpu/group_headcount, sharedgpu/group_threshold" in said[1]
 
 
+def test_the_least_number_of_pods_of_a_group_is_told() -> None:
+    subject = second(gpu_request="0.5", gpu_limit="1", group_name="a", min_available="2")
+    (said,) = translated(subject, V2).passed_over
+    assert said.startswith("sharedgpu/group_name, sharedgpu/min_available: pods of a group")
+
+
 @pytest.mark.parametrize(
     ("labels", "word"),
     [

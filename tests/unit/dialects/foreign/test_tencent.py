@@ -207,6 +207,18 @@ def test_a_receipt_reads_back_as_what_was_given() -> None:
     assert taken(TencentDialect(), ours) is None
 
 
+@pytest.mark.parametrize(("node", "is_taken"), [("node-1", True), ("node-2", False), (None, True)])
+def test_a_record_of_another_node_was_copied_and_counts_for_nothing(
+    node: str | None,
+    is_taken: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    record = {"tencent.com/predicate-gpu-idx-0": "0"}
+    if node is not None:
+        record["tencent.com/predicate-node"] = node
+    running = pod(container("main", core=30, memory=8), **record)
+    assert (taken(TencentDialect(), running) is not None) == is_taken
+
+
 @pytest.mark.parametrize("text", ["9", "", "0,0", "GPU-a", "-1"])
 def test_what_cannot_be_read_is_an_error_and_no_guess(text: str) -> None:
     running = pod(container(core=30, memory=8), **{"tencent.com/predicate-gpu-idx-0": text})

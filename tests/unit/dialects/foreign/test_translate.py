@@ -24,7 +24,7 @@ DIALECTS: Sequence[ForeignDialect] = (
     HamiDialect(),
     VolcanoDialect(),
     VolcanoGpuShareDialect(),
-    DeepomaticDialect(),
+    DeepomaticDialect(DeepomaticSettings(containers_per_gpu=4)),
     NvidiaForeign(),
 )
 GPU = "nvidia.com/gpu"
@@ -212,6 +212,18 @@ def test_a_slot_is_a_part_of_a_gpu() -> None:
         translate(pod({"deepomatic.com/shared-gpu": "5"}), (dialect,))
 
 
+def test_a_slot_without_a_size_is_left_to_the_kubelet() -> None:
+    dialect = DeepomaticDialect()
+    assert translate(pod({"deepomatic.com/shared-gpu": "1"}), (dialect,)) is None
+    beside = pod({"deepomatic.com/shared-gpu": "1"}, {"volcano.sh/vgpu-number": "1"})
+    found = translate(beside, (VolcanoDialect(), dialect))
+    assert found is not None
+    assert [(found.dialect, each.container) for each in found.containers] == [("volcano", "c1")]
+    both = pod({"deepomatic.com/shared-gpu": "1", "volcano.sh/vgpu-number": "1"})
+    with pytest.raises(UsageError, match="in two ways"):
+        translate(both, (VolcanoDialect(), dialect))
+
+
 def test_limits_and_requests_that_differ_are_refused() -> None:
     name = "deepomatic.com/shared-gpu"
     asking = ForeignContainer(name="c0", limits={name: "1"}, requests={name: "2"})
@@ -224,7 +236,10 @@ def test_limits_and_requests_that_differ_are_refused() -> None:
     [
         (NvidiaForeign(NvidiaSettings(gpu="example.com/gpu", whole="share")), "example.com/gpu"),
         (NvidiaForeign(NvidiaSettings(shared="example.com/s", replicas=2)), "example.com/s"),
-        (DeepomaticDialect(DeepomaticSettings(resource="example.com/d")), "example.com/d"),
+        (
+            DeepomaticDialect(DeepomaticSettings(resource="example.com/d", containers_per_gpu=2)),
+            "example.com/d",
+        ),
         (VolcanoDialect(VolcanoSettings(resource_memory_name="example.com/m")), "example.com/m"),
         (HamiDialect(HamiSettings(resource_core_name="example.com/c")), "example.com/c"),
     ],

@@ -308,6 +308,8 @@ def test_on_gpus_that_are_not_in_mig_mode_it_is_a_part_of_the_gpu() -> None:
         ({"containerIndex": 0, "deviceIndex": 1, "gpuUUID": "GPU-a"}, None),
         ({"containerIndex": 0, "deviceIndex": 0, "gpuUUID": "GPU-b"}, None),
         ({"profile": "9g.90gb"}, None),
+        # The name that the administrator listed, which the driver does not have.
+        ({"profile": "1g.6gb"}, MigPlace("1g.5gb", 3)),
         ({"placement": {"start": 7, "size": 1}}, None),
     ],
 )

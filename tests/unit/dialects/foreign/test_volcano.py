@@ -24,7 +24,7 @@ from allotment.model.clusters import (
     PlacedDevice,
     PodBooking,
 )
-from allotment.model.compute import Compute
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod, PodUid
 from allotment.model.requests import ModelRule, Request
@@ -74,7 +74,7 @@ def test_a_vgpu() -> None:
     (found,) = translate(pod(container(vgpu_number=2, vgpu_memory=3000, vgpu_cores=50))).containers
     assert found.request.count == 2
     assert found.request.memory.size_bytes == 3000 * MI
-    assert found.request.compute == Compute(5000, 5000, is_governed=True)
+    assert found.request.compute == Compute(5000, WHOLE, is_governed=True)
     assert found.removes == (
         "volcano.sh/vgpu-number",
         "volcano.sh/vgpu-memory",
@@ -88,6 +88,12 @@ def test_memory_alone_is_of_one_gpu_and_the_factor_counts() -> None:
     part = request(pod(container(vgpu_number=1, vgpu_memory_percentage=25)))
     assert part.memory.part == Fraction(1, 4)
     assert request(pod(container(vgpu_number=1))).memory.part == 1
+
+
+def test_cores_are_a_ceiling_where_the_policy_is_force() -> None:
+    forced = {"GPU_CORE_UTILIZATION_POLICY": "force"}
+    asking = replace(container(vgpu_number=1, vgpu_cores=50), environment=forced)
+    assert request(pod(asking)).compute == Compute(5000, 5000, is_governed=True)
 
 
 def test_annotations() -> None:
@@ -147,6 +153,46 @@ def test_receipt_has_those_that_ask_and_no_end() -> None:
         "volcano.sh/bind-time": "1700000000",
         "volcano.sh/bind-phase": "success",
     }
+
+
+def running(record: str, *containers: ForeignContainer) -> ForeignPod:
+    annotations = {"volcano.sh/vgpu-node": "node-1", "volcano.sh/vgpu-ids-new": record}
+    return replace(pod(*containers), annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        # There a percentage wins over MiB: 50 percent of 16 GiB were given.
+        ("GPU-a,NVIDIA,8192,30:", PlacedDevice("GPU-a", 8192 * MI, 3000)),
+        ("GPU-a,NVIDIA,500,5:", PlacedDevice("GPU-a", 1000 * MI, 2000)),
+        ("GPU-a,NVIDIA,999999999,999:", None),
+        ("GPU-a,NVIDIA,x,:", PlacedDevice("GPU-a", 1000 * MI, 2000)),
+    ],
+)
+def test_the_larger_of_record_and_request_is_booked(
+    record: str, expected: PlacedDevice | None
+) -> None:
+    asking = container("main", vgpu_memory=1000, vgpu_memory_percentage=50, vgpu_cores=20)
+    found = taken(VolcanoDialect(), running(record, asking), INVENTORY)
+    everything = PlacedDevice("GPU-a", NODE.memory_bytes["GPU-a"], WHOLE)
+    assert found == booking(has("main", expected or everything))
+
+
+def test_a_record_counts_memory_in_units_of_the_factor() -> None:
+    dialect = VolcanoDialect(VolcanoSettings(gpu_memory_factor=10))
+    subject = running("GPU-a,NVIDIA,819,30:", container("main", vgpu_memory=100))
+    placed = PlacedDevice("GPU-a", 8190 * MI, 3000)
+    assert taken(dialect, subject, INVENTORY) == booking(has("main", placed))
+    record = dialect.receipt(subject, booking(has("main", placed)), NODE, now=0)
+    assert record["volcano.sh/vgpu-ids-new"] == "GPU-a,NVIDIA,819,30:"
+
+
+def test_a_container_with_cores_alone_has_nothing_there_and_drops_no_pod() -> None:
+    asking = container("main", vgpu_number=1, vgpu_memory=100)
+    subject = running("GPU-a,NVIDIA,100,0:", container("side", vgpu_cores=10), asking)
+    placed = PlacedDevice("GPU-a", 100 * MI)
+    assert taken(VolcanoDialect(), subject, INVENTORY) == booking(has("main", placed, place=1))
 
 
 @given(
