@@ -99,8 +99,9 @@ def test_a_pod_of_each_dialect_is_stored_in_our_own_words(
 def test_the_examples_of_all_systems_are_taken_as_they_are(
     control_plane: Cluster, answering: Running, place: str
 ) -> None:
-    """As each system's own documentation writes them; NVIDIA's whole GPU stays the kubelet's."""
+    """As their documentation writes them; NVIDIA's GPU and Deepomatic's slot stay the kubelet's."""
     del answering
+    kubelets = {"deepomatic", "nvidia"}
     dialects: dict[str, str] = {}
     for path in sorted((installing.ROOT / "examples" / "dialects").glob("*.yaml")):
         for body in yaml.safe_load_all(path.read_text("utf-8")):
@@ -113,8 +114,8 @@ def test_the_examples_of_all_systems_are_taken_as_they_are(
             asks = any(
                 GPU in each["resources"].get("limits", {}) for each in made["spec"]["containers"]
             )
-            assert asks == (path.stem != "nvidia"), path.name
-    assert {name for name, dialect in dialects.items() if not dialect} == {"allotment", "nvidia"}
+            assert asks == (path.stem not in kubelets), path.name
+    assert {name for name, dialect in dialects.items() if not dialect} == {"allotment", *kubelets}
     print(dialects)  # noqa: T201 - for whoever looks
 
 
