@@ -149,7 +149,7 @@ def pods_without_kubelet(cluster: Cluster, namespace: str) -> Iterator[Pods]:
     made = Pods(cluster, cluster.make_namespace(namespace))
     yield made
     cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods", gracePeriodSeconds="0")
-    wait_until(lambda: not made.names(), "end of the pods", timeout_s=30)
+    wait_until(lambda: not made.names(), "end of the pods")
 
 
 class Scheduler:

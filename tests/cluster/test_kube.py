@@ -123,19 +123,17 @@ def test_containers_that_have_finished_are_known(cluster: Cluster, pods: Pods) -
             )
             uid = PodUid(made["metadata"]["uid"])
 
-            def finished() -> set[str]:
+            def is_known() -> bool:
                 found = node.get(uid)
-                return (
-                    {each.name for each in found.containers if each.has_finished}
-                    if found
-                    else set()
+                if found is None:
+                    return False
+                assert not found.has_ended
+                finished = {each.name for each in found.containers if each.has_finished}
+                return finished == {"first", "short"} and all(
+                    each.is_started for each in found.containers
                 )
 
-            await until(lambda: finished() == {"first", "short"})
-            found = node.get(uid)
-            assert found is not None
-            assert not found.has_ended
-            assert all(each.is_started for each in found.containers)
+            await until(is_known)
 
         return [node.run()], body()
 

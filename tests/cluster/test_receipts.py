@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import installing
 import pytest
-from testbed.api import Api, ApiError
+from testbed.api import Api, ApiError, Json
 from testbed.cluster import Cluster
 from testbed.pods import container, pod
 from testbed.waiting import wait_until
@@ -59,15 +59,19 @@ def control_plane(
 def tenant(control_plane: Cluster) -> Iterator[Api]:
     api = Api(installing.as_account(control_plane, "tenant", namespace="team"))
 
-    def is_held() -> bool:
-        body = pod("probe", container(["true"]), annotations={RECORD: "x"})
+    asks = pod("asks-kai", container(["true"]), annotations={"gpu-memory": "2000"})
+    asks["spec"]["schedulerName"] = "kai-scheduler"
+
+    def is_held(body: Json, by: str) -> bool:
         try:
             api.post(TEAM, body, dryRun="All")
         except ApiError as error:
-            return "allotment-records" in str(error)
+            return by in str(error)
         return False
 
-    wait_until(is_held, "the policies are in force")
+    forged = pod("probe", container(["true"]), annotations={RECORD: "x"})
+    wait_until(lambda: is_held(forged, "allotment-records"), "the records' policy in force")
+    wait_until(lambda: is_held(asks, "was not translated"), "the dialects' policy in force")
     yield api
     api.close()
 

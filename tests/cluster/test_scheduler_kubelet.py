@@ -9,6 +9,7 @@ from scheduling import GIB, Scheduler, placements, scheduler_config
 from stories import burn, burnt
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
+from testbed.waiting import wait_until
 
 
 def test_a_pod_runs_on_the_gpu_that_was_chosen_for_it(own_cluster: Callable[..., Cluster]) -> None:
@@ -30,8 +31,7 @@ def test_a_pod_runs_on_the_gpu_that_was_chosen_for_it(own_cluster: Callable[...,
     parts = [placed[name]["containers"]["main"] for name in ("a", "b")]
     assert [each["memory"] for each in parts] == [60 * GIB, 60 * GIB]
     assert parts[0]["devices"] != parts[1]["devices"]
-    assert (
-        scheduler.figure('allotment_scheduler_device_devices{model="NVIDIA A100-SXM4-80GB"}') == 2
-    )
+    figure = 'allotment_scheduler_device_devices{model="NVIDIA A100-SXM4-80GB"}'
+    wait_until(lambda: scheduler.figure(figure) == 2, "both GPUs counted")
     scheduler.stop()
     agent.stop()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from mig_hands import CONFIGURATIONS
 from warm_commands import WarmCommands, can_be_warm
+
+import build_native
 
 if TYPE_CHECKING:
     from tests.conftest import CommandLine
@@ -26,6 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_here = item.path.is_relative_to(Path(__file__).parent)
         if is_here and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture
+def stop(cc: list[str], tmp_path: Path) -> Callable[[Path, int], None]:
+    """Stops a process where its simulated GPU goes on: `stop(machine's file, pid)`."""
+    program = tmp_path / "stop"
+    command = [*cc, "-std=c11", "-D_GNU_SOURCE", "-O1", "-I.", "-Iinclude"]
+    command += ["tests/simulated/host_stop.c", "-o", str(program)]
+    subprocess.run(command, cwd=build_native.NATIVE, check=True)
+
+    def stop_it(machine: Path, pid: int) -> None:
+        subprocess.run([program, machine, str(pid)], check=True)
+
+    return stop_it
 
 
 @pytest.fixture

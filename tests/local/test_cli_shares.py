@@ -192,8 +192,9 @@ def test_resize_is_seen_by_the_program_and_refused_below_its_use(
 
 
 def test_rm_refuses_what_runs(allot: Allot, begin: Begin) -> None:
-    process = begin("--memory", "1Gi", "--name", "busy", "--", "sleep", "600")
-    wait_until(lambda: shares(allot))
+    program = ("sh", "-c", "echo here; exec sleep 600")
+    process = begin("--memory", "1Gi", "--name", "busy", "--", *program)
+    assert process.stdout.readline() == "here\n"
     done = allot("rm", "busy")
     assert done.returncode == 7
     assert "in use" in done.stderr

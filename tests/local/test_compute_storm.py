@@ -14,15 +14,17 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import build_native
+from allotment.devices.simulated import machine_path
 
 Allot = Any  # tests/conftest.py: CommandLine
+Stop = Callable[[Path, int], None]
 SPEC: Final = ("--simulated", "a100-80gb:1")
 STEADY: Final = 8
 AT_ONCE: Final = 3
@@ -84,8 +86,9 @@ def turns(cc: list[str], native_dir: Path, tmp_path: Path) -> Path:
 class Storm:
     """The programs of a test, each in a share of its own."""
 
-    def __init__(self, allot: Allot, turns: Path, board: Board) -> None:
+    def __init__(self, allot: Allot, turns: Path, board: Board, stop: Stop) -> None:
         self.allot = allot
+        self.stop = stop
         self.turns = turns
         self.board = board
         self.rng = random.Random(4)  # noqa: S311 - the same storm each time
@@ -123,7 +126,7 @@ class Storm:
             rounds = self.rng.randint(1, 20) if how == "ends" else FOREVER
             self.start(index, self.rng.choice(["0:100", "3:50", "2"]), rounds)
         napping, _ = self.board.read(self.rng.randrange(STEADY))
-        os.kill(napping, signal.SIGSTOP)
+        self.stop(machine_path(self.allot.state, SPEC[1]), napping)
         for index, how in ways.items():
             self.end(index, how)
         os.kill(napping, signal.SIGCONT)
@@ -140,9 +143,9 @@ class Storm:
 
 
 @pytest.fixture
-def storm(allot: Allot, turns: Path, tmp_path: Path) -> Iterator[Storm]:
+def storm(allot: Allot, turns: Path, tmp_path: Path, stop: Stop) -> Iterator[Storm]:
     """No program yet."""
-    made = Storm(allot, turns, Board(tmp_path / "board"))
+    made = Storm(allot, turns, Board(tmp_path / "board"), stop)
     yield made
     made.clear_up()
 

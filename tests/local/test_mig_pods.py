@@ -44,7 +44,7 @@ def node(tmp_path: Path, native_dir: Path) -> Node:
 
 def test_a_pod_has_a_slice_that_goes_warm_and_then_away(tmp_path: Path, native_dir: Path) -> None:
     assert native_dir.is_dir()
-    node = Node(tmp_path, "[{mode: mig, mig: {keep: 2s}}]")
+    node = Node(tmp_path, "[{mode: mig, mig: {keep: 5s}}]")
 
     async def story() -> None:
         pod = node.admit("1", asking())
@@ -61,11 +61,12 @@ def test_a_pod_has_a_slice_that_goes_warm_and_then_away(tmp_path: Path, native_d
 
         node.remove(pod)
         await node.until(lambda: not node.tenants.shares, "the share is gone")
-        await node.until(
-            lambda: node.journal().read().records and not node.journal().read().records[0].holder,
-            "the slice is warm",
-        )
-        assert node.there() == [(SMALL, start)]
+
+        def is_warm() -> bool:
+            found, records = node.there(), node.journal().read().records
+            return found == [(SMALL, start)] and [each.holder for each in records] == [""]
+
+        await node.until(is_warm, "the slice is warm")
         await node.until(lambda: not node.look().is_enabled, "the slice and the mode are gone")
         assert node.journal().read().records == ()
         assert not node.journal().is_switched

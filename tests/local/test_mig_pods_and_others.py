@@ -211,7 +211,7 @@ def test_a_fight_that_goes_faster_than_anybody_looks_is_seen(
 
 def test_whose_only_mode_is_paused_says_so_to_schedulers(node: Node) -> None:
     async def story() -> None:
-        await node.until(lambda: node.uuids[0] in node.state.cut_gpus, "it is looked at")
+        await node.until(lambda: set(node.uuids) <= set(node.state.cut_gpus), "both are looked at")
         node.state.mig_paused = {node.uuids[0]: "others do this"}
         found = build_inventory(node.state, {}, taken={})
         assert found is not None

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -304,8 +305,9 @@ def test_a_warm_slice_is_had_again_and_makes_room_for_others(machine: Machine) -
 
 
 def test_a_slice_goes_when_its_time_is_over_and_somebody_looks(machine: Machine) -> None:
+    began = time.monotonic()
     assert machine.run("--mig", "1g.10gb", "--mig-keep", "3s").returncode == 0
-    assert machine.profiles() == ["1g.10gb"]
+    assert machine.profiles() == ["1g.10gb"] or time.monotonic() - began > 3.0
     wait_until(lambda: machine.allot("ps").returncode == 0 and not machine.profiles())
     machine.is_as_before()
 

@@ -87,7 +87,8 @@ def main() -> None:
         "taken": free - after,
         "same": bytes(received) == sent,
         "too_much": too_much.name,
-        "kernel_ms": timed(kernel, stream),
+        # A host that is kept from submitting misses the head start.
+        "kernel_ms": min(timed(kernel, stream) for _ in range(5)),
         "nodes": graph_nodes(kernel, stream),
     }
     sys.stdout.write(json.dumps(seen))

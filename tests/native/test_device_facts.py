@@ -57,7 +57,7 @@ def test_a_sick_gpu_costs_neither_the_others_nor_a_second_thread(
     uuids = [device.uuid for device in SimulatedMachine(path).devices()]
     faults.set_fault(path, 1, lost=True)
     faults.set_fault(path, 2, hang_us=60_000_000)
-    reader = FactReader(machine=path, patience_s=1.0)
+    reader = FactReader(machine=path, patience_s=3.0)
     before = time.monotonic()
     first = reader.read()
     assert time.monotonic() - before < 20, "a GPU that hangs was waited for"
@@ -73,7 +73,7 @@ def test_a_sick_gpu_costs_neither_the_others_nor_a_second_thread(
         again = reader.read()
         took.append(time.monotonic() - before)
         assert [each.index for each in again.problems] == [1, 2]
-    assert min(took) < 0.8, "it was waited for again each time"
+    assert min(took) < 2.5, "it was waited for again each time"
     assert threading.active_count() <= threads
     faults.clear_faults(path)
     reader.close()
@@ -81,7 +81,7 @@ def test_a_sick_gpu_costs_neither_the_others_nor_a_second_thread(
 
 def test_a_gpu_that_falls_silent_keeps_its_facts(machine: Callable[[str], Path]) -> None:
     path = machine("t4:2")
-    reader = FactReader(machine=path, patience_s=1.0)
+    reader = FactReader(machine=path, patience_s=20.0)
     healthy = reader.read()
     faults.set_fault(path, 0, lost=True)
     sick = reader.read()

@@ -45,7 +45,7 @@ def test_a_sick_gpu_hides_only_itself(tmp_path: Path, lost: bool | None, hang_us
     machine = machine_path(tmp_path, "t4:16")
     set_fault(machine, 5, lost=lost, hang_us=hang_us)
     started = time.monotonic()
-    scores, uuids = read(machine, patience_s=0.5)
+    scores, uuids = read(machine, patience_s=3.0)
     assert time.monotonic() - started < 20
     clear_faults(machine)
     sick = uuids.pop(5)

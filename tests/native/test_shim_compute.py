@@ -37,6 +37,7 @@ PLAIN_ONLY = {"gaps_are_not_charged", "the_programs_own_events_are_right"}
 #: several rounds must be right.
 MEASURED = PLAIN_ONLY | {
     "a_callback_waits_for_a_launch",
+    "a_callback_waits_for_another_stream",
     "a_thousand_streams",
     "captures_are_left_alone",
     "contexts_go_with_work_queued",
@@ -52,6 +53,7 @@ MEASURED = PLAIN_ONLY | {
     "streams_leave_nothing_behind",
     "streams_overlap",
     "two_contexts_at_once",
+    "waiting_streams_are_not_charged",
 }
 #: gcc 12's ThreadSanitizer ends forked children of programs with threads; its AddressSanitizer
 #: takes the stack of a cancelled thread for poisoned, and ends in its own clean-up of that thread.

@@ -18,6 +18,10 @@ from shim_hosts import Share, ShimHosts, case_names
 SANITIZED = ("address,undefined", "thread")
 GIB = 1 << 30
 LIMITS = {"more_than_the_device": 40 * GIB, "sets_take_turns": 3 * GIB}
+#: Compares what was moved with what was computed: who is kept from computing moves more for it.
+MEASURED = {"sets_take_turns"}
+#: How often a measured case is taken at most.
+ROUNDS = 5
 TURNS = {"sets_take_turns", "a_suspended_set_is_on_the_host"}
 
 
@@ -31,26 +35,37 @@ def sit(folder: Path, directory: Path, uuid: str) -> leases.Seat:
     return seat
 
 
-@pytest.mark.parametrize(
-    "build",
-    ["plain", *(pytest.param(each, marks=pytest.mark.thorough) for each in SANITIZED)],
-)
+def builds() -> list[object]:
+    """The program in every build, and its measured cases by themselves."""
+    found: list[object] = []
+    for build in ("plain", *SANITIZED):
+        thorough = [] if build == "plain" else [pytest.mark.thorough]
+        found.append(pytest.param(build, False, id=build, marks=thorough))
+        marks = [*thorough, pytest.mark.measured]
+        found.append(pytest.param(build, True, id=f"{build}-measured", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("build", "measured"), builds())
 @pytest.mark.timeout(600)  # the first of a build compiles libraries and programs
 def test_cases(
     build: str,
     *,
+    measured: bool,
     machine: Callable[[str], Path],
     hosts_of: Callable[[str], ShimHosts],
     tmp_path: Path,
 ) -> None:
     def make_share(case: str) -> Share:
-        return share_for(case, tmp_path, machine("t4[memory=1474Mi]" if case in TURNS else "t4"))
+        path = machine("t4[memory=1474Mi]" if case in TURNS else "t4")
+        return share_for(case, path.parent, path)
 
     hosts_of(build).expect_each(
         "host_oversubscribe",
-        case_names("host_oversubscribe"),
+        [case for case in case_names("host_oversubscribe") if (case in MEASURED) is measured],
         make_share,
         folder=tmp_path / "cases",
+        rounds=ROUNDS if measured else 1,
     )
 
 

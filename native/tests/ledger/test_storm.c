@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
 
   uint64_t limit = LIMIT;
   unsigned long looks = 0, resizes = 0, kills = 0;
-  for (double end = now() + seconds; now() < end; looks++) {
+  for (double end = now() + seconds; now() < end || kills == 0 || resizes == 0; looks++) {
     uint64_t used = allot_ledger_used(&ledger, 0);
     CHECK(used <= limit, "seed %u: %llu of %llu", seed, (unsigned long long)used,
           (unsigned long long)limit);
@@ -105,7 +105,6 @@ int main(int argc, char **argv) {
   allot_ledger_reap(&ledger);
   CHECK(allot_ledger_used(&ledger, 0) == 0, "seed %u", seed);
   check_sums(&ledger);
-  CHECK(kills > 0 && resizes > 0);
   printf("%lu looks, %lu kills, %lu resizes\n", looks, kills, resizes);
   allot_ledger_close(&ledger);
   remove_share();

@@ -70,7 +70,8 @@ static void consume(int socket) {
   assert(large == large_again);
   OK(cuIpcOpenMemHandle_v2(&small, received.small, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
   OK(cuIpcOpenEventHandle(&event, received.event));
-  FAILS(CUDA_ERROR_NOT_READY, cuEventQuery(event));  // the parent's kernel runs
+  FAILS(CUDA_ERROR_NOT_READY, cuEventQuery(event));  // the parent's stream waits
+  assert(write(socket, "x", 1) == 1);
   OK(cuEventSynchronize(event));
   expect_text(large, "large");
   expect_text(small, "small");
@@ -112,8 +113,8 @@ static void between_processes(void) {
     consume(sockets[1]);
     _exit(0);
   }
+  close(sockets[1]);  // so that a child that fails ends the test
   begin(0);
-  CUfunction spin = load_spin();
   parcel sent;
   CUdeviceptr large, small, base, pooled;
   CUevent event;
@@ -155,9 +156,12 @@ static void between_processes(void) {
                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   OK(cuMemPoolExportPointer(&sent.pooled, pooled));
 
-  spin_for(spin, 300 * MILLISECOND, NULL);
+  char asked;
+  gate_close(NULL);
   OK(cuEventRecord(event, NULL));
   send_parcel(sockets[0], &sent, physical, pool_descriptor);
+  assert(read(sockets[0], &asked, 1) == 1);
+  gate_open();
   expect_success(child);
   expect_text(large, "answer");
   expect_text(base, "answer too");

@@ -81,8 +81,8 @@ static void copies_overlap_kernels(void) {
   wait_and_keep(kernel);
   wait_and_keep(copy);
   expect_between(elapsed_ms(start, kernel), 50.0, 50.5);
-  // 64 MiB at some 20 to 30 GiB/s; sanitizers make the host slower than that.
-  expect_between(elapsed_ms(copy_start, copy), 1.5, 900.0);
+  // 64 MiB at some 20 to 30 GiB/s; a busy host is slower than that.
+  assert(elapsed_ms(copy_start, copy) >= 1.5);
   OK(cuMemFreeHost(host));
   OK(cuMemFree_v2(memory));
 }
@@ -102,10 +102,14 @@ static void host_functions_keep_order(void) {
   CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   unsigned char value = 1, back = 0;
-  CUdeviceptr memory;
+  CUdeviceptr memory, flag;
   OK(cuMemAlloc_v2(&memory, 1));
+  OK(cuMemAlloc_v2(&flag, 4));
+  OK(cuMemsetD32_v2(flag, 0, 1));
+  OK(cuCtxSynchronize());
+  OK(cuStreamWaitValue32_v2(stream, flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUevent start = mark(stream);
-  spin_for(spin, 300 * MILLISECOND, stream);
+  spin_for(spin, 3 * MILLISECOND, stream);
   OK(cuLaunchHostFunc(stream, note, &one));
   OK(cuLaunchHostFunc(stream, write_seven, &value));
   OK(cuMemcpyHtoDAsync_v2(memory, &value, 1, stream));  // copies what the function wrote
@@ -114,10 +118,12 @@ static void host_functions_keep_order(void) {
   CUevent end = mark(stream);
   OK(cuLaunchHostFunc(other, note, &two));  // need not wait for the other stream
   OK(cuStreamSynchronize(other));
+  OK(cuStreamWriteValue32_v2(other, flag, 1, 0));
   OK(cuStreamSynchronize(stream));
   assert(seen_count == 2 && seen[0] == 2 && seen[1] == 1);
   assert(back == 7);
-  assert(elapsed_ms(start, end) >= 301.0);
+  assert(elapsed_ms(start, end) >= 4.0);
+  OK(cuMemFree_v2(flag));
   OK(cuMemFree_v2(memory));
 }
 
@@ -129,9 +135,10 @@ static void values_are_awaited(void) {
   OK(cuCtxSynchronize());
   OK(cuStreamWaitValue32_v2(one, flag, 5, CU_STREAM_WAIT_VALUE_GEQ));
   CUevent end = mark(one);
-  spin_for(spin, 2 * MILLISECOND, two);
+  gate_close(two);
   OK(cuStreamWriteValue32_v2(two, flag, 5, 0));
   FAILS(CUDA_ERROR_NOT_READY, cuEventQuery(end));
+  gate_open();
   OK(cuStreamSynchronize(one));
   OK(cuEventQuery(end));
   OK(cuMemFree_v2(flag));

@@ -272,8 +272,12 @@ def test_a_node_without_gpus_says_so_in_the_end(world: World) -> None:
         world.say("GPU-7=soft,mig")
         await asyncio.sleep(0.7)
         assert world.invalid() == [], "they may be slow to answer"
-        world.now += 31
-        await until(world.invalid)
+
+        def is_told_in_the_end() -> object:
+            world.now += 31
+            return world.invalid()
+
+        await until(is_told_in_the_end)
         assert "GPU-7=soft,mig names no GPU of this node: none of" in world.invalid()[0]
         world.know(*GPUS)
         await until(lambda: len(world.invalid()) == 2)

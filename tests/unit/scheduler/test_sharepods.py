@@ -234,6 +234,8 @@ def test_a_refusal_in_ever_other_words_is_no_reason_to_hurry(served: Served) -> 
         for number in range(50):
             served.twin.refusal = (403, f"refused, request {number}")
             await asyncio.sleep(0.01)
+        await served.until(lambda: served.told.events)
+        await served.settled()
 
     served.run(test)
     assert len(served.told.events) == 1

@@ -27,6 +27,12 @@ GPU = "nvidia.com/gpu"
 SHARE = "allotment.dev/gpu"
 
 
+@pytest.fixture
+def late_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet may take its time to list what it registered: nobody registers a second time."""
+    monkeypatch.setattr("allotment.agent.plugin.registration._LISTEN_S", 3600.0)
+
+
 def test_resources_are_offered_and_answered(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
@@ -66,6 +72,7 @@ def test_resources_are_offered_and_answered(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("late_kubelet")
 def test_a_change_is_told_at_once_and_once(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
@@ -87,6 +94,7 @@ def test_a_change_is_told_at_once_and_once(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("late_kubelet")
 def test_a_new_resource_comes_beside_those_that_are_there(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
@@ -117,6 +125,7 @@ def test_what_is_given_up_is_empty_before_it_is_gone(world: World) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("late_kubelet")
 def test_what_containers_have_stays_served_though_it_is_given_up(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
@@ -166,6 +175,7 @@ def test_what_containers_have_is_served_by_an_agent_that_never_offered_it(world:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("late_kubelet")
 def test_a_new_kubelet_is_registered_with(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
