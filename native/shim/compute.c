@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include "reason.h"
 #include "share.h"
 
 #ifndef MADV_WIPEONFORK
@@ -30,7 +31,10 @@ static bool open_device(compute_state *all, int device) {
   int error =
       allot_leases_open(&at->leases, contract, leases, (int)policy->seat, policy->seat_serial);
   // Turns that are promised and cannot be taken: nothing may run there.
-  if (error != 0) at->place = PLACE_REFUSED;
+  if (error != 0) {
+    at->place = PLACE_REFUSED;
+    say_unusable("turns", -error);
+  }
   at->has_turns = 1;
   return true;
 }
@@ -73,7 +77,9 @@ compute_state *compute_state_of(process *own) {
 
 static bool take_place(process *own, void *context) {
   compute_device *at = context;
-  return allot_leases_join(&at->leases) == 0;
+  int error = allot_leases_join(&at->leases);
+  if (error != 0) say_unusable("turns", -error);
+  return error == 0;
 }
 
 static bool join_locked(compute_device *at) {

@@ -11,6 +11,7 @@
 
 #include "compute.h"
 #include "driver.h"
+#include "reason.h"
 #include "residency.h"
 
 // So often it shows that it lives, and charges.
@@ -318,6 +319,7 @@ static bool start_thread(compute_state *all) {
   bool started = pthread_create(&all->keeper.thread, &attributes, keep, all) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
+  if (!started) say_once("no thread can be started to take turns; see `ulimit -u`");
   return started;
 }
 

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "reason.h"
+
 #define PIPE_VARIABLE "CUDA_MPS_PIPE_DIRECTORY"
 #define STEP_MS 10
 #ifndef ALLOT_MPS_PATIENCE_S
@@ -47,24 +49,19 @@ static bool is_missing(const char *pipes) {
   return missing;
 }
 
-static void complain(const char *pipes) {
-  static bool is_said;
-  if (__atomic_exchange_n(&is_said, true, __ATOMIC_RELAXED)) return;
-  dprintf(STDERR_FILENO,
-          "allotment: no CUDA in this program: no MPS control daemon in %s for %d s;"
-          " `allot doctor` shows why\n",
-          pipes, ALLOT_MPS_PATIENCE_S);
-}
-
 CUresult mps_wait_for_daemon(const process *own) {
   if (!is_of_mps(own)) return CUDA_SUCCESS;
   const char *pipes = getenv(PIPE_VARIABLE);
-  if (pipes == NULL || *pipes == '\0') return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (pipes == NULL || *pipes == '\0') {
+    say_once("its environment has no " PIPE_VARIABLE " any more; keep what `allot run` has set");
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
   int error = errno;
   CUresult result = CUDA_SUCCESS;
   for (int waited_ms = 0; is_missing(pipes); waited_ms += STEP_MS) {
     if (waited_ms >= ALLOT_MPS_PATIENCE_S * 1000) {
-      complain(pipes);
+      say_once("no MPS control daemon in %s for %d s; `allot doctor` shows why", pipes,
+               ALLOT_MPS_PATIENCE_S);
       result = CUDA_ERROR_MPS_CONNECTION_FAILED;
       break;
     }

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "driver.h"
+#include "reason.h"
 
 process *process_pages;
 
@@ -83,14 +84,23 @@ process *process_state(void) {
 
 static bool view_locked(process *own) {
   if (own->viewed != 0) return true;
-  if (allot_ledger_open(&own->ledger, share_directory()) != 0) return false;
+  int error = allot_ledger_open(&own->ledger, share_directory());
+  if (error != 0) {
+    say_unusable("ledger", -error);
+    return false;
+  }
   __atomic_store_n(&own->viewed, 1, __ATOMIC_RELEASE);
   return true;
 }
 
 static bool attach_locked(process *own) {
   if (own->attached != 0) return true;
-  if (!view_locked(own) || allot_ledger_attach(&own->ledger) != 0) return false;
+  if (!view_locked(own)) return false;
+  int error = allot_ledger_attach(&own->ledger);
+  if (error != 0) {
+    say_unusable("ledger", -error);
+    return false;
+  }
   __atomic_store_n(&own->attached, 1, __ATOMIC_RELEASE);
   return true;
 }

@@ -100,7 +100,8 @@ static inline process *process_known(void) {
 }
 
 // The process with the ledger mapped for reading (view) or with a slot of its own (attach), or
-// NULL: the ledger is not there, damaged, of another version, or full.
+// NULL: the ledger is not there, damaged, of another version, another user's, or full; stderr then
+// has the reason.
 process *process_view(void);
 process *process_attach(void);
 

@@ -2,8 +2,8 @@
 // What every file of the shim may use, and nothing about any one of them.
 //
 // docs/designs/shim.md tells what the shim promises. In short: it is loaded into programs that do
-// not know it. It never prints, exits, keeps a descriptor or touches a signal, and starts one
-// thread only where its share takes turns (keeper.c).
+// not know it. It never exits, keeps a descriptor or touches a signal, prints only why a program
+// has no CUDA (reason.h), and starts one thread only where its share takes turns (keeper.c).
 #ifndef ALLOTMENT_SHIM_SHIM_H
 #define ALLOTMENT_SHIM_SHIM_H
 

@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import os
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def overwrite(share: Path, name: str, at: int, data: bytes) -> None:
         file.write(data)
 
 
+def assert_refused(hosts: ShimHosts, share: Share, next_step: str) -> None:
+    done = hosts.run([hosts.program("host_devices")], hosts.environment(share))
+    assert (done.returncode, done.stdout) == (0, f"{SYSTEM_NOT_READY}\n")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("allotment: no CUDA in this program: the ledger of its share (")
+    assert told.endswith(next_step)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -152,7 +161,7 @@ def test_an_unusable_ledger_means_no_gpu(
 ) -> None:
     share = share_of()
     damage(share.directory)
-    assert seen(shim_hosts, share) == [SYSTEM_NOT_READY]
+    assert_refused(shim_hosts, share, "start it again with `allot run`")
 
 
 @pytest.fixture
@@ -177,7 +186,26 @@ def test_no_slot_left_means_no_gpu(
 ) -> None:
     share = share_of()
     lock_slots(share.directory / "usage")
-    assert seen(shim_hosts, share) == [SYSTEM_NOT_READY]
+    assert_refused(shim_hosts, share, "has no room for another process; end some")
+
+
+def test_nobody_to_tell_the_reason_ends_no_program(
+    shim_hosts: ShimHosts, share_of: ShareMaker
+) -> None:
+    share = share_of()
+    (share.directory / "usage").unlink()
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [shim_hosts.program("host_devices")],
+        env=shim_hosts.environment(share),
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, f"{SYSTEM_NOT_READY}\n")
 
 
 # ---- the library itself ----

@@ -119,6 +119,12 @@ class _ModesType(click.ParamType[Any]):
     help="How programs load the limit: by a private mount namespace (needs CAP_SYS_ADMIN; also"
     " works with scrubbed environments) or by environment variables.",
 )
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Run COMMAND as this user (a name or a number), without root's capabilities. Needs root"
+    " and a private mount namespace.",
+)
 @state_option
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -138,6 +144,7 @@ def command(
     name: str | None,
     simulated: str | None,
     inject: str,
+    user: str | None,
     state: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -229,6 +236,7 @@ def command(
             name=name,
             spec=simulated,
             inject=inject,
+            user=user,
             state=state,
             host_budget=host_memory,
             keep_s=parse_duration_ns(keep) / 1e9 if keep else 0.0,

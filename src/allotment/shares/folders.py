@@ -138,6 +138,7 @@ class StateFolder:
         if version == LAYOUT_VERSION and self.shares.is_dir() and self.devices.is_dir():
             self._check_owners()
             self._check_writable()
+            self._close_shares()
             return
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -154,6 +155,7 @@ class StateFolder:
                     folder.mkdir(exist_ok=True)
                     folder.chmod(permissions)  # subfolders are shared by all users like the root
             _make_file(self.root / "lock", b"", 0o666 if permissions & 0o002 else 0o644)
+            self._close_shares()
             # Last: a folder with a version is complete.
             if version is None:
                 _make_file(self.root / "version", f"{LAYOUT_VERSION}\n".encode(), 0o644)
@@ -172,6 +174,20 @@ class StateFolder:
                 self.root.chmod(mode)
         except OSError as error:
             raise explained(error, self.root, "make the state folder") from error
+
+    def _close_shares(self) -> None:
+        """Keep other users from the shares' files, unless the folder is for all users.
+
+        Every user inside a share may then write them: its mounts lead past these folders.
+        """
+        for folder in (self.shares, self.devices):
+            mode = folder.stat().st_mode
+            if mode & 0o077 and not mode & 0o002:
+                folder.chmod(0o700)
+
+    def is_closed(self) -> bool:
+        """Whether only its owner reaches the shares' files by their paths."""
+        return not any(each.stat().st_mode & 0o077 for each in (self.shares, self.devices))
 
     def _check_owners(self) -> None:
         """Refuse folders where another user could replace our shares or libraries.

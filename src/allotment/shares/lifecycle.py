@@ -195,8 +195,8 @@ def _build(
         name = share.name if len(share.name.encode()) < NAME_BYTES else share_id
         mode.create(draft, placement, share=share_id, name=name, devices=folder.devices)
         failpoint("create.enforced")
-        if order.injection in {Injection.CDI, Injection.MOUNTS}:
-            # A container's programs take slots and turns as any user.
+        if folder.is_closed() or order.injection in {Injection.CDI, Injection.MOUNTS}:
+            # Its programs take slots and turns as any user.
             for path in (draft / "usage", *draft.glob("leases-*")):
                 if path.exists():
                     path.chmod(0o666)

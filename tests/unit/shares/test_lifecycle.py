@@ -444,6 +444,46 @@ def test_users_of_a_common_folder_take_turns(
     assert len(read_contract(folder.devices / devices[0].uuid / "contract").seats) == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    ("permissions", "others", "usage"), [(0o755, False, 0o666), (0o1777, True, 0o644)]
+)
+def test_files_that_every_user_may_write_are_out_of_reach(
+    common_folder: Path,
+    devices: tuple[Device, ...],
+    order: Callable[..., lifecycle.ShareOrder],
+    *,
+    permissions: int,
+    others: bool,
+    usage: int,
+) -> None:
+    common_folder.chmod(permissions)
+    folder = StateFolder(common_folder)
+    _, directory = lifecycle.create(folder, order(compute=parse_compute("30")), devices[:1])
+    leases = folder.devices / devices[0].uuid / "leases"
+    assert (directory / "usage").stat().st_mode & 0o777 == usage
+    assert leases.stat().st_mode & 0o777 == 0o666
+    os.seteuid(65534)
+    try:
+        reached = [os.access(path, os.F_OK, effective_ids=True) for path in (directory, leases)]
+    finally:
+        os.seteuid(0)
+    assert reached == [others, others]
+
+
+def test_a_folder_of_a_release_before_is_closed_with_its_leases(
+    folder: StateFolder, make: Make
+) -> None:
+    make(compute=parse_compute("30"))
+    leases = folder.devices / "GPU-00000000" / "leases"
+    leases.chmod(0o644)
+    for path in (folder.shares, folder.devices):
+        path.chmod(0o755)
+    make(compute=parse_compute("30"))
+    assert folder.is_closed()
+    assert leases.stat().st_mode & 0o777 == 0o666
+
+
 def test_a_share_of_the_version_before_stays_booked_and_is_named(
     folder: StateFolder, make: Make
 ) -> None:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pwd import getpwnam, getpwuid, struct_passwd
 from typing import NoReturn
 
 from allotment.model.errors import (
     CommandNotExecutableError,
     CommandNotFoundError,
     PrerequisiteError,
+    UsageError,
 )
 
 _SI_KERNEL = 0x80  # <asm-generic/siginfo.h>: sent by the kernel, like the terminal's signals
@@ -93,6 +95,25 @@ def find_program(arguments: Sequence[str], search_path: str | None) -> Program:
     raise CommandNotFoundError(f"{name}: command not found", hint=hint)
 
 
+def find_user(name: str) -> struct_passwd:
+    """Find a user by name or number, to `start` a program as; root alone can."""
+    if os.geteuid() != 0:
+        raise PrerequisiteError(
+            f"only root can run a command as another user ({name})",
+            hint="run it with sudo, or leave out --user",
+        )
+    try:
+        return getpwnam(name)
+    except KeyError:
+        pass
+    try:
+        return getpwuid(int(name))
+    except (KeyError, ValueError, OverflowError):
+        raise UsageError(
+            f"--user: there is no user {name!r}", hint="see the users: getent passwd"
+        ) from None
+
+
 @contextmanager
 def signals_held() -> Iterator[SignalState]:
     """Block signals for `wait`, from before a child is started until its share has ended.
@@ -115,17 +136,26 @@ def start(
     *,
     signals: SignalState,
     prepare: Callable[[], None] | None = None,
+    user: struct_passwd | None = None,
 ) -> int:
     """Start a program in a child that calls `prepare` first; return the child's process id.
 
-    The caller holds signals; the program gets the inherited ones. Raises `PrerequisiteError` if
-    `prepare` failed (nothing runs then), `CommandNotExecutableError` if the kernel refuses the
+    The caller holds signals; the program gets the inherited ones. With `user` it is that user's,
+    with none of root's capabilities. Raises `PrerequisiteError` if `prepare` failed or the user
+    cannot be had (nothing runs then), `CommandNotExecutableError` if the kernel refuses the
     program.
     """
+    if user is not None:
+        environment = {
+            **environment,
+            "HOME": user.pw_dir,
+            "USER": user.pw_name,
+            "LOGNAME": user.pw_name,
+        }
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _become(program, environment, signals, prepare, write_end)
+        _become(program, environment, signals, prepare, user, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         report = pipe.read()
@@ -138,6 +168,11 @@ def start(
             f"no private mount namespace for the share: {text}",
             hint="use --inject environment, and see `allot doctor`",
         )
+    if stage == "user":
+        raise PrerequisiteError(
+            f"cannot run a command as another user: {text}",
+            hint="this needs the capabilities SETUID and SETGID, and the user's limit of processes",
+        )
     hint = "its interpreter (first line) does not exist" if int(number) == errno.ENOENT else None
     raise CommandNotExecutableError(f"{program.path}: {text}", hint=hint)
 
@@ -147,6 +182,7 @@ def _become(
     environment: Mapping[str, str],
     signals: SignalState,
     prepare: Callable[[], None] | None,
+    user: struct_passwd | None,
     report: int,
 ) -> NoReturn:
     """Execute the program in this child; report a failure through the pipe."""
@@ -154,6 +190,11 @@ def _become(
     try:
         if prepare is not None:
             prepare()
+        stage = "user"
+        if user is not None:
+            os.initgroups(user.pw_name, user.pw_gid)
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
         stage = "exec"
         # Undo Python's own settings.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

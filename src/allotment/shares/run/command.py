@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pwd import struct_passwd
 from typing import NoReturn
 
 from allotment.devices.sources import Inventory
@@ -36,6 +37,7 @@ from allotment.shares.run.child_process import (
     adopt_orphans,
     end_as,
     find_program,
+    find_user,
     signals_held,
     start,
     wait,
@@ -58,6 +60,8 @@ class RunSession:
     name: str | None = None
     spec: str | None = None
     inject: str = "auto"
+    user: str | None = None
+    """Name or number of the command's user; None: this process's."""
     state: Path | None = None
     host_budget: int | None = None
     """As in `ShareOrder`."""
@@ -152,7 +156,8 @@ def run(session: RunSession) -> NoReturn:
     """
     refuse_nesting()
     program = find_program(session.command, os.environ.get("PATH"))
-    injection = _injection(session.inject)
+    user = find_user(session.user) if session.user else None
+    injection = _injection(session)
     folder = StateFolder.at(session.state)
     if injection is Injection.ENVIRONMENT:
         check_listable(folder, blanks=True)
@@ -180,7 +185,7 @@ def run(session: RunSession) -> NoReturn:
 
         devices = (*devices, *allocate.free_slices(folder, machine))
     # The share is booked from here on: we end it, or else the next `allot` does.
-    share, directory, served = _create(folder, order, devices)
+    share, directory, served = _create(folder, order, devices, user)
     if warning := memory_warning(share):
         _warn(f"share {share.name}: {warning}")
     # Names a share's slice to CUDA itself, for programs without the shim. The inherited value is of
@@ -204,9 +209,10 @@ def run(session: RunSession) -> NoReturn:
                         {**_inherited(), **inside},
                         signals=signals,
                         prepare=lambda: enter(plan),
+                        user=user,
                     )
                 except PrerequisiteError as error:
-                    if session.inject != "auto":
+                    if session.inject != "auto" or user:
                         raise
                     check_listable(folder, blanks=True)
                     _warn(f"{error}; the limit goes by the environment instead")
@@ -225,7 +231,10 @@ def run(session: RunSession) -> NoReturn:
 
 
 def _create(
-    folder: StateFolder, order: lifecycle.ShareOrder, devices: Sequence[Device]
+    folder: StateFolder,
+    order: lifecycle.ShareOrder,
+    devices: Sequence[Device],
+    user: struct_passwd | None,
 ) -> tuple[Share, Path, Mapping[str, str]]:
     """Create the share in the first possible mode, and wait until its programs can start.
 
@@ -233,9 +242,12 @@ def _create(
     whatever the other modes could do.
     """
     attempts = ModeAttempts(order)
+    door = lifecycle.FrontDoor(locked=folder.locked)
+    if user is not None:
+        door = replace(door, fill=lambda draft, *_: os.chown(draft / "usage", user.pw_uid, -1))
     for alone in attempts.orders:
         try:
-            share, directory = lifecycle.create(folder, alone, devices)
+            share, directory = lifecycle.create(folder, alone, devices, door=door)
             served = _ready(folder, share)
         except UnknownProfileError:
             raise
@@ -346,15 +358,23 @@ def _warn(text: str) -> None:
             sys.stderr.write(f"warning: {text}\n")
 
 
-def _injection(inject: str) -> Injection:
-    if inject == "auto":
+def _injection(session: RunSession) -> Injection:
+    inject = session.inject
+    if session.user and inject == Injection.ENVIRONMENT:
+        raise UsageError(
+            "--user needs a private mount namespace: only its mounts lead another user to the"
+            " share's files",
+            hint="remove --inject environment",
+        )
+    if inject == "auto" and not session.user:
         return Injection.NAMESPACE if can_unshare() else Injection.ENVIRONMENT
-    if inject == Injection.NAMESPACE and not can_unshare():
+    if inject != Injection.ENVIRONMENT and not can_unshare():
         raise PrerequisiteError(
             "a private mount namespace needs CAP_SYS_ADMIN, which this process does not have",
-            hint="run as root (sudo allot run ...), or use --inject environment",
+            hint="run as root (sudo allot run ...)"
+            + ("" if session.user else ", or use --inject environment"),
         )
-    return Injection(inject)
+    return Injection.ENVIRONMENT if inject == Injection.ENVIRONMENT else Injection.NAMESPACE
 
 
 def _namespace(

@@ -56,6 +56,7 @@ def enter(plan: NamespacePlan) -> None:
 
     Opens the machine's files before they are covered, and mounts them through descriptors.
     """
+    umask = os.umask(0o022)  # users inside read what is made here
     _make_mount_points()
     try:
         working_folder = os.getcwd()  # noqa: PTH109
@@ -93,6 +94,7 @@ def enter(plan: NamespacePlan) -> None:
         )
         os.close(cache_folder)
     _mount("none", RUN_FOLDER, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    os.umask(umask)
     if working_folder:
         # Again by its name, to see the new mounts. Folders in the state folder are covered.
         try:
