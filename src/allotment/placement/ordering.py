@@ -8,9 +8,9 @@ pod that never runs at the same time.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, groupby, islice
 from types import MappingProxyType
 
 from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
@@ -40,10 +40,9 @@ class DeviceChain:
     others: Mapping[str, "DeviceChain"] = field(default_factory=dict)
     """Different chains for some modes."""
 
-    def wants_near(self, request: Request) -> bool:
-        return request.count > 1 and any(
-            name in NEAR_POLICIES and name not in self.ranks for name in self.policies
-        )
+    @property
+    def wants_near(self) -> bool:
+        return any(name in NEAR_POLICIES and name not in self.ranks for name in self.policies)
 
 
 def device_key(
@@ -67,8 +66,13 @@ def set_key(chosen: Sequence[Candidate], request: Request, chain: DeviceChain, l
         sum(bool(tag) and tag not in state.affinities for state in states),
         sum(each.on_host for each in chosen),
         -sum(min(each.verdict.need_bytes, each.verdict.state.reusable_bytes) for each in chosen),
+        len(models(chosen)),
         *(_of_set(name, chosen, states, chain, links) for name in chain.policies),
     )
+
+
+def models(candidates: Iterable[Candidate]) -> frozenset[str]:
+    return frozenset(map(_model, candidates))
 
 
 def _of_set(
@@ -119,7 +123,7 @@ NO_LINKS: Links = MappingProxyType({})
 def choose(
     states: Iterable[DeviceState], request: Request, *, links: Links = NO_LINKS
 ) -> Placement | Judgement:
-    """Choose `request.count` distinct devices, the fullest first.
+    """Choose `request.count` distinct devices, of one model if possible, the fullest first.
 
     Devices that need host memory come last; room booked for the same pod comes first. Ties go to
     the lower index, then the lower UUID, so results repeat. Devices of a placement are in index
@@ -131,15 +135,38 @@ def choose(
         for verdict in sorted(verdicts, key=_leaves)
         if verdict.fits
     ]
-    budget = max((each.verdict.state.host_budget_bytes for each in fitting), default=0)
-    # Unbounded: these are the devices of one machine, and `links` leave few sets.
-    effort = Effort(left=sys.maxsize)
-    sets = selections(fitting, request, host_budget=budget, effort=effort, links=links)
-    chosen = next(sets, None)
+    chosen = min(_first_sets(fitting, request, links), key=_set_leaves, default=None)
     if chosen is None:
         return _rejection(request, verdicts, fitting)
     ordered = sorted((each.verdict for each in chosen), key=_order)
     return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in ordered))
+
+
+def _first_sets(
+    fitting: Sequence[Candidate], request: Request, links: Links
+) -> Iterator[tuple[Candidate, ...]]:
+    """Yield the first set of each model's devices, then the first of all devices."""
+    budget = max((each.verdict.state.host_budget_bytes for each in fitting), default=0)
+    groups = [fitting]
+    if request.count > 1 and len(models(fitting)) > 1:
+        by_model = groupby(sorted(fitting, key=_model), key=_model)
+        groups = [*(list(alike) for _, alike in by_model), fitting]
+    for group in groups:
+        # Unbounded: these are the devices of one machine, and `links` leave few sets.
+        effort = Effort(left=sys.maxsize)
+        sets = selections(group, request, host_budget=budget, effort=effort, links=links)
+        yield from islice(sets, 1)
+
+
+def _model(each: Candidate) -> str:
+    return each.verdict.state.device.name
+
+
+def _set_leaves(chosen: Sequence[Candidate]) -> tuple[int, int, int, int, int]:
+    """Key like `_leaves`, for sets: fewer models come before tighter fits."""
+    leaves = [_leaves(each.verdict) for each in chosen]
+    more, new, left = (sum(leave[place] for leave in leaves) for place in range(3))
+    return more, new, len(models(chosen)), left, min(leave[3] for leave in leaves)
 
 
 def _rejection(

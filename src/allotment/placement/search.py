@@ -30,7 +30,7 @@ from allotment.placement.booking import seen
 from allotment.placement.constraints import may_join, unsuited
 from allotment.placement.explain import DeadEnd
 from allotment.placement.judge import in_each_mode, is_selected, judge, overflow
-from allotment.placement.ordering import DeviceChain, device_key, set_key
+from allotment.placement.ordering import DeviceChain, device_key, models, set_key
 from allotment.placement.selections import Candidate, CutSite, Effort, Site, selections, slice_sets
 from allotment.placement.views import View, described_device, handed_on, slices_of
 
@@ -299,7 +299,7 @@ class Search:
         }
         fitting.sort(key=lambda each: keys[each.uuid])
         links = self._view.hardware.inventory.links
-        if chain.wants_near(request):
+        if request.count > 1 and (chain.wants_near or len(models(fitting)) > 1):
             near = Effort(_MOST_COMPARED)
             sets = selections(fitting, request, host_budget=host_left, effort=near, links=links)
             yield from sorted(sets, key=lambda chosen: set_key(chosen, request, chain, links))
