@@ -137,6 +137,9 @@ class PlacedContainer:
     anti_affinity: str = ""
     exclusion: str | None = None
     may_oversubscribe: bool = False
+    floor: int = 0
+    """Basis points of each device's time that are not guaranteed to others, for this container and
+    all like it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

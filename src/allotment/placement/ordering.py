@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby, islice
 from types import MappingProxyType
 
+from allotment.model.compute import DEFAULT_FLOOR
+from allotment.model.modes import SOFT
 from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
 from allotment.model.requests import Constraints, DeviceWeights, Request
 from allotment.placement.constraints import Links, link_score
@@ -125,17 +127,19 @@ def choose(
 ) -> Placement | Judgement:
     """Choose `request.count` distinct devices, of one model if possible, the fullest first.
 
-    Devices that need host memory come last; room booked for the same pod comes first. Ties go to
+    Devices that need host memory come last; room booked for the same pod comes first. A request
+    without compute takes a device whose time is all guaranteed only if there is no other. Ties go to
     the lower index, then the lower UUID, so results repeat. Devices of a placement are in index
     order, like the driver's. `links`: NVLink scores, for requests with that constraint.
     """
     verdicts = [judge(state, request) for state in states]
     fitting = [
         Candidate(verdict, overflow(verdict.state, verdict.need_bytes))
-        for verdict in sorted(verdicts, key=_leaves)
+        for verdict in sorted(verdicts, key=lambda verdict: _leaves(verdict, request))
         if verdict.fits
     ]
-    chosen = min(_first_sets(fitting, request, links), key=_set_leaves, default=None)
+    sets = _first_sets(fitting, request, links)
+    chosen = min(sets, key=lambda each: _set_leaves(each, request), default=None)
     if chosen is None:
         return _rejection(request, verdicts, fitting)
     ordered = sorted((each.verdict for each in chosen), key=_order)
@@ -162,11 +166,11 @@ def _model(each: Candidate) -> str:
     return each.verdict.state.device.name
 
 
-def _set_leaves(chosen: Sequence[Candidate]) -> tuple[int, int, int, int, int]:
+def _set_leaves(chosen: Sequence[Candidate], request: Request) -> tuple[int, ...]:
     """Key like `_leaves`, for sets: fewer models come before tighter fits."""
-    leaves = [_leaves(each.verdict) for each in chosen]
-    more, new, left = (sum(leave[place] for leave in leaves) for place in range(3))
-    return more, new, len(models(chosen)), left, min(leave[3] for leave in leaves)
+    leaves = [_leaves(each.verdict, request) for each in chosen]
+    more, new, starved, left = (sum(leave[place] for leave in leaves) for place in range(4))
+    return more, new, starved, len(models(chosen)), left, min(leave[4] for leave in leaves)
 
 
 def _rejection(
@@ -230,10 +234,20 @@ def follow(
     return Placement(request, tuple(placed))
 
 
-def _leaves(verdict: Verdict) -> tuple[int, int, int, int, str]:
-    more = overflow(verdict.state, verdict.need_bytes)
-    new = -min(verdict.need_bytes, verdict.state.reusable_bytes)
-    return (more, new, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
+_Leaves = tuple[int, int, bool, int, int, str]
+
+
+def _leaves(verdict: Verdict, request: Request) -> _Leaves:
+    state = verdict.state
+    more = overflow(state, verdict.need_bytes)
+    new = -min(verdict.need_bytes, state.reusable_bytes)
+    # Other shares may use all of its time.
+    is_starved = (
+        request.mode == SOFT
+        and not request.asks_compute
+        and state.unguaranteed < DEFAULT_FLOOR
+    )
+    return (more, new, is_starved, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
 
 
 def _order(verdict: Verdict) -> tuple[int, str]:

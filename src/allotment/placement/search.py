@@ -22,7 +22,7 @@ from allotment.model.clusters import (
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace, MigProfile
-from allotment.model.modes import MIG
+from allotment.model.modes import MIG, SOFT
 from allotment.model.placements import Judgement, Verdict
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Request
@@ -391,4 +391,5 @@ def _container(
         exclusion=constraints.exclusion,
         # A slice's memory is fixed hardware.
         may_oversubscribe=request.may_oversubscribe and request.mode != MIG,
+        floor=request.floor if request.mode == SOFT else 0,
     )

@@ -165,6 +165,18 @@ def test_guarantees_are_given_out_once() -> None:
     ]
 
 
+def test_a_device_without_time_left_is_the_last_choice_of_a_share_without_compute() -> None:
+    tight = DeviceState(device(0), 60 * GI, guaranteed=9600)
+    assert placed(choose([tight, DeviceState(device(1))], request("1Gi"))) == [1]
+    assert placed(choose([tight], request("1Gi"))) == [0]
+    just = replace(tight, guaranteed=9500)
+    assert placed(choose([just, DeviceState(device(1))], request("1Gi"))) == [0]
+    for asked in ("0:100", "4"):
+        wanted = request("1Gi", compute=asked)
+        assert placed(choose([tight, DeviceState(device(1))], wanted)) == [0]
+    assert placed(choose([tight, DeviceState(device(1))], replace(request("1Gi"), mode=MPS))) == [0]
+
+
 def test_a_device_has_so_many_shares_and_no_more() -> None:
     crowded = DeviceState(device(0), shares=MAX_SHARES)
     assert placed(choose([crowded, DeviceState(device(1))], request("1Gi"))) == [1]

@@ -227,7 +227,7 @@ def _repeats(arrays: Arrays, rows: IntArray, serving: BoolArray) -> BoolArray:
     choice.
     """
     number = arrays.free[rows].astype(np.int64)
-    for array in (arrays.free_memory, arrays.memory, arrays.model, arrays.modes):
+    for array in (arrays.unguaranteed, arrays.free_memory, arrays.memory, arrays.model, arrays.modes):
         number = number * _MIXER + array[rows].astype(np.int64)
     alike = (number[:, :, None] == number[:, None, :]) & serving[:, None, :]
     columns = np.arange(serving.shape[1])
