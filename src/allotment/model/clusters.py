@@ -78,7 +78,8 @@ class NodeInventory:
     """Bytes that may be promised beyond device memory, backed by host memory."""
     links: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
-    `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60)."""
+    `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60), and 100 for each NVLink through
+    NVSwitches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,18 @@ class Arrays:
     def links(self, row: int) -> LinkArray | None:
         return self._links.get(row)
 
+    def room_keys(self, row: int) -> list[tuple[float, ...]]:
+        """A key of each device of a row: devices with equal keys have the same model and room."""
+        arrays = (
+            self.free,
+            self.unguaranteed,
+            self.free_memory,
+            self.memory,
+            self.model,
+            self.modes,
+        )
+        return list(zip(*(array[row].tolist() for array in arrays), strict=True))
+
     def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
         """True for devices with room for one part of this request, by row and column."""
         if kind.mode == MIG:
