@@ -24,6 +24,7 @@ from mig_node import SMALL, SOFT, Node, asking, at, by_hand, tell
 from allotment.agent.resources import plan
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_fault, set_mig_fault
 from allotment.devices.mig_machine import LOOK_S, MigMachine
+from allotment.devices.topology import DeviceLinks
 from allotment.devices.watching import Look, NvmlSession
 from allotment.model.pods import ContainerKind
 from allotment.model.shares import ShareId
@@ -512,7 +513,8 @@ def test_no_gpu_is_reset_under_another_that_nvlink_joins(tmp_path: Path, native_
     assert native_dir.is_dir()
     rules = "[{match: {index: [0]}, modes: [mig], mig: {reset: true}}, {mode: soft}]"
     node = Node(tmp_path, rules, "a100-40gb:2")
-    node.state.links = {frozenset(node.uuids): 1200}
+    one, other = node.uuids
+    node.state.links = DeviceLinks(peers={one: frozenset({other}), other: frozenset({one})})
 
     async def story() -> None:
         soft = node.admit("1", replace(asking(), memory=4), annotations=SOFT)

@@ -11,6 +11,7 @@ import pytest
 from mig_node import SMALL, UNKNOWN, Node, asking, at, by_hand, has_told, removing, tell, told
 
 from allotment.devices.faults import MigCall, MigFault, clear_faults, set_fault, set_mig_fault
+from allotment.devices.topology import DeviceLinks
 
 
 @pytest.fixture
@@ -163,7 +164,8 @@ def test_who_lost_a_slice_keeps_joined_gpus_from_a_reset_and_is_told_so(
 ) -> None:
     assert native_dir.is_dir()
     node = Node(tmp_path, "[{mode: mig, mig: {reset: true}}]", "a100-40gb:2")
-    node.state.links = {frozenset(node.uuids): 1200}
+    one, other = node.uuids
+    node.state.links = DeviceLinks(peers={one: frozenset({other}), other: frozenset({one})})
     small = {"allotment.dev/mig-profile": "1g.5gb"}
 
     async def story() -> None:

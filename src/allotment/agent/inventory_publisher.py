@@ -92,7 +92,9 @@ def build_inventory(
         )
 
     uuids = {each.uuid for each in devices}
-    pairs = {tuple(sorted(pair)): points for pair, points in state.links.items() if pair <= uuids}
+    pairs = {
+        tuple(sorted(pair)): points for pair, points in state.links.scores.items() if pair <= uuids
+    }
     return NodeInventory(
         name="",
         devices=tuple(map(described, devices)),

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from allotment.agent.config.schema import Config
 from allotment.agent.mig.state import CutGpu
-from allotment.agent.plugin.preferred import Links
 from allotment.agent.resources import Offer
+from allotment.devices.topology import DeviceLinks
 from allotment.kube.nodes import NodeFields
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
@@ -35,7 +35,7 @@ class NodeState:
     """Every GPU that has answered and its MIG devices; unhealthy ones are included."""
     unusable: Mapping[str, str] = field(default_factory=dict)
     """Why a device takes no new share. It is still offered after one missed answer."""
-    links: Links = field(default_factory=dict)
+    links: DeviceLinks = field(default_factory=DeviceLinks)
     """How well GPUs are linked, by the agent's own loop."""
     cordoned: Collection[str] = frozenset()
     """Devices that take no new share, by `InventoryPublisher`."""

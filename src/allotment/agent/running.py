@@ -49,7 +49,7 @@ from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
 from allotment.devices.facts import FactReader
 from allotment.devices.simulated import machine_path, parse_spec
-from allotment.devices.topology import read_pair_scores
+from allotment.devices.topology import read_links
 from allotment.kube.clients import Api, connect
 from allotment.kube.events import Events
 from allotment.kube.nodes import NodePods, OwnNode
@@ -264,7 +264,7 @@ class _Agent:
                 allocate=self._answers.allocate,
                 pre_start=self._tenants.pre_start,
                 reports=self._reports,
-                links=lambda: state.links,
+                links=lambda: state.links.scores,
                 policy=self._policy,
             ),
             checkpoint=checkpoint,
@@ -381,7 +381,7 @@ class _Agent:
             read = uuids
             with contextlib.suppress(NoDevicesError):  # allocation works without links
                 self._state.links = await asyncio.to_thread(
-                    read_pair_scores, usable, machine=self._machine
+                    read_links, usable, machine=self._machine
                 )
                 self._state.changed.notify()
 

@@ -18,6 +18,7 @@ from allotment.cli.documents import print_document
 from allotment.cli.options import installed, output_option, usual_kubeconfig
 from allotment.cli.scheduler_options import preferred_modes, systems
 from allotment.cli.tables import Column, print_table, short_uuid
+from allotment.model.compute import DEFAULT_FLOOR, WHOLE
 from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
 from allotment.model.modes import SOFT
@@ -82,6 +83,13 @@ def command() -> None:
     help="The scheduler's --modes, for pods that name none.",
 )
 @click.option(
+    "--compute-floor",
+    metavar="PERCENT",
+    type=click.IntRange(0, 100),
+    default=100 * DEFAULT_FLOOR // WHOLE,
+    help="The scheduler's --compute-floor.",
+)
+@click.option(
     "--dialects",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The scheduler's --dialects, to read pods of other systems.",
@@ -103,6 +111,7 @@ def pod(
     policies: str,
     gpu_policies: str,
     modes: str,
+    compute_floor: int,
     dialects: Path | None,
     take_over: str,
     output: str,
@@ -144,7 +153,11 @@ def pod(
         systems=systems(take_over),
     )
     explanation = explained(
-        evidence, policies=node_policies, device_policies=device_policies, modes=default_modes
+        evidence,
+        policies=node_policies,
+        device_policies=device_policies,
+        modes=default_modes,
+        compute_floor=compute_floor * WHOLE // 100,
     )
     for line in _left_out(evidence.problems):
         click.echo(line, err=True)

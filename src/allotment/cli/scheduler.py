@@ -8,6 +8,7 @@ import click
 
 from allotment.cli.options import kubeconfig_option, log_options
 from allotment.cli.scheduler_options import LEASE, WEBHOOK, SchedulerOptions, namespaced
+from allotment.model.compute import DEFAULT_FLOOR, WHOLE
 from allotment.model.modes import SOFT
 
 _LISTEN = "127.0.0.1:9447"
@@ -58,6 +59,14 @@ _LISTEN = "127.0.0.1:9447"
     default=SOFT,
     help="Modes for pods that name none, in order of preference. The first mode that fits and can"
     " satisfy the request is used. strongest is mig,soft,mps.",
+)
+@click.option(
+    "--compute-floor",
+    metavar="PERCENT",
+    type=click.IntRange(0, 100),
+    default=100 * DEFAULT_FLOOR // WHOLE,
+    help="Percent of a GPU's compute that is not guaranteed to other pods while a pod without a"
+    " compute request is on it. Such a pod waits for a GPU with so much left. 0: none.",
 )
 @click.option(
     "--candidates",

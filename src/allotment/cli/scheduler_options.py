@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allotment.cli.options import installed
+from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class SchedulerOptions:
     policies: str
     gpu_policies: str
     modes: str
+    compute_floor: int
     candidates: int
     webhook_listen: str
     webhook_service: str
@@ -95,6 +97,7 @@ class SchedulerOptions:
             node_policies=_chain("--policy", self.policies),
             device_policies=_chain("--gpu-policy", self.gpu_policies),
             modes=preferred_modes(self.modes),
+            compute_floor=self.compute_floor * WHOLE // 100,
             take_over=systems(self.take_over),
             identity=self.identity or os.uname().nodename,
             log_format=self.log_format,

@@ -2,15 +2,18 @@
 """Proximity of a machine's GPUs, in the points of NVIDIA's plugin.
 
 A pair has points for its meeting place in the PCIe tree (10 across processors to 60 on one board),
-and 100 for every NVLink (go-gpuallocator's besteffort_policy.go). It is read once. Each GPU has its
-own thread; late answers count as no links.
+and 100 for every NVLink (go-gpuallocator's besteffort_policy.go). Links to NVSwitches count too:
+each two GPUs of a board have the smaller number of theirs. All is read once. Each GPU has its own
+thread; late answers count as no links.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -22,6 +25,17 @@ from allotment.model.devices import Device
 PairScores = Mapping[frozenset[str], int]
 """Points by pair of UUIDs; more is nearer. Unknown pairs are absent."""
 
+
+@dataclass(frozen=True, slots=True)
+class DeviceLinks:
+    """How a machine's GPUs are linked."""
+
+    scores: PairScores = field(default_factory=dict)
+    peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The GPUs that NVLink joins to each one without a switch, by UUID: they reset together.
+    Behind NVSwitches a GPU with MIG resets alone (nvidia-smi's manual, `--gpu-reset`)."""
+
+
 # NVML_TOPOLOGY_INTERNAL, SINGLE, MULTIPLE, HOSTBRIDGE, NODE, SYSTEM.
 _LEVELS: Final[Mapping[int, int]] = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 _PER_NVLINK: Final = 100
@@ -29,9 +43,9 @@ _PER_NVLINK: Final = 100
 _PATIENCE_S: Final = 1.0
 
 
-def read_pair_scores(
+def read_links(
     devices: Sequence[Device], *, machine: Path | None = None, patience_s: float = _PATIENCE_S
-) -> PairScores:
+) -> DeviceLinks:
     """Query NVML about all pairs of `devices`; blocks for `patience_s` at most twice.
 
     `machine` is their simulated machine. Leave out devices that do not answer. Call it while an
@@ -42,17 +56,7 @@ def read_pair_scores(
         reader.ask(devices, reader.handle)
         answering = [device for device in devices if device.uuid in reader.handles]
         reader.ask(answering, reader.links)
-    return reader.scores(answering)
-
-
-def nvlink_peers(scores: PairScores) -> Mapping[str, frozenset[str]]:
-    """The GPUs joined by NVLink to each one, by UUID: they reset together."""
-    joined: dict[str, set[str]] = {}
-    for pair, points in scores.items():
-        if points >= _PER_NVLINK:
-            for uuid in pair:
-                joined.setdefault(uuid, set()).update(pair - {uuid})
-    return {uuid: frozenset(peers) for uuid, peers in joined.items()}
+    return reader.answer(answering)
 
 
 class _Reader:
@@ -65,6 +69,8 @@ class _Reader:
         self._bus_ids: dict[str, str] = {}
         self._levels: dict[frozenset[str], int] = {}
         self._nvlinks: dict[str, list[str]] = {}
+        self._switched: dict[str, int] = {}
+        """Number of links to switches, by UUID."""
         self._closed = threading.Event()
 
     def ask(self, devices: Sequence[Device], question: Callable[[Device], None]) -> None:
@@ -101,31 +107,52 @@ class _Reader:
                 continue  # the other device failed; this one continues
             self._levels[frozenset((device.uuid, uuid))] = _LEVELS.get(level, 0)
         remotes: list[str] = []
+        switched = 0
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             if closed.is_set():
                 return
             try:
                 if nvml.nvmlDeviceGetNvLinkState(handle, link) != nvml.NVML_FEATURE_ENABLED:
                     continue
-                remotes.append(_bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+                if _leads_to_switch(nvml, handle, link):
+                    switched += 1
+                else:
+                    remotes.append(_bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
             except nvml.NVMLError:
                 continue  # no such link on this model, or one that is down
         self._nvlinks[device.uuid] = remotes
+        self._switched[device.uuid] = switched
 
-    def scores(self, devices: Sequence[Device]) -> PairScores:
+    def answer(self, devices: Sequence[Device]) -> DeviceLinks:
         """The sums. An NVLink counts if either end reports it."""
         scores = dict(self._levels)
-        for index, one in enumerate(devices):
-            for other in devices[index + 1 :]:
-                links = max(self._count(one, other), self._count(other, one))
-                if links:
-                    pair = frozenset((one.uuid, other.uuid))
-                    scores[pair] = scores.get(pair, 0) + _PER_NVLINK * links
-        return scores
+        peers: dict[str, frozenset[str]] = {}
+        for one, other in combinations(devices, 2):
+            direct = max(self._count(one, other), self._count(other, one))
+            if direct:
+                for uuid, peer in ((one.uuid, other.uuid), (other.uuid, one.uuid)):
+                    peers[uuid] = peers.get(uuid, frozenset()) | {peer}
+            if links := direct + self._through_switches(one, other):
+                pair = frozenset((one.uuid, other.uuid))
+                scores[pair] = scores.get(pair, 0) + _PER_NVLINK * links
+        return DeviceLinks(scores, peers)
 
     def _count(self, one: Device, other: Device) -> int:
-        # Links to a switch belong to no pair and do not count, as in NVIDIA's plugin.
         return self._nvlinks.get(one.uuid, []).count(self._bus_ids[other.uuid])
+
+    def _through_switches(self, one: Device, other: Device) -> int:
+        """The links by which both reach each other, at the same time as no other pair."""
+        if one.name != other.name:
+            return 0  # not of one board
+        return min(self._switched.get(each.uuid, 0) for each in (one, other))
+
+
+def _leads_to_switch(nvml: ModuleType, handle: Any, link: int) -> bool:  # noqa: ANN401 - no types
+    try:
+        kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    except nvml.NVMLError:
+        return False  # drivers before 470 do not report it
+    return bool(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
 
 
 def _bus_id(pci: Any) -> str:  # noqa: ANN401 - nvidia-ml-py has no types

@@ -78,7 +78,8 @@ class NodeInventory:
     """Bytes that may be promised beyond device memory, backed by host memory."""
     links: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Proximity of two devices, by UUIDs in text order: the score of k8s-device-plugin's
-    `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60)."""
+    `GetPreferredAllocation` (100 for each NVLink, PCIe 10 to 60), and 100 for each NVLink through
+    NVSwitches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,9 @@ class PlacedContainer:
     anti_affinity: str = ""
     exclusion: str | None = None
     may_oversubscribe: bool = False
+    floor: int = 0
+    """Basis points of each device's time that are not guaranteed to others, for this container and
+    all like it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

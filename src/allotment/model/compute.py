@@ -17,6 +17,8 @@ from allotment.model.formats import format_percent
 WHOLE = 10_000
 """A whole device, in basis points."""
 DEFAULT_WEIGHT = 100
+DEFAULT_FLOOR = 500
+"""Basis points of a device's time that no guarantee takes from shares without a compute request."""
 MAX_WEIGHT = 10_000
 
 _MAX_TEXT = 24  # longer than any two percentages

@@ -30,6 +30,8 @@ class DeviceState:
     """Bytes that may be promised beyond the device's memory, backed by host memory."""
     guaranteed: int = 0
     """Sum of the guarantees of its shares, in basis points of the device's time."""
+    floor: int = 0
+    """Basis points of its time that its shares without a compute request keep from guarantees."""
     shares: int = 0
     """Number of its shares."""
     mode: str = ""
@@ -62,9 +64,14 @@ class DeviceState:
     """Why `modes` lacks mig for a time; empty: no such reason."""
 
     @property
+    def unguaranteed(self) -> int:
+        """Time that is not guaranteed, in basis points; never negative."""
+        return max(0, self.guaranteeable - self.guaranteed)
+
+    @property
     def free_guarantee(self) -> int:
         """Time left to guarantee, in basis points; never negative."""
-        return max(0, self.guaranteeable - self.guaranteed)
+        return max(0, self.unguaranteed - self.floor)
 
 
 @dataclass(frozen=True, slots=True)

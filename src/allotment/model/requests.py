@@ -71,6 +71,9 @@ class Request:
     selectors: tuple[str, ...] = field(default=())
     """UUIDs (or prefixes) and model names; a device has to match one. Empty: any device."""
     compute: Compute = field(default=Compute())
+    floor: int = 0
+    """For a request without compute, in mode `soft`: basis points of a device's time that must not
+    be guaranteed to others. All such shares of a device use them together."""
     may_oversubscribe: bool = False
     """Its memory may live on the host: the device may be promised beyond its memory."""
     mode: str = SOFT
@@ -85,6 +88,10 @@ class Request:
     only listed profiles may be cut, and `mig_profile` must be one of them."""
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
+
+    @property
+    def asks_compute(self) -> bool:
+        return self.compute.is_governed or self.compute.guarantee > 0
 
     @property
     def modes(self) -> tuple[str, ...]:

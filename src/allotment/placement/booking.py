@@ -48,6 +48,8 @@ class Load:
     affinities: dict[str, int] = field(default_factory=dict)
     anti_affinities: dict[str, int] = field(default_factory=dict)
     exclusions: dict[str, int] = field(default_factory=dict)
+    floors: dict[int, int] = field(default_factory=dict)
+    """Number of shares by floor."""
     slices: dict[MigPlace, int] = field(default_factory=dict)
     """Slices of pods. A count above 1 at one place means an invalid placement."""
 
@@ -61,6 +63,7 @@ class Load:
             dict(self.affinities),
             dict(self.anti_affinities),
             dict(self.exclusions),
+            dict(self.floors),
             dict(self.slices),
         )
 
@@ -78,6 +81,8 @@ class Load:
                 _count(self.affinities, share.affinity, sign)
             if share.anti_affinity:
                 _count(self.anti_affinities, share.anti_affinity, sign)
+            if share.floor:
+                _count(self.floors, share.floor, sign)
         for place in there.slices:
             _count(self.slices, place, sign)
 
@@ -86,6 +91,11 @@ class Load:
         """Mode of its shares; empty: no shares, or unknown."""
         others = [mode for mode in self.modes if mode not in {SOFT, ""}]
         return min(others) if others else SOFT if SOFT in self.modes else ""
+
+    @property
+    def floor(self) -> int:
+        """Basis points of its time that are kept from guarantees."""
+        return max(self.floors, default=0)
 
     def on_host(self, capacity: int) -> int:
         """Host memory that backs promises beyond the device's memory."""

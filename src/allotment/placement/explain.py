@@ -26,6 +26,7 @@ from allotment.placement.constraints import (
     OF_SAME_ANTI_AFFINITY,
 )
 from allotment.placement.judge import (
+    ALL_GUARANTEED,
     MIG_IS_OFF,
     MIG_IS_ON,
     NO_PROFILE,
@@ -61,6 +62,8 @@ class Reason(StrEnum):
     """Other users occupy the slots for such slices."""
     GPU_MEMORY = "gpu-memory"
     GPU_COMPUTE = "gpu-compute"
+    COMPUTE_FLOOR = "compute-floor"
+    """Too little compute that is not guaranteed, for a request without compute."""
     HOST_MEMORY = "host-memory"
     SHARES = "shares"
     COMPANY = "company"
@@ -147,6 +150,10 @@ _PHRASES: Mapping[str, tuple[Reason, str]] = MappingProxyType(
         NO_SLOTS: (Reason.MIG_ROOM, "no room for one"),
         TOO_LITTLE_MEMORY: (Reason.GPU_MEMORY, f"at most {_HAVE} on a GPU"),
         TOO_LITTLE_COMPUTE: (Reason.GPU_COMPUTE, f"at most {_HAVE} of compute on a GPU"),
+        ALL_GUARANTEED: (
+            Reason.COMPUTE_FLOOR,
+            f"at most {_HAVE} of a GPU's compute that is not guaranteed to others",
+        ),
     }
 )
 """By reason of `judge`; the most telling one about a node comes last."""
@@ -159,6 +166,7 @@ _FORMATS: Mapping[str, Callable[[int], str]] = MappingProxyType(
         Reason.GPU_MEMORY: format_bytes,
         Reason.HOST_MEMORY: format_bytes,
         Reason.GPU_COMPUTE: lambda have: f"{format_percent(have)} %",
+        Reason.COMPUTE_FLOOR: lambda have: f"{format_percent(have)} %",
         Reason.TOO_FEW_GPUS: lambda have: format_count(have, "GPU"),
     }
 )
@@ -299,6 +307,8 @@ def _nearest(verdicts: Sequence[Verdict]) -> tuple[str, int]:
         return reason, max(verdict.have_bytes for verdict in alike)
     if reason == TOO_LITTLE_COMPUTE:
         return reason, max(verdict.have_guarantee for verdict in alike)
+    if reason == ALL_GUARANTEED:
+        return reason, max(verdict.state.unguaranteed for verdict in alike)
     return reason, 0
 
 

@@ -22,6 +22,7 @@ NOT_SERVED = "the node's configuration does not allow this mode"
 TOO_LITTLE_MEMORY = "too little memory left"
 TOO_LITTLE_HOST_MEMORY = "too little host memory left"
 TOO_LITTLE_COMPUTE = "too little compute left"
+ALL_GUARANTEED = "its compute is guaranteed to other shares"
 NO_SEAT = "the device has the most shares it can take"
 NOT_ALONE = "other shares are on it"
 TAKEN_WHOLE = "another share uses all of it"
@@ -48,6 +49,8 @@ def judge(state: DeviceState, request: Request) -> Verdict:
         reason = TOO_LITTLE_MEMORY
     elif request.compute.guarantee > state.free_guarantee:
         reason = TOO_LITTLE_COMPUTE
+    elif request.mode == SOFT and request.floor > state.unguaranteed:
+        reason = ALL_GUARANTEED
     elif _is_crowded(state, request.mode):
         reason = NO_SEAT
     return Verdict(

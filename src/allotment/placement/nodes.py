@@ -147,6 +147,7 @@ class Node:
             model=device.model,
             memory=device.memory_bytes,
             free=0 if is_whole else state.free_guarantee,
+            kept=0 if is_whole else state.unguaranteed - state.free_guarantee,
             free_memory=0 if is_whole else memory_room(state, may_oversubscribe=False),
             shares=state.shares,
             modes=open_modes(state),

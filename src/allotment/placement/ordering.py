@@ -3,16 +3,18 @@
 
 A chain of policies decides, each among the ties of the one before. Always first: a device with the
 request's affinity tag, then the least host memory, then room already booked for a container of the
-pod that never runs at the same time.
+pod that never runs at the same time. Of several devices, one model comes next. Links break ties.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, groupby, islice
 from types import MappingProxyType
 
+from allotment.model.compute import DEFAULT_FLOOR
+from allotment.model.modes import SOFT
 from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
 from allotment.model.requests import Constraints, DeviceWeights, Request
 from allotment.placement.constraints import Links, link_score
@@ -35,71 +37,113 @@ class DeviceChain:
     policies: tuple[str, ...] = ("binpack",)
     weights: DeviceWeights | None = None
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Ranks by UUID from policies over the whole cluster, by policy. A policy neither here nor
-    built in packs."""
+    """Ranks by UUID from policies over the whole cluster, by policy; devices of equal cost have
+    equal ranks. A policy neither here nor built in packs."""
     others: Mapping[str, "DeviceChain"] = field(default_factory=dict)
     """Different chains for some modes."""
 
-    def wants_near(self, request: Request) -> bool:
-        return request.count > 1 and any(
-            name in NEAR_POLICIES and name not in self.ranks for name in self.policies
-        )
+    @property
+    def wants_near(self) -> bool:
+        return any(name in NEAR_POLICIES and name not in self.ranks for name in self.policies)
+
+
+class Proximity:
+    """How sets of candidates are linked, and what they leave."""
+
+    def __init__(self, candidates: Sequence[Candidate], links: Links) -> None:
+        self._links = links
+        idle = [each.uuid for each in candidates if not each.verdict.state.shares]
+        self._idle = frozenset(idle)
+        self._to_idle = {
+            each.uuid: sum(link_score(links, each.uuid, uuid) for uuid in idle)
+            for each in candidates
+        }
+
+    def key(self, chosen: Sequence[Candidate]) -> Key:
+        """Lower for better links within the set, then for worse links to other idle devices."""
+        uuids = [each.uuid for each in chosen]
+        within = 0
+        cut = sum(self._to_idle[uuid] for uuid in uuids)
+        for one, other in combinations(uuids, 2):
+            score = link_score(self._links, one, other)
+            within += score
+            cut -= score * ((one in self._idle) + (other in self._idle))
+        return -within, cut
 
 
 def device_key(
-    each: Candidate, request: Request, chain: DeviceChain, *, others: Sequence[Candidate]
+    each: Candidate,
+    request: Request,
+    chain: DeviceChain,
+    *,
+    others: Sequence[Candidate],
+    proximity: Proximity | None = None,
 ) -> Key:
     state = each.verdict.state
     tag = request.constraints.affinity
+    near = proximity.key([each]) if proximity else ()
     return (
         bool(tag) and tag not in state.affinities,
         each.on_host,
         -min(each.verdict.need_bytes, state.reusable_bytes),
-        *(_by(name, each.verdict, chain, others) for name in chain.policies),
+        *(_of_device(name, each, chain, others, near) for name in chain.policies),
+        *near,
         state.device.index,
     )
 
 
-def set_key(chosen: Sequence[Candidate], request: Request, chain: DeviceChain, links: Links) -> Key:
+def set_key(
+    chosen: Sequence[Candidate],
+    request: Request,
+    chain: DeviceChain,
+    *,
+    proximity: Proximity | None = None,
+) -> Key:
     tag = request.constraints.affinity
     states = [each.verdict.state for each in chosen]
+    near = proximity.key(chosen) if proximity else ()
     return (
         sum(bool(tag) and tag not in state.affinities for state in states),
         sum(each.on_host for each in chosen),
         -sum(min(each.verdict.need_bytes, each.verdict.state.reusable_bytes) for each in chosen),
-        *(_of_set(name, chosen, states, chain, links) for name in chain.policies),
+        len(models(chosen)),
+        *(_of_set(name, chosen, chain, near) for name in chain.policies),
+        *near,
     )
 
 
-def _of_set(
-    name: str,
-    chosen: Sequence[Candidate],
-    states: Sequence[DeviceState],
-    chain: DeviceChain,
-    links: Links,
-) -> float:
+def models(candidates: Iterable[Candidate]) -> frozenset[str]:
+    return frozenset(map(_model, candidates))
+
+
+def _of_set(name: str, chosen: Sequence[Candidate], chain: DeviceChain, near: Key) -> float:
     if name not in chain.ranks and name == "numa":
         # Devices with unknown NUMA node count as one node each, as in the policy over arrays.
-        nodes = [state.device.numa_node for state in states]
+        nodes = [each.verdict.state.device.numa_node for each in chosen]
         return len({node for node in nodes if node is not None}) + nodes.count(None)
     if name not in chain.ranks and name == "topology":
-        pairs = combinations([state.device.uuid for state in states], 2)
-        return -sum(link_score(links, one, other) for one, other in pairs)
-    return sum(_by(name, each.verdict, chain, chosen) for each in chosen)
+        return near[0] if near else 0
+    return sum(_by(name, each.verdict, chain) for each in chosen)
 
 
-def _by(name: str, verdict: Verdict, chain: DeviceChain, others: Sequence[Candidate]) -> float:
-    state = verdict.state
+def _of_device(
+    name: str, each: Candidate, chain: DeviceChain, others: Sequence[Candidate], near: Key
+) -> float:
+    if name not in chain.ranks and name == "numa":
+        # Prefer the NUMA node with the fewest fitting devices.
+        node = each.verdict.state.device.numa_node
+        return sum(other.verdict.state.device.numa_node == node for other in others)
+    if name not in chain.ranks and name == "topology":
+        return near[1] if near else 0
+    return _by(name, each.verdict, chain)
+
+
+def _by(name: str, verdict: Verdict, chain: DeviceChain) -> float:
     ranks = chain.ranks.get(name)
     if ranks is not None:
-        return ranks.get(state.device.uuid, len(ranks))
-    if name == "spread":
-        return _use(verdict, chain.weights or _PLAIN)
-    if name in NEAR_POLICIES:
-        # For one device: prefer the NUMA node with the fewest fitting devices.
-        node = state.device.numa_node
-        return sum(other.verdict.state.device.numa_node == node for other in others)
-    return -_use(verdict, chain.weights or _PLAIN)
+        return ranks.get(verdict.state.device.uuid, len(ranks))
+    use = _use(verdict, chain.weights or _PLAIN)
+    return use if name == "spread" else -use
 
 
 def _use(verdict: Verdict, weights: DeviceWeights) -> float:
@@ -119,27 +163,53 @@ NO_LINKS: Links = MappingProxyType({})
 def choose(
     states: Iterable[DeviceState], request: Request, *, links: Links = NO_LINKS
 ) -> Placement | Judgement:
-    """Choose `request.count` distinct devices, the fullest first.
+    """Choose `request.count` distinct devices, of one model if possible, the fullest first.
 
-    Devices that need host memory come last; room booked for the same pod comes first. Ties go to
-    the lower index, then the lower UUID, so results repeat. Devices of a placement are in index
+    Devices that need host memory come last; room booked for the same pod comes first. A request
+    without compute takes a device whose time is all guaranteed only if there is no other. Ties go
+    to the lower index, then the lower UUID, so results repeat. Devices of a placement are in index
     order, like the driver's. `links`: NVLink scores, for requests with that constraint.
     """
     verdicts = [judge(state, request) for state in states]
     fitting = [
         Candidate(verdict, overflow(verdict.state, verdict.need_bytes))
-        for verdict in sorted(verdicts, key=_leaves)
+        for verdict in sorted(verdicts, key=lambda verdict: _leaves(verdict, request))
         if verdict.fits
     ]
-    budget = max((each.verdict.state.host_budget_bytes for each in fitting), default=0)
-    # Unbounded: these are the devices of one machine, and `links` leave few sets.
-    effort = Effort(left=sys.maxsize)
-    sets = selections(fitting, request, host_budget=budget, effort=effort, links=links)
-    chosen = next(sets, None)
+    sets = _first_sets(fitting, request, links)
+    chosen = min(sets, key=lambda each: _set_leaves(each, request), default=None)
     if chosen is None:
         return _rejection(request, verdicts, fitting)
     ordered = sorted((each.verdict for each in chosen), key=_order)
     return Placement(request, tuple(Placed(one.state.device, one.need_bytes) for one in ordered))
+
+
+def _first_sets(
+    fitting: Sequence[Candidate], request: Request, links: Links
+) -> Iterator[tuple[Candidate, ...]]:
+    """Yield the first set of each model's devices, then the first of all devices."""
+    budget = max((each.verdict.state.host_budget_bytes for each in fitting), default=0)
+    groups = [fitting]
+    if request.count > 1 and len(models(fitting)) > 1:
+        by_model = groupby(sorted(fitting, key=_model), key=_model)
+        groups = [*(list(alike) for _, alike in by_model), fitting]
+    for group in groups:
+        # Unbounded: these are the devices of one machine, and `links` leave few sets.
+        effort = Effort(left=sys.maxsize)
+        sets = selections(group, request, host_budget=budget, effort=effort, links=links)
+        yield from islice(sets, 1)
+
+
+def _model(each: Candidate) -> str:
+    return each.verdict.state.device.name
+
+
+def _set_leaves(chosen: Sequence[Candidate], request: Request) -> tuple[int, ...]:
+    """Key like `_leaves`, for sets: fewer models come before tighter fits."""
+    more, new, starved, left, index, _ = zip(
+        *(_leaves(each.verdict, request) for each in chosen), strict=True
+    )
+    return sum(more), sum(new), sum(starved), len(models(chosen)), sum(left), min(index)
 
 
 def _rejection(
@@ -203,10 +273,18 @@ def follow(
     return Placement(request, tuple(placed))
 
 
-def _leaves(verdict: Verdict) -> tuple[int, int, int, int, str]:
-    more = overflow(verdict.state, verdict.need_bytes)
-    new = -min(verdict.need_bytes, verdict.state.reusable_bytes)
-    return (more, new, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
+_Leaves = tuple[int, int, bool, int, int, str]
+
+
+def _leaves(verdict: Verdict, request: Request) -> _Leaves:
+    state = verdict.state
+    more = overflow(state, verdict.need_bytes)
+    new = -min(verdict.need_bytes, state.reusable_bytes)
+    # Other shares may use all of its time.
+    is_starved = (
+        request.mode == SOFT and not request.asks_compute and state.unguaranteed < DEFAULT_FLOOR
+    )
+    return (more, new, is_starved, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
 
 
 def _order(verdict: Verdict) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from allotment.model.clusters import (
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace, MigProfile
-from allotment.model.modes import MIG
+from allotment.model.modes import MIG, SOFT
 from allotment.model.placements import Judgement, Verdict
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Request
@@ -30,7 +30,7 @@ from allotment.placement.booking import seen
 from allotment.placement.constraints import may_join, unsuited
 from allotment.placement.explain import DeadEnd
 from allotment.placement.judge import in_each_mode, is_selected, judge, overflow
-from allotment.placement.ordering import DeviceChain, device_key, set_key
+from allotment.placement.ordering import DeviceChain, Proximity, device_key, models, set_key
 from allotment.placement.selections import Candidate, CutSite, Effort, Site, selections, slice_sets
 from allotment.placement.views import View, described_device, handed_on, slices_of
 
@@ -40,7 +40,10 @@ A count, not a time, so that results repeat."""
 _EFFORT_OF_A_CONTAINER = 50
 """Cost of judging all devices of a node again, in sets."""
 _MOST_COMPARED = 500
-"""Sets compared for proximity of their devices; beyond that, the best of these."""
+"""Sets compared for one container, for their models and proximity; beyond that, the best of
+these."""
+_MOST_COMPARED_IN_ALL = 2_000
+"""The same for one search; beyond that, the sets follow the order of single devices."""
 
 _ANY = described_device(NodeDevice(uuid="", model="", memory_bytes=0))
 
@@ -58,6 +61,7 @@ class Search:
         self._requests = [in_each_mode(wanted.request) for wanted, _ in self._steps]
         self._effort = effort
         self._began = effort.left
+        self._compared = Effort(_MOST_COMPARED_IN_ALL)
         self._classes: list[Hashable] | None = None
         self._hopeless: set[Hashable] = set()
         self._is_over: bool | None = None
@@ -293,19 +297,66 @@ class Search:
         ]
         if len(fitting) < request.count:
             return
+        links = self._view.hardware.inventory.links
+        proximity = Proximity(fitting, links) if links else None
         keys = {
-            each.uuid: (*device_key(each, request, chain, others=fitting), each.uuid)
+            each.uuid: (
+                *device_key(each, request, chain, others=fitting, proximity=proximity),
+                each.uuid,
+            )
             for each in fitting
         }
         fitting.sort(key=lambda each: keys[each.uuid])
-        links = self._view.hardware.inventory.links
-        if chain.wants_near(request):
-            near = Effort(_MOST_COMPARED)
-            sets = selections(fitting, request, host_budget=host_left, effort=near, links=links)
-            yield from sorted(sets, key=lambda chosen: set_key(chosen, request, chain, links))
+        is_compared = 1 < request.count < len(fitting) and (
+            bool(links) or chain.wants_near or len(models(fitting)) > 1
+        )
+        if is_compared and not self._compared.is_spent:
+            with self._compared.part(_MOST_COMPARED) as effort:
+                sets = list(
+                    selections(
+                        self._told_apart(fitting, chain),
+                        request,
+                        host_budget=host_left,
+                        effort=effort,
+                        links=links,
+                    )
+                )
+            yield from self._best_of_each(
+                sorted(
+                    sets, key=lambda chosen: set_key(chosen, request, chain, proximity=proximity)
+                ),
+                placed,
+            )
+            if not effort.is_spent:
+                return
         yield from selections(
             fitting, request, host_budget=host_left, effort=self._effort, links=links
         )
+
+    def _told_apart(self, candidates: Sequence[Candidate], chain: DeviceChain) -> list[Candidate]:
+        """The candidates; alike are only those that the choice cannot tell apart either."""
+        hardware = self._view.hardware
+        twins = hardware.twins(
+            by_numa="numa" in chain.policies, by_links=bool(hardware.inventory.links)
+        )
+        return [
+            replace(each, alike=(each.alike, twins[hardware.columns[each.uuid]]))
+            for each in candidates
+        ]
+
+    def _best_of_each(
+        self, sets: Iterable[tuple[Candidate, ...]], placed: Sequence[PlacedContainer]
+    ) -> Iterator[tuple[Candidate, ...]]:
+        """Yield only the first of the sets that leave the same options to other containers."""
+        known: set[Hashable] = set()
+        columns = self._view.hardware.columns
+        for chosen in sets:
+            likeness = frozenset(
+                Counter(self._alike(columns[each.uuid], placed) for each in chosen).items()
+            )
+            if likeness not in known:
+                known.add(likeness)
+                yield chosen
 
     def _alike(self, column: int, placed: Sequence[PlacedContainer]) -> Hashable:
         """Key under which two devices are interchangeable."""
@@ -334,11 +385,9 @@ class Search:
     def _class(self, column: int) -> Hashable:
         if self._classes is None:
             wishes = [wanted.request for wanted, _ in self._steps]
-            policies = {name for _, chain in self._steps for name in chain.policies}
             twins = self._view.hardware.twins(
-                by_numa="numa" in policies or any(wish.constraints.same_numa for wish in wishes),
-                by_links="topology" in policies
-                or any(wish.constraints.needs_nvlink for wish in wishes),
+                by_numa=any(wish.constraints.same_numa for wish in wishes),
+                by_links=any(wish.constraints.needs_nvlink for wish in wishes),
             )
             self._classes = [
                 (
@@ -391,4 +440,5 @@ def _container(
         exclusion=constraints.exclusion,
         # A slice's memory is fixed hardware.
         may_oversubscribe=request.may_oversubscribe and request.mode != MIG,
+        floor=request.floor if request.mode == SOFT else 0,
     )

@@ -145,6 +145,7 @@ class View:
             oversubscribed_bytes=load.oversubscribed,
             host_budget_bytes=left,
             guaranteed=load.guarantee,
+            floor=load.floor,
             shares=load.shares,
             mode=load.mode,
             reusable_bytes=reusable,

@@ -30,6 +30,7 @@ from allotment.model.clusters import (
     PodNeed,
     TakenPart,
 )
+from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.errors import UsageError
 from allotment.model.modes import MPS, SOFT
 from allotment.model.pods import ForeignPod, Pod
@@ -69,10 +70,11 @@ def explained(
     policies: Sequence[str] = ("fragmentation",),
     device_policies: Sequence[str] = ("fragmentation",),
     modes: Sequence[str] = (SOFT,),
+    compute_floor: int = DEFAULT_FLOOR,
 ) -> Explanation:
     """Explain a pod's node, or why it waits.
 
-    `modes`: the default modes of pods. Raises `UsageError` for an unknown policy.
+    `modes`, `compute_floor`: the scheduler's settings. Raises `UsageError` for an unknown policy.
     """
     item, live = evidence.item, evidence.cluster
     kubelet_pod = to_pod(item)  # with the containers' states
@@ -85,9 +87,8 @@ def explained(
     cluster = NominatedCluster(node_policies=policies, device_policies=device_policies)
     _fill(cluster, pod, live)
     dialects = foreign_dialects(evidence.settings)
-    need, dialect, obstacles = _need(
-        evidence, pod, dialects, need_settings(modes, evidence.settings)
-    )
+    settings = need_settings(modes, evidence.settings, floor=compute_floor)
+    need, dialect, obstacles = _need(evidence, pod, dialects, settings)
     standing = _standing(evidence, pod)
     if item.metadata.deletion_timestamp is not None:
         obstacles.append(refuse(Obstacles.DELETED, "it is being deleted"))

@@ -131,7 +131,7 @@ class Scheduler:
         self.quotas = QuotaBook(units=units_of(settings.dialects))
         self._followed_quotas = FollowedQuotas(api)
         self._quota_feed = QuotaFeed(self._followed_quotas, self.quotas)
-        needs = need_settings(settings.modes, settings.dialects)
+        needs = need_settings(settings.modes, settings.dialects, floor=settings.compute_floor)
         limits = replace(settings.book, needs=needs)
         self._book = Book(cluster, settings=limits, quotas=self.quotas)
         reports = SchedulerReports(self.metrics, self._events)

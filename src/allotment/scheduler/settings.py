@@ -18,6 +18,7 @@ from allotment.dialects.foreign.settings import (
 )
 from allotment.dialects.own.protocol import shown
 from allotment.kube.leases import LeaseTimes
+from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import SOFT
 from allotment.model.quantities import parse_memory
@@ -63,6 +64,8 @@ class SchedulerSettings:
     device_policies: tuple[str, ...] = ("fragmentation",)
     modes: tuple[str, ...] = (SOFT,)
     """Default modes of pods, the best first."""
+    compute_floor: int = DEFAULT_FLOOR
+    """Basis points of a GPU's time kept for its pods without a compute request."""
     book: BookSettings = field(default=BookSettings())
     lease: LeaseName | None = None
     """None: this replica always leads."""

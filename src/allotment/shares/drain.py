@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
 from allotment.devices.nvml import Nvml
-from allotment.devices.topology import nvlink_peers, read_pair_scores
+from allotment.devices.topology import read_links
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, UsageError
 from allotment.model.formats import format_count
@@ -303,7 +303,7 @@ class ModeChange:
         """The GPUs that NVLink connects to this one."""
         with Nvml(machine=self.machine) as source:
             devices = source.inventory().devices
-            peers = nvlink_peers(read_pair_scores(devices, machine=self.machine))
+            peers = read_links(devices, machine=self.machine).peers
         return tuple(device for device in devices if device.uuid in peers.get(self.device.uuid, ()))
 
     def _shares(self) -> _Blockers:

@@ -23,6 +23,7 @@ from allotment.agent.resources import Offer, plan
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.packing import read_machine
 from allotment.devices.simulated import machine_path
+from allotment.devices.topology import DeviceLinks
 from allotment.kube.inventories import CORDONS, DEVICES, decode
 from allotment.model.clusters import NodeDevice, NodeInventory, TakenPart
 from allotment.model.devices import Device
@@ -48,7 +49,7 @@ def offered(text: str, devices: Mapping[str, Device] = GPUS) -> Offer:
 def test_all_that_a_scheduler_needs_is_told() -> None:
     links = {frozenset(("GPU-0", "GPU-2")): 160, frozenset(("GPU-0", "GPU-9")): 60}
     inventory = build_inventory(
-        NodeState(offer=offered(SOFT), devices=GPUS, links=links),
+        NodeState(offer=offered(SOFT), devices=GPUS, links=DeviceLinks(links)),
         {"GPU-1": "XID 79"},
         taken={"GPU-0": TakenPart(GI, 1000, 1, "soft"), "GPU-9": TakenPart(GI, 0, 1, "soft")},
     )

@@ -67,6 +67,47 @@ def test_several_devices_are_distinct_and_in_index_order() -> None:
     assert placed(choose(states(0, 60, 10, 70), request("10Gi", 3))) == [1, 2, 3]
 
 
+def of_models(*rooms_gi: tuple[str, int]) -> list[DeviceState]:
+    return [
+        DeviceState(device(index, name=name, memory=room * GI))
+        for index, (name, room) in enumerate(rooms_gi)
+    ]
+
+
+T4 = "Tesla T4"
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen"),
+    [
+        ([(A100, 80), (A100, 80), (T4, 16)], [0, 1]),
+        ([(T4, 16), (A100, 80), (A100, 80)], [1, 2]),
+        ([(A100, 80), (A100, 80), (T4, 16), (T4, 16)], [2, 3]),
+        ([(A100, 80), (A100, 11), (T4, 16), (T4, 16)], [2, 3]),
+        ([(A100, 80), (T4, 16)], [0, 1]),
+        ([(A100, 80), (A100, 9), (T4, 16)], [0, 2]),
+    ],
+    ids=["t4-last", "t4-first", "tightest-pair", "tightest-sum", "only-mixed", "one-is-full"],
+)
+def test_several_devices_are_alike_if_they_can_be(
+    machine: list[tuple[str, int]], chosen: list[int]
+) -> None:
+    assert placed(choose(of_models(*machine), request("10Gi", 2))) == chosen
+
+
+def test_one_device_is_the_tightest_fit_of_any_model() -> None:
+    assert placed(choose(of_models((A100, 80), (A100, 80), (T4, 16)), request("10Gi"))) == [2]
+
+
+def test_alike_devices_do_not_cost_host_memory() -> None:
+    machine = [
+        replace(state, host_budget_bytes=90 * GI)
+        for state in of_models((A100, 80), (T4, 16), (T4, 16))
+    ]
+    machine[2] = replace(machine[2], device=device(2, name=T4, memory=40 * GI))
+    assert placed(choose(machine, oversubscribed("30Gi", 2))) == [0, 2]
+
+
 def test_a_full_gpu_takes_no_more_and_the_last_byte_can_be_had() -> None:
     assert placed(choose(states(79), request("1Gi"))) == [0]
     rejected(choose([DeviceState(device(0), 79 * GI + 1)], request("1Gi")))
@@ -122,6 +163,18 @@ def test_guarantees_are_given_out_once() -> None:
         "no room for a GPU with 1Gi and 50 % of compute: 0 of 1 GPU fits",
         f"  {device(0).uuid} ({model}): need 50 % of compute, have 30 % (70 % guaranteed)",
     ]
+
+
+def test_a_device_without_time_left_is_the_last_choice_of_a_share_without_compute() -> None:
+    tight = DeviceState(device(0), 60 * GI, guaranteed=9600)
+    assert placed(choose([tight, DeviceState(device(1))], request("1Gi"))) == [1]
+    assert placed(choose([tight], request("1Gi"))) == [0]
+    just = replace(tight, guaranteed=9500)
+    assert placed(choose([just, DeviceState(device(1))], request("1Gi"))) == [0]
+    for asked in ("0:100", "4"):
+        wanted = request("1Gi", compute=asked)
+        assert placed(choose([tight, DeviceState(device(1))], wanted)) == [0]
+    assert placed(choose([tight, DeviceState(device(1))], replace(request("1Gi"), mode=MPS))) == [0]
 
 
 def test_a_device_has_so_many_shares_and_no_more() -> None:

@@ -25,6 +25,21 @@ def test_several_devices_are_distinct_and_in_index_order() -> None:
     ]
 
 
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_several_devices_are_alike_if_they_can_be(policy: str) -> None:
+    """The other model is the fullest and the emptiest, but it is only one."""
+    full = TakenPart(memory=4, shares=1, mode=SOFT)
+    half = TakenPart(memory=2, shares=1, mode=SOFT)
+    others = (device(1, 10, taken=half), device(2, 10, taken=half))
+    chain = DeviceChain(policies=(policy,))
+    for odd in (device(0, 10, taken=full), device(0, 10)):
+        there = Node(node(replace(odd, model="A100"), *others))
+        for count, chosen in ((2, ["GPU-1", "GPU-2"]), (3, ["GPU-0", "GPU-1", "GPU-2"])):
+            decision = there.place(pod((REGULAR, request(4, count=count))), [chain])
+            assert isinstance(decision, PodBooking)
+            assert uuids(decision) == [chosen]
+
+
 def test_a_large_container_finds_its_device_though_a_small_one_likes_it_too() -> None:
     """Binpack alone would put the small one where the large one has to be."""
     there = Node(node(device(0, 10), device(1, 6)))

@@ -24,7 +24,6 @@ from allotment.agent.protocols import Reports
 from allotment.agent.resources import as_whole
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine
 from allotment.devices.models import tabled_profiles
-from allotment.devices.topology import nvlink_peers
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.mig import MigHold, MigProfile
@@ -102,7 +101,7 @@ class NodeSlices:
         return MigTerms(
             keeps={uuid: use.keep_s for uuid, use in migs.items()},
             resets=frozenset(uuid for uuid, use in migs.items() if use.may_reset),
-            peers=nvlink_peers(self._state.links),
+            peers=self._state.links.peers,
             paused=self._state.mig_paused,
             profiles=self.profiles,
         )

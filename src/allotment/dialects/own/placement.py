@@ -63,6 +63,8 @@ class _Container(msgspec.Struct, frozen=True, omit_defaults=True):
     guarantee: _Points = 0
     guarantees: Annotated[tuple[_Points, ...], Meta(max_length=256)] = ()
     """Guarantee of each device, in place of `guarantee`."""
+    floor: _Points = 0
+    """Part of each device's time that is not guaranteed to others. Only the scheduler reads it."""
     kind: str = ContainerKind.REGULAR.value
     place: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     mode: Annotated[str, Meta(max_length=64)] | None = None
@@ -222,6 +224,7 @@ def _written(container: PlacedContainer) -> _Container:
         anti_affinity=container.anti_affinity,
         exclusion=container.exclusion,
         oversubscribe=container.may_oversubscribe,
+        floor=container.floor,
     )
 
 
@@ -254,6 +257,7 @@ def _read(name: str, written: _Container) -> PlacedContainer:
         anti_affinity=written.anti_affinity,
         exclusion=written.exclusion,
         may_oversubscribe=written.oversubscribe,
+        floor=written.floor,
     )
 
 

@@ -13,6 +13,7 @@ from allotment.dialects.own.allotment import RESOURCES, AllotmentDialect, with_p
 from allotment.dialects.own.annotations import MODE, wishes_of
 from allotment.dialects.own.protocol import STRONGEST, Dialect, PodAnnotations, refusal
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
+from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.mig import MigModelGroups
 from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import Container, ContainerAsk, Pod
@@ -83,13 +84,17 @@ class NeedSettings:
     """Default modes, the best first."""
     groups: Mapping[str, tuple[MigModelGroups, ...]] = field(default_factory=dict)
     """Allowed slices, by dialect name."""
+    floor: int = DEFAULT_FLOOR
+    """Basis points of a GPU's time kept for its containers without a compute request."""
 
 
 _USUAL = NeedSettings()
 
 
-def need_settings(modes: Sequence[str], dialects: DialectSettings) -> NeedSettings:
-    return NeedSettings(tuple(modes), mig_groups_of(dialects))
+def need_settings(
+    modes: Sequence[str], dialects: DialectSettings, *, floor: int = DEFAULT_FLOOR
+) -> NeedSettings:
+    return NeedSettings(tuple(modes), mig_groups_of(dialects), floor)
 
 
 def need_of(pod: ClusterPod, settings: NeedSettings = _USUAL) -> PodNeed:
@@ -112,7 +117,16 @@ def containers_of(asks: Pod, dialect: str, settings: NeedSettings) -> tuple[Want
     """The containers' requests; `dialect`: the one translated from. Raises `UsageError`."""
     found = wanted(asks, modes=settings.modes)
     groups = settings.groups.get(dialect)
-    return tuple(_among(each, groups) for each in found) if groups else found
+    if groups:
+        found = tuple(_among(each, groups) for each in found)
+    return tuple(_with_floor(each, settings.floor) for each in found)
+
+
+def _with_floor(container: WantedContainer, floor: int) -> WantedContainer:
+    request = container.request
+    if request.asks_compute or not floor:
+        return container
+    return replace(container, request=replace(request, floor=floor))
 
 
 def _among(container: WantedContainer, groups: tuple[MigModelGroups, ...]) -> WantedContainer:

@@ -44,6 +44,8 @@ class PodShape:
     device_memory_bytes: int = 0
     device_memory_part: Fraction | None = None
     """A part of the device's memory for shares, in place of bytes."""
+    floor: int = 0
+    """Part of each device's time that must not be guaranteed to others."""
     models: frozenset[str] | None = None
     """Names of models, as reported by devices; None: any."""
     mode: str = SOFT
@@ -64,6 +66,8 @@ class DeviceRoom:
     memory: int
     """Bytes available to shares in total."""
     free: int = WHOLE
+    kept: int = 0
+    """Time that is not guaranteed, beyond `free`: for shares without a compute request."""
     free_memory: int
     shares: int = 0
     modes: frozenset[str] = frozenset({SOFT})
@@ -92,6 +96,8 @@ class Arrays:
     """It exists and has no share."""
     free: FloatArray
     """Guarantee left; 0 without a device or with an exclusive share."""
+    unguaranteed: FloatArray
+    """Time that is not guaranteed: `free`, and what shares without a compute request keep."""
     free_memory: FloatArray
     memory: FloatArray
     shares: NDArray[np.int32]
@@ -205,6 +211,18 @@ class Arrays:
     def links(self, row: int) -> LinkArray | None:
         return self._links.get(row)
 
+    def room_keys(self, row: int) -> list[tuple[float, ...]]:
+        """A key of each device of a row: devices with equal keys have the same model and room."""
+        arrays = (
+            self.free,
+            self.unguaranteed,
+            self.free_memory,
+            self.memory,
+            self.model,
+            self.modes,
+        )
+        return list(zip(*(array[row].tolist() for array in arrays), strict=True))
+
     def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
         """True for devices with room for one part of this request, by row and column."""
         if kind.mode == MIG:
@@ -212,6 +230,8 @@ class Arrays:
         fits = self._open(kind, rows)
         if kind.guarantee:
             fits &= self.free[rows] >= kind.guarantee
+        if kind.floor:
+            fits &= self.unguaranteed[rows] >= kind.floor
         if kind.device_memory_part is not None:
             fits &= self.free_memory[rows] >= self.memory_need(kind, rows)
         elif kind.device_memory_bytes:
@@ -319,6 +339,7 @@ class Arrays:
         self.usable[row, column] = bits != 0
         self.idle[row, column] = device.shares == 0
         self.free[row, column] = max(0, device.free)
+        self.unguaranteed[row, column] = max(0, device.free) + device.kept
         self.free_memory[row, column] = max(0, device.free_memory)
         self.memory[row, column] = device.memory
         self.shares[row, column] = device.shares
@@ -384,6 +405,7 @@ _BY_DEVICE: tuple[tuple[str, float, type[np.generic]], ...] = (
     ("usable", False, np.bool_),
     ("idle", False, np.bool_),
     ("free", 0, np.float64),
+    ("unguaranteed", 0, np.float64),
     ("free_memory", 0, np.float64),
     ("memory", 0, np.float64),
     ("shares", 0, np.int32),

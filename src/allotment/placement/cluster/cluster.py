@@ -229,8 +229,12 @@ class Cluster(ClusterIndex):
             row = self.arrays.row[name]
             for column in range(len(node.hardware.devices)):
                 room = node.room(column)
-                written = (self.arrays.free[row, column], self.arrays.free_memory[row, column])
-                if written != (max(0, room.free), max(0, room.free_memory)):
+                written = (
+                    self.arrays.free[row, column],
+                    self.arrays.unguaranteed[row, column],
+                    self.arrays.free_memory[row, column],
+                )
+                if written != (max(0, room.free), room.free + room.kept, max(0, room.free_memory)):
                     raise AssertionError(name, column, written, room)
                 number = int(self.arrays.cut[row, column])
                 is_open = room.layout is not None and MIG in room.modes

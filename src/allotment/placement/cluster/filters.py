@@ -86,6 +86,7 @@ class PodShapes:
             guarantee=request.compute.guarantee,
             device_memory_bytes=request.memory.size_bytes or 0,
             device_memory_part=request.memory.part,
+            floor=request.floor if request.mode == SOFT else 0,
             models=self._names(request),
             mode=request.mode,
             slice=one_slice_of(request) if request.mode == MIG else MigRequest(),
@@ -222,6 +223,7 @@ class Filter:
         if request.mode == MIG:
             return np.where(suits, arrays.slices(kind, rows), 0)
         able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
+        able &= arrays.unguaranteed[rows] >= kind.floor
         if not request.may_oversubscribe:
             able &= arrays.free_memory[rows] >= arrays.memory_need(kind, rows)
         return (able & suits).astype(np.int64)

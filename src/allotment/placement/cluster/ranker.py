@@ -47,6 +47,19 @@ _BY_THEMSELVES = frozenset({"binpack", "spread", "numa", "topology"})
 """Policies for devices that `ordering` evaluates without the arrays."""
 
 
+_BY_COST = frozenset({"fragmentation", "binpack", "spread"})
+"""Policies for which devices with equal room are a tie."""
+
+
+def _ranked(order: Sequence[int], rooms: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield each column with its rank; neighbours with equal room have the same."""
+    rank = 0
+    for at, column in enumerate(order):
+        if at and rooms[column] != rooms[order[at - 1]]:
+            rank = at
+        yield column, rank
+
+
 class ClusterIndex:
     """The nodes, in each form of lookup, and the policies that compare them."""
 
@@ -119,7 +132,8 @@ class ClusterIndex:
                 if name in _BY_THEMSELVES and (wishes.weights or len(policies) > 1):
                     continue
                 order = self.policies[name].device_order(self.arrays, kind, row)
-                ranks[name] = {devices[column].uuid: at for at, column in enumerate(order)}
+                rooms = self.arrays.room_keys(row) if name in _BY_COST else range(len(devices))
+                ranks[name] = {devices[column].uuid: rank for column, rank in _ranked(order, rooms)}
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
 

@@ -16,7 +16,7 @@ from allotment.placement.explain import (
     lacks_room,
     lacks_slices,
 )
-from allotment.placement.judge import TOO_LITTLE_COMPUTE, TOO_LITTLE_MEMORY
+from allotment.placement.judge import ALL_GUARANTEED, TOO_LITTLE_COMPUTE, TOO_LITTLE_MEMORY
 
 
 def refusals_at(
@@ -54,15 +54,18 @@ def _by_devices(
 ) -> dict[str, Refusal]:
     request = need.containers[0].request
     free, free_memory = arrays.free[rows], arrays.free_memory[rows]
-    anything = replace(shape, guarantee=0, device_memory_bytes=0, device_memory_part=None)
+    anything = replace(shape, guarantee=0, floor=0, device_memory_bytes=0, device_memory_part=None)
     is_open = arrays.serving(anything, rows)
     has_memory = free_memory >= arrays.memory_need(shape, rows)
-    lacks_compute = is_open & has_memory & (free < shape.guarantee)
+    time, lacking = free, TOO_LITTLE_COMPUTE
+    if shape.floor:
+        time, lacking = arrays.unguaranteed[rows], ALL_GUARANTEED
+    lacks_compute = is_open & has_memory & (time < max(shape.guarantee, shape.floor))
     figures = zip(
         rows.tolist(),
         arrays.gpu_there[rows].sum(axis=1).tolist(),
         arrays.serving(shape, rows).sum(axis=1).tolist(),
-        np.where(lacks_compute, free, -1).max(axis=1, initial=-1).tolist(),
+        np.where(lacks_compute, time, -1).max(axis=1, initial=-1).tolist(),
         np.where(is_open & ~has_memory, free_memory, -1).max(axis=1, initial=-1).tolist(),
         arrays.matching(shape, rows).sum(axis=1).tolist(),
         strict=True,
@@ -73,7 +76,7 @@ def _by_devices(
         if devices < shape.count:
             refusals[name] = lacks_devices(request, devices)
         elif compute >= 0:
-            refusals[name] = lacks_room(request, TOO_LITTLE_COMPUTE, int(compute), such=such)
+            refusals[name] = lacks_room(request, lacking, int(compute), such=such)
         elif memory >= 0:
             refusals[name] = lacks_room(request, TOO_LITTLE_MEMORY, int(memory), such=such)
         elif not is_of_model:

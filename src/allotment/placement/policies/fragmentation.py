@@ -227,7 +227,13 @@ def _repeats(arrays: Arrays, rows: IntArray, serving: BoolArray) -> BoolArray:
     choice.
     """
     number = arrays.free[rows].astype(np.int64)
-    for array in (arrays.free_memory, arrays.memory, arrays.model, arrays.modes):
+    for array in (
+        arrays.unguaranteed,
+        arrays.free_memory,
+        arrays.memory,
+        arrays.model,
+        arrays.modes,
+    ):
         number = number * _MIXER + array[rows].astype(np.int64)
     alike = (number[:, :, None] == number[:, None, :]) & serving[:, None, :]
     columns = np.arange(serving.shape[1])
@@ -285,13 +291,23 @@ class Fragmentation:
         return costs if rows is None else costs[rows]
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
-        """Devices of the best choice, then of the next one; then the fullest first."""
+        """Devices of the best choice, then of the next one; then the fullest first.
+
+        Devices with equal room follow each other.
+        """
         losses = self._losses(arrays, kind)
+        fullest = self._fallback.device_order(arrays, kind, row)
+        if losses is None:
+            return fullest
         in_order: dict[int, None] = {}
-        if losses is not None:
-            for choice in losses.choices(row, self._prices()):
-                in_order.update(dict.fromkeys(choice))
-        in_order.update(dict.fromkeys(self._fallback.device_order(arrays, kind, row)))
+        rooms = arrays.room_keys(row)
+        for choice in losses.choices(row, self._prices()):
+            # A choice of one device stands for all that equal it.
+            same = {rooms[column] for column in choice} if kind.count == 1 else ()
+            in_order.update(
+                (column, None) for column in fullest if column in choice or rooms[column] in same
+            )
+        in_order.update(dict.fromkeys(fullest))
         return list(in_order)
 
     def _prices(self) -> FloatArray:

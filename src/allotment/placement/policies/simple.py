@@ -122,12 +122,22 @@ class _Near(Binpack, ABC):
 
     def device_order(self, arrays: Arrays, kind: PodShape, row: int) -> list[int]:
         columns = super().device_order(arrays, kind, row)
-        chosen = _nearest(columns, kind.count, lambda some: self.distance(arrays, row, some))
+        chosen = _nearest(
+            columns,
+            kind.count,
+            lambda some: self.distance(arrays, row, some),
+            lambda some: self.cut(arrays, row, some),
+        )
         return [*chosen, *(column for column in columns if column not in chosen)]
 
     @abstractmethod
     def distance(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
         """Distance among these devices of the row, lower is nearer."""
+
+    def cut(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
+        """What other idle devices of the row lose, for sets at an equal distance."""
+        del arrays, row, columns
+        return 0.0
 
 
 class Numa(_Near):
@@ -145,7 +155,7 @@ class Numa(_Near):
 class Topology(_Near):
     """Devices with the best links between each two of them.
 
-    A pod with one device gets the one with the worst links, so that the others stay together.
+    A pod with one device gets the one with the worst links to idle ones, which stay together.
     """
 
     name = "topology"
@@ -157,26 +167,38 @@ class Topology(_Near):
         if links is None or not chosen:
             return 0.0
         if len(chosen) == 1:
-            return float(links[chosen[0]].sum()) / max(1, len(links) - 1)
+            return self.cut(arrays, row, chosen) / max(1, len(links) - 1)
         pairs = [float(links[one, other]) for one, other in combinations(chosen, 2)]
         return -sum(pairs) / len(pairs)
 
+    def cut(self, arrays: Arrays, row: int, columns: Iterable[int]) -> float:
+        """The scores of their links to other idle devices."""
+        links = arrays.links(row)
+        if links is None:
+            return 0.0
+        chosen = list(columns)
+        idle = arrays.idle[row, : len(links)] & arrays.usable[row, : len(links)]
+        idle[chosen] = False
+        return float(links[chosen][:, idle].sum())
 
-def _nearest(
-    columns: list[int], count: int, distance: Callable[[Iterable[int]], float]
-) -> tuple[int, ...]:
-    """The `count` columns nearest to each other; ties go to the first ones."""
+
+_Measure = Callable[[Iterable[int]], float]
+
+
+def _nearest(columns: list[int], count: int, distance: _Measure, cut: _Measure) -> tuple[int, ...]:
+    """The `count` columns nearest to each other; ties go to the least cut, then the first ones."""
     if count >= len(columns) or not count:
         return tuple(columns[:count])
     if comb(len(columns), count) <= _MOST_SETS:
-        return min(combinations(columns, count), key=distance)
-    starts = [_grown([start], columns, count, distance) for start in columns]
-    return tuple(min(starts, key=distance))
+        sets = list(combinations(columns, count))
+    else:
+        sets = [tuple(_grown([start], columns, count, distance)) for start in columns]
+    distances = [distance(some) for some in sets]
+    least = min(distances)
+    return min((some for some, each in zip(sets, distances, strict=True) if each == least), key=cut)
 
 
-def _grown(
-    chosen: list[int], columns: list[int], count: int, distance: Callable[[Iterable[int]], float]
-) -> list[int]:
+def _grown(chosen: list[int], columns: list[int], count: int, distance: _Measure) -> list[int]:
     """Add one column at a time, each time the nearest one."""
     while len(chosen) < count:
         others = [column for column in columns if column not in chosen]

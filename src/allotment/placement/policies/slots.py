@@ -33,6 +33,7 @@ class Room:
     """Devices, one a row, and what is left on each."""
 
     free: FloatArray
+    unguaranteed: FloatArray
     free_memory: FloatArray
     memory: FloatArray
     model: IntArray
@@ -44,6 +45,7 @@ class Room:
         """These devices of these rows: pairs, or two arrays broadcast together."""
         return cls(
             arrays.free[rows, columns],
+            arrays.unguaranteed[rows, columns],
             arrays.free_memory[rows, columns],
             arrays.memory[rows, columns],
             arrays.model[rows, columns].astype(np.int64),
@@ -53,14 +55,17 @@ class Room:
     def less(self, kind: PodShape, arrays: Arrays) -> "Room":
         if kind.mode == EXCLUSIVE:
             nothing = np.zeros_like(self.free)
-            return Room(nothing, nothing, self.memory, self.model, np.zeros_like(self.modes))
+            return Room(
+                nothing, nothing, nothing, self.memory, self.model, np.zeros_like(self.modes)
+            )
         if kind.device_memory_part is None:
             memory: FloatArray | float = float(kind.device_memory_bytes)
         else:
             memory = self.memory * float(kind.device_memory_part)
         bit = 1 << arrays.mode_names.index(kind.mode) if kind.mode in arrays.mode_names else 0
         return Room(
-            np.maximum(self.free - kind.guarantee, 0),
+            np.maximum(np.minimum(self.unguaranteed - kind.floor, self.free - kind.guarantee), 0),
+            np.maximum(self.unguaranteed - kind.guarantee, 0),
             np.maximum(self.free_memory - memory, 0),
             self.memory,
             self.model,
@@ -90,6 +95,7 @@ class Types:
         self._inverse_cpu, self._no_cpu = _inverse([float(each.cpu_milli) for each in kinds])
         self._inverse_host, self._no_host = _inverse([float(each.memory_bytes) for each in kinds])
         self._count = np.array([float(each.count) for each in kinds])
+        self._floor = np.array([float(each.floor) for each in kinds])
         self._is_several = self._count > 1
         is_whole = [_is_whole(each) or each.count > 1 for each in kinds]
         self._smooth = np.where(is_whole, 0.0, _SMOOTH)
@@ -136,6 +142,8 @@ class Types:
     def _suits(self, room: Room) -> BoolArray:
         suits: BoolArray = (room.modes[..., None] & self._bits) != 0
         suits &= self._suits_model[room.model]
+        if self._floor.any():
+            suits &= room.unguaranteed[..., None] >= self._floor
         return suits
 
     def _sizes(self) -> FloatArray:

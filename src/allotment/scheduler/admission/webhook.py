@@ -7,7 +7,7 @@ safe. Rules beyond creation are enforced by the API server (`rules`).
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -27,8 +27,10 @@ from allotment.dialects.foreign.translate import (
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
 from allotment.dialects.own.placement import PLACEMENT
-from allotment.model.clusters import PodNeed
+from allotment.dialects.own.protocol import shown
+from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
+from allotment.model.modes import SOFT
 from allotment.model.pods import ForeignPod, PodUid
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
@@ -183,6 +185,7 @@ class PodWebhook:
             self._check_quota(need, dialect)
             change = replace(change, scheduler=self._scheduler_of(pod))
             warnings += self._told(pod, change)
+            warnings += _without_compute(pod, wanted)
         return ReviewAnswer(steps=tuple(draft.steps(change)), warnings=tuple(warnings))
 
     def _check_work(self, pod: ForeignPod) -> None:
@@ -341,6 +344,23 @@ class PodWebhook:
             ],
         }
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
+
+
+def _without_compute(pod: ForeignPod, wanted: Iterable[WantedContainer]) -> Iterator[str]:
+    """Warn of a pod that shares its GPU without a guarantee of compute."""
+    names = [
+        container.name
+        for container in wanted
+        if (request := container.request).mode == SOFT
+        and not request.asks_compute
+        and request.memory.part != 1
+    ]
+    if names:
+        yield (
+            f"pod {pod}: no compute is asked for (container {shown(names[0])}"
+            + (f" and {len(names) - 1} more" if names[1:] else "")
+            + f"): it gets the time that other pods leave; {GPU_COMPUTE} guarantees a part"
+        )
 
 
 def routes(webhook: PodWebhook) -> Mapping[str, "AdmissionHandler"]:

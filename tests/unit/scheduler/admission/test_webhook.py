@@ -184,7 +184,7 @@ def test_what_is_not_honoured_is_written_on_the_pod() -> None:
     hook = PodWebhook(foreign_dialects(), settings=WebhookSettings())
     document = pod(container(), annotations={"gpu-fraction": "0.5"}, labels=labels)
     after = admitted(hook, document)
-    (warning,) = response(hook, document)["warnings"]
+    warning, _ = response(hook, document)["warnings"]
     text = after["metadata"]["annotations"][PASSED_OVER]
     assert warning == f"pod team/train: not honoured: {text}"
     assert "Allotment has no queues" in text
@@ -276,12 +276,41 @@ def test_a_pod_without_a_name_is_known_by_its_beginning() -> None:
 )
 def test_the_scheduler_is_set_where_it_is_wanted(named: str, overwrites: bool, then: str) -> None:  # noqa: FBT001
     hook = webhook(scheduler_name="ours", overwrites_scheduler=overwrites)
-    document = pod(container(gpu=1, memory="4Gi"), schedulerName=named, runtimeClassName="nvidia")
+    document = pod(
+        container(gpu=1, memory="4Gi", compute=50), schedulerName=named, runtimeClassName="nvidia"
+    )
     found = response(hook, document)
     after = admitted(hook, document)
     assert after["spec"]["schedulerName"] == then
     assert after["spec"]["runtimeClassName"] == "nvidia"
     assert ("warnings" in found) == (then == "volcano")
+
+
+def test_a_pod_that_may_starve_is_warned_of() -> None:
+    alone = container(gpu=1, memory="4Gi")
+    (warning,) = response(webhook(), pod(alone))["warnings"]
+    assert warning == (
+        "pod team/train: no compute is asked for (container 'main'): it gets the time that other"
+        " pods leave; allotment.dev/gpu-compute guarantees a part"
+    )
+    several = pod(alone, container("side", gpu=1, memory="1Gi", compute=5), alone | {"name": "x"})
+    (warning,) = response(webhook(), several)["warnings"]
+    assert "(container 'main' and 1 more)" in warning
+
+
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        ({"memory": "4Gi", "compute": 5}, {}),
+        ({"memory": "4Gi"}, {"allotment.dev/compute": "0:100"}),
+        ({"memory": "4Gi"}, {"allotment.dev/mode": "mps"}),
+        ({}, {}),
+    ],
+    ids=["guarantee", "asks-for-what-is-left", "mps", "all-memory"],
+)
+def test_other_pods_are_not_warned_of(limits: Json, annotations: Json) -> None:
+    found = response(webhook(), pod(container(gpu=1, **limits), annotations=annotations))
+    assert "warnings" not in found
 
 
 def test_without_a_share_nobody_is_sent_anywhere() -> None:
