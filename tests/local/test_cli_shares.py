@@ -77,6 +77,26 @@ def test_a_greedy_program_is_told_its_part_and_stopped_there(allot: Allot, injec
     assert shares(allot) == []
 
 
+def test_ps_of_one_share(allot: Allot, begin: Begin) -> None:
+    for name in ("train", "other"):
+        begin("--memory", "1Gi", "--name", name, "--", "sleep", "600")
+    wait_until(lambda: len(shares(allot)) == 2)
+    assert sorted(allot("ps", "-o", "name").stdout.splitlines()) == ["other", "train"]
+    assert allot("ps", "train", "-o", "name").stdout == "train\n"
+    document = json.loads(allot("ps", "train", "-o", "json").stdout)
+    assert [each["name"] for each in document["shares"]] == ["train"]
+    assert document["outside"] == []
+    missing = allot("ps", "trian")
+    assert (missing.returncode, missing.stdout) == (4, "")
+    assert "did you mean 'train'?" in missing.stderr
+    refused = allot("ps", "--watch", "-o", "json")
+    assert (refused.returncode, "--watch shows a table" in refused.stderr) == (2, True)
+    uuids = [each["uuid"] for each in json.loads(allot("devices", "-o", "json").stdout)["devices"]]
+    assert allot("devices", "-o", "name").stdout.splitlines() == uuids
+    assert uuids[0] in allot("devices", "-o", "wide").stdout
+    assert uuids[0] not in allot("devices").stdout
+
+
 @both
 def test_ps_tells_of_a_program_at_work(allot: Allot, begin: Begin, inject: str) -> None:
     begin("--memory", "4Gi", "--name", "train", "--", *BURN, "--memory", "1Gi", *AT_ONCE, "1Gi",
