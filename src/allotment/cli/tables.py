@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain tables of aligned columns. Imports little, so that `allot ps` starts fast.
 
-Colour carries no meaning of its own. A table is cut to the width of a terminal, never in a pipe.
+Colour carries no meaning of its own. A table fits the width of a terminal; in a pipe it is whole.
 """
 
 import shutil

@@ -398,10 +398,10 @@ def test_a_note_that_does_not_fit_is_whole_on_a_line_of_its_own() -> None:
 
 
 def test_wide_characters_take_their_cells() -> None:
-    columns = (Column("NAME"), Column("COMMAND"))
+    columns = (Column("NAME"), Column("COMMAND", least=2))
     assert printed(columns, [("訓練", "x"), ("ab", "y")], width=80) == [
         "NAME  COMMAND",
         "訓練  x",
         "ab    y",
     ]
-    assert printed(columns, [("ab", "訓練訓練訓練")], width=12)[1] == "ab    訓練…"
+    assert printed(columns, [("ab", "訓練訓練訓練")], width=13)[1] == "ab    訓練訓…"
