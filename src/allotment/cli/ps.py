@@ -124,7 +124,8 @@ def command(*, shares: tuple[str, ...], watches: bool, output: str, state: Path 
 
 def _pauses() -> "Iterator[None]":
     while True:
-        yield time.sleep(_PACE_S)
+        time.sleep(_PACE_S)
+        yield
 
 
 def _watch(status: "ShareStatus", later: "Iterable[ShareStatus]", *, is_wide: bool) -> None:

@@ -67,7 +67,7 @@ def parse_modes(text: str) -> tuple[str, ...] | None:
     unknown = [word for word in words if word not in MODES]
     if unknown:
         raise UsageError(
-            f"there is no mode {unknown[0]!r} to set{meant(unknown[0], (*MODES, DEFAULT))}",
+            f"there is no mode {unknown[0]!r} to set{meant(unknown[0], MODES)}",
             hint=f"the modes are: {', '.join(MODES)}, several by commas; `{DEFAULT}` is all",
         )
     return tuple(mode for mode in MODES if mode in words)
