@@ -114,6 +114,7 @@ plot: native ## docs/images/compute.svg: guarantee, ceiling and borrowing over t
 
 docs: $(VENV)/.developer ## the documentation site in build/site, generated parts renewed
 	$(python) tools/generate_cli_reference.py
+	$(python) tools/generate_man_pages.py
 	$(python) tools/generate_facts.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 

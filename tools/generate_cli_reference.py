@@ -58,14 +58,18 @@ def paragraphs(help_text: str) -> Iterator[str]:
         yield f"```text\n{inspect.cleandoc(kept)}\n```"
 
 
-def option_rows(command: click.Command, context: click.Context) -> Iterator[str]:
-    """The table of a command's options, or nothing when it has only `--help`."""
-    records = []
+def option_records(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """The names and the help of each of a command's options but `--help`."""
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         # An argument without words is in the usage line; --help is everywhere.
         if record is not None and record[1] and "--help" not in parameter.opts:
-            records.append(record)
+            yield record
+
+
+def option_rows(command: click.Command, context: click.Context) -> Iterator[str]:
+    """The table of a command's options, or nothing when it has only `--help`."""
+    records = list(option_records(command, context))
     if records:
         yield "| option | |"
         yield "|---|---|"

@@ -108,10 +108,10 @@ enum {
 
 // Faults on demand. Written by `allot` (Python) at any time, read by both libraries.
 typedef struct allot_gpu_faults {
-  uint32_t lost;      // fell off the bus: every call on it fails (CUDA 999/719.., NVML 15)
-  uint32_t hang_us;   // every call on it takes this long more
-  uint32_t xid_head;  // number of XID events so far; event n is xids[n % 64]
-  uint32_t spare;
+  uint32_t lost;          // fell off the bus: every call on it fails (CUDA 999/719.., NVML 15)
+  uint32_t hang_us;       // every call on it takes this long more
+  uint32_t xid_head;      // number of XID events so far; event n is xids[n % 64]
+  uint32_t xids_cleared;  // `allot fault` does not show the events before this one
   struct {
     uint64_t time_ns;
     uint64_t xid;

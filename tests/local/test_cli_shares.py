@@ -79,6 +79,26 @@ def test_a_greedy_program_is_told_its_part_and_stopped_there(allot: Allot, injec
     assert shares(allot) == []
 
 
+def test_ps_of_one_share(allot: Allot, begin: Begin) -> None:
+    for name in ("train", "other"):
+        begin("--memory", "1Gi", "--name", name, "--", "sleep", "600")
+    wait_until(lambda: len(shares(allot)) == 2)
+    assert sorted(allot("ps", "-o", "name").stdout.splitlines()) == ["other", "train"]
+    assert allot("ps", "train", "-o", "name").stdout == "train\n"
+    document = json.loads(allot("ps", "train", "-o", "json").stdout)
+    assert [each["name"] for each in document["shares"]] == ["train"]
+    assert document["outside"] == []
+    missing = allot("ps", "trian")
+    assert (missing.returncode, missing.stdout) == (4, "")
+    assert "did you mean 'train'?" in missing.stderr
+    refused = allot("ps", "--watch", "-o", "json")
+    assert (refused.returncode, "--watch shows a table" in refused.stderr) == (2, True)
+    uuids = [each["uuid"] for each in json.loads(allot("devices", "-o", "json").stdout)["devices"]]
+    assert allot("devices", "-o", "name").stdout.splitlines() == uuids
+    assert uuids[0] in allot("devices", "-o", "wide").stdout
+    assert uuids[0] not in allot("devices").stdout
+
+
 @both
 def test_ps_tells_of_a_program_at_work(allot: Allot, begin: Begin, inject: str) -> None:
     begin("--memory", "4Gi", "--name", "train", "--", *BURN, "--memory", "1Gi", *AT_ONCE, "1Gi",
@@ -194,6 +214,7 @@ def test_resize_is_seen_by_the_program_and_refused_below_its_use(
 def test_rm_refuses_what_runs(allot: Allot, begin: Begin) -> None:
     program = ("sh", "-c", "echo here; exec sleep 600")
     process = begin("--memory", "1Gi", "--name", "busy", "--", *program)
+    assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     done = allot("rm", "busy")
     assert done.returncode == 7
@@ -384,12 +405,12 @@ def test_a_program_outside_any_share_is_shown(allot: Allot, begin: Begin) -> Non
             assert [each["pid"] for each in row["outside"]] == [process.pid]
             for command in (["ps"], ["top", "--once"], ["devices"], ["devices", *SPEC]):
                 (line,) = [
-                    each for each in allot(*command).stdout.splitlines() if "outside any" in each
+                    each for each in allot(*command).stdout.splitlines() if "outside" in each
                 ]
                 assert str(process.pid) in line
                 assert "3.4Gi" in line
         finally:
             process.terminate()
     for command in (["ps"], ["top", "--once"], ["devices"]):
-        assert "outside any" not in allot(*command).stdout
+        assert "outside" not in allot(*command).stdout
     assert json.loads(allot("ps", "-o", "json").stdout)["outside"] == []

@@ -24,6 +24,23 @@ def test_mig_calls_are_broken_and_mended(allot: Allot) -> None:
     assert "create-" not in allot(*SPEC, "--clear").stdout
 
 
+def test_a_reset_begins_the_counters_anew(allot: Allot) -> None:
+    counters = ("ecc_volatile_uncorrected", "ecc_volatile_corrected", "ecc_aggregate_corrected")
+    broken = allot(*SPEC, *(word for name in counters for word in ("--counter", f"{name}=5")))
+    assert broken.stdout.count("=5") == 6, broken.stderr
+    shown = allot(*SPEC, "--reset").stdout
+    assert shown.count("ecc_aggregate_corrected=5") == 2
+    assert shown.count("=5") == 2
+    assert shown.count(" 48 ") == 2
+
+
+def test_clear_leaves_nothing_to_show(allot: Allot) -> None:
+    allot(*SPEC, "--xid", "43", "--lost", "--counter", "ecc_volatile_uncorrected=1")
+    heading, *rows = allot(*SPEC, "--clear").stdout.splitlines()
+    assert heading.split() == ["GPU", "LOST", "HANG", "XIDS", "COUNTERS"]
+    assert [row.split()[1:] for row in rows] == [["no", "no", "none", "none"]] * 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from allotment.agent.health.records import HealthState, Rules
+from allotment.agent.health.records import HealthState, Need, Rules
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import XidPolicy
 from allotment.agent.inventory import Gone, GpuWatch, Sighting
 from allotment.devices import faults, layout
 from allotment.devices.events import GpuEvent
-from allotment.devices.simulated import SimulatedMachine
+from allotment.devices.simulated import SimulatedMachine, reset_gpu
 from allotment.devices.watching import Look
 from allotment.model.errors import NoDevicesError
 from allotment.model.pods import Owner, Pod
@@ -340,6 +340,26 @@ def test_health_of_gpus_that_break_in_different_ways(machine: Callable[[str], Pa
             assert isinstance(await watch.test(fine), Look)
             # What was lost is found; what hung answers; the reset clears the counts.
             faults.clear_faults(path)
+            await until(lambda: health.unhealthy == {})
+
+    asyncio.run(script())
+
+
+def test_a_gpu_that_needs_a_reset_is_back_after_it(machine: Callable[[str], Path]) -> None:
+    path = machine("a100-80gb:2,t4")
+    broken = uuids_of(path)[2]
+
+    async def script() -> None:
+        watch = quick(path)
+        rules = Rules(test_pause_s=0.01)
+        health = HealthWatch(gpus=watch, policy=XidPolicy(), reports=Silence(), rules=rules)
+        async with watching(watch, health.run()):
+            await watch.first_look()
+            await until(lambda: watch.listening() == set(uuids_of(path)))
+            faults.set_fault(path, 2, xid=119)
+            await until(lambda: set(health.unhealthy) == {broken})
+            assert health.records[broken].need is Need.RESET
+            reset_gpu(path, 2)
             await until(lambda: health.unhealthy == {})
 
     asyncio.run(script())

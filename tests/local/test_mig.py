@@ -37,7 +37,7 @@ def test_a_configuration_is_planned_applied_asserted_and_exported(
     steps = json.loads(planned.stdout)["gpus"][0]["steps"]
     assert [each["step"] for each in steps] == ["switch MIG on", *["make"] * 4]
     assert allot("mig", "assert", *words).returncode == 1, "a plan changes nothing"
-    applied = allot("mig", "apply", *words)
+    applied = allot("mig", "apply", *words, "--reset")
     assert applied.returncode == 0, applied.stderr
     assert allot("mig", "assert", *words).returncode == 0
     exported = allot("mig", "export", "--simulated", spec)
@@ -195,12 +195,27 @@ def test_a_file_comes_by_standard_input(allot: Allot) -> None:
 def test_an_amperes_mode_is_switched_by_a_reset(allot: Allot, mig_file: Path) -> None:
     spec = "a30"
     words = ("-f", mig_file, "-c", "all-balanced", "--simulated", spec)
-    applied = allot("mig", "apply", *words)
+    planned = allot("mig", "plan", *words)
+    assert planned.returncode == 0
+    assert "resets the GPU: `allot mig apply --reset`" in planned.stdout
+    applied = allot("mig", "apply", *words, "--reset")
     assert applied.returncode == 0, applied.stderr
     assert counts_of(look(machine_path(allot.state, spec))) == {"1g.6gb": 2, "2g.12gb": 1}
-    off = allot("mig", "apply", "-f", mig_file, "-c", "all-disabled", "--simulated", spec)
+    disabled = ("-f", mig_file, "-c", "all-disabled", "--simulated", spec)
+    off = allot("mig", "apply", *disabled, "--reset")
     assert off.returncode == 0, off.stderr
     assert not look(machine_path(allot.state, spec)).is_enabled
+
+
+def test_without_reset_no_gpu_is_changed_if_one_needs_it(allot: Allot, mig_file: Path) -> None:
+    spec = "h100-80gb,a30"
+    words = ("-f", mig_file, "-c", "all-balanced", "--simulated", spec)
+    refused = allot("mig", "apply", *words)
+    assert refused.returncode == 8
+    assert "switches MIG on only with a reset" in refused.stderr
+    assert "hint: add --reset" in refused.stderr
+    assert not look(machine_path(allot.state, spec)).is_enabled
+    assert allot("mig", "apply", *words, "--reset").returncode == 0
 
 
 def test_a_pending_mode_is_told_and_ended_by_apply(allot: Allot, mig_file: Path) -> None:
@@ -244,7 +259,7 @@ def test_devices_and_doctor_tell_of_slices(allot: Allot, mig_file: Path) -> None
     gpu = look(machine).uuid
     record = on_first(machine, lambda device: cut_for(device, allot, "1g.10gb", 3))
     table = allot("devices", "--simulated", spec)
-    assert f"{uuid}  3g.40gb, slots 4-7" in table.stdout
+    assert f"{uuid[:12]}  3g.40gb, slots 4-7" in table.stdout
     document = json.loads(allot("devices", "--simulated", spec, "-o", "json").stdout)
     split, whole = document["devices"]
     assert (split["uuid"], split["mig"], split["memory_allottable_bytes"]) == (gpu, True, 0)

@@ -13,7 +13,9 @@ import pytest
 
 import generate_cli_reference
 import generate_facts
+import generate_man_pages
 import site_links
+from allotment.cli.groups import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -61,6 +63,24 @@ def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
 def test_cli_reference_is_up_to_date(root: Path) -> None:
     written = (root / "docs" / "reference" / "cli.md").read_text()
     assert written == generate_cli_reference.render(), "run `make docs`"
+
+
+def test_man_pages_are_up_to_date(root: Path) -> None:
+    written = {path.name: path.read_text() for path in (root / "man").iterdir()}
+    assert written == generate_man_pages.render(), "run `make docs`"
+    assert len(written) == len(COMMANDS) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "troff"),
+    [
+        ("--memory of `a b`", r"\-\-memory of \fBa b\fP"),
+        ("a\\b", r"a\eb"),
+        (".begins\n'so", "\\&.begins\n\\&'so"),
+    ],
+)
+def test_text_of_a_man_page_is_no_request_of_troff(text: str, troff: str) -> None:
+    assert generate_man_pages.escaped(text) == troff
 
 
 def test_facts_are_up_to_date() -> None:

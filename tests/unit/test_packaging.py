@@ -238,6 +238,12 @@ def test_command_is_declared(unpacked: Path) -> None:
     assert "kubectl-allot = allotment.cli:main" in declared
 
 
+def test_wheel_has_the_man_pages(root: Path, unpacked: Path) -> None:
+    (folder,) = unpacked.glob("*.data/data/share/man/man1")
+    pages = {path.name for path in folder.iterdir()}
+    assert pages == {path.name for path in (root / "man").iterdir()}
+
+
 def test_installed_wheel_finds_its_libraries(wheel: Path, tmp_path: Path) -> None:
     into = tmp_path / "site"
     install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(into)]

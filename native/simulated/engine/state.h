@@ -183,6 +183,7 @@ typedef struct allot_gpu_engine {
   uint64_t active[ALLOT_MACHINE_PROCESSES / 64];   // a bit for each slot that may have work
   uint64_t managed[ALLOT_MACHINE_PROCESSES / 64];  // and for each that may have managed memory
   uint64_t busy_ns, copy_busy_ns;                  // since the machine began
+  uint64_t energy_reset_mj;                        // energy used before the last reset
   allot_history compute, copies;
 } allot_gpu_engine;
 

@@ -56,13 +56,25 @@ unsigned int nvml_power_mw(const nvml_gpu *gpu) {
   return gpu->description->power_idle_mw + (unsigned int)load;
 }
 
-// Idle since the clock's start, and the load's share of the time the GPU computed.
-unsigned long long nvml_energy_mj(const nvml_gpu *gpu) {
-  nvml_advance(gpu);
+// Idle since the clock's start, and the load's share of the time the GPU computed. Takes no slot: a
+// process that only watches for resets reads the meter as it was when the GPU was last looked at.
+static unsigned long long energy_in_all_mj(const nvml_gpu *gpu) {
+  if (allot_machine_attached(gpu->engine)) allot_gpu_advance(gpu->engine, gpu->index);
   unsigned long long busy_ms =
       allot_load(&gpu->engine->machine->engines[gpu->index].busy_ns) / 1000000u;
   unsigned long long now_ms = allot_now_ns() / 1000000u;
   return gpu->description->power_idle_mw * now_ms / 1000u + load_mw(gpu) * busy_ms / 1000u;
+}
+
+unsigned long long nvml_energy_mj(const nvml_gpu *gpu) {
+  unsigned long long all = energy_in_all_mj(gpu);
+  unsigned long long before =
+      allot_load(&gpu->engine->machine->engines[gpu->index].energy_reset_mj);
+  return all > before ? all - before : 0;
+}
+
+void nvml_reset_energy(const nvml_gpu *gpu) {
+  allot_store(&gpu->engine->machine->engines[gpu->index].energy_reset_mj, energy_in_all_mj(gpu));
 }
 
 unsigned int nvml_temperature_c(const nvml_gpu *gpu) {

@@ -122,7 +122,8 @@ unsigned int nvml_copy_percent(const nvml_gpu *gpu);
 unsigned int nvml_memory_percent(const nvml_gpu *gpu);
 bool nvml_has_contexts(const nvml_gpu *gpu);
 unsigned int nvml_power_mw(const nvml_gpu *gpu);
-unsigned long long nvml_energy_mj(const nvml_gpu *gpu);
+unsigned long long nvml_energy_mj(const nvml_gpu *gpu);  // since the last reset
+void nvml_reset_energy(const nvml_gpu *gpu);
 unsigned int nvml_temperature_c(const nvml_gpu *gpu);
 unsigned int nvml_clock_mhz(const nvml_gpu *gpu, nvmlClockType_t type);
 unsigned int nvml_max_clock_mhz(const nvml_gpu *gpu, nvmlClockType_t type);

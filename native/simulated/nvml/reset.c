@@ -19,13 +19,20 @@ static bool has_busy_peer(const nvml_gpu *gpu) {
   return false;
 }
 
-// All that was cut is gone then, and the pending mode is in force.
-static void reset(allot_gpu_mig *mig) {
+// All that was cut is gone then, the pending mode is in force, and counters since the last reset
+// begin at 0.
+static void reset(const nvml_gpu *gpu) {
+  allot_machine *machine = gpu->engine->machine;
+  allot_gpu_mig *mig = &machine->mig.gpus[gpu->index];
+  allot_gpu_faults *faults = &machine->faults.gpus[gpu->index];
   for (int slot = 0; slot < ALLOT_MIG_SLOTS; slot++) {
     allot_store(&mig->computes[slot].there, 0u);
     allot_store(&mig->instances[slot].there, 0u);
   }
   allot_store(&mig->enabled, allot_load(&mig->pending));
+  allot_store(&faults->ecc_volatile_corrected, (uint64_t)0);
+  allot_store(&faults->ecc_volatile_uncorrected, (uint64_t)0);
+  nvml_reset_energy(gpu);
 }
 
 int allotSimulatedReset(const char *machine, unsigned int number) {
@@ -36,7 +43,7 @@ int allotSimulatedReset(const char *machine, unsigned int number) {
   nvmlReturn_t result = nvml_begin_change(&gpu, ALLOT_MIG_RESET, &lock);
   if (result == NVML_SUCCESS) {
     bool busy = is_used(handle, gpu.index) || has_busy_peer(&gpu);
-    if (!busy) reset(&handle->machine->mig.gpus[number]);
+    if (!busy) reset(&gpu);
     result = busy ? NVML_ERROR_IN_USE : NVML_SUCCESS;
     result = nvml_end_change(&gpu, ALLOT_MIG_RESET, lock, result);
   }

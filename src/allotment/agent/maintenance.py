@@ -10,7 +10,12 @@ import structlog
 
 from allotment.agent.config.schema import Config
 from allotment.agent.node_state import NodeState
-from allotment.agent.plugin.allocate_response import CDI_VENDOR, device_names, uses_nvidia_cdi
+from allotment.agent.plugin.allocate_response import (
+    CDI_VENDOR,
+    device_names,
+    enabled_extras,
+    uses_nvidia_cdi,
+)
 from allotment.agent.protocols import Reports
 from allotment.devices.nvml import readings
 from allotment.devices.timeslices import TimeSlice, set_time_slice
@@ -18,7 +23,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.reported import Reported
 from allotment.modes import take_damages
-from allotment.shares.cdi import CDI_VERSION, driver_edits, write_spec
+from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares
 
 _log = structlog.get_logger("allotment.agent")
@@ -113,13 +118,19 @@ class Maintenance:
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]
 """Returns the CDI edits that make real devices usable in a container (`shares.cdi`)."""
 
-_CLASSES: Final = ("gpu", "imex-channel")
+ExtraEdits = Callable[[str], Mapping[str, Sequence[Any]]]
+"""Returns the CDI edits of one of `EXTRAS`; empty: this machine has no device of it."""
+
+_CLASSES: Final = ("gpu", "imex-channel", *EXTRAS)
 # So that the runtime of NVIDIA's toolkit leaves the container alone.
 _DONE: Final = {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
 
 
 def make_specs(
-    devices: Sequence[Device], config: Config, edits: DeviceEdits
+    devices: Sequence[Device],
+    config: Config,
+    edits: DeviceEdits,
+    extras: ExtraEdits = extra_edits,
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Return the specs by class, and the devices that failed and are left out, with the reasons.
 
@@ -141,6 +152,9 @@ def make_specs(
         node = {"path": f"/dev/nvidia-caps-imex-channels/channel{channel}"}
         edit = {"deviceNodes": [node]}
         entries["imex-channel"].append({"name": str(channel), "containerEdits": edit})
+    for kind in enabled_extras(config):
+        if extra := extras(kind):
+            entries[kind].append({"name": "all", "containerEdits": dict(extra)})
     specs = {
         kind: {
             "cdiVersion": CDI_VERSION,

@@ -227,6 +227,7 @@ class _Agent:
             state=state,
             shares=self._shares,
             reports=self._reports,
+            is_simulated=self._machine is not None,
         )
         self._maintenance = Maintenance(
             machine=self._machine,

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from allotment.cli.documents import print_document
-from allotment.cli.options import output_option, simulated_option, state_option
-from allotment.cli.tables import OUTSIDE, Column, cells_of, print_table, shortened
+from allotment.cli.options import TABLES, output_option, simulated_option, state_option
+from allotment.cli.tables import (
+    Column,
+    base_names,
+    cells_of,
+    print_table,
+    short_uuid,
+    shortened,
+)
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_percent
 
@@ -31,7 +38,7 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
     invoke_without_command=True,
 )
 @simulated_option
-@output_option("table", "json", "yaml")
+@output_option("table", "wide", "name", "json", "yaml")
 @state_option
 @click.pass_context
 def command(
@@ -41,7 +48,8 @@ def command(
 
     MEMORY is the GPU's total. The driver reserves some of it; the rest can be ALLOTTED to shares.
     MODE is the mode of the shares on the GPU, and the modes that `set-mode` allows. Below each GPU:
-    its MIG slices with their users, and processes that use it outside any share.
+    its MIG slices with their users, and processes that use it outside any share. Every option that
+    takes a UUID takes the start of it; `-o wide` shows it whole.
 
     Without --simulated: the real GPUs, and the simulated ones with shares.
 
@@ -79,8 +87,12 @@ def command(
             shares={share.id: share.name for share in shares},
             of_devices={uuid: share.name for share in shares for uuid in share.limits()},
         )
-    if output == "table":
-        _print(rows, outside, slices)
+    if output == "name":
+        for row in rows:
+            click.echo(row.device.uuid)
+        return
+    if output in TABLES:
+        _print(rows, outside, slices, is_wide=output == "wide")
         for problem in problems:
             name = problem.uuid or f"number {problem.index}"
             click.echo(f"warning: GPU {name} does not answer: {problem.message}", err=True)
@@ -158,36 +170,41 @@ def _print(
     rows: "Iterable[DeviceRow]",
     outside: "Sequence[OutsideView]",
     slices: "Mapping[str, Sequence[MigRow]]",
+    *,
+    is_wide: bool = False,
 ) -> None:
+    uuid_of = str if is_wide else short_uuid
     columns = (
         Column("#", is_number=True),
         Column("UUID"),
-        Column("MODEL"),
-        Column("MEMORY", is_number=True, is_optional=True),
+        Column("MODEL", rank=1),
+        Column("MEMORY", rank=5, is_number=True),
         Column("ALLOTTED", is_number=True),
         Column("USED", is_number=True),
-        Column("GUARANTEED", is_number=True, is_optional=True),
-        Column("GPU", is_number=True, is_optional=True),
-        Column("SHARES", is_number=True, is_optional=True),
+        Column("GUARANTEED", rank=4, is_number=True),
+        Column("GPU", rank=3, is_number=True),
+        Column("SHARES", rank=2, is_number=True),
         Column("MODE"),
-        Column("KIND"),
+        Column("KIND", rank=6),
     )
     listed = list(rows)
     # A command is cut to the width of the model names: it must not push out a column.
     cells = max((len(row.device.name) for row in listed), default=0)
     shown: list[dict[str, str]] = []
     for row in listed:
-        shown.append(_device_row(row))
-        shown += [_slice_row(entry) for entry in slices.get(row.device.uuid, ())]
+        shown.append(_device_row(row) | {"UUID": uuid_of(row.device.uuid)})
+        shown += [
+            _slice_row(entry) | ({"UUID": uuid_of(entry.uuid)} if entry.uuid else {})
+            for entry in slices.get(row.device.uuid, ())
+        ]
         shown += [_outside_row(entry, cells) for entry in outside if entry.uuid == row.device.uuid]
-    print_table(columns, cells_of(columns, shown))
+    print_table(columns, cells_of(columns, shown), is_wide=is_wide)
 
 
 def _device_row(row: "DeviceRow") -> dict[str, str]:
     device, reading = row.device, row.reading
     return {
         "#": str(device.index),
-        "UUID": device.uuid,
         "MODEL": device.name,
         "MEMORY": format_bytes(device.memory_bytes),
         "ALLOTTED": f"{format_bytes(row.allotted)} of {format_bytes(device.allottable_bytes)}",
@@ -202,7 +219,7 @@ def _device_row(row: "DeviceRow") -> dict[str, str]:
 
 def _slice_row(piece: "MigRow") -> dict[str, str]:
     return {
-        "UUID": piece.uuid or "(incomplete)",
+        "UUID": "(incomplete)",
         "MODEL": f"{piece.profile}, {piece.place}",
         "MEMORY": "?" if piece.memory_bytes is None else format_bytes(piece.memory_bytes),
         "ALLOTTED": piece.user,
@@ -213,8 +230,8 @@ def _slice_row(piece: "MigRow") -> dict[str, str]:
 def _outside_row(user: "OutsideView", cells: int) -> dict[str, str]:
     """Return the row of a process outside any share; `cells` limits its command."""
     return {
-        "UUID": f"{OUTSIDE} {user.pid}",
-        "MODEL": shortened(user.command, cells),
+        "UUID": f"outside {user.pid}",
+        "MODEL": shortened(base_names(user.command), cells),
         "USED": "?" if user.used is None else format_bytes(user.used),
     }
 

@@ -59,9 +59,10 @@ _LAST_NVML_ERROR = 999
 @click.option(
     "--reset",
     is_flag=True,
-    help="Reset the GPU like `nvidia-smi --gpu-reset`; this applies a pending MIG mode.",
+    help="Reset the GPU like `nvidia-smi --gpu-reset`: this applies a pending MIG mode, and starts"
+    " the counters of energy and volatile ECC errors anew.",
 )
-@click.option("--clear", is_flag=True, help="Clear all faults first.")
+@click.option("--clear", is_flag=True, help="Clear all faults and XIDs first.")
 @state_option
 def command(
     *,

@@ -9,30 +9,18 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from allotment.cli.tables import Column, kept_columns
+
 _GAP = 2
 
 Cell = str | Text
-
-
-@dataclass(frozen=True, slots=True)
-class GridColumn:
-    """A column, and its behaviour when space is short."""
-
-    heading: str
-    rank: int = 0
-    """On a narrow terminal the highest rank is left out first; 0: never."""
-    is_number: bool = False
-    least: int | None = None
-    """Cells to which it may be cut before it is left out."""
-    most: int | None = None
-    """Longer cells are always cut."""
 
 
 @dataclass(slots=True)
 class Grid:
     """Rows below headings; every row takes one line."""
 
-    columns: Sequence[GridColumn]
+    columns: Sequence[Column]
     rows: list[Mapping[str, Cell]] = field(default_factory=list)
 
     def add(self, cells: Mapping[str, Cell]) -> None:
@@ -40,7 +28,7 @@ class Grid:
         self.rows.append(cells)
 
     def drawn(self, width: int) -> Table:
-        kept = self._kept(width)
+        kept = kept_columns(self.columns, [self._width(column) for column in self.columns], width)
         table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in (self.columns[index] for index in kept):
             table.add_column(
@@ -54,22 +42,12 @@ class Grid:
             table.add_row(*(_text(row.get(self.columns[index].heading, "")) for index in kept))
         return table
 
-    def _kept(self, width: int) -> list[int]:
-        needs = [self._need(index) for index in range(len(self.columns))]
-        kept = list(range(len(self.columns)))
-        while sum(needs[index] + _GAP for index in kept) - _GAP > width:
-            first = max(kept, key=lambda index: self.columns[index].rank)
-            if self.columns[first].rank == 0:
-                break
-            kept.remove(first)
-        return kept
-
-    def _need(self, index: int) -> int:
-        column = self.columns[index]
-        cells = max((_text(row.get(column.heading, "")).cell_len for row in self.rows), default=0)
-        for limit in (column.least, column.most):
-            cells = cells if limit is None else min(cells, limit)
-        return max(cells, cell_len(column.heading))
+    def _width(self, column: Column) -> int:
+        cells = (_text(row.get(column.heading, "")).cell_len for row in self.rows)
+        widest = max(cells, default=0)
+        return max(
+            widest if column.most is None else min(widest, column.most), cell_len(column.heading)
+        )
 
 
 Part = Grid | Text

@@ -64,23 +64,33 @@ def _file_options(*, is_required: bool) -> Callable[[_F], _F]:
 
 @command.command(short_help="Apply a configuration to the GPUs.")
 @_file_options(is_required=True)
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="Allow a reset of GPUs that need one to switch MIG (A100, A30). They are reset together"
+    " with the GPUs that NVLink joins to them; none of these may be in use.",
+)
 @simulated_option
 @state_option
-def apply(*, file: TextIO, name: str | None, simulated: str | None, state: Path | None) -> int:
+def apply(
+    *, file: TextIO, name: str | None, reset: bool, simulated: str | None, state: Path | None
+) -> int:
     """Switch MIG on or off and create and remove instances until the GPUs match the file.
 
     Changes only what differs: wanted instances stay, and programs in them keep running. If an
-    instance to remove is in use, nothing is changed, and the error names its users.
+    instance to remove is in use, nothing is changed, and the error names its users. Neither is
+    anything changed if a GPU needs a reset to switch MIG and --reset is missing.
 
     \b
-    Example:
+    Examples:
       allot mig apply -f config.yaml -c all-1g.10gb
+      allot mig apply -f config.yaml -c all-1g.5gb --reset
     """  # noqa: D301 - click's mark
     from allotment.cli.mig_runs import MigRun
 
     run = MigRun(StateFolder.at(state), simulated)
     failed = False
-    for planned, outcome in run.apply(_entries(file, name)):
+    for planned, outcome in run.apply(_entries(file, name), may_reset=reset):
         click.echo(f"GPU {planned.index} {planned.uuid}: {outcome.text}", err=outcome.is_error)
         failed |= outcome.is_error
     return _NOT_AS_ASKED if failed else 0
@@ -185,7 +195,7 @@ def plan(
             Column("STEP"),
             Column("PROFILE"),
             Column("SLOT", is_number=True),
-            Column("REMARK"),
+            Column("REMARK", is_note=True),  # it may have a command to copy
         )
         print_table(columns, plan_rows(planned))
     else:

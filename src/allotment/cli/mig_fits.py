@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from allotment.cli.documents import Document
+from allotment.cli.tables import short_uuid
 from allotment.model.errors import AllotError, DoesNotFitError
 from allotment.model.mig import MigGpu, MigInstance
 from allotment.modes.mig.apply import GpuChange, Occupied, layout_of
@@ -45,6 +46,8 @@ class Planned:
     """None: the configuration does not name this GPU."""
     change: GpuChange | None = None
     error: AllotError | None = None
+    resets: bool = False
+    """Its MIG mode is switched by a reset."""
     advice: tuple[PlanStep, ...] = ()
     """Steps that make room, with `--fit`."""
 
@@ -57,16 +60,21 @@ def step_of(step: MigStep, remark: str = "") -> PlanStep:
 def plan_rows(planned: Sequence[Planned]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for gpu in planned:
-        head = (str(gpu.index), gpu.uuid)
+        head = (str(gpu.index), short_uuid(gpu.uuid))
         if gpu.error is not None:
             rows.append((*head, "refused", "", "", gpu.error.message))
             continue
         nothing = "not changed" if gpu.change is None else "already as configured"
         rows += [
-            (*head, word, profile, "" if slot is None else str(slot), remark)
+            (*head, word, profile, "" if slot is None else str(slot), _shown(remark))
             for word, profile, slot, remark in _steps(gpu) or [PlanStep("-", remark=nothing)]
         ]
     return rows
+
+
+def _shown(remark: str) -> str:
+    """Shorten a remark that is only a MIG device's UUID."""
+    return short_uuid(remark) if remark.startswith("MIG-") and " " not in remark else remark
 
 
 def plan_document(planned: Sequence[Planned]) -> Document:
@@ -103,20 +111,22 @@ def _steps(planned: Planned) -> list[PlanStep]:
         PlanStep("keep", names.get(instance.profile, "?"), instance.start, instance.uuid)
         for instance in change.keep
     ]
+    reset = _BY_RESET if planned.resets else ""
     if change.switch is True:
-        steps.append(PlanStep(SWITCH_ON))
+        steps.append(PlanStep(SWITCH_ON, remark=reset))
     steps += [
         PlanStep("remove", names.get(instance.profile, "?"), instance.start, instance.uuid)
         for instance in change.remove
     ]
     steps += [PlanStep("make", name, start) for name, start in change.make]
     if change.switch is False:
-        steps.append(PlanStep("switch MIG off"))
+        steps.append(PlanStep("switch MIG off", remark=reset))
     if change.is_provisional:
         steps.append(PlanStep("make", remark="the driver reports the slots once MIG is on"))
     return steps
 
 
+_BY_RESET: Final = "resets the GPU: `allot mig apply --reset`"
 _BY_RUN: Final = "unused: `allot run --mig` does this automatically"
 _BY_RUN_THEN: Final = "`allot run --mig` does this automatically once the GPU is unused"
 _BY_NODE: Final = "add mig to its node's allotment.dev/device-modes: `kubectl annotate node ...`"

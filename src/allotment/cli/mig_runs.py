@@ -12,7 +12,7 @@ from allotment.cli.mig_fits import FitGpu, Planned, ways_to_fit
 from allotment.devices.mig_machine import LOOK_S, MigDevice, MigMachine, reset
 from allotment.devices.simulated import machine_path
 from allotment.model.devices import Device
-from allotment.model.errors import AllotError
+from allotment.model.errors import AllotError, PrerequisiteError
 from allotment.model.mig import MigGpu
 from allotment.model.modes import MIG
 from allotment.model.shares import ShareId
@@ -97,7 +97,7 @@ class MigRun:
             self._folder, current(self._folder), passes_idle_daemons=passes_idle_daemons
         )
         planned = []
-        answers = self._ask(partial(self._plan, entries, occupants), LOOK_S)
+        answers = self._ask(partial(self._plan, entries, occupants, self._devices()), LOOK_S)
         check_numbers(entries, len(answers))
         for index, answer in answers:
             if isinstance(answer, AllotError):
@@ -111,11 +111,9 @@ class MigRun:
 
         Raises `DoesNotFitError` if no GPU can have these slices, even when drained.
         """
-        _, inventory = local_inventory(self._folder, self._spec)
-        devices = {gpu.uuid: gpu for gpu in inventory.devices}
         occupants = GpuUsers(self._folder, current(self._folder), passes_idle_daemons=True)
         gpus: list[FitGpu] = []
-        for _, answer in self._ask(partial(self._see, occupants, devices), LOOK_S):
+        for _, answer in self._ask(partial(self._see, occupants, self._devices()), LOOK_S):
             if isinstance(answer, FitGpu):
                 gpus.append(answer)
         ways = ways_to_fit(gpus, wanted)
@@ -129,16 +127,25 @@ class MigRun:
             for gpu in gpus
         ]
 
-    def apply(self, entries: Sequence[ConfigEntry]) -> list[tuple[Planned, GpuOutcome]]:
+    def _devices(self) -> Mapping[str, Device]:
+        _, inventory = local_inventory(self._folder, self._spec)
+        return {gpu.uuid: gpu for gpu in inventory.devices}
+
+    def apply(
+        self, entries: Sequence[ConfigEntry], *, may_reset: bool
+    ) -> list[tuple[Planned, GpuOutcome]]:
         """Apply the plan on all GPUs at once.
 
-        Raises the first error of planning; then no GPU is changed.
+        Raises the first error of planning; then no GPU is changed. Without `may_reset` a GPU whose
+        mode needs a reset is such an error.
         """
         # A GPU that fails here fails again, with an error, when it is planned.
         current(self._folder)
         self._ask(partial(self._make_way, entries), _WORK_S)
         planned = self._planned(entries, passes_idle_daemons=False)
         refusals = [gpu.error for gpu in planned if gpu.error]
+        if not may_reset:
+            refusals += [_needs_reset(gpu) for gpu in planned if gpu.resets]
         if refusals:
             first = refusals[0]
             more = "".join(f"\n  {refused.message}" for refused in refusals[1:])
@@ -159,6 +166,7 @@ class MigRun:
         self,
         entries: Sequence[ConfigEntry],
         occupants: GpuUsers,
+        devices: Mapping[str, Device],
         device: MigDevice,
     ) -> Planned:
         identity, gpu = _look(device)
@@ -178,6 +186,9 @@ class MigRun:
             entry=entry,
             change=change,
             error=error,
+            resets=change is not None
+            and change.switch not in {None, gpu is not None and gpu.is_enabled}
+            and not _takes_at_once(devices, device.uuid),
         )
 
     def _make_way(self, entries: Sequence[ConfigEntry], device: MigDevice) -> None:
@@ -202,7 +213,6 @@ class MigRun:
         gpu = device.driver.look_if_any()
         if gpu is None:
             return None
-        known_device = devices.get(device.uuid)
         allowed = mode_policy_of(self._folder, device.uuid)
         others = foreign(self._journal(device).read().records, gpu.instances)
         return FitGpu(
@@ -210,7 +220,7 @@ class MigRun:
             gpu=gpu,
             occupied=occupants.of(device.driver, gpu),
             of_others=frozenset(instance.gpu_instance for instance in others),
-            takes_at_once=known_device is not None and takes_mode_at_once(known_device),
+            takes_at_once=_takes_at_once(devices, device.uuid),
             kept=refusal(allowed, MIG),
             is_nodes=allowed is not None and allowed.by == BY_NODE,
         )
@@ -246,6 +256,20 @@ def _look(device: MigDevice) -> tuple[GpuIdentity, MigGpu | None]:
         index=device.index, pci_id=device.pci_id, pci_subsystem=device.pci_subsystem
     )
     return identity, device.driver.look_if_any()
+
+
+def _takes_at_once(devices: Mapping[str, Device], uuid: str) -> bool:
+    device = devices.get(uuid)
+    return device is not None and takes_mode_at_once(device)
+
+
+def _needs_reset(gpu: Planned) -> PrerequisiteError:
+    switch = "on" if gpu.change is not None and gpu.change.switch else "off"
+    return PrerequisiteError(
+        f"GPU {gpu.uuid} switches MIG {switch} only with a reset",
+        hint="add --reset: it resets the unused GPU, and with it the GPUs that NVLink connects to"
+        " it",
+    )
 
 
 def _sentence(change: GpuChange, names: Mapping[int, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -190,17 +190,17 @@ def installed(command: str, *, extra: str) -> Iterator[None]:
         ) from error
 
 
+TABLES: Final = ("table", "wide")
+
+
 def output_option(*kinds: str) -> Callable[[_F], _F]:
     """Add `-o/--output`; the first kind is the default."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(kinds),
-        default=kinds[0],
-        help="Format; JSON and YAML are stable (docs/reference/json.md)."
-        if "yaml" in kinds
-        else "Format; JSON is stable.",
-    )
+    words = "Format; JSON and YAML are stable (docs/reference/json.md)."
+    if "yaml" not in kinds:
+        words = "Format; JSON is stable."
+    if "wide" in kinds:
+        words += " wide: the whole table on any terminal, with whole UUIDs. name: names alone."
+    return click.option("-o", "--output", type=click.Choice(kinds), default=kinds[0], help=words)
 
 
 def usual_kubeconfig() -> Path | None:

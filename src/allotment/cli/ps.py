@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allot ps`: the shares and their processes."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from allotment.cli.documents import print_document, shares_document, utc
-from allotment.cli.options import output_option, state_option
+from allotment.cli.options import TABLES, complete_share, output_option, state_option
 from allotment.cli.tables import (
+    COMMAND_CELLS,
+    NAME_CELLS,
     OUTSIDE,
     Column,
+    base_names,
     cells_of,
     command_of,
     described,
@@ -20,10 +25,11 @@ from allotment.cli.tables import (
     print_table,
     short_uuid,
 )
+from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from allotment.shares.status import (
         ComputeView,
@@ -35,11 +41,24 @@ if TYPE_CHECKING:
     )
 
 
+_PACE_S: Final = 1.0
+
+
 @click.command(short_help="Show the shares and their processes.")
-@output_option("table", "json", "yaml")
+@click.argument("shares", metavar="[SHARE]...", nargs=-1, shell_complete=complete_share)
+@click.option(
+    "--watch",
+    "-w",
+    "watches",
+    is_flag=True,
+    help="Afterwards show each share that changes, until Ctrl-C.",
+)
+@output_option("table", "wide", "name", "json", "yaml")
 @state_option
-def command(*, output: str, state: Path | None) -> None:
+def command(*, shares: tuple[str, ...], watches: bool, output: str, state: Path | None) -> None:
     """Show every share with its limits, its use of each GPU, and its processes.
+
+    With SHARE (name or id): only these, and nothing outside of shares.
 
     MODE is how limits are enforced: `soft`, `mps`, `mig`, `exclusive` or `timeslice`. A LIMIT like
     12Gi+host belongs to an oversubscribed share. HOST is the part of its memory that may be on the
@@ -59,56 +78,104 @@ def command(*, output: str, state: Path | None) -> None:
     \b
     Examples:
       allot ps
+      allot ps train -o wide
+      allot ps --watch
       allot ps -o json | jq '.shares[] | select(.enforced | not)'
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import status_of
     from allotment.shares.folders import StateFolder
+    from allotment.shares.lifecycle import pick
     from allotment.shares.run.command import free_orphan_slices, inside_share
     from allotment.shares.status import current
 
+    if watches and output not in TABLES:
+        raise UsageError(
+            f"--watch shows a table, not {output}", hint="use -o wide, or leave out --watch"
+        )
     folder = StateFolder.at(state)
-    shares = current(folder)
+    loaded = current(folder)
+    ids = {pick(loaded, name).id for name in shares}
+
+    def chosen(status: "ShareStatus") -> "ShareStatus":
+        if not ids:
+            return status
+        views = tuple(view for view in status.shares if view.id in ids)
+        return replace(status, shares=views, outside=())
+
     free_orphan_slices(folder, patience_s=10)
-    status = status_of(folder, shares)
-    if output == "table":
-        _print(status)
+    status = chosen(status_of(folder, loaded))
+    if output == "name":
+        for view in status.shares:
+            click.echo(view.name)
+    elif output in TABLES:
+        if not status.shares:
+            where = " are visible from inside a share" if inside_share() else ""
+            click.echo(f"No shares{where}.", err=True)
+        _print(status, is_wide=output == "wide")
         _warn_of_losses(status)
     else:
         print_document(shares_document(status), output)
     if state is not None and not folder.exists() and not inside_share():
         click.echo(f"note: {folder.root} is not a state folder: it has no shares", err=True)
+    if watches:
+        later = (chosen(status_of(folder, current(folder))) for _ in _pauses())
+        _watch(status, later, is_wide=output == "wide")
 
 
-def _print(status: "ShareStatus") -> None:
+def _pauses() -> "Iterator[None]":
+    while True:
+        time.sleep(_PACE_S)
+        yield
+
+
+def _watch(status: "ShareStatus", later: "Iterable[ShareStatus]", *, is_wide: bool) -> None:
+    """Print what differs in each later status."""
+    for now in later:
+        before = {view.id: _compared(view) for view in status.shares}
+        shares = tuple(view for view in now.shares if _compared(view) != before.get(view.id))
+        outside = tuple(user for user in now.outside if user not in status.outside)
+        if shares or outside:
+            _print(replace(now, shares=shares, outside=outside), is_wide=is_wide)
+        left = {view.id for view in now.shares}
+        for view in status.shares:
+            if view.id not in left:
+                click.echo(f"{view.name}: removed")
+        status = now
+
+
+def _compared(view: "ShareView") -> "list[dict[str, str]]":
+    """A share's rows without GPU TIME, which rises while a program computes."""
+    return [{**row, "GPU TIME": ""} for row in _rows(view)]
+
+
+def _print(status: "ShareStatus", *, is_wide: bool = False) -> None:
     views = status.shares
-    if not views:
-        from allotment.shares.run.command import inside_share
-
-        where = " are visible from inside a share" if inside_share() else ""
-        click.echo(f"No shares{where}.", err=True)
     if not views and not status.outside:
         return
+    is_suspended = any(view.state == "suspended" for view in views)
     columns: tuple[Column, ...] = (
-        Column("SHARE"),
-        Column("STATE", is_optional=True),
-        Column("MODE", is_optional=True),
-        Column("GPU"),
+        Column("SHARE", least=NAME_CELLS),
+        Column("STATE", rank=0 if is_suspended else 4),
+        Column("MODE", rank=5),
+        Column("GPU", rank=1),
         Column("LIMIT", is_number=True),
         Column("USED", is_number=True),
-        Column("HOST", is_number=True, is_optional=True),
-        Column("PEAK", is_number=True, is_optional=True),
-        Column("COMPUTE"),
-        Column("GPU TIME", is_number=True, is_optional=True),
-        Column("PID", is_number=True),
+        Column("HOST", rank=6, is_number=True),
+        Column("PEAK", rank=7, is_number=True),
+        Column("COMPUTE", rank=3),
+        Column("GPU TIME", rank=8, is_number=True),
+        Column("PID", rank=2, is_number=True),
         Column("ENFORCED"),
-        Column("INJECTION", is_optional=True),
-        Column("COMMAND"),
+        Column("INJECTION", rank=9),
+        Column("COMMAND", least=COMMAND_CELLS),
     )
     if not any(has_host(device) for view in views for device in view.devices):
         columns = tuple(column for column in columns if column.heading != "HOST")
     rows = [row for view in views for row in _rows(view)]
     rows += [_outside_row(view) for view in status.outside]
-    print_table(columns, cells_of(columns, rows))
+    if not is_wide:
+        rows = [row | {"GPU": short_uuid(row.get("GPU", ""))} for row in rows]
+    print_table(columns, cells_of(columns, rows), is_wide=is_wide)
     for view in views:
         if view.excess:
             click.echo(f"warning: share {view.name}: {view.excess}", err=True)
@@ -149,7 +216,7 @@ def _rows(view: "ShareView") -> "Iterator[dict[str, str]]":
     }
     for index, device in enumerate(view.devices):
         yield (of_share if index == 0 else {}) | {
-            "GPU": short_uuid(device.uuid),
+            "GPU": device.uuid,
             "LIMIT": limit_of(device),
             "USED": format_bytes(device.used),
             "HOST": host_of(device),
@@ -167,11 +234,11 @@ def _rows(view: "ShareView") -> "Iterator[dict[str, str]]":
 def _outside_row(user: "OutsideView") -> dict[str, str]:
     return {
         "SHARE": OUTSIDE,
-        "GPU": short_uuid(user.uuid),
+        "GPU": user.uuid,
         "USED": "?" if user.used is None else format_bytes(user.used),
         "PID": str(user.pid),
         "ENFORCED": "no",
-        "COMMAND": user.command,
+        "COMMAND": base_names(user.command),
     }
 
 
@@ -197,10 +264,10 @@ def _process_rows(view: "ShareView", process: "ProcessView") -> "Iterator[dict[s
     for device, used, peak in zip(view.devices, process.used, process.peak, strict=False):
         if used or peak or len(view.devices) == 1:
             yield {
-                "GPU": short_uuid(device.uuid),
+                "GPU": device.uuid,
                 "USED": format_bytes(used),
                 "PEAK": format_bytes(peak),
                 "PID": str(pid),
                 "ENFORCED": _enforced(view, process),
-                "COMMAND": process.command,
+                "COMMAND": base_names(process.command),
             }

@@ -47,7 +47,7 @@ def _print_table(summaries: Sequence[dict[str, Any]], columns: Sequence[_Cell]) 
     ]
     headings = ("SEEDS", *(heading for heading, _ in columns))
     numbers = [
-        Column(heading, is_number=True, is_optional=heading in _OPTIONAL) for heading in headings
+        Column(heading, is_number=True, rank=int(heading in _OPTIONAL)) for heading in headings
     ]
     print_table([Column("POLICY"), *numbers], rows)
 

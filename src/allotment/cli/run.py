@@ -39,7 +39,11 @@ class _ModesType(click.ParamType[Any]):
             return value
         modes = tuple(mode.strip() for mode in str(value).split(","))
         if unknown := [mode for mode in modes if mode not in PART_MODES]:
-            self.fail(f"{unknown[0]!r} is not one of {', '.join(PART_MODES)}", param, ctx)
+            from allotment.model.formats import meant
+
+            known = ", ".join(PART_MODES)
+            close = meant(unknown[0], PART_MODES)
+            self.fail(f"{unknown[0]!r} is not one of {known}{close}", param, ctx)
         if len(set(modes)) < len(modes):
             self.fail(f"{value!r} names a mode twice", param, ctx)
         return modes

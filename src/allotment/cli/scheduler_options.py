@@ -195,7 +195,8 @@ def _chain(option: str, text: str) -> tuple[str, ...]:
 
 def preferred_modes(text: str) -> tuple[str, ...]:
     """Parse modes in order of preference, or `strongest`. Raises `UsageError`."""
-    from allotment.dialects.own.protocol import STRONGEST, meant, shown
+    from allotment.dialects.own.protocol import STRONGEST, shown
+    from allotment.model.formats import meant
     from allotment.model.modes import POD_MODES, STRONGEST_FIRST
 
     names = tuple(part.strip() for part in text.split(","))
@@ -215,7 +216,8 @@ def preferred_modes(text: str) -> tuple[str, ...]:
 def systems(text: str) -> frozenset[str]:
     """Parse the dialects of --take-over. Raises `UsageError`."""
     from allotment.dialects.foreign.settings import SYSTEMS
-    from allotment.dialects.own.protocol import meant, shown
+    from allotment.dialects.own.protocol import shown
+    from allotment.model.formats import meant
 
     names = [name.strip() for name in text.split(",")] if text else []
     for name in names:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain tables of aligned columns. Imports little, so that `allot ps` starts fast.
 
-Colour carries no meaning of its own. A table is cut to the width of a terminal, never in a pipe.
+Colour carries no meaning of its own. A table fits the width of a terminal; in a pipe it is whole.
 """
 
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,36 +22,48 @@ OUTSIDE = "(outside any share)"
 """Shown in place of a share's name."""
 
 _GAP = "  "
-_LEAST_LAST = 12  # cells: minimum of the last column, mostly a command
+COMMAND_CELLS: Final = 12
+"""A command is not cut to fewer cells."""
+NAME_CELLS: Final = 24
+"""Neither is a share's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; numbers are aligned to the right."""
+    """A column, and its behaviour when space is short; numbers are aligned to the right."""
 
     heading: str
+    rank: int = 0
+    """On a narrow terminal the highest rank is left out first; 0: never."""
     is_number: bool = False
-    is_optional: bool = False
-    """Left out on a narrow terminal, the last such column first."""
+    least: int | None = None
+    """Cells to which it may be cut before a column is left out."""
+    most: int | None = None
+    """Longer cells are always cut."""
+    is_note: bool = False
+    """The last column: where it does not fit, each cell is whole on a line of its own."""
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; a row with `no` in column ENFORCED is red."""
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, is_wide: bool = False
+) -> None:
+    """Print a table; a row with `no` in column ENFORCED is red.
+
+    `is_wide`: nothing is left out or cut, whatever the terminal.
+    """
     shown = [[_printable(cell) for cell in row] for row in rows]
     headings = [column.heading for column in columns]
-    widths = [max(map(_cells, column)) for column in zip(headings, *shown, strict=True)]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    kept = _kept(columns, widths, limit)
-    columns, headings = [columns[i] for i in kept], [headings[i] for i in kept]
-    widths = [widths[i] for i in kept]
-    shown = [[row[i] for i in kept] for row in shown]
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() and not is_wide else None
+    widths = _fitted(columns, [headings, *shown], limit)
     colour = wants_colour()
-    head = _line(headings, columns, widths, limit)
-    click.echo(click.style(head, bold=True), color=colour)
+    click.echo(click.style(_line(headings, columns, widths), bold=True), color=colour)
     for row in shown:
-        line = _line(row, columns, widths, limit)
         alarm = ("ENFORCED", "no") in zip(headings, row, strict=True)
-        click.echo(click.style(line, fg="red") if alarm else line, color=colour)
+        lines = [_line(row, columns, widths)]
+        if row[-1] and columns[-1].is_note and widths[-1] is None:
+            lines.append(f"{_GAP}{row[-1]}")
+        for line in lines:
+            click.echo(click.style(line, fg="red") if alarm else line, color=colour)
 
 
 def cells_of(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
@@ -92,7 +104,16 @@ def command_of(view: "ShareView") -> str:
     """Return the command of a share; `-` for a pod's share without a known one."""
     if view.share is None:
         return f"({view.state})"
-    return view.command or ("-" if view.share.owner else "")
+    return base_names(view.command) or ("-" if view.share.owner else "")
+
+
+def base_names(command: str) -> str:
+    """Shorten the path of a command's program, and of the script that Python runs."""
+    program, *words = command.split(" ")
+    program = program.rpartition("/")[2] or program
+    if program.startswith("python") and words and not words[0].startswith("-"):
+        words[0] = words[0].rpartition("/")[2] or words[0]
+    return " ".join((program, *words))
 
 
 def host_of(device: "DeviceView") -> str:
@@ -120,16 +141,43 @@ def _printable(cell: str) -> str:
     return "".join(character if character.isprintable() else " " for character in cell)
 
 
-def _kept(columns: Sequence[Column], widths: Sequence[int], limit: int | None) -> list[int]:
-    """Return the columns that fit; the last one may be cut."""
+def kept_columns(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:
+    """Return the columns that fit, if those that may be cut are."""
+    needs = [
+        width if column.least is None else min(width, max(column.least, _cells(column.heading)))
+        for column, width in zip(columns, widths, strict=True)
+    ]
     kept = list(range(len(columns)))
-    optional = [index for index in kept if columns[index].is_optional]
-    while limit is not None and optional:
-        needed = sum(widths[index] + len(_GAP) for index in kept[:-1]) + _LEAST_LAST
-        if needed <= limit:
+    while sum(needs[index] + len(_GAP) for index in kept) - len(_GAP) > limit:
+        first = max(kept, key=lambda index: columns[index].rank)
+        if columns[first].rank == 0:
             break
-        kept.remove(optional.pop())
+        kept.remove(first)
     return kept
+
+
+def _fitted(
+    columns: Sequence[Column], lines: Sequence[Sequence[str]], limit: int | None
+) -> list[int | None]:
+    """Return the width of each column; None: it is left out."""
+    widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
+    widths = [
+        width if column.most is None else min(width, column.most)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    if limit is None:
+        return list(widths)
+    kept = kept_columns(columns, widths, limit)
+    over = sum(widths[index] + len(_GAP) for index in kept) - len(_GAP) - limit
+    if over > 0 and columns[-1].is_note:
+        return [*_fitted(columns[:-1], [line[:-1] for line in lines], limit), None]
+    for index in reversed(kept):
+        least = columns[index].least
+        if over > 0 and least is not None:
+            cut = max(least, _cells(columns[index].heading), widths[index] - over)
+            over -= max(0, widths[index] - cut)
+            widths[index] = min(widths[index], cut)
+    return [width if index in kept else None for index, width in enumerate(widths)]
 
 
 def _cells(text: str) -> int:
@@ -144,14 +192,12 @@ def _cells(text: str) -> int:
     )
 
 
-def _line(
-    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], limit: int | None
-) -> str:
-    text = _GAP.join(
-        _padded(cell, width, is_number=column.is_number)
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int | None]) -> str:
+    return _GAP.join(
+        _padded(shortened(cell, width), width, is_number=column.is_number)
         for cell, column, width in zip(cells, columns, widths, strict=True)
+        if width is not None
     ).rstrip()
-    return text if limit is None else shortened(text, limit)
 
 
 def _padded(cell: str, width: int, *, is_number: bool) -> str:

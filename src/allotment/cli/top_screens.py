@@ -13,10 +13,14 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from allotment.cli.grids import Cell, Grid, GridColumn, Part, Pinned, lines_of, one_line
+from allotment.cli.grids import Cell, Grid, Part, Pinned, lines_of, one_line
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import (
+    COMMAND_CELLS,
+    NAME_CELLS,
     OUTSIDE,
+    Column,
+    base_names,
     command_of,
     described,
     has_host,
@@ -25,13 +29,11 @@ from allotment.cli.tables import (
     short_uuid,
 )
 from allotment.model.formats import format_bytes, format_count, format_duration
-from allotment.shares.status import ComputeView, OutsideView, ProcessView, ShareView
+from allotment.shares.status import ComputeView, LiveState, OutsideView, ProcessView, ShareView
 
 _BAR: Final = ""  # a column of bars has no heading
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _ALARM: Final = 0.9
-_LEAST_COMMAND: Final = 12  # cells: minimum of the command column
-_MOST_OF_A_NAME: Final = 24
 _MOST_LINES: Final = 3  # of the notes beside the tables, on a small terminal
 
 
@@ -221,7 +223,7 @@ def _no_shares(frame: Frame) -> Text:
 
 def _outside(user: OutsideView) -> Text:
     used = "?" if user.used is None else format_bytes(user.used)
-    text = f"{OUTSIDE} {short_uuid(user.uuid)} {used}, {user.pid} {user.command}"
+    text = f"{OUTSIDE} {short_uuid(user.uuid)} {used}, {user.pid} {base_names(user.command)}"
     return one_line(text, "red")
 
 
@@ -241,12 +243,12 @@ def _bar_width(width: int) -> int:
 def _devices(frame: Frame, width: int, plan: _Plan) -> list[Part]:
     grid = Grid(
         (
-            GridColumn("GPU"),
-            GridColumn("MODEL", rank=4),
+            Column("GPU"),
+            Column("MODEL", rank=4),
             *_bar_column(rank=3, has_bars=frame.has_bars),
-            GridColumn("ALLOTTED", is_number=True),
-            GridColumn("USED", rank=1, is_number=True, most=_MOST_OF_A_NAME),
-            GridColumn("BUSY", rank=2, is_number=True),
+            Column("ALLOTTED", is_number=True),
+            Column("USED", rank=1, is_number=True, most=NAME_CELLS),
+            Column("BUSY", rank=2, is_number=True),
         )
     )
     for row in frame.devices[: plan.most_devices]:
@@ -268,9 +270,9 @@ def _devices(frame: Frame, width: int, plan: _Plan) -> list[Part]:
     return [grid, one_line(f"{more} (see `allot devices`)", "bold")] if hidden else [grid]
 
 
-def _bar_column(*, rank: int, has_bars: bool) -> list[GridColumn]:
+def _bar_column(*, rank: int, has_bars: bool) -> list[Column]:
     """Return the column of bars, if bars are shown; the next column has the figures."""
-    return [GridColumn(_BAR, rank=rank)] if has_bars else []
+    return [Column(_BAR, rank=rank)] if has_bars else []
 
 
 def _ordered(frame: Frame) -> list[ShareView]:
@@ -281,20 +283,22 @@ def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bo
     uses_host = any(has_host(device) for view in shown for device in view.devices)
     grid = Grid(
         (
-            GridColumn("SHARE", most=_MOST_OF_A_NAME),
-            GridColumn("GPU", rank=2),
+            Column("SHARE", most=NAME_CELLS),
+            *([Column("STATE")] if any(_is_suspended(view) for view in shown) else []),
+            Column("GPU", rank=2),
             *_bar_column(rank=3, has_bars=has_bars),
-            GridColumn("USED OF LIMIT", is_number=True),
-            *([GridColumn("HOST", rank=5, is_number=True)] if uses_host else []),
-            GridColumn("PEAK", rank=4, is_number=True),
-            GridColumn("REFUSED", rank=6, is_number=True),
-            GridColumn("ENFORCED", rank=1),
-            GridColumn("COMMAND", rank=7, least=_LEAST_COMMAND),
+            Column("USED OF LIMIT", is_number=True),
+            *([Column("HOST", rank=5, is_number=True)] if uses_host else []),
+            Column("PEAK", rank=4, is_number=True),
+            Column("REFUSED", rank=6, is_number=True),
+            Column("ENFORCED", rank=1),
+            Column("COMMAND", rank=7, least=COMMAND_CELLS),
         )
     )
     for view in shown:
         of_share: dict[str, Cell] = {
             "SHARE": Text(view.name, style="bold"),
+            "STATE": Text(view.state, style="yellow" if _is_suspended(view) else ""),
             "ENFORCED": _enforced(view.enforcement),
             "COMMAND": one_line(command_of(view)),
         }
@@ -318,6 +322,10 @@ def _shares(shown: Sequence[ShareView], width: int, plan: _Plan, *, has_bars: bo
     return grid
 
 
+def _is_suspended(view: ShareView) -> bool:
+    return view.state is LiveState.SUSPENDED
+
+
 def _process_cells(view: ShareView, process: ProcessView) -> dict[str, Cell]:
     pid = process.pid if process.pid is not None else process.pid_inside
     figures = {
@@ -329,7 +337,7 @@ def _process_cells(view: ShareView, process: ProcessView) -> dict[str, Cell]:
     return {
         **{heading: Text(figure, style="dim") for heading, figure in figures.items()},
         "ENFORCED": _enforced("-" if view.remark else "yes" if process.is_enforced else "no"),
-        "COMMAND": one_line(process.command, "dim"),
+        "COMMAND": one_line(base_names(process.command), "dim"),
     }
 
 
@@ -338,16 +346,16 @@ def _compute(
 ) -> Grid:
     grid = Grid(
         (
-            GridColumn("SHARE", most=_MOST_OF_A_NAME),
-            GridColumn("GPU", rank=3),
-            GridColumn("COMPUTE", rank=1),
+            Column("SHARE", most=NAME_CELLS),
+            Column("GPU", rank=3),
+            Column("COMPUTE", rank=1),
             *_bar_column(rank=4, has_bars=has_bars),
-            GridColumn("GPU TIME", is_number=True),
-            GridColumn("NVML", rank=5, is_number=True),
-            GridColumn("BORROWED", rank=6, is_number=True),
-            GridColumn("LENT", rank=7, is_number=True),
-            GridColumn("HELD BACK", rank=8, is_number=True),
-            GridColumn("STATE", rank=2),
+            Column("GPU TIME", is_number=True),
+            Column("NVML", rank=5, is_number=True),
+            Column("BORROWED", rank=6, is_number=True),
+            Column("LENT", rank=7, is_number=True),
+            Column("HELD BACK", rank=8, is_number=True),
+            Column("STATE", rank=2),
         )
     )
     for view, index, compute in measured:

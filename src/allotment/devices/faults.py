@@ -66,7 +66,7 @@ class MigFault:
 
 @dataclass(frozen=True, slots=True)
 class GpuFaults:
-    """Faults of one GPU. `xids` are the last ones (up to 64), oldest first."""
+    """Faults of one GPU. `xids` are the last ones (up to 64) since `clear_faults`, oldest first."""
 
     lost: bool
     hang_us: int
@@ -145,9 +145,17 @@ def set_driver_fault(
 def clear_faults(machine: Path) -> None:
     set_driver_fault(machine, nvml_not_loaded=False, cuda_init_error=0)
     for gpu in range(len(read_machine(machine).devices)):
+        _forget_xids(machine, gpu)
         set_fault(machine, gpu, lost=False, hang_us=0, counters=dict.fromkeys(_COUNTERS, 0))
         for call in MigCall:
             set_mig_fault(machine, gpu, call, MigFault())
+
+
+def _forget_xids(machine: Path, gpu: int) -> None:
+    """Show earlier XIDs no longer; programs that listen still get them."""
+    with open_machine(machine) as file:
+        base = _base_of(file, gpu)
+        _put(file, base, "xids_cleared", _get(file, base, "xid_head"))
 
 
 def read_faults(machine: Path) -> tuple[GpuFaults, ...]:
@@ -225,7 +233,7 @@ def _report(file: int, base: int, xid: int) -> None:
 def _read(file: int, base: int) -> GpuFaults:
     head = _get(file, base, "xid_head")
     ring = base + layout.GPU_FAULTS_FIELDS["xids"][0]
-    numbers = range(max(0, head - _RING), head)
+    numbers = range(max(_get(file, base, "xids_cleared"), head - _RING), head)
     return GpuFaults(
         lost=bool(_get(file, base, "lost")),
         hang_us=_get(file, base, "hang_us"),

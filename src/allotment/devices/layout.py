@@ -15,7 +15,7 @@ MIG_PROFILES: Final = 18
 PROCESS_LOCK_BASE: Final = 1099511627776
 MACHINE_FILE_BYTES: Final = 671088640
 MACHINE_RINGS_AT: Final = 5746688
-STATE_LAYOUT: Final = "c4375d883075de06"
+STATE_LAYOUT: Final = "104936239623237c"
 MIG_AT: Final = 51288
 FAULTS_AT: Final = 32920
 
@@ -110,6 +110,7 @@ GPU_FAULTS_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "lost": (0, "I"),
     "hang_us": (4, "I"),
     "xid_head": (8, "I"),
+    "xids_cleared": (12, "I"),
     "xids": (16, "1024s"),
     "ecc_volatile_corrected": (1040, "Q"),
     "ecc_volatile_uncorrected": (1048, "Q"),

@@ -211,12 +211,10 @@ class NvmlSession:
             "retiring": nvml.NVML_FI_DEV_RETIRED_PENDING,
             "remapping": nvml.NVML_FI_DEV_REMAPPED_PENDING,
             "failed": nvml.NVML_FI_DEV_REMAPPED_FAILURE,
+            "energy": nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
         }
-        if not self.is_simulated:
-            # A simulated driver's recovery action is always "none". Its GPUs' meters would use one
-            # of the machine's process places.
+        if not self.is_simulated:  # a simulated driver's recovery action is always "none"
             fields["action"] = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-            fields["energy"] = nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION
         # One call for all: each value has its own result.
         values = nvml.nvmlDeviceGetFieldValues(handle, list(fields.values()))
         counts = {

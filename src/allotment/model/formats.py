@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats amounts in the units that `quantities` parses."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 BINARY_UNITS = {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMGTP")}
 MEMORY_UNITS = {
@@ -68,3 +68,11 @@ def format_pids(pids: Collection[int]) -> str:
 def shortened(text: str, most: int) -> str:
     """The text with at most that many characters; a cut one ends with `...`."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The closest known word, as ` (did you mean ...?)`; empty: none is close."""
+    from difflib import get_close_matches  # late: only mistakes need it
+
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -317,6 +317,35 @@ def driver_edits(
     }
 
 
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "gdrcopy": ("dev/gdrdrv",),
+    "gds": ("dev/nvidia-fs*",),
+    "mofed": ("dev/infiniband/uverbs*", "dev/infiniband/rdma_cm"),
+}
+"""Device nodes of GDRCopy, GPUDirect Storage and MOFED, in the order of NVIDIA's plugin."""
+_STORAGE_MOUNTS = ("/run/udev", "/etc/cufile.json")
+
+
+def extra_edits(kind: str, *, root: Path = Path("/")) -> Edits:
+    """The edits for one of `EXTRAS`; empty if this machine has no device of it.
+
+    Source: nvidia-container-toolkit, internal/discover (gdrcopy.go, gds.go, mofed.go).
+    """
+    nodes = [
+        f"/{path.relative_to(root)}"
+        for pattern in EXTRAS[kind]
+        for path in sorted(root.glob(pattern))
+        if path.is_char_device()
+    ]
+    if not nodes:
+        return {}
+    edits: Edits = {"deviceNodes": [{"path": node} for node in nodes]}
+    mounts = [path for path in _STORAGE_MOUNTS if kind == "gds" and (root / path[1:]).exists()]
+    if mounts:
+        edits["mounts"] = [_mount(path, path, _READ_ONLY) for path in mounts]
+    return edits
+
+
 def _numbered(node: CapabilityNode) -> dict[str, object]:
     """A node by its numbers, because its file may not exist before its first use."""
     if node.major is None:

@@ -24,7 +24,7 @@ from allotment.model.errors import (
     NotFoundError,
     UsageError,
 )
-from allotment.model.formats import format_count, format_pids
+from allotment.model.formats import format_count, format_pids, meant
 from allotment.model.placements import Placed, Placement
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice
@@ -36,7 +36,7 @@ from allotment.shares.folders import StateFolder, explained
 from allotment.shares.mode_lives import Acquired, life_of
 from allotment.shares.placing import ShareOrder, place_now, refuse_kept
 from allotment.shares.process_tree import census
-from allotment.shares.record import LoadedShare, read_share, write_record
+from allotment.shares.record import LoadedShare, check_owner, read_share, write_record
 from allotment.shares.recovery import (
     DRAFT,
     list_shares,
@@ -58,6 +58,7 @@ __all__ = [
     "end",
     "find",
     "list_shares",
+    "pick",
     "recover",
     "remove",
     "states_of",
@@ -259,8 +260,10 @@ def destroy(folder: StateFolder, loaded: LoadedShare, *, force: bool) -> None:
 
     Its programs keep their memory limit, which is no longer booked, and get spare compute only.
     Programs of a suspended share could not be resumed: for these it raises `BusyError` in any case.
-    Raises `BusyError` for a share in use without `force`, `StateError` if it cannot be removed.
+    Raises `BusyError` for a share in use without `force`, `StateError` if it cannot be removed or
+    belongs to another user.
     """
+    check_owner(loaded)
     with folder.locked():
         current = read_share(loaded.directory)
         if current is None:
@@ -292,7 +295,11 @@ def destroy(folder: StateFolder, loaded: LoadedShare, *, force: bool) -> None:
 
 def find(folder: StateFolder, name: str) -> LoadedShare:
     """Return the share with that name, id or prefix of an id; raise `NotFoundError`."""
-    shares = list_shares(folder) if folder.exists() else []
+    return pick(list_shares(folder) if folder.exists() else [], name)
+
+
+def pick(shares: Sequence[LoadedShare], name: str) -> LoadedShare:
+    """Return the one of these shares that `find` finds."""
     exact = [share for share in shares if name in {share.name, share.id}]
     matches = exact or [share for share in shares if name and share.id.startswith(name)]
     if len(matches) == 1:
@@ -300,5 +307,8 @@ def find(folder: StateFolder, name: str) -> LoadedShare:
     if matches:
         ids = ", ".join(share.id for share in matches)
         raise UsageError(f"{name!r} may be any of {ids}", hint="write more of the id")
-    names = ", ".join(share.name for share in shares) or "none"
-    raise NotFoundError(f"there is no share {name!r}", hint=f"the shares are: {names}")
+    names = [share.name for share in shares]
+    raise NotFoundError(
+        f"there is no share {name!r}{meant(name, names)}",
+        hint=f"the shares are: {', '.join(names) or 'none'}",
+    )

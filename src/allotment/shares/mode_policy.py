@@ -19,6 +19,7 @@ from typing import Final
 from allotment.files import atomic_write
 from allotment.model.devices import Device
 from allotment.model.errors import PrerequisiteError, UsageError
+from allotment.model.formats import meant
 from allotment.model.modes import MIG, MODES
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.record import LoadedShare
@@ -66,7 +67,7 @@ def parse_modes(text: str) -> tuple[str, ...] | None:
     unknown = [word for word in words if word not in MODES]
     if unknown:
         raise UsageError(
-            f"there is no mode {unknown[0]!r} to set",
+            f"there is no mode {unknown[0]!r} to set{meant(unknown[0], MODES)}",
             hint=f"the modes are: {', '.join(MODES)}, several by commas; `{DEFAULT}` is all",
         )
     return tuple(mode for mode in MODES if mode in words)

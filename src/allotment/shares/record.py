@@ -2,6 +2,8 @@
 """A share's record: `share.json`, and its processes' identities: `processes.json`."""
 
 import json
+import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -240,3 +242,20 @@ def read_share(directory: Path, *, written: Share | None = None) -> LoadedShare 
             return None
         problem = problem or error
     return LoadedShare(share_id, directory, share, snapshot, problem, terms)
+
+
+def check_owner(found: LoadedShare) -> None:
+    """Raise `StateError` for the share of another user, unless this is root."""
+    try:
+        owner = found.directory.stat().st_uid
+    except FileNotFoundError:  # it has ended: the caller finds no share
+        return
+    if os.geteuid() in {0, owner}:
+        return
+    try:
+        name = f"{pwd.getpwuid(owner).pw_name} (uid {owner})"
+    except KeyError:
+        name = f"uid {owner}"
+    raise StateError(
+        f"share {found.name} belongs to {name}", hint="run this command as that user, or as root"
+    )

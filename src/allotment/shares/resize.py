@@ -26,7 +26,7 @@ from allotment.modes import SoftMode
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, booked, find, recover, states_of
-from allotment.shares.record import write_record
+from allotment.shares.record import check_owner, write_record
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.suspension import check_has_ledger, missing_gpu
 
@@ -67,6 +67,7 @@ def resize(
     that cannot change); then nothing has changed.
     """
     refuse_inside(f"allot resize {name}")
+    check_owner(find(folder, name))
     by_uuid = {device.uuid: device for device in devices}
     folder.prepare()
     with folder.locked():

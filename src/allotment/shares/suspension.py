@@ -17,7 +17,7 @@ from allotment.modes import SoftMode, ledger_mode, traits_of
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.process_tree import census, is_alive, is_stopped, named
-from allotment.shares.record import write_record
+from allotment.shares.record import check_owner, write_record
 from allotment.shares.status import ProcessView, Readings, view
 
 DriverOf = Callable[[Path | None], AbstractContextManager[Checkpoints]]
@@ -98,7 +98,11 @@ class LockedShare:
 def locked_share(
     folder: StateFolder, found: LoadedShare, readings: Readings
 ) -> Iterator[LockedShare]:
-    """Read a share again under its own lock; raise `BusyError` if another `allot` has the lock."""
+    """Read a share again under its own lock.
+
+    Raises `BusyError` if another `allot` has the lock, `StateError` for another user's share.
+    """
+    check_owner(found)
     try:
         descriptor = os.open(found.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -101,6 +101,9 @@ def test_version() -> None:
         (["run", "--memory", "x", "--", "true"], "'x' is not an amount", "4Gi"),
         (["run", "--memory", "1Gi", "--weight", "x", "--", "true"], "from 1 to 10000", "200"),
         (["completion", "tcsh"], "tcsh", "see `allot completion --help`"),
+        (["mig", "aply"], "Did you mean 'apply'?", "see `allot mig --help`"),
+        (["run", "--mode", "sfot", "--memory", "1Gi", "--", "true"], "did you mean 'soft'?", "run"),
+        (["devices", "set-mode", "GPU-0", "soft,migg"], "did you mean 'mig'?", "the modes are"),
     ],
 )
 def test_errors_are_words_on_standard_error(arguments: list[str], says: str, hint: str) -> None:

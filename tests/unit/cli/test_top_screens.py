@@ -6,7 +6,7 @@ import pty
 import struct
 import sys
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fcntl import ioctl
 from fractions import Fraction
@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from allotment.cli import devices as devices_command
+from allotment.cli import ps as ps_command
 from allotment.cli.machines import DeviceRow
 from allotment.cli.tables import Column, print_table
 from allotment.cli.top_screens import SORTS, Frame, bar, draw
@@ -31,6 +33,7 @@ from allotment.shares.status import (
     LiveState,
     ProcessView,
     Rates,
+    ShareStatus,
     ShareView,
 )
 
@@ -268,6 +271,37 @@ def test_an_oversubscribed_share_is_marked() -> None:
     assert "3Gi of 4Gi     -" in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_a_suspended_share_is_shown_so_at_every_width(width: int) -> None:
+    suspended = replace(share_view("b"), state=LiveState.SUSPENDED)
+    assert "suspended" not in drawn(frame(share_view("a")), width)
+    shown = drawn(frame(share_view("a"), suspended), width).splitlines()
+    assert [line.split()[:2] for line in shown if "suspended" in line] == [["b", "suspended"]]
+    words = printed_by_ps([share_view("a"), suspended], width=width)
+    assert [line.split()[:2] for line in words if "suspended" in line] == [["b", "suspended"]]
+    assert "ENFORCED" in words[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [
+        (80, ["#", "UUID", "MODEL", "ALLOTTED", "USED", "GPU", "SHARES", "MODE"]),
+        (60, ["#", "UUID", "ALLOTTED", "USED", "MODE"]),
+        (160, ["#", "UUID", "MODEL", "MEMORY", "ALLOTTED", "USED", "GUARANTEED", "GPU", "SHARES",
+               "MODE", "KIND"]),
+    ],
+)  # fmt: skip
+def test_a_narrow_terminal_gets_what_matters_of_devices(width: int, headings: list[str]) -> None:
+    row = replace(device_row(), mode="soft")
+    shown = on_terminal(lambda: devices_command._print([row], [], {}), width=width)  # noqa: SLF001
+    assert shown[0].split() == headings
+    assert all(len(line) <= width for line in shown)
+    assert "GPU-00000000 " in shown[1]
+    wide = on_terminal(lambda: devices_command._print([row], [], {}, is_wide=True), width=width)  # noqa: SLF001
+    assert wide[0].split()[-1] == "KIND"
+    assert "GPU-00000000-1111" in wide[1]
+
+
 def test_a_weight_is_shown_where_it_is_another_than_the_others() -> None:
     promised = Compute(3000, 8000, 300, is_governed=True)
     view = share_view(compute=replace(compute_view(), promised=promised))
@@ -297,14 +331,23 @@ def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]
 
 
 def printed(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int) -> list[str]:
-    """A table on a terminal of so many columns."""
+    return on_terminal(lambda: print_table(columns, rows), width=width)
+
+
+def printed_by_ps(views: Sequence[ShareView], *, width: int) -> list[str]:
+    status = ShareStatus(tuple(views), ())
+    return on_terminal(lambda: ps_command._print(status), width=width)  # noqa: SLF001
+
+
+def on_terminal(write: Callable[[], None], *, width: int) -> list[str]:
+    """What is printed on a terminal of so many columns."""
     child, terminal = pty.fork()
     if child == 0:
         ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         os.environ.pop("COLUMNS", None)
         os.environ["NO_COLOR"] = "1"
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # pytest has the other one
-        print_table(columns, rows)
+        write()
         sys.stdout.flush()
         os._exit(0)
     seen = b""
@@ -320,8 +363,8 @@ def printed(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_line_is_wrapped() -> None:
     columns = (
-        Column("NAME"), Column("STATE", is_optional=True), Column("SIZE", is_number=True),
-        Column("MORE", is_optional=True), Column("COMMAND"),
+        Column("NAME"), Column("STATE", rank=1), Column("SIZE", is_number=True),
+        Column("MORE", rank=2), Column("COMMAND", least=12),
     )  # fmt: skip
     rows = [("train", "running", "10Gi", "more", "python train.py --epochs 10")]
     assert printed(columns, rows, width=80) == [
@@ -338,11 +381,27 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_line_is_wrapped() -> None:
     ]
 
 
+def test_a_note_that_does_not_fit_is_whole_on_a_line_of_its_own() -> None:
+    columns = (Column("GPU"), Column("STEP"), Column("REMARK", is_note=True))
+    rows = [("GPU-1", "switch MIG on", "needs a reset: `allot ...`"), ("GPU-2", "-", "")]
+    assert printed(columns, rows, width=80) == [
+        "GPU    STEP           REMARK",
+        "GPU-1  switch MIG on  needs a reset: `allot ...`",
+        "GPU-2  -",
+    ]
+    assert printed(columns, rows, width=40) == [
+        "GPU    STEP",
+        "GPU-1  switch MIG on",
+        "  needs a reset: `allot ...`",
+        "GPU-2  -",
+    ]
+
+
 def test_wide_characters_take_their_cells() -> None:
-    columns = (Column("NAME"), Column("COMMAND"))
+    columns = (Column("NAME"), Column("COMMAND", least=2))
     assert printed(columns, [("訓練", "x"), ("ab", "y")], width=80) == [
         "NAME  COMMAND",
         "訓練  x",
         "ab    y",
     ]
-    assert printed(columns, [("ab", "訓練訓練訓練")], width=12)[1] == "ab    訓練…"
+    assert printed(columns, [("ab", "訓練訓練訓練")], width=13)[1] == "ab    訓練訓…"

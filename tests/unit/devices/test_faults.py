@@ -65,7 +65,9 @@ def test_faults_are_cleared(path: Path) -> None:
     clear_faults(path)
     (faults, *_) = read_faults(path)
     assert (faults.lost, faults.hang_us, set(faults.counters.values())) == (False, 0, {0})
-    assert faults.xids == (79,), "what was said was said"
+    assert faults.xids == ()
+    set_fault(path, 0, xid=31)
+    assert read_faults(path)[0].xids == (31,)
 
 
 def test_faults_leave_the_description_alone(path: Path) -> None:

@@ -29,6 +29,8 @@ from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.record import read_record
 from allotment.shares.resize import LimitChange, resize
+from allotment.shares.resume import resume
+from allotment.shares.suspend import suspend
 
 GI = 1 << 30
 Make = Callable[..., tuple[Share, Path]]
@@ -111,6 +113,7 @@ def test_find_by_name_id_and_beginning(folder: StateFolder, make: Make) -> None:
         assert lifecycle.find(folder, word).id == share.id
     with pytest.raises(NotFoundError) as caught:
         lifecycle.find(folder, "trian")
+    assert caught.value.message == "there is no share 'trian' (did you mean 'train'?)"
     assert "train" in (caught.value.hint or "")
 
 
@@ -505,3 +508,27 @@ def test_a_share_of_the_version_before_stays_booked_and_is_named(
     assert (folder.root / "version").read_text() == "2\n"
     lifecycle.destroy(folder, old, force=True)
     assert len(lifecycle.list_shares(folder)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_the_refusal_of_another_users_share_names_the_owner(
+    common_folder: Path, devices: tuple[Device, ...], order: Callable[..., lifecycle.ShareOrder]
+) -> None:
+    folder = StateFolder(common_folder)
+    share, _ = lifecycle.create(folder, order(name="train"), devices)
+    smaller = LimitChange(memory=parse_memory("1Gi"))
+    os.seteuid(65534)
+    try:
+        found = lifecycle.find(folder, "train")
+        refused = r"share train belongs to root \(uid 0\)"
+        with pytest.raises(StateError, match=refused):
+            lifecycle.destroy(folder, found, force=True)
+        with pytest.raises(StateError, match=refused):
+            resize(folder, "train", smaller, devices, force=True)
+        with pytest.raises(StateError, match=refused):
+            suspend(folder, "train", lambda _: {}, patience_s=1)
+        with pytest.raises(StateError, match=refused):
+            resume(folder, "train", lambda _: {}, devices, host_budget=None)
+    finally:
+        os.seteuid(0)
+    assert lifecycle.find(folder, "train").id == share.id

@@ -26,7 +26,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.shares import Injection, ShareId
 from allotment.modes import ledger_mode, traits_of
-from allotment.shares.cdi import KIND, HostMount
+from allotment.shares.cdi import EXTRAS, KIND, HostMount, extra_edits
 from allotment.shares.placing import fresh_id
 from allotment.shares.pods import PodShares
 
@@ -66,18 +66,20 @@ def answer(
     devices: Mapping[str, Device],
     by_mounts: AllocateAnswer | None = None,
     driver: DriverNodes | None = None,
+    extras: Collection[str] = (),
 ) -> AllocateAnswer:
     """Answer for one container that was given these ids.
 
     `devices` are the node's, by UUID. `by_mounts` is what the container gets without CDI; None: the
-    node has CDI. `driver` is for `passDeviceSpecs`. Raises `UsageError`, in NVIDIA's words, for
-    unknown ids and for ids that cannot be given together.
+    node has CDI. `driver` is for `passDeviceSpecs`. `extras` are the kinds of `shares.cdi.EXTRAS`
+    that have a CDI spec. Raises `UsageError`, in NVIDIA's words, for unknown ids and for ids that
+    cannot be given together.
     """
     _check(resource, ids)
     enforced = ledger_mode(resource.mode) is not None
     if not enforced and config.plugin.device_list_strategies is not None:
         chosen = _devices(resource, ids, devices)
-        return _as_nvidia(chosen, config, share, driver or DriverNodes())
+        return _as_nvidia(chosen, config, share, driver or DriverNodes(), extras)
     marks = {SHARE_ANNOTATION: str(share)}
     if by_mounts is None:
         return AllocateAnswer(annotations=marks, cdi_devices=(f"{KIND}={share}",))
@@ -146,19 +148,20 @@ def _as_nvidia(
     config: Config,
     share: ShareId,
     driver: DriverNodes,
+    extras: Collection[str],
 ) -> AllocateAnswer:
     strategies = config.plugin.device_list_strategies or ()
     names = device_names(devices, config)
-    qualified = _qualified(names, config) if uses_nvidia_cdi(config) else []
+    qualified = _qualified(names, config, extras) if uses_nvidia_cdi(config) else []
     annotations = {SHARE_ANNOTATION: str(share)}
     if qualified and DeviceListStrategy.CDI_ANNOTATIONS in strategies:
         # NVIDIA's plugin uses a fresh UUID here; the share's id is as unique.
         key = f"{config.plugin.cdi_annotation_prefix or _CDI_PREFIX}nvidia-device-plugin_{share}"
         annotations[key] = ",".join(qualified)
     cdi_devices = tuple(qualified) if DeviceListStrategy.CDI_CRI in strategies else ()
+    envs = {f"NVIDIA_{kind.upper()}": "enabled" for kind in enabled_extras(config)}
     if _CDI.issuperset(strategies):
-        return AllocateAnswer(annotations=annotations, cdi_devices=cdi_devices)
-    envs: dict[str, str] = {}
+        return AllocateAnswer(envs=envs, annotations=annotations, cdi_devices=cdi_devices)
     mounts: tuple[HostMount, ...] = ()
     if DeviceListStrategy.ENVVAR in strategies:
         envs |= {_VISIBLE: ",".join(names), **_channels(config)}
@@ -168,12 +171,6 @@ def _as_nvidia(
         mounts = tuple(
             HostMount("/dev/null", f"{_VOLUMES}/{name}", is_read_only=False) for name in wanted
         )
-    if config.gdrcopy_enabled:
-        envs["NVIDIA_GDRCOPY"] = "enabled"
-    if config.gds_enabled:
-        envs["NVIDIA_GDS"] = "enabled"
-    if config.mofed_enabled:
-        envs["NVIDIA_MOFED"] = "enabled"
     return AllocateAnswer(
         envs=envs,
         mounts=mounts,
@@ -188,17 +185,22 @@ def _channels(config: Config) -> dict[str, str]:
     return {"NVIDIA_IMEX_CHANNELS": channels} if channels else {}
 
 
-def _qualified(names: Sequence[str], config: Config) -> list[str]:
-    """Return the CDI names in the order of NVIDIA's plugin."""
-    extras = {
+def enabled_extras(config: Config) -> list[str]:
+    """Return the kinds of `shares.cdi.EXTRAS` that the configuration asks for."""
+    enabled = {
         "gdrcopy": config.gdrcopy_enabled,
         "gds": config.gds_enabled,
         "mofed": config.mofed_enabled,
     }
+    return [kind for kind in EXTRAS if enabled[kind]]
+
+
+def _qualified(names: Sequence[str], config: Config, extras: Collection[str]) -> list[str]:
+    """Return the CDI names in the order of NVIDIA's plugin, which names no empty spec."""
     return [
         *(f"{CDI_VENDOR}/gpu={name}" for name in names),
         *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in config.imex_channel_ids),
-        *(f"{CDI_VENDOR}/{name}=all" for name, is_on in extras.items() if is_on),
+        *(f"{CDI_VENDOR}/{kind}=all" for kind in enabled_extras(config) if kind in extras),
     ]
 
 
@@ -247,9 +249,11 @@ class AllocateAnswers:
         state: NodeState,
         shares: PodShares,
         reports: Reports,
+        is_simulated: bool = False,
     ) -> None:
-        """Connect the parts."""
+        """Connect the parts. `is_simulated`: there is no NVIDIA driver to describe by CDI."""
         self._cdi = cdi
+        self._is_simulated = is_simulated
         self._node = node
         self._state = state
         self._cdi_folder = cdi_folder
@@ -309,6 +313,9 @@ class AllocateAnswers:
             devices=self._state.devices,
             by_mounts=by_mounts,
             driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
+            extras=()
+            if self._is_simulated
+            else [kind for kind in enabled_extras(config) if extra_edits(kind)],
         )
 
     def injection(self, mode: str) -> Injection:

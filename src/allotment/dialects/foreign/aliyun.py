@@ -40,10 +40,10 @@ from allotment.dialects.foreign.parsing import (
     regular_containers,
     units_of,
 )
-from allotment.dialects.own.protocol import meant, refusal, shown
+from allotment.dialects.own.protocol import refusal, shown
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import DEFAULT_WEIGHT, MAX_WEIGHT, WHOLE, Compute
-from allotment.model.formats import format_count
+from allotment.model.formats import format_count, meant
 from allotment.model.modes import MPS
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.requests import Constraints, ModelRule, Preferences, Request

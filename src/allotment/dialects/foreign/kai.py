@@ -40,11 +40,11 @@ from allotment.dialects.foreign.parsing import (
     word_of,
 )
 from allotment.dialects.own.annotations import part_amount
-from allotment.dialects.own.protocol import meant, refusal, shown
+from allotment.dialects.own.protocol import refusal, shown
 from allotment.model.clusters import PodBooking
 from allotment.model.compute import Compute
 from allotment.model.errors import QuantityError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, meant
 from allotment.model.modes import MPS as MPS_MODE
 from allotment.model.modes import SOFT
 from allotment.model.pods import ForeignPod

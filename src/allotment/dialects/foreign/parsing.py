@@ -12,10 +12,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from allotment.dialects.own.protocol import in_modes, meant, refusal, shown, unsuited
+from allotment.dialects.own.protocol import in_modes, refusal, shown, unsuited
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import QuantityError
-from allotment.model.formats import format_bytes
+from allotment.model.formats import format_bytes, meant
 from allotment.model.pods import ContainerKind, ForeignContainer, ForeignPod
 from allotment.model.quantities import LEAST_BYTES, MemoryAmount, parse_whole
 from allotment.model.requests import ModelRule, Request

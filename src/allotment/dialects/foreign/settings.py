@@ -28,8 +28,9 @@ from allotment.dialects.foreign.volcano import (
     VolcanoGpuShareDialect,
     VolcanoSettings,
 )
-from allotment.dialects.own.protocol import meant, shown
+from allotment.dialects.own.protocol import shown
 from allotment.model.errors import UsageError
+from allotment.model.formats import meant
 from allotment.model.mig import MigModelGroups
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -19,12 +19,12 @@ from allotment.dialects.own.protocol import (
     STRONGEST,
     ComputeWish,
     PodAnnotations,
-    meant,
     refusal,
     shown,
 )
 from allotment.model.compute import ComputeClass, parse_compute, parse_weight
 from allotment.model.errors import UsageError
+from allotment.model.formats import meant
 from allotment.model.modes import MODES
 from allotment.model.pods import Pod
 from allotment.model.quantities import MemoryAmount, parse_memory

@@ -17,10 +17,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from allotment.dialects.own.protocol import PlacementWish, meant, refusal, shown
+from allotment.dialects.own.protocol import PlacementWish, refusal, shown
 from allotment.model.clusters import PlacedContainer, PlacedDevice, PodBooking
 from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
+from allotment.model.formats import meant
 from allotment.model.mig import MigPlace
 from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import ContainerKind, Pod, PodUid

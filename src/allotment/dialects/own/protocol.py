@@ -3,7 +3,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Final, Protocol
 
 from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
@@ -88,12 +87,6 @@ class Dialect(Protocol):
 def refusal(pod: Pod | ForeignPod, container: str | None, problem: str, *, hint: str) -> UsageError:
     where = f"pod {pod}" if container is None else f"pod {pod}, container {container!r}"
     return UsageError(f"{where}: {problem}", hint=hint)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """The closest known word, as ` (did you mean ...?)`; empty: none is close."""
-    close = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def shown(text: str) -> str:

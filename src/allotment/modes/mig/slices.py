@@ -274,8 +274,8 @@ class Slices:
             if self._reset is None:
                 raise PrerequisiteError(
                     f"GPU {gpu.uuid} changes its MIG mode only with a reset",
-                    hint="`allot mig apply` resets the GPU; on a node, `mig: {reset: true}` in the"
-                    " GPU's rule lets the agent reset it",
+                    hint="`allot mig apply --reset` resets the GPU; on a node, `mig: {reset: true}`"
+                    " in the GPU's rule lets the agent reset it",
                 )
             self._reset()
         except AllotError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -61,6 +62,7 @@ def ask(
     config: Config,
     has_cdi: bool = True,
     driver: DriverNodes | None = None,
+    extras: Collection[str] = (),
 ) -> AllocateAnswer:
     return answer(
         resource,
@@ -70,6 +72,7 @@ def ask(
         devices=DEVICES,
         by_mounts=None if has_cdi else BY_MOUNTS,
         driver=driver,
+        extras=extras,
     )
 
 
@@ -176,7 +179,7 @@ def test_extras_come_with_every_strategy() -> None:
         gdrcopy_enabled=True,
         imex_channel_ids=(0,),
     )
-    got = ask(WHOLE, "GPU-0", config=on)
+    got = ask(WHOLE, "GPU-0", config=on, extras=("gdrcopy", "gds", "mofed"))
     assert got.envs == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0",
         "NVIDIA_IMEX_CHANNELS": "0",
@@ -191,10 +194,26 @@ def test_extras_come_with_every_strategy() -> None:
     )
 
 
-def test_with_cdi_alone_nothing_else_is_answered() -> None:
+def test_with_cdi_alone_there_are_no_device_nodes_but_the_variables_of_the_extras() -> None:
     on = replace(config("cdi-cri", pass_device_specs=True), gds_enabled=True)
-    got = ask(WHOLE, "GPU-0", config=on)
-    assert got == AllocateAnswer(annotations=MARK, cdi_devices=got.cdi_devices)
+    got = ask(WHOLE, "GPU-0", config=on, extras=("gds",))
+    vendor = "k8s.device-plugin.nvidia.com"
+    assert got == AllocateAnswer(
+        envs={"NVIDIA_GDS": "enabled"},
+        annotations=MARK,
+        cdi_devices=(f"{vendor}/gpu=GPU-0", f"{vendor}/gds=all"),
+    )
+
+
+@pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations"])
+def test_an_extra_without_a_spec_is_not_named(strategy: str) -> None:
+    on = replace(config(strategy), gds_enabled=True, mofed_enabled=True)
+    got = ask(WHOLE, "GPU-0", config=on, extras=("mofed", "gdrcopy"))
+    named = ",".join((*got.cdi_devices, *got.annotations.values()))
+    assert "/mofed=all" in named
+    assert "/gds=all" not in named
+    assert "/gdrcopy=all" not in named
+    assert got.envs == {"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}
 
 
 def test_device_nodes_are_passed_from_the_drivers_root() -> None:

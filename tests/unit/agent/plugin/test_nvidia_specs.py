@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from allotment.agent.config.schema import Config, DeviceListStrategy, PluginConf
 from allotment.agent.maintenance import NvidiaSpecs, make_specs
 from allotment.model.devices import Device
 from allotment.model.errors import NoDevicesError, StateError
+from allotment.shares.cdi import extra_edits
 
 TWO = (gpu(0), gpu(1))
 
@@ -66,6 +68,31 @@ def test_channels_are_devices_too() -> None:
     (channel,) = specs["imex-channel"]["devices"]
     assert channel["name"] == "0"
     assert "gpu" not in specs
+
+
+def test_extras_are_described_by_the_devices_that_are_there(tmp_path: Path) -> None:
+    on = replace(config("cdi-cri"), gds_enabled=True, mofed_enabled=True, gdrcopy_enabled=True)
+    extras = partial(extra_edits, root=tmp_path)
+    assert make_specs((), on, edits, extras) == ({}, ())
+    for node in ("dev/nvidia-fs1", "dev/nvidia-fs0", "dev/infiniband/rdma_cm"):
+        path = tmp_path / node
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/null")
+    (tmp_path / "dev" / "gdrdrv").write_text("no device")
+    (tmp_path / "run" / "udev").mkdir(parents=True)
+    specs, _ = make_specs((), on, edits, extras)
+    assert set(specs) == {"gds", "mofed"}
+    assert specs["gds"]["kind"] == "k8s.device-plugin.nvidia.com/gds"
+    (storage,) = specs["gds"]["devices"]
+    assert storage["name"] == "all"
+    assert storage["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/nvidia-fs0"},
+        {"path": "/dev/nvidia-fs1"},
+    ]
+    assert [each["containerPath"] for each in storage["containerEdits"]["mounts"]] == ["/run/udev"]
+    (network,) = specs["mofed"]["devices"]
+    assert network["containerEdits"] == {"deviceNodes": [{"path": "/dev/infiniband/rdma_cm"}]}
+    assert make_specs((), config("cdi-cri"), edits, extras) == ({}, ())
 
 
 def test_a_gpu_that_cannot_be_described_hides_no_other() -> None:
