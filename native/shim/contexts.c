@@ -38,8 +38,7 @@ static bool collect(const record *seen, void *context) {
       return true;
     case SPACE_MODULE:
       return true;
-    case SPACE_HEAP:
-    case SPACE_FIFO:
+    case SPACE_LIMIT:
       all->context_bytes[seen->device] += seen->bytes;
       all->bytes[seen->device] += seen->bytes;
       return true;
@@ -179,6 +178,34 @@ CUDA_WRAPPER(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters
                               unsigned int flags, CUdevice device)) {
   if (!governed()) return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
   CREATE_CONTEXT(device, context, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
+}
+
+CUDA_WRAPPER(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuGLCtxCreate)(context, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate)(context, flags, device));
+}
+
+CUDA_WRAPPER(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device)) {
+  if (!governed()) return REAL(cuGLCtxCreate_v2)(context, flags, device);
+  CREATE_CONTEXT(device, context, REAL(cuGLCtxCreate_v2)(context, flags, device));
+}
+
+CUDA_WRAPPER(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device,
+                                uint32_t vdp_device, void *get_proc_address)) {
+  if (!governed()) {
+    return REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address);
+  }
+  CREATE_CONTEXT(device, context,
+                 REAL(cuVDPAUCtxCreate)(context, flags, device, vdp_device, get_proc_address));
+}
+
+CUDA_WRAPPER(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device,
+                                   uint32_t vdp_device, void *get_proc_address)) {
+  if (!governed()) {
+    return REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address);
+  }
+  CREATE_CONTEXT(device, context,
+                 REAL(cuVDPAUCtxCreate_v2)(context, flags, device, vdp_device, get_proc_address));
 }
 
 #define DESTROY_CONTEXT(context, call, is_gone)      \

@@ -16,6 +16,7 @@
   X(cuArrayCreate) \
   X(cuArrayCreate_v2) \
   X(cuArrayDestroy) \
+  X(cuCheckpointProcessRestore) \
   X(cuCtxCreate) \
   X(cuCtxCreate_v2) \
   X(cuCtxCreate_v3) \
@@ -35,6 +36,8 @@
   X(cuDeviceTotalMem) \
   X(cuDeviceTotalMem_v2) \
   X(cuEventSynchronize) \
+  X(cuGLCtxCreate) \
+  X(cuGLCtxCreate_v2) \
   X(cuGetProcAddress) \
   X(cuGetProcAddress_v2) \
   X(cuGraphExecDestroy) \
@@ -67,6 +70,9 @@
   X(cuLibraryLoadData) \
   X(cuLibraryLoadFromFile) \
   X(cuLibraryUnload) \
+  X(cuLogicalEndpointBindAddr) \
+  X(cuLogicalEndpointBindMem) \
+  X(cuLogicalEndpointUnbind) \
   X(cuMemAlloc) \
   X(cuMemAllocAsync) \
   X(cuMemAllocAsync_ptsz) \
@@ -211,6 +217,11 @@
   X(cuModuleLoadDataEx) \
   X(cuModuleLoadFatBinary) \
   X(cuModuleUnload) \
+  X(cuMulticastBindAddr) \
+  X(cuMulticastBindAddr_v2) \
+  X(cuMulticastBindMem) \
+  X(cuMulticastBindMem_v2) \
+  X(cuMulticastUnbind) \
   X(cuStreamAddCallback) \
   X(cuStreamAddCallback_ptsz) \
   X(cuStreamBatchMemOp) \
@@ -218,11 +229,15 @@
   X(cuStreamBatchMemOp_v2) \
   X(cuStreamBatchMemOp_v2_ptsz) \
   X(cuStreamBeginCapture) \
+  X(cuStreamBeginCaptureToCig) \
+  X(cuStreamBeginCaptureToCig_ptsz) \
   X(cuStreamBeginCaptureToGraph) \
   X(cuStreamBeginCaptureToGraph_ptsz) \
   X(cuStreamBeginCapture_ptsz) \
   X(cuStreamBeginCapture_v2) \
   X(cuStreamBeginCapture_v2_ptsz) \
+  X(cuStreamBeginRecaptureToGraph) \
+  X(cuStreamBeginRecaptureToGraph_ptsz) \
   X(cuStreamDestroy) \
   X(cuStreamDestroy_v2) \
   X(cuStreamEndCapture) \
@@ -239,15 +254,23 @@
   X(cuStreamWaitValue64_ptsz) \
   X(cuStreamWaitValue64_v2) \
   X(cuStreamWaitValue64_v2_ptsz) \
+  X(cuVDPAUCtxCreate) \
+  X(cuVDPAUCtxCreate_v2) \
   X(cuWaitExternalSemaphoresAsync) \
   X(cuWaitExternalSemaphoresAsync_ptsz)
 
 #define SHIM_NVML_ENTRIES(X) \
+  X(nvmlDeviceGetAccountingPids) \
+  X(nvmlDeviceGetAccountingStats) \
+  X(nvmlDeviceGetAccountingStats_v2) \
   X(nvmlDeviceGetComputeRunningProcesses) \
   X(nvmlDeviceGetComputeRunningProcesses_v2) \
   X(nvmlDeviceGetComputeRunningProcesses_v3) \
+  X(nvmlDeviceGetConfComputeProtectedMemoryUsage) \
   X(nvmlDeviceGetCount) \
   X(nvmlDeviceGetCount_v2) \
+  X(nvmlDeviceGetEncoderSessions) \
+  X(nvmlDeviceGetFBCSessions) \
   X(nvmlDeviceGetGraphicsRunningProcesses) \
   X(nvmlDeviceGetGraphicsRunningProcesses_v2) \
   X(nvmlDeviceGetGraphicsRunningProcesses_v3) \
@@ -264,10 +287,14 @@
   X(nvmlDeviceGetMPSComputeRunningProcesses_v3) \
   X(nvmlDeviceGetMemoryInfo) \
   X(nvmlDeviceGetMemoryInfo_v2) \
+  X(nvmlDeviceGetMemoryLimits_v1) \
+  X(nvmlDeviceGetMigDeviceHandleByIndex) \
   X(nvmlDeviceGetProcessUtilization) \
   X(nvmlDeviceGetProcessesUtilizationInfo) \
   X(nvmlDeviceGetRunningProcessDetailList) \
   X(nvmlDeviceGetTopologyNearestGpus) \
+  X(nvmlDeviceSetMemoryLimits_v1) \
+  X(nvmlSystemGetProcessName) \
   X(nvmlSystemGetTopologyGpuSet)
 // clang-format on
 

@@ -9,6 +9,14 @@ typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
 CU_ENTRY_PTSZ(cuWaitExternalSemaphoresAsync, (const void *semaphores, const void *parameters,
                                               unsigned int count, CUstream stream));
+CU_ENTRY_PTSZ(cuStreamBeginCaptureToCig, (CUstream stream, void *parameters));
+CU_ENTRY(cuLogicalEndpointBindAddr, (uint32_t endpoint, CUdevice device, uint64_t offset,
+                                     void *address, uint64_t size, unsigned long long flags));
+CU_ENTRY(cuLogicalEndpointBindMem,
+         (uint32_t endpoint, CUdevice device, uint64_t offset, CUmemGenericAllocationHandle memory,
+          uint64_t from, uint64_t size, unsigned long long flags));
+CU_ENTRY(cuLogicalEndpointUnbind,
+         (uint32_t endpoint, CUdevice device, uint64_t offset, uint64_t size));
 CU_ENTRY(cuLaunch, (CUfunction function));
 CU_ENTRY(cuLaunchGrid, (CUfunction function, int width, int height));
 CU_ENTRY(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream));

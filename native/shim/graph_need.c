@@ -13,7 +13,8 @@
 #include "pools.h"
 
 #define DEEPEST_CHILD 64
-// More than any device has: a graph that allocates memory of an unknown kind is refused.
+// More than any device has: a graph that is not understood, or that allocates memory of an unknown
+// kind, is refused.
 #define NOT_UNDERSTOOD_BYTES (UINT64_MAX / 4)
 
 typedef struct piece {
@@ -46,25 +47,38 @@ static void remember(reader *in, CUdeviceptr pointer, uint64_t bytes, int device
   in->pieces[in->count++] = (piece){pointer, bytes, device};
 }
 
-static void read_allocation(reader *in, CUgraphNode node) {
-  CUDA_MEM_ALLOC_NODE_PARAMS parameters;
-  if (DRIVER(USED(cuGraphMemAllocNodeGetParams)(node, &parameters)) != CUDA_SUCCESS) return;
-  const CUmemLocation *location = &parameters.poolProps.location;
-  int device = pool_device(in->own, location, parameters.poolProps.allocType);
-  if (device == POOL_UNCHARGED) return;
-  CUdevice ordinal = location->id;
-  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) DRIVER(USED(cuCtxGetDevice)(&ordinal));
+static void add(reader *in, int device, CUdevice ordinal, uint64_t bytes) {
   graph_need *need = in->need;
-  uint64_t bytes = round_up(parameters.bytesize, CHARGE_GRANULE);
-  if (device < 0) {
-    device = 0;
-    bytes = NOT_UNDERSTOOD_BYTES;
-  }
   need->most[device] = sum_of(need->most[device], bytes);
   in->live[device] = sum_of(in->live[device], bytes);
   if (in->live[device] > need->least[device]) need->least[device] = in->live[device];
   need->ordinals[device] = ordinal;
   need->devices |= 1u << device;
+}
+
+static void not_understood(reader *in) {
+  CUdevice ordinal = 0;
+  DRIVER(USED(cuCtxGetDevice)(&ordinal));
+  add(in, 0, ordinal, NOT_UNDERSTOOD_BYTES);
+}
+
+static void read_allocation(reader *in, CUgraphNode node) {
+  CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+  if (DRIVER(USED(cuGraphMemAllocNodeGetParams)(node, &parameters)) != CUDA_SUCCESS) {
+    not_understood(in);
+    return;
+  }
+  const CUmemLocation *location = &parameters.poolProps.location;
+  int device = pool_device(in->own, location, parameters.poolProps.allocType);
+  if (device == POOL_UNCHARGED) return;
+  if (device < 0) {
+    not_understood(in);
+    return;
+  }
+  CUdevice ordinal = location->id;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) DRIVER(USED(cuCtxGetDevice)(&ordinal));
+  uint64_t bytes = round_up(parameters.bytesize, CHARGE_GRANULE);
+  add(in, device, ordinal, bytes);
   remember(in, parameters.dptr, bytes, device);
 }
 
@@ -167,36 +181,47 @@ static bool order_chain(CUgraph graph, CUgraphNode *nodes, size_t count) {
 
 static void read_graph(reader *in, CUgraph graph, int depth);
 
+// Types that came later may allocate. Bodies of conditional nodes cannot.
+#define NEWEST_TYPE CU_GRAPH_NODE_TYPE_FABRIC_CPY_BATCH
+
+static CUgraphNodeType type_of(CUgraphNode node) {
+  CUgraphNodeType type = NEWEST_TYPE + 1;
+  return DRIVER(USED(cuGraphNodeGetType)(node, &type)) == CUDA_SUCCESS ? type : NEWEST_TYPE + 1;
+}
+
 static void read_node(reader *in, CUgraphNode node, int depth) {
-  CUgraphNodeType type;
+  CUgraphNodeType type = type_of(node);
   CUgraph child;
-  if (DRIVER(USED(cuGraphNodeGetType)(node, &type)) != CUDA_SUCCESS) return;
   if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) read_allocation(in, node);
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE) read_free(in, node);
-  if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+  if (type > NEWEST_TYPE) not_understood(in);
+  if (type != CU_GRAPH_NODE_TYPE_GRAPH) return;
+  if (depth + 1 < DEEPEST_CHILD &&
       DRIVER(USED(cuGraphChildGraphNodeGetGraph)(node, &child)) == CUDA_SUCCESS) {
     read_graph(in, child, depth + 1);
+  } else {
+    not_understood(in);
   }
 }
 
 static bool has_memory_nodes(const CUgraphNode *nodes, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    CUgraphNodeType type;
-    if (DRIVER(USED(cuGraphNodeGetType)(nodes[i], &type)) != CUDA_SUCCESS) continue;
+    CUgraphNodeType type = type_of(nodes[i]);
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_GRAPH) return true;
+    if (type > NEWEST_TYPE) return true;
   }
   return false;
 }
 
 static void read_graph(reader *in, CUgraph graph, int depth) {
   size_t count = 0;
-  if (depth == DEEPEST_CHILD ||
-      DRIVER(USED(cuGraphGetNodes)(graph, NULL, &count)) != CUDA_SUCCESS || count == 0) {
-    return;
-  }
+  // The driver has an error of its own for what is no graph.
+  if (DRIVER(USED(cuGraphGetNodes)(graph, NULL, &count)) != CUDA_SUCCESS || count == 0) return;
   CUgraphNode *nodes = malloc(count * sizeof *nodes);
-  if (nodes == NULL) return;
-  if (DRIVER(USED(cuGraphGetNodes)(graph, nodes, &count)) != CUDA_SUCCESS) count = 0;
+  if (nodes == NULL || DRIVER(USED(cuGraphGetNodes)(graph, nodes, &count)) != CUDA_SUCCESS) {
+    not_understood(in);
+    count = 0;
+  }
   // Most graphs allocate nothing: they cost one look at each node.
   if (count > 0 && has_memory_nodes(nodes, count)) {
     if (!order_chain(graph, nodes, count)) in->is_chain = false;

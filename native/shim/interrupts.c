@@ -120,6 +120,22 @@ BEGIN(cuStreamBeginCaptureToGraph,
        const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode),
       (stream, graph, dependencies, edges, count, mode))
 
+BEGIN(cuStreamBeginRecaptureToGraph,
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback,
+       void *data),
+      (stream, mode, graph, callback, data))
+
+// Work that is captured for a graphics API runs in that API's commands: it could not be measured,
+// nor take turns.
+#define REFUSE_CIG(name)                                    \
+  CUDA_WRAPPER(name, (CUstream stream, void *parameters)) { \
+    if (!governed()) return REAL(name)(stream, parameters); \
+    return CUDA_ERROR_NOT_PERMITTED;                        \
+  }
+
+REFUSE_CIG(cuStreamBeginCaptureToCig)
+REFUSE_CIG(cuStreamBeginCaptureToCig_ptsz)
+
 #define END_ONE(name, meant)                               \
   CUDA_WRAPPER(name, (CUstream stream, CUgraph * graph)) { \
     compute_state *all = state_of_share();                 \

@@ -100,6 +100,11 @@ NVML_WRAPPER(nvmlDeviceGetHandleByPciBusId_v2, (const char *bus, nvmlDevice_t *d
   return only_own(DRIVER(REAL(nvmlDeviceGetHandleByPciBusId_v2)(bus, device)), device);
 }
 
+NVML_WRAPPER(nvmlDeviceGetMigDeviceHandleByIndex,
+             (nvmlDevice_t parent, unsigned int index, nvmlDevice_t *device)) {
+  return only_own(DRIVER(REAL(nvmlDeviceGetMigDeviceHandleByIndex)(parent, index, device)), device);
+}
+
 NVML_WRAPPER(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index)) {
   if (!governed() || index == NULL) return REAL(nvmlDeviceGetIndex)(device, index);
   unsigned real_index;

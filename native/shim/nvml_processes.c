@@ -2,6 +2,7 @@
 // NVML's process lists: the share's processes, with their numbers and their use as the ledger has
 // them. (NVML itself tells the host's numbers, and every tenant's processes.)
 #include <string.h>
+#include <unistd.h>
 
 #include "nvml.h"
 #include "report.h"
@@ -161,4 +162,16 @@ NVML_WRAPPER(nvmlDeviceGetProcessesUtilizationInfo,
   }
   info->processSamplesCount = kept;
   return kept > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+// ---- names ----
+
+NVML_WRAPPER(nvmlSystemGetProcessName, (unsigned int pid, char *name, unsigned int length)) {
+  if (!governed()) return REAL(nvmlSystemGetProcessName)(pid, name, length);
+  process *own = process_view();
+  if (own == NULL) return NVML_NO_SHARE;
+  membership all;
+  find_members(own, -1, &all);
+  if (!is_member(&all, pid) && pid != (unsigned)getpid()) return NVML_ERROR_NOT_FOUND;
+  return DRIVER(REAL(nvmlSystemGetProcessName)(pid, name, length));
 }

@@ -76,7 +76,7 @@ typedef struct process {
   pthread_mutex_t context_lock;       // who creates and destroys contexts
   CUcontext primaries[MAX_ORDINALS];  // charged primary contexts
   pthread_mutex_t virtual_lock;       // handles and mappings change together
-  uint64_t physical_serial;           // names VMM allocations
+  uint64_t physical_serial;           // names VMM allocations and bindings of them
   uint64_t largest_mapping;           // bytes
   uint32_t sparse_mappings;           // VMM allocations that arrays hold
   pthread_mutex_t pool_table_lock;

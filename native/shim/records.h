@@ -25,9 +25,9 @@ typedef enum record_space {
   SPACE_PHYSICAL,  // VMM allocations, by a number of the shim's own
   SPACE_MAPPING,   // VMM mappings, by their first address
   SPACE_SPARSE,    // VMM allocations that are mapped into arrays
+  SPACE_BINDING,   // VMM allocations that are bound to multicast objects or endpoints
   SPACE_CONTEXT,
-  SPACE_HEAP,  // what cuCtxSetLimit added to a context
-  SPACE_FIFO,
+  SPACE_LIMIT,  // what cuCtxSetLimit added to a context, by context and limit
 } record_space;
 
 typedef enum record_kind {

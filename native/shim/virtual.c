@@ -18,7 +18,7 @@ static bool add_holder(record *physical, bool exists, void *context) {
   return exists;
 }
 
-static void hold(process *own, uint64_t id) {
+void virtual_hold(process *own, uint64_t id) {
   records_change(&own->records, SPACE_PHYSICAL, id, add_holder, NULL);
 }
 
@@ -30,7 +30,7 @@ static bool remove_holder(record *physical, bool exists, void *context) {
   return false;
 }
 
-static void let_go(process *own, uint64_t id) {
+void virtual_let_go(process *own, uint64_t id) {
   record gone = {.bytes = 0};
   records_change(&own->records, SPACE_PHYSICAL, id, remove_holder, &gone);
   if (gone.bytes != 0) charge_release(own, gone.device, gone.bytes);
@@ -49,13 +49,28 @@ static void exported(process *own, uint64_t id) {
 
 // ---- handles ----
 
+#define NO_DEVICE (-1)      /* the host's, or what the driver refuses */
+#define UNKNOWN_DEVICE (-2) /* of a place that came after this shim, or that has no number */
+
 static CUdevice ordinal_of(const CUmemAllocationProp *properties) {
-  if (properties == NULL) return -1;
-  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return properties->location.id;
-  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) {
-    return properties->location.localized.deviceId;
+  if (properties == NULL) return NO_DEVICE;
+  CUdevice ordinal = NO_DEVICE;
+  switch (properties->location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      ordinal = properties->location.id;
+      break;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+      ordinal = properties->location.localized.deviceId;
+      break;
+    case CU_MEM_LOCATION_TYPE_NONE:
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return NO_DEVICE;
+    default:
+      return UNKNOWN_DEVICE;
   }
-  return -1;
+  return ordinal < 0 ? NO_DEVICE : ordinal;
 }
 
 static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, size_t size,
@@ -87,9 +102,10 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
 CUDA_WRAPPER(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t size,
                            const CUmemAllocationProp *properties, unsigned long long flags)) {
   CUdevice ordinal = ordinal_of(properties);
-  if (ordinal < 0 || size == 0 || handle == NULL || !governed()) {
+  if (ordinal == NO_DEVICE || size == 0 || handle == NULL || !governed()) {
     return REAL(cuMemCreate)(handle, size, properties, flags);
   }
+  if (ordinal == UNKNOWN_DEVICE) return CUDA_ERROR_OUT_OF_MEMORY;
   target at;
   CUresult refusal = target_device(&at, ordinal);
   return refusal != CUDA_SUCCESS ? refusal : create(&at, handle, size, properties, flags);
@@ -110,7 +126,7 @@ CUDA_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
   CUresult result = DRIVER(REAL(cuMemRelease)(handle));
   if (result == CUDA_SUCCESS) {
     records_change(&own->records, SPACE_HANDLE, handle, drop_reference, &id);
-    if (id != 0) let_go(own, id);
+    if (id != 0) virtual_let_go(own, id);
   }
   pthread_mutex_unlock(&own->virtual_lock);
   return result;
@@ -131,8 +147,8 @@ CUDA_WRAPPER(cuMemExportToShareableHandle,
   return result;
 }
 
-// The mapping that an address lies in. Mappings begin at multiples of the granule.
-static bool mapping_of(process *own, uint64_t address, record *mapping) {
+// Mappings begin at multiples of the granule.
+bool virtual_mapping_of(process *own, uint64_t address, record *mapping) {
   uint64_t start = address & ~(CHARGE_GRANULE - 1);
   for (uint64_t back = 0; back <= own->largest_mapping && back <= start; back += CHARGE_GRANULE) {
     if (records_find(&own->records, SPACE_MAPPING, start - back, mapping)) {
@@ -155,10 +171,10 @@ CUDA_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle
   record mapping;
   pthread_mutex_lock(&own->virtual_lock);
   CUresult result = DRIVER(REAL(cuMemRetainAllocationHandle)(handle, address));
-  if (result == CUDA_SUCCESS && mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
+  if (result == CUDA_SUCCESS && virtual_mapping_of(own, (uint64_t)(uintptr_t)address, &mapping)) {
     // Without memory for the record the allocation stays charged: too much rather than too little.
     records_change(&own->records, SPACE_HANDLE, *handle, add_reference, &mapping.owner);
-    hold(own, mapping.owner);
+    virtual_hold(own, mapping.owner);
   }
   pthread_mutex_unlock(&own->virtual_lock);
   return result;
@@ -177,7 +193,7 @@ CUDA_WRAPPER(cuMemMap, (CUdeviceptr address, size_t size, size_t offset,
     record mapping = {.space = SPACE_MAPPING, .key = address, .bytes = size, .owner = name.owner};
     if (size > own->largest_mapping) own->largest_mapping = size;
     records_keep(&own->records, &mapping);
-    hold(own, name.owner);
+    virtual_hold(own, name.owner);
   }
   pthread_mutex_unlock(&own->virtual_lock);
   return result;
@@ -191,7 +207,7 @@ CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
   record mapping;
   for (uint64_t at = 0; result == CUDA_SUCCESS && at < size;) {
     bool known = records_take(&own->records, SPACE_MAPPING, address + at, &mapping);
-    if (known) let_go(own, mapping.owner);
+    if (known) virtual_let_go(own, mapping.owner);
     at += known ? mapping.bytes : CHARGE_GRANULE;
   }
   pthread_mutex_unlock(&own->virtual_lock);
@@ -201,7 +217,7 @@ CUDA_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t size)) {
 static void range_exported(process *own, uint64_t address, uint64_t size) {
   record mapping;
   for (uint64_t at = address; at - address < size;) {
-    bool known = mapping_of(own, at, &mapping);
+    bool known = virtual_mapping_of(own, at, &mapping);
     if (known) exported(own, mapping.owner);
     at = known ? mapping.key + mapping.bytes : (at & ~(CHARGE_GRANULE - 1)) + CHARGE_GRANULE;
   }
@@ -240,7 +256,7 @@ static void note_sparse(process *own, const CUarrayMapInfo *info) {
       !records_keep(&own->records, &held))
     return;
   __atomic_add_fetch(&own->sparse_mappings, 1, __ATOMIC_RELAXED);
-  hold(own, name.owner);
+  virtual_hold(own, name.owner);
 }
 
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned count, CUresult result) {
@@ -285,7 +301,7 @@ void virtual_array_gone(process *own, uint64_t array) {
   do {
     sweep.count = 0;
     records_sweep(&own->records, is_of_array, &sweep);
-    for (unsigned i = 0; i < sweep.count; i++) let_go(own, sweep.ids[i]);
+    for (unsigned i = 0; i < sweep.count; i++) virtual_let_go(own, sweep.ids[i]);
     __atomic_sub_fetch(&own->sparse_mappings, sweep.count, __ATOMIC_RELAXED);
   } while (sweep.count == SWEPT);
   pthread_mutex_unlock(&own->virtual_lock);

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,27 @@ import pytest
 from mig_gpu import Gpu, Program, refused
 
 from allotment import ledger
+from allotment.devices.packing import MACHINE_VARIABLE
 
 MIB = 1 << 20
 OUT_OF_MEMORY, NO_DEVICE, UNAVAILABLE = 2, 100, 46
 IN_USE = pynvml.NVML_ERROR_IN_USE
+
+
+#: Prints the MIG devices of the GPU that the named one is part of.
+LIST_INSTANCES = """
+import sys
+import pynvml
+
+pynvml.nvmlInit()
+own = pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1])
+gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(own)
+for index in range(7):
+    try:
+        print(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)))
+    except pynvml.NVMLError_NotFound:
+        pass
+"""
 
 
 def plain(uuid: str) -> str:
@@ -135,6 +155,36 @@ def test_instances_compute_side_by_side(hopper: Gpu, program: Callable[..., Prog
     side_by_side = min(longest(apart) for _ in range(3))
     in_turns = statistics.median(longest(same) for _ in range(3))
     assert in_turns > 1.6 * side_by_side
+
+
+def test_nvml_shows_a_share_no_other_instances(
+    hopper: Gpu, native_dir: Path, tmp_path: Path
+) -> None:
+    (_, _, own), (_, _, other) = hopper.slice(9, 0, 4), hopper.slice(9, 4, 4)
+    limit = ledger.DevicePolicy(uuid=own, memory_limit=2048 * MIB, context_bytes=520 * MIB)
+    ledger.create(tmp_path, ledger.LedgerPolicy(share_id="s", share_name="s", devices=(limit,)))
+    machine = {
+        **os.environ,
+        MACHINE_VARIABLE: str(hopper.path),
+        "LD_LIBRARY_PATH": str(native_dir / "simulated"),
+    }
+    share = {
+        "LD_PRELOAD": str(native_dir / "liballotment-shim.so"),
+        "ALLOTMENT_SHARE": str(tmp_path),
+    }
+
+    def listed(environment: dict[str, str]) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", LIST_INSTANCES, own],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.split()
+
+    assert sorted(listed(machine)) == sorted([own, other])
+    assert listed(machine | share) == [own]
 
 
 def test_a_process_in_an_instance_counts_against_its_share(

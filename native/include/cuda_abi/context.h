@@ -112,6 +112,13 @@ CU_ENTRY(cuCtxEnablePeerAccess, (CUcontext peer_context, unsigned int flags));
 CU_ENTRY(cuCtxDisablePeerAccess, (CUcontext peer_context));
 CU_ENTRY(cuCtxCreate, (CUcontext * pctx, unsigned int flags, CUdevice device));
 CU_ENTRY(cuCtxCreate_v2, (CUcontext * pctx, unsigned int flags, CUdevice device));
+// Of cudaGL.h and cudaVDPAU.h.
+CU_ENTRY(cuGLCtxCreate, (CUcontext * pctx, unsigned int flags, CUdevice device));
+CU_ENTRY(cuGLCtxCreate_v2, (CUcontext * pctx, unsigned int flags, CUdevice device));
+CU_ENTRY(cuVDPAUCtxCreate, (CUcontext * pctx, unsigned int flags, CUdevice device,
+                            uint32_t vdp_device, void *vdp_get_proc_address));
+CU_ENTRY(cuVDPAUCtxCreate_v2, (CUcontext * pctx, unsigned int flags, CUdevice device,
+                               uint32_t vdp_device, void *vdp_get_proc_address));
 CU_ENTRY(cuCtxCreate_v3, (CUcontext * pctx, CUexecAffinityParam *params_array, int num_params,
                           unsigned int flags, CUdevice device));
 CU_ENTRY(cuCtxDestroy, (CUcontext ctx));

@@ -381,6 +381,16 @@ typedef struct CUgraphNodeParams {
   long long reserved2;
 } CUgraphNodeParams;
 
+typedef enum CUgraphRecaptureStatus {
+  CU_GRAPH_RECAPTURE_ELIGIBLE_FOR_UPDATE = 0,
+  CU_GRAPH_RECAPTURE_INELIGIBLE_FOR_UPDATE = 1,
+  CU_GRAPH_RECAPTURE_ERROR = 2,
+} CUgraphRecaptureStatus;
+typedef CUresult (*CUgraphRecaptureCallback)(void *data, CUgraphNode node,
+                                             const CUgraphNodeParams *original_params,
+                                             const CUgraphNodeParams *recapture_params,
+                                             CUgraphRecaptureStatus status);
+
 typedef struct CUDA_KERNEL_NODE_PARAMS_v1 {
   CUfunction func;
   unsigned int gridDimX;
@@ -410,6 +420,9 @@ typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS {
   CUgraphInstantiateResult result_out;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 
+CU_ENTRY_PTSZ(cuStreamBeginRecaptureToGraph,
+              (CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+               CUgraphRecaptureCallback callback, void *user_data));
 CU_ENTRY(cuGraphCreate, (CUgraph * graph, unsigned int flags));
 CU_ENTRY(cuGraphAddKernelNode_v2,
          (CUgraphNode * graph_node, CUgraph graph, const CUgraphNode *dependencies,

@@ -101,6 +101,13 @@ typedef struct CUarrayMapInfo {
 } CUarrayMapInfo;
 typedef CUarrayMapInfo CUarrayMapInfo_v1;
 
+typedef struct CUmulticastObjectProp {
+  unsigned int numDevices;
+  size_t size;
+  unsigned long long handleTypes;
+  unsigned long long flags;
+} CUmulticastObjectProp;
+
 CU_ENTRY(cuMemGetHandleForAddressRange,
          (void *handle, CUdeviceptr pointer, size_t size, CUmemRangeHandleType handle_type,
           unsigned long long flags));
@@ -116,6 +123,22 @@ CU_ENTRY(cuMemUnmap, (CUdeviceptr ptr, size_t size));
 CU_ENTRY(cuMemSetAccess, (CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count));
 CU_ENTRY(cuMemGetAccess,
          (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr));
+CU_ENTRY(cuMulticastCreate,
+         (CUmemGenericAllocationHandle * mc_handle, const CUmulticastObjectProp *prop));
+CU_ENTRY(cuMulticastAddDevice, (CUmemGenericAllocationHandle mc_handle, CUdevice dev));
+CU_ENTRY(cuMulticastBindMem, (CUmemGenericAllocationHandle mc_handle, size_t mc_offset,
+                              CUmemGenericAllocationHandle mem_handle, size_t mem_offset,
+                              size_t size, unsigned long long flags));
+CU_ENTRY(cuMulticastBindMem_v2, (CUmemGenericAllocationHandle mc_handle, CUdevice dev,
+                                 size_t mc_offset, CUmemGenericAllocationHandle mem_handle,
+                                 size_t mem_offset, size_t size, unsigned long long flags));
+CU_ENTRY(cuMulticastBindAddr, (CUmemGenericAllocationHandle mc_handle, size_t mc_offset,
+                               CUdeviceptr memptr, size_t size, unsigned long long flags));
+CU_ENTRY(cuMulticastBindAddr_v2,
+         (CUmemGenericAllocationHandle mc_handle, CUdevice dev, size_t mc_offset,
+          CUdeviceptr memptr, size_t size, unsigned long long flags));
+CU_ENTRY(cuMulticastUnbind,
+         (CUmemGenericAllocationHandle mc_handle, CUdevice dev, size_t mc_offset, size_t size));
 CU_ENTRY(cuMemExportToShareableHandle,
          (void *shareable_handle, CUmemGenericAllocationHandle handle,
           CUmemAllocationHandleType handle_type, unsigned long long flags));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points that exist, so that programs link and look-ups succeed, but only ever say
-// CUDA_ERROR_NOT_SUPPORTED: graphics, texture references, green contexts, multicast,
+// CUDA_ERROR_NOT_SUPPORTED: graphics, texture references, green contexts,
 // checkpoints to other storage, external semaphores, and forms of CUDA 3 with 32-bit device
 // pointers.
 //
@@ -32,8 +32,7 @@ ABSENT(cuFabricCpyBatchAsync_ptsz) ABSENT(cuFuncSetBlockShape) ABSENT(cuFuncSetS
 ABSENT(cuGraphAddBatchMemOpNode) ABSENT(cuGraphAddExternalSemaphoresSignalNode)
 ABSENT(cuGraphAddExternalSemaphoresWaitNode) ABSENT(cuGraphBatchMemOpNodeGetParams)
 ABSENT(cuGraphBatchMemOpNodeSetParams) ABSENT(cuGraphConditionalHandleCreate)
-ABSENT(cuGraphExecBatchMemOpNodeSetParams) 
-ABSENT(cuGraphExecExternalSemaphoresSignalNodeSetParams)
+ABSENT(cuGraphExecBatchMemOpNodeSetParams) ABSENT(cuGraphExecExternalSemaphoresSignalNodeSetParams)
 ABSENT(cuGraphExecExternalSemaphoresWaitNodeSetParams)
 ABSENT(cuGraphExternalSemaphoresSignalNodeGetParams)
 ABSENT(cuGraphExternalSemaphoresSignalNodeSetParams)
@@ -64,14 +63,11 @@ ABSENT(cuMemcpyHtoA) ABSENT(cuMemcpyHtoAAsync) ABSENT(cuMemcpyHtoD) ABSENT(cuMem
 ABSENT(cuMemsetD16) ABSENT(cuMemsetD2D16) ABSENT(cuMemsetD2D32) ABSENT(cuMemsetD2D8)
 ABSENT(cuMemsetD32) ABSENT(cuMemsetD8) ABSENT(cuMipmappedArrayGetSparseProperties)
 ABSENT(cuModuleGetGlobal) ABSENT(cuModuleGetSurfRef) ABSENT(cuModuleGetTexRef)
-ABSENT(cuMulticastAddDevice) ABSENT(cuMulticastBindAddr) ABSENT(cuMulticastBindAddr_v2)
-ABSENT(cuMulticastBindMem) ABSENT(cuMulticastBindMem_v2) ABSENT(cuMulticastCreate)
-ABSENT(cuMulticastGetGranularity) ABSENT(cuMulticastUnbind) ABSENT(cuParamSetSize)
-ABSENT(cuParamSetTexRef) ABSENT(cuParamSetf) ABSENT(cuParamSeti) ABSENT(cuParamSetv)
-ABSENT(cuSignalExternalSemaphoresAsync) ABSENT(cuSignalExternalSemaphoresAsync_ptsz)
-ABSENT(cuStreamBeginCaptureToCig) ABSENT(cuStreamBeginCaptureToCig_ptsz)
-ABSENT(cuStreamBeginRecaptureToGraph) ABSENT(cuStreamBeginRecaptureToGraph_ptsz)
-ABSENT(cuStreamEndCaptureToCig) ABSENT(cuStreamEndCaptureToCig_ptsz) ABSENT(cuStreamGetDevResource)
+ABSENT(cuMulticastGetGranularity) ABSENT(cuParamSetSize) ABSENT(cuParamSetTexRef)
+ABSENT(cuParamSetf) ABSENT(cuParamSeti) ABSENT(cuParamSetv) ABSENT(cuSignalExternalSemaphoresAsync)
+ABSENT(cuSignalExternalSemaphoresAsync_ptsz) ABSENT(cuStreamBeginCaptureToCig)
+ABSENT(cuStreamBeginCaptureToCig_ptsz) ABSENT(cuStreamEndCaptureToCig)
+ABSENT(cuStreamEndCaptureToCig_ptsz) ABSENT(cuStreamGetDevResource)
 ABSENT(cuStreamGetDevResource_ptsz) ABSENT(cuStreamGetGreenCtx) ABSENT(cuSurfRefGetArray)
 ABSENT(cuSurfRefSetArray) ABSENT(cuTensorMapEncodeIm2col) ABSENT(cuTensorMapEncodeIm2colWide)
 ABSENT(cuTensorMapEncodeTiled) ABSENT(cuTensorMapReplaceAddress)

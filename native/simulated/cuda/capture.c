@@ -165,6 +165,8 @@ static CUresult end(stream *origin, CUgraph *handle) {
   CUresult result = CUDA_SUCCESS;
   if (ended->invalid) {
     result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  } else if (ended->wanted_nodes != 0 && ended->wanted_nodes != ended->graph->count) {
+    result = CUDA_ERROR_GRAPH_RECAPTURE_FAILURE;
   } else if (!all_joined(ended)) {
     result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   }
@@ -196,6 +198,30 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph into, const CUgrap
   if (before == NULL && count > 0) return CUDA_ERROR_INVALID_VALUE;
   TRY(begin(origin, wanted, mode));
   return capture_set_tips(origin, (node *const *)(uintptr_t)before, count);
+}
+
+static bool has_memory_nodes(const graph *read) {
+  for (size_t i = 0; i < read->count; i++) {
+    if (read->nodes[i]->memory != NULL) return true;
+  }
+  return false;
+}
+
+// The nodes are made anew, where a driver keeps them; only their number is compared. The callback
+// is for differences of parameters, which this driver does not look for.
+CUresult cuStreamBeginRecaptureToGraph(CUstream handle, CUstreamCaptureMode mode, CUgraph into,
+                                       CUgraphRecaptureCallback callback, void *data) {
+  stream *origin;
+  graph *wanted;
+  TRY(stream_of(handle, &origin));
+  TRY(graph_of(into, &wanted));
+  if (wanted->count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (has_memory_nodes(wanted)) return CUDA_ERROR_NOT_SUPPORTED;
+  size_t count = wanted->count;
+  TRY(begin(origin, wanted, mode));
+  while (wanted->count > 0) node_free(wanted->nodes[wanted->count - 1]);
+  origin->capture->wanted_nodes = count;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *captured) {

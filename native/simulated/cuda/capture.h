@@ -14,6 +14,7 @@ typedef struct capture {
   uint64_t thread;  // that began it
   stream *origin;
   unsigned first_local_id;  // nodes above it were captured
+  size_t wanted_nodes;      // of a graph that is captured again, 0: it is not
   stream **streams;         // all that take part
   size_t stream_count;
   struct capture *next;

@@ -61,9 +61,32 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
   return CUDA_SUCCESS;
 }
 
+#define STACK_PAGE (2 * MIB)
+#define LARGEST_STACK ((size_t)512 << 10)
+
+// Each thread that the GPU can hold has a stack, whether it runs or not.
+static CUresult resize_stacks(context *of, size_t value) {
+  if (value > LARGEST_STACK) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t threads =
+      (uint64_t)mps_multiprocessors(of->gpu) * driver_description(of->gpu)->max_threads_per_sm;
+  uint64_t wanted = 0;
+  if (value > DEFAULT_STACK_BYTES) {
+    uint64_t whole = (threads * value + STACK_PAGE - 1) / STACK_PAGE * STACK_PAGE;
+    wanted = whole - threads * DEFAULT_STACK_BYTES;
+  }
+  LOCK();
+  uint64_t before = of->stack_bytes;
+  bool fits = wanted <= before || allot_gpu_take(&driver.machine, of->gpu, wanted - before);
+  if (fits) of->stack_bytes = wanted;
+  if (wanted < before) allot_gpu_give_back(&driver.machine, of->gpu, before - wanted);
+  UNLOCK();
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   ENTER_CONTEXT(current);
   TRY(check_limit(limit));
+  if (limit == CU_LIMIT_STACK_SIZE) TRY(resize_stacks(current, value));
   current->limits[limit] = value;
   return CUDA_SUCCESS;
 }

@@ -15,7 +15,7 @@ static void count_contexts(int gpu, int change) {
 }
 
 static void set_default_limits(context *made) {
-  made->limits[CU_LIMIT_STACK_SIZE] = 1024;
+  made->limits[CU_LIMIT_STACK_SIZE] = DEFAULT_STACK_BYTES;
   made->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = MIB;
   made->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 * MIB;
   made->limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
@@ -114,7 +114,9 @@ static void stop(context *dying) {
   dying->blocking = 0;
   dying->peers = 0;
   dying->active = false;
-  allot_gpu_give_back(&driver.machine, dying->gpu, driver_description(dying->gpu)->context_bytes);
+  allot_gpu_give_back(&driver.machine, dying->gpu,
+                      driver_description(dying->gpu)->context_bytes + dying->stack_bytes);
+  dying->stack_bytes = 0;
   count_contexts(dying->gpu, -1);
 }
 
@@ -290,6 +292,25 @@ CUresult cuCtxCreate(CUcontext *handle, unsigned int flags, CUdevice device) {
 }
 
 CUresult cuCtxCreate_v2(CUcontext *handle, unsigned int flags, CUdevice device) {
+  return create(handle, flags, device, true);
+}
+
+// A context has been the same with and without graphics since CUDA 5.
+CUresult cuGLCtxCreate(CUcontext *handle, unsigned int flags, CUdevice device) {
+  return create(handle, flags, device, true);
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *handle, unsigned int flags, CUdevice device) {
+  return create(handle, flags, device, true);
+}
+
+CUresult cuVDPAUCtxCreate(CUcontext *handle, unsigned int flags, CUdevice device,
+                          uint32_t vdp_device, void *vdp_get_proc_address) {
+  return create(handle, flags, device, true);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *handle, unsigned int flags, CUdevice device,
+                             uint32_t vdp_device, void *vdp_get_proc_address) {
   return create(handle, flags, device, true);
 }
 

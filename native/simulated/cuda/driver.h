@@ -46,6 +46,7 @@ enum object_kind {
   OBJECT_KERNEL,
   OBJECT_POOL,
   OBJECT_PHYSICAL,
+  OBJECT_MULTICAST,
   OBJECT_ARRAY,
   OBJECT_MIPMAP,
   OBJECT_TEXTURE,
@@ -80,6 +81,8 @@ typedef struct event event;
 
 typedef struct small_block small_block;  // small.c
 
+#define DEFAULT_STACK_BYTES 1024
+
 typedef struct context {
   object head;
   int ordinal;  // the device as this process numbers it
@@ -89,6 +92,7 @@ typedef struct context {
   bool active;          // a primary context is kept while nobody retains it, but is dead then
   unsigned references;  // primary: how often retained
   size_t limits[CU_LIMIT_MAX];
+  uint64_t stack_bytes;  // of the GPU, for stacks beyond the default
   CUfunc_cache cache;
   stream *legacy;        // the default stream that synchronises with blocking ones
   stream *per_thread;    // list of threads' own default streams, by stream.sibling

@@ -230,6 +230,12 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                      num_dependencies, mode);
 }
 
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode,
+                                            CUgraph graph, CUgraphRecaptureCallback callback,
+                                            void *data) {
+  return cuStreamBeginRecaptureToGraph(own(stream), mode, graph, callback, data);
+}
+
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
   return cuStreamEndCapture(own(stream), graph);
 }

@@ -156,6 +156,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   physical *released = physical_of(handle);
   bool held = released != NULL && released->references > released->mappings;
   if (held) physical_drop_locked(released);
+  if (released == NULL) held = multicast_release_locked(handle);
   UNLOCK();
   return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -25,6 +25,9 @@ void physical_drop_locked(physical *dropped);
 // Maps physical memory, from an offset in it on, at an address that is reserved.
 bool physical_map_at(CUdeviceptr address, uint64_t size, const physical *mapped, uint64_t from);
 
+// multicast.c: false if the handle is no multicast object's.
+bool multicast_release_locked(CUmemGenericAllocationHandle handle);
+
 // handoff.c. A memory file says in its name what it is, so that a bare descriptor can be
 // understood.
 void handoff_name(char *name, size_t size, const char *what, int gpu, uint64_t bytes);

@@ -160,6 +160,29 @@ static void graphs_count_by_what_they_took(void) {
   expect_near(settled(&share.usage->devices[0].gpu_ns), really, 3, "graphs");
 }
 
+// A graph that is captured once more has the nodes that it had, and its launches wait for no turn.
+static void graphs_captured_again_are_left_alone(void) {
+  begin();
+  spin(function, MS, stream);  // the keeper is there
+  CUgraph graph = captured(50, MS), again;
+  uint64_t throttled = figure(&share.usage->devices[0].throttled);
+  for (int round = 0; round < 10; round++) {
+    size_t nodes = 0;
+    OK(cuStreamBeginRecaptureToGraph(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, graph, NULL, NULL));
+    for (int i = 0; i < 50; i++) spin(function, MS, stream);
+    pause_ns(2 * MS);
+    OK(cuStreamEndCapture(stream, &again));
+    EXPECT(again == graph);
+    OK(cuGraphGetNodes(graph, NULL, &nodes));
+    EXPECT_EQUAL(nodes, 50);
+  }
+  OK(cuGraphDestroy(graph));
+  OK(cuCtxSynchronize());
+  EXPECT_EQUAL(figure(&share.usage->devices[0].throttled), throttled);
+  // One kernel ran.
+  EXPECT(settled(&share.usage->devices[0].gpu_ns) < 100 * MS);
+}
+
 static void captures_are_left_alone(void) {
   begin();
   spin(function, MS, stream);  // the keeper is there
@@ -442,6 +465,7 @@ static const test_case cases[] = {
     {"gaps_are_not_charged", gaps_are_not_charged},
     {"graphs_count_by_what_they_took", graphs_count_by_what_they_took},
     {"captures_are_left_alone", captures_are_left_alone},
+    {"graphs_captured_again_are_left_alone", graphs_captured_again_are_left_alone},
     {"copies_have_their_own_account", copies_have_their_own_account},
     {"every_form_of_copy_is_measured", every_form_of_copy_is_measured},
     {"waiting_streams_are_not_charged", waiting_streams_are_not_charged},

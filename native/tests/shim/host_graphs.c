@@ -2,6 +2,7 @@
 // Graphs with memory nodes: what they reserve of a device is charged when it grows, and refused
 // before it does.
 #include "host.h"
+#include "shim/extra_abi.h"
 
 #define CONTEXT context_cost()
 
@@ -120,6 +121,33 @@ static void children_count(void) {
   CUgraphExec made = executable(parent);
   OK(cuGraphLaunch(made, NULL));
   EXPECT_EQUAL(charged(0), CONTEXT + 48 * MIB);
+  AGREE();
+}
+
+static void captures_for_graphics_are_refused(void) {
+  start_on(0);
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  GIVES(cuStreamBeginCaptureToCig(stream, NULL), CUDA_ERROR_NOT_PERMITTED);
+  GIVES(cuStreamBeginCaptureToCig_ptsz(stream, NULL), CUDA_ERROR_NOT_PERMITTED);
+}
+
+// Deeper than the shim reads.
+static void graphs_that_are_not_read_to_their_end_are_refused(void) {
+  start_on(0);
+  CUgraph outer, inner = allocating_graph(48 * MIB);
+  for (int depth = 0; depth < 100; depth++) {
+    CUgraphNode child;
+    OK(cuGraphCreate(&outer, 0));
+    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+    parameters.graph.graph = inner;
+    parameters.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+    OK(cuGraphAddNode_v2(&child, outer, NULL, NULL, 0, &parameters));
+    inner = outer;
+  }
+  CUgraphExec made;
+  GIVES(cuGraphInstantiateWithFlags(&made, keep(outer), 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQUAL(charged(0), CONTEXT);
   AGREE();
 }
 
@@ -246,7 +274,10 @@ static const test_case cases[] = {
     {"memory_nodes_are_charged_at_launch", memory_nodes_are_charged_at_launch},
     {"graphs_share_their_memory", graphs_share_their_memory},
     {"captured_allocations_are_nodes", captured_allocations_are_nodes},
+    {"captures_for_graphics_are_refused", captures_for_graphics_are_refused},
     {"children_count", children_count},
+    {"graphs_that_are_not_read_to_their_end_are_refused",
+     graphs_that_are_not_read_to_their_end_are_refused},
     {"allocations_outlive_their_graph", allocations_outlive_their_graph},
     {"launches_are_refused", launches_are_refused},
     {"chains_need_their_peak", chains_need_their_peak},

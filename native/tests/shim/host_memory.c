@@ -275,6 +275,50 @@ static void device_heap_is_charged(void) {
   EXPECT_EQUAL(charged(0), 0);
 }
 
+static uint64_t attribute(CUdevice_attribute wanted) {
+  int value;
+  OK(cuDeviceGetAttribute(&value, wanted, 0));
+  return (uint64_t)value;
+}
+
+// Every thread that the device can hold has one.
+static void stacks_are_charged(void) {
+  start_on(0);
+  uint64_t threads = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) *
+                     attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 512));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4 * KIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + threads * 3 * KIB);
+  AGREE();
+  GIVES(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 512 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+  AGREE();
+  OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2 * KIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + threads * KIB);
+  AGREE();
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  AGREE();
+}
+
+static void what_the_device_runtime_sets_aside_is_charged(void) {
+  start_on(0);
+  OK(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4));
+  EXPECT_EQUAL(charged(0), CONTEXT + 300 * MIB);
+  OK(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 4096));
+  EXPECT_EQUAL(charged(0), CONTEXT + 332 * MIB);
+  GIVES(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 1000), CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 1));
+  EXPECT_EQUAL(charged(0), CONTEXT + 32 * MIB);
+}
+
+static void limits_of_unknown_cost_are_refused(void) {
+  start_on(0);
+  GIVES(cuCtxSetLimit(CU_LIMIT_PER_BLOCK_MEMORY_SIZE, GIB), CUDA_ERROR_OUT_OF_MEMORY);
+  GIVES(cuCtxSetLimit(CU_LIMIT_MAX, 1), CUDA_ERROR_UNSUPPORTED_LIMIT);
+  OK(cuCtxSetLimit(CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 128));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+}
+
 // ---- another's reservation for a moment ----
 
 static allot_ledger other;
@@ -316,6 +360,10 @@ static const test_case cases[] = {
     {"reports", reports},
     {"errors_stay_the_drivers", errors_stay_the_drivers},
     {"device_heap_is_charged", device_heap_is_charged},
+    {"stacks_are_charged", stacks_are_charged},
+    {"what_the_device_runtime_sets_aside_is_charged",
+     what_the_device_runtime_sets_aside_is_charged},
+    {"limits_of_unknown_cost_are_refused", limits_of_unknown_cost_are_refused},
     {"momentary_reservations_are_outlasted", momentary_reservations_are_outlasted},
     {NULL, NULL},
 };

@@ -29,6 +29,12 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t, nvmlProcessUtilizatio
                                              unsigned *, unsigned long long);
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t,
                                                    nvmlProcessesUtilizationInfo_v1_t *);
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t, unsigned *, unsigned *);
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t, unsigned, nvmlAccountingStats_t *);
+nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t, unsigned *, nvmlEncoderSessionInfo_t *);
+nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t, unsigned *, void *);
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t, nvmlMemory_t *);
+nvmlReturn_t nvmlSystemGetProcessName(unsigned, char *, unsigned);
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t, unsigned, unsigned *, nvmlDevice_t *);
 
 static const allot_gpu_description *gpu(int index) {
@@ -266,6 +272,34 @@ static void samples_of_neighbours_are_left_out(void) {
   EXPECT(waitpid(neighbour, &status, 0) == neighbour && status == 0);
 }
 
+// Lists that NVML cannot tell for the share alone.
+static void lists_of_all_tenants_are_refused(void) {
+  OK(nvmlInit_v2());
+  nvmlDevice_t device = handle_of(0);
+  unsigned count = 0;
+  nvmlAccountingStats_t stats;
+  nvmlMemory_t memory;
+  GIVES(nvmlDeviceGetAccountingPids(device, &count, NULL), NVML_ERROR_NO_PERMISSION);
+  GIVES(nvmlDeviceGetAccountingStats(device, 1, &stats), NVML_ERROR_NO_PERMISSION);
+  GIVES(nvmlDeviceGetEncoderSessions(device, &count, NULL), NVML_ERROR_NO_PERMISSION);
+  GIVES(nvmlDeviceGetFBCSessions(device, &count, NULL), NVML_ERROR_NO_PERMISSION);
+  GIVES(nvmlDeviceGetConfComputeProtectedMemoryUsage(device, &memory), NVML_ERROR_NO_PERMISSION);
+}
+
+static void names_are_of_the_shares_processes(void) {
+  OK(nvmlInit_v2());
+  char name[64];
+  pid_t other = fork();
+  if (other == 0) {
+    pause();
+    _exit(0);
+  }
+  OK(nvmlSystemGetProcessName((unsigned)getpid(), name, sizeof name));
+  GIVES(nvmlSystemGetProcessName((unsigned)other, name, sizeof name), NVML_ERROR_NOT_FOUND);
+  kill(other, SIGKILL);
+  EXPECT(waitpid(other, NULL, 0) == other);
+}
+
 // A program that only looks takes no slot.
 static void looking_takes_no_slot(void) {
   OK(nvmlInit_v2());
@@ -281,6 +315,8 @@ static const test_case cases[] = {
     {"memory_is_the_shares", memory_is_the_shares},
     {"processes_are_the_shares", processes_are_the_shares},
     {"samples_of_neighbours_are_left_out", samples_of_neighbours_are_left_out},
+    {"lists_of_all_tenants_are_refused", lists_of_all_tenants_are_refused},
+    {"names_are_of_the_shares_processes", names_are_of_the_shares_processes},
     {"looking_takes_no_slot", looking_takes_no_slot},
     {NULL, NULL},
 };

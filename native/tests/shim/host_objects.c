@@ -122,6 +122,33 @@ static void exported_memory_stays_charged(void) {
   EXPECT_EQUAL(charged(0), 0);
 }
 
+// What is bound to a multicast object stays allocated without handles and mappings.
+static void bound_memory_stays_charged(void) {
+  start_on(0);
+  CUmulticastObjectProp wanted = {.numDevices = 1, .size = 32 * MIB};
+  CUmemGenericAllocationHandle team, by_handle, by_address;
+  CUdeviceptr address = reserve(16 * MIB);
+  OK(cuMulticastCreate(&team, &wanted));
+  OK(cuMulticastAddDevice(team, 0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuMemCreate(&by_handle, 16 * MIB, &on_device, 0));
+  OK(cuMemCreate(&by_address, 16 * MIB, &on_device, 0));
+  OK(cuMemMap(address, 16 * MIB, 0, by_address, 0));
+  OK(cuMulticastBindMem(team, 0, by_handle, 0, 16 * MIB, 0));
+  OK(cuMulticastBindAddr_v2(team, 0, 16 * MIB, address, 16 * MIB, 0));
+  OK(cuMemRelease(by_handle));
+  OK(cuMemUnmap(address, 16 * MIB));
+  OK(cuMemRelease(by_address));
+  EXPECT_EQUAL(charged(0), CONTEXT + 32 * MIB);
+  AGREE();
+  OK(cuMulticastUnbind(team, 0, 16 * MIB, 16 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT + 16 * MIB);
+  AGREE();
+  OK(cuMulticastUnbind(team, 0, 0, 32 * MIB));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
 // Another process's memory has that process's charge, and no second one.
 static void memory_of_another_process_is_not_charged(void) {
   int handles[2], done[2];
@@ -164,6 +191,29 @@ static void a_context_that_the_driver_refuses_costs_nothing(void) {
   AGREE();
 }
 
+static void contexts_for_graphics_are_charged(void) {
+  OK(cuInit(0));
+  CUcontext context;
+  OK(cuGLCtxCreate_v2(&context, 0, 0));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  OK(cuVDPAUCtxCreate_v2(&context, 0, 0, 0, NULL));
+  EXPECT_EQUAL(charged(0), 2 * CONTEXT);
+  AGREE();
+  OK(cuCtxDestroy_v2(context));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
+// The charge would stay with the device that the memory was on.
+static void a_process_is_not_restored_to_another_device(void) {
+  start_on(0);
+  CUcheckpointGpuPair pair = {.oldUuid = {{1}}, .newUuid = {{2}}};
+  CUcheckpointRestoreArgs arguments = {.gpuPairs = &pair, .gpuPairsCount = 1};
+  GIVES(cuCheckpointProcessRestore(getpid(), &arguments), CUDA_ERROR_NOT_PERMITTED);
+  pair.newUuid = pair.oldUuid;
+  GIVES(cuCheckpointProcessRestore(getpid(), &arguments), CUDA_ERROR_ILLEGAL_STATE);
+}
+
 static void physical_memory_is_refused(void) {
   start_on(0);
   CUmemGenericAllocationHandle handle;
@@ -175,6 +225,9 @@ static void physical_memory_is_refused(void) {
   nowhere.location.id = 9;
   GIVES(cuMemCreate(&handle, 8 * MIB, &nowhere, 0), CUDA_ERROR_INVALID_DEVICE);
   EXPECT_EQUAL(charged(0), CONTEXT);
+  // A place that could be on a device, which does not say on which.
+  nowhere.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_INVISIBLE, .id = -1};
+  GIVES(cuMemCreate(&handle, 8 * MIB, &nowhere, 0), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 // ---- arrays ----
@@ -343,7 +396,10 @@ static const test_case cases[] = {
     {"one_unmapping_for_several_mappings", one_unmapping_for_several_mappings},
     {"imported_memory_is_not_charged_again", imported_memory_is_not_charged_again},
     {"exported_memory_stays_charged", exported_memory_stays_charged},
+    {"bound_memory_stays_charged", bound_memory_stays_charged},
     {"memory_of_another_process_is_not_charged", memory_of_another_process_is_not_charged},
+    {"contexts_for_graphics_are_charged", contexts_for_graphics_are_charged},
+    {"a_process_is_not_restored_to_another_device", a_process_is_not_restored_to_another_device},
     {"a_context_that_the_driver_refuses_costs_nothing",
      a_context_that_the_driver_refuses_costs_nothing},
     {"physical_memory_is_refused", physical_memory_is_refused},
