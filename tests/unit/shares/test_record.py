@@ -199,3 +199,15 @@ def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content
     (directory / "share.json").write_bytes(content)
     with pytest.raises(StateError):
         read_record(directory)
+
+
+def test_a_record_as_it_was_written_is_not_parsed(tmp_path: Path) -> None:
+    share = SHARE
+    write_record(tmp_path, share)
+    assert read_record(tmp_path, written=share) is share
+    changed = replace(share, name="changed")
+    write_record(tmp_path, changed)
+    assert read_record(tmp_path, written=share) == changed
+    (tmp_path / "share.json").write_text("{", "utf-8")
+    with pytest.raises(StateError):
+        read_record(tmp_path, written=share)
