@@ -194,6 +194,7 @@ def test_resize_is_seen_by_the_program_and_refused_below_its_use(
 def test_rm_refuses_what_runs(allot: Allot, begin: Begin) -> None:
     program = ("sh", "-c", "echo here; exec sleep 600")
     process = begin("--memory", "1Gi", "--name", "busy", "--", *program)
+    assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     done = allot("rm", "busy")
     assert done.returncode == 7
