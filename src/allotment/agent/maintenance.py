@@ -28,6 +28,9 @@ from allotment.shares.pods import PodShares
 
 _log = structlog.get_logger("allotment.agent")
 
+EXCEEDED: Final = "LimitExceeded"
+"""The event on a pod that has more memory than its limit."""
+
 _TIDY_S: Final = 60.0
 """The longest life of damage that a container does to files of other shares."""
 
@@ -112,7 +115,7 @@ class Maintenance:
         new = reported.new_of(each.id for each in found)
         for each in found:
             if each.id in new and each.share and each.share.owner:
-                self._reports.pod(each.share.owner, "LimitExceeded", each.excess, is_warning=True)
+                self._reports.pod(each.share.owner, EXCEEDED, each.excess, is_warning=True)
 
 
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]

@@ -267,6 +267,7 @@ class _Agent:
                 reports=self._reports,
                 links=lambda: state.links.scores,
                 policy=self._policy,
+                modes=self._tenants.modes,
             ),
             checkpoint=checkpoint,
         )

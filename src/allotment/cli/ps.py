@@ -70,8 +70,12 @@ def command(*, shares: tuple[str, ...], watches: bool, output: str, state: Path 
     is the time of its kernels, measured if a share on the GPU has --compute. `allot top` shows the
     current rate.
 
+    PID in a share's row is that of its `allot run`. It is empty once that has ended (state `left`):
+    `allot rm` names the processes that remain.
+
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, or its own
-    loader): its limit is not in force. It is `exclusive` or `timeslice` for modes that enforce
+    loader): its limit is not in force. It is also `no` for a share that has more than its limit by
+    the driver. It is `exclusive` or `timeslice` for modes that enforce
     nothing. Processes outside any share come last. A share is removed when its command or pod
     ends. A pod's share is `waiting` while it has no program.
 
@@ -209,7 +213,7 @@ def _rows(view: "ShareView") -> "Iterator[dict[str, str]]":
         "SHARE": view.name,
         "STATE": str(view.state),
         "MODE": share.mode if share else "?",
-        "PID": str(share.runner.pid) if share and share.runner else "",
+        "PID": str(share.runner.pid) if share and share.runner and view.state != "left" else "",
         "ENFORCED": view.enforcement,
         "INJECTION": str(share.injection) if share else "",
         "COMMAND": command_of(view),

@@ -76,9 +76,7 @@ def parse_modes(text: str) -> tuple[str, ...] | None:
 def check_uuid(uuid: str) -> None:
     """Raise `UsageError` for an impossible UUID: it would become a file's name."""
     if not _UUID.fullmatch(uuid):
-        raise UsageError(
-            f"{uuid[:80]!r} is no GPU's UUID", hint="`allot devices` shows them: GPU-4f6e..."
-        )
+        raise UsageError(f"{uuid[:80]!r} is no GPU's UUID", hint="`allot devices` shows them")
 
 
 def refusal(allowed: ModePolicy | None, mode: str) -> str:

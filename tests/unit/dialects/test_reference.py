@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from allotment.agent import device_modes
+from allotment.agent import device_modes, maintenance
 from allotment.agent.allocation import share_events
 from allotment.agent.mig import conflicts, slices
 from allotment.dialects.own.allotment import RESOURCES
@@ -42,6 +42,6 @@ def test_every_event_is_there(root: Path) -> None:
         share_events.STATE,
     }
     reasons |= {slices.LOST, slices.STAYS, slices.UNKNOWN, slices.DAMAGED}
-    reasons |= {conflicts.SWITCHED_OFF, conflicts.PAUSED}
+    reasons |= {maintenance.EXCEEDED, conflicts.SWITCHED_OFF, conflicts.PAUSED}
     reasons |= {device_modes.DRAINING, device_modes.DRAINED, device_modes.INVALID}
     assert first_cells(section(root, "Events")) == reasons

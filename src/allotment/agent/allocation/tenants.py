@@ -15,6 +15,7 @@ from collections.abc import (
     Callable,
     Collection,
     Iterator,
+    Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,12 @@ class Tenants:
     def shares(self) -> tuple[Share, ...]:
         """The shares of containers, as they were read last."""
         return tuple(self._shares.values())
+
+    def modes(self) -> Mapping[str, str]:
+        """Return the mode of the shares on each device that has some, by its UUID."""
+        return {
+            device.uuid: share.mode for share in self._shares.values() for device in share.devices
+        }
 
     async def pre_start(self, resource: str, ids: frozenset[str]) -> None:
         """Make the shares of the containers that hold these ids (`PreStartContainer`).

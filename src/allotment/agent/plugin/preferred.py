@@ -16,10 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from types import MappingProxyType
 from typing import Final
 
 from allotment.agent.resources import Resource, Slot
 from allotment.model.errors import UsageError
+from allotment.modes import traits_of
 
 EXACT: Final = 8
 """So many GPUs can be divided in all ways within two milliseconds. For 12 GPUs with random links
@@ -43,10 +45,14 @@ def preferred(
     size: int,
     links: Links,
     policy: str = "distributed",
+    modes: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Choose `size` ids of `available`, the first of them `must_include`.
 
-    `policy` is for replicas: `distributed` or `packed`. The order of `available` has no effect.
+    `policy` is for replicas: `distributed` or `packed`. `modes` has the mode of the shares on each
+    device that has some, by its UUID: where they leave no room for this resource, other devices are
+    chosen if there are enough. The order of `available` has no effect.
+
     Raises `UsageError` if there are too few.
     """
     required = tuple(dict.fromkeys(must_include))
@@ -60,6 +66,9 @@ def preferred(
         )
     if missing <= 0:
         return required
+    suited = [slot for slot in candidates if _leaves_room(modes.get(slot.device or ""), resource)]
+    if len(suited) >= missing:
+        candidates = suited
     if len(candidates) == missing or all(slot.device is None for slot in candidates):
         return (*required, *(slot.id for slot in candidates[:missing]))
     if all(slot.device == slot.id for slot in candidates):
@@ -67,6 +76,12 @@ def preferred(
     else:
         chosen = _by_replicas(resource, candidates, missing, packed=policy == _PACKED)
     return (*required, *chosen)
+
+
+def _leaves_room(mode: str | None, resource: Resource) -> bool:
+    if mode is None:
+        return True
+    return mode == resource.mode and not traits_of(mode).is_exclusive
 
 
 # ---- replicas ------------------------------------------------------------------------------------

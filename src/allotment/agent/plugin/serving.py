@@ -66,6 +66,8 @@ class Duties:
     """How well the devices are linked, as far as it is known yet."""
     policy: Callable[[], str]
     """`sharedDevicesAllocationPolicy` of the configuration in force."""
+    modes: Callable[[], Mapping[str, str]] = dict
+    """The mode of the shares on each device that has some, by its UUID."""
 
 
 def socket_name(resource: str, folder: Path) -> str:
@@ -223,6 +225,7 @@ class ResourceServer:
                     size=each.allocation_size,
                     links=duties.links(),
                     policy=duties.policy(),
+                    modes=duties.modes(),
                 )
                 response.container_responses.add(deviceIDs=chosen)
         return response

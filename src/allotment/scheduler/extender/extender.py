@@ -17,6 +17,7 @@ from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.errors import KubeError
 from allotment.model.clusters import ClusterPod, PodBooking, PodNeed
 from allotment.model.errors import UsageError
+from allotment.model.formats import format_count
 from allotment.model.pods import PodUid
 from allotment.placement.explain import Reason, Refusal, RefusalGroup, grouped
 from allotment.scheduler.core.book import Book
@@ -237,9 +238,9 @@ def _by_reason(groups: Iterable[RefusalGroup]) -> Counter[str]:
 
 
 def _summary(groups: Sequence[RefusalGroup]) -> str:
-    texts = [f"{group.text} ({len(group.nodes)} nodes)" for group in groups[:3]]
+    texts = [f"{group.text} ({format_count(len(group.nodes), 'node')})" for group in groups[:3]]
     if rest := sum(len(group.nodes) for group in groups[3:]):
-        texts.append(f"{rest} more nodes do not fit either")
+        texts.append(f"and {format_count(rest, 'more node')}")
     return "; ".join(texts)
 
 

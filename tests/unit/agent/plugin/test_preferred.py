@@ -41,6 +41,7 @@ def choose(
     available: Sequence[str] | None = None,
     required: Sequence[str] = (),
     policy: str = "distributed",
+    modes: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     every = [slot.id for slot in resource.slots]
     return preferred(
@@ -50,6 +51,7 @@ def choose(
         size=size,
         links=links or {},
         policy=policy,
+        modes=modes or {},
     )
 
 
@@ -297,3 +299,18 @@ def test_ids_that_are_offered_no_more_are_not_chosen() -> None:
 
 def test_what_must_be_included_is_kept_though_it_is_offered_no_more() -> None:
     assert choose(whole(2), 2, required=["GPU-gone"])[0] == "GPU-gone"
+
+
+def test_devices_whose_shares_leave_no_room_come_last() -> None:
+    soft = {gpu(0): "soft"}
+    assert choose(whole(3), 1, modes=soft) == (gpu(1),)
+    assert choose(whole(3), 2, modes=soft) == (gpu(1), gpu(2))
+    assert choose(whole(2), 2, modes=soft) == (gpu(0), gpu(1))  # there are no others
+    assert choose(whole(2), 1, modes={gpu(0): "exclusive"}) == (gpu(1),)
+    # Replicas: not of a GPU that a container has as a whole, but beside their own kind.
+    assert choose(replicas(2, 4), 1, modes={gpu(0): "exclusive"}) == (f"{gpu(1)}::0",)
+    packed = choose(
+        replicas(2, 4), 1, policy="packed", modes={gpu(0): "timeslice"},
+        available=[f"{gpu(0)}::3", *(f"{gpu(1)}::{each}" for each in range(4))],
+    )  # fmt: skip
+    assert packed == (f"{gpu(0)}::3",)
