@@ -6,10 +6,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,21 +34,32 @@ static bool is_of_mps(const process *own) {
 static bool has_daemon(int folder) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/control", folder);
+  struct stat status;
+  if (stat(address.sun_path, &status) != 0) return false;
   int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return true;  // cannot tell: the driver will
-  int result = connect(probe, (struct sockaddr *)&address, sizeof address);
-  bool is_absent = result != 0 && (errno == ECONNREFUSED || errno == ENOENT);
+  if (probe < 0 || !S_ISSOCK(status.st_mode)) {
+    if (probe >= 0) close(probe);
+    return true;  // cannot tell: the driver will
+  }
+  bool is_there =
+      connect(probe, (struct sockaddr *)&address, sizeof address) != 0 && errno == EPROTOTYPE;
   close(probe);
-  return !is_absent;
+  return is_there;
 }
 
 // By path each time: the daemon may make its folder anew.
 static bool is_missing(const char *pipes) {
   int folder = open(pipes, O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return errno == ENOENT;
+  if (folder < 0) return errno != EMFILE && errno != ENFILE;
   bool missing = !has_daemon(folder);
   close(folder);
   return missing;
+}
+
+static int64_t seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec;
 }
 
 CUresult mps_wait_for_daemon(const process *own) {
@@ -58,10 +71,13 @@ CUresult mps_wait_for_daemon(const process *own) {
   }
   int error = errno;
   CUresult result = CUDA_SUCCESS;
-  for (int waited_ms = 0; is_missing(pipes); waited_ms += STEP_MS) {
-    if (waited_ms >= ALLOT_MPS_PATIENCE_S * 1000) {
-      say_once("no MPS control daemon in %s for %d s; `allot doctor` shows why", pipes,
-               ALLOT_MPS_PATIENCE_S);
+  int64_t since = seconds();
+  while (is_missing(pipes)) {
+    if (seconds() - since > ALLOT_MPS_PATIENCE_S) {
+      say_once("no MPS control daemon in " PIPE_VARIABLE
+               " (%s) for %d s; keep what `allot run` has"
+               " set, and see `allot doctor`",
+               pipes, ALLOT_MPS_PATIENCE_S);
       result = CUDA_ERROR_MPS_CONNECTION_FAILED;
       break;
     }

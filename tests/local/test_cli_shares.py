@@ -204,9 +204,11 @@ def test_resize_is_seen_by_the_program_and_refused_below_its_use(
         assert allot("resize", "train", "--memory", amount).returncode == 0
         assert shares(allot)[0]["devices"][0]["memory_limit_bytes"] == limit
     assert allot("resize", "train", "--memory", "1Gi", "--force").returncode == 0
-    share = shares(allot)[0]["devices"][0]
+    (lowered,) = shares(allot)
+    share = lowered["devices"][0]
     assert share["memory_limit_bytes"] == GI
     assert share["memory_used_bytes"] > 2 * GI
+    assert (lowered["enforced"], lowered["remark"]) == (True, None)  # it takes nothing more
     again = allot("run", *SPEC, "--memory", "77Gi", "--", "true")
     assert again.returncode == 0, "what was given back can be allotted"
 

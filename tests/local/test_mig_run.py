@@ -564,7 +564,7 @@ def test_an_ampere_that_is_on_is_cut(allot: Allot, tmp_path: Path) -> None:
     file.write_text(
         "{version: v1, mig-configs: {on: [{devices: all, mig-enabled: true, mig-devices: {}}]}}"
     )
-    applied = allot("mig", "apply", "-f", file, "--simulated", "a100-80gb")
+    applied = allot("mig", "apply", "-f", file, "--simulated", "a100-80gb", "--reset")
     assert applied.returncode == 0, applied.stderr
     machine = Machine(allot, "a100-80gb")
     done = machine.run("--mig", "1g.10gb")

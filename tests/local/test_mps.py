@@ -133,7 +133,7 @@ def test_a_program_without_a_daemon_ends_with_the_reason(machine: Machine) -> No
     out, errors = shell.communicate(timeout=120)  # the shim waits for a minute
     os.kill(supervisor, signal.SIGCONT)
     assert json.loads(out)["code"] == CONNECTION_FAILED
-    assert errors.count("no MPS control daemon in ") == 1
+    assert errors.count("no MPS control daemon in CUDA_MPS_PIPE_DIRECTORY (") == 1
     assert "`allot doctor`" in errors
 
 

@@ -7,7 +7,7 @@ as not enforced, with the driver's figure. A share that has more than its limit 
 enforced either, whatever its ledger says: its programs can write the ledger.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -149,8 +149,8 @@ class DeviceView:
     """None: nothing is promised, or it is unknown."""
     driver_used: int | None = None
     """What the share's processes have by the driver; None: it does not report that."""
-    is_exceeded: bool = False
-    """By the driver they have more than the limit and the tolerance."""
+    excess: str = ""
+    """How the share has more than its limit: by the driver, or by a changed ledger. Empty: not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +190,8 @@ class ShareView:
 
     @property
     def excess(self) -> str:
-        """Where the driver reports more memory than the limit; empty: nowhere."""
-        return "; ".join(
-            f"its programs have {format_bytes(each.driver_used or 0)} of {each.uuid} by the driver,"
-            f" {format_bytes(each.used)} by its ledger; the limit is {format_bytes(each.limit)}"
-            for each in self.devices
-            if each.is_exceeded
-        )
+        """How it has more memory than its limits; empty: it has not."""
+        return "; ".join(each.excess for each in self.devices if each.excess)
 
     @property
     def is_enforced(self) -> bool:
@@ -370,15 +365,7 @@ def _view(
         name=found.name,
         state=_state(found, is_used=bool(pids or processes)),
         share=found.share,
-        devices=tuple(
-            _with_driver(
-                device,
-                readings.get(device.uuid),
-                pids,
-                without_shim=sum(process.used[index] for process in unenforced),
-            )
-            for index, device in enumerate(_devices(found))
-        ),
+        devices=_compared(_devices(found), found, unenforced, pids, readings),
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
@@ -471,31 +458,67 @@ def _compute(
     )
 
 
-def _with_driver(
-    device: DeviceView,
-    reading: Reading | Problem | None,
+def _compared(
+    devices: Sequence[DeviceView],
+    found: LoadedShare,
+    unenforced: Sequence[ProcessView],
     pids: Collection[int],
-    *,
-    without_shim: int,
+    readings: Mapping[str, Reading | Problem],
+) -> tuple[DeviceView, ...]:
+    """Compare the share's devices with the driver and with its record."""
+    recorded = {device.uuid: device for device in found.devices()}
+    used = [
+        device.used + sum(process.used[index] for process in unenforced)
+        for index, device in enumerate(devices)
+    ]
+    on_gpu: dict[str, list[int]] = {}  # the driver counts a process once on a GPU with its slices
+    for index, device in enumerate(devices):
+        record = recorded.get(device.uuid)
+        on_gpu.setdefault(record.driver_uuid if record else device.uuid, []).append(index)
+    compared = {}
+    for gpu, places in on_gpu.items():
+        reading = readings.get(gpu)
+        own = reading.processes if isinstance(reading, Reading) else ()
+        sizes = [
+            each.used_bytes for each in own if each.pid in pids and each.used_bytes is not None
+        ]
+        # A limit may have been lowered below what was in use.
+        most = sum(max(devices[place].limit, devices[place].used) for place in places)
+        for place in places:
+            device = _with_utilization(devices[place], readings.get(devices[place].uuid), pids)
+            record = recorded.get(device.uuid)
+            excess = ""
+            if record and device.limit > record.memory_bytes:
+                excess = (
+                    f"its ledger's limit of {device.uuid} is {format_bytes(device.limit)}, not"
+                    f" {format_bytes(record.memory_bytes)} as recorded"
+                )
+            elif sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
+                excess = (
+                    f"its programs have {format_bytes(sum(sizes))} of {gpu} by the driver,"
+                    f" {format_bytes(used[place])} by its ledger; the limit is"
+                    f" {format_bytes(device.limit)}"
+                )
+            compared[place] = replace(
+                device,
+                used=used[place],
+                peak=max(device.peak, used[place]),
+                driver_used=sum(sizes) if sizes else None,
+                excess=excess,
+            )
+    return tuple(compared[place] for place in range(len(devices)))
+
+
+def _with_utilization(
+    device: DeviceView, reading: Reading | Problem | None, pids: Collection[int]
 ) -> DeviceView:
-    """Add the driver's figures: memory, and utilisation. `without_shim` is in bytes."""
-    used = device.used + without_shim
-    device = replace(device, used=used, peak=max(device.peak, used))
-    if not isinstance(reading, Reading):
+    """Add the driver's figure."""
+    if device.compute is None or not isinstance(reading, Reading):
         return device
-    own = [process for process in reading.processes if process.pid in pids]
-    sizes = [process.used_bytes for process in own if process.used_bytes is not None]
-    compute = device.compute
-    if compute is not None:
-        percents = [process.gpu_percent for process in own if process.gpu_percent is not None]
-        is_unknown = bool(own) and not percents
-        compute = replace(compute, driver_percent=None if is_unknown else sum(percents))
-    return replace(
-        device,
-        compute=compute,
-        driver_used=sum(sizes) if sizes else None,
-        is_exceeded=sum(sizes) > device.limit + DRIVER_TOLERANCE_BYTES * len(own),
-    )
+    percents = [each.gpu_percent for each in reading.processes if each.pid in pids]
+    known = [each for each in percents if each is not None]
+    percent = None if percents and not known else sum(known)
+    return replace(device, compute=replace(device.compute, driver_percent=percent))
 
 
 def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:

@@ -187,7 +187,7 @@ def test_the_annotation_holds_as_long_as_it_is_there(world: World) -> None:
         await until(lambda: INVALID in world.reports.reasons("node"))
         assert world.said()["GPU-0"] == ("soft", "mps"), "it stays as it was"
         (text,) = world.invalid()
-        assert "no mode 'sofd' to set; the mode policies stay as they were; hint: the modes" in text
+        assert "no mode 'sofd' to set (did you mean 'soft'?); the mode policies stay" in text
         world.say(None)
         await until(lambda: world.said() == {"GPU-1": ("exclusive",)})
 

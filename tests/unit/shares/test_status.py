@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
 from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import parse_compute
@@ -271,3 +272,13 @@ def test_more_than_the_limit_by_the_driver_is_not_enforced(
     beyond = look(GI + DRIVER_TOLERANCE_BYTES + 1)
     assert (beyond.is_enforced, beyond.enforcement) == (False, "no")
     assert "the limit is 1Gi" in beyond.excess
+
+
+def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
+    folder: StateFolder, make: Make
+) -> None:
+    _, directory = make("1Gi", name="train")
+    ledger.set_limit(directory, 0, 40 * GI, force=False)
+    (share,) = view(current(folder), driver())
+    assert (share.is_enforced, share.enforcement) == (False, "no")
+    assert "is 40Gi, not 1Gi as recorded" in share.excess
