@@ -2,8 +2,7 @@
 """The operations of each mode beyond a share's folder: devices, daemons, container content.
 
 `modes` enforces a share in its folder and on its devices. Operations that need the state folder or
-other shares are here, in `mps_daemons` and in `mig/`. Front doors and `lifecycle` use traits and
-lives, never a mode's name.
+other shares are here, in `mps_daemons` and in `mig/`. `lifecycle` uses traits and lives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
