@@ -20,9 +20,7 @@
 
 #define PIPE_VARIABLE "CUDA_MPS_PIPE_DIRECTORY"
 #define STEP_MS 10
-#ifndef ALLOT_MPS_PATIENCE_S
-#define ALLOT_MPS_PATIENCE_S 60 /* whoever restarts the daemon tries at least every 30 s */
-#endif
+#define PATIENCE_S 60 /* the supervisor tries to restart the daemon at least every 30 s */
 
 // A share of mode mps has one device.
 static bool is_of_mps(const process *own) {
@@ -73,11 +71,11 @@ CUresult mps_wait_for_daemon(const process *own) {
   CUresult result = CUDA_SUCCESS;
   int64_t since = seconds();
   while (is_missing(pipes)) {
-    if (seconds() - since > ALLOT_MPS_PATIENCE_S) {
+    if (seconds() - since > PATIENCE_S) {
       say_once("no MPS control daemon in " PIPE_VARIABLE
                " (%s) for %d s; keep what `allot run` has"
                " set, and see `allot doctor`",
-               pipes, ALLOT_MPS_PATIENCE_S);
+               pipes, PATIENCE_S);
       result = CUDA_ERROR_MPS_CONNECTION_FAILED;
       break;
     }

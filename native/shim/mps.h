@@ -8,7 +8,7 @@
 // Returns CUDA_SUCCESS as soon as a daemon has the socket in the program's pipe directory; at once
 // in shares of other modes. CUDA_ERROR_DEVICE_UNAVAILABLE: the program has removed the variable
 // that names the directory; it would be no client. CUDA_ERROR_MPS_CONNECTION_FAILED: no daemon for
-// ALLOT_MPS_PATIENCE_S. Of both stderr has the reason.
+// a minute. Of both stderr has the reason.
 CUresult mps_wait_for_daemon(const process *own);
 
 #endif

@@ -28,10 +28,10 @@ static void put_line(const char *format, va_list arguments) {
   if (added < 0) return;
   length = strlen(line);
   line[length++] = '\n';
-  if (write(STDERR_FILENO, line, length) < 0) return;  // nobody else to tell
+  if (write(STDERR_FILENO, line, length) < 0) return;  // there is no other place to report it
 }
 
-// A forked child inherits that it is said: its parent's line is in the same place.
+// A forked child writes no second line: it shares stderr with its parent.
 void say_once(const char *format, ...) {
   static bool is_said;
   if (__atomic_exchange_n(&is_said, true, __ATOMIC_RELAXED)) return;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of other users inside root's share, and what one is told that cannot use its share."""
+"""Programs of other users inside root's share, and the message to one that cannot use its share."""
 
 import json
 import os

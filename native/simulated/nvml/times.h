@@ -26,7 +26,7 @@ NVML_EXPORT int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu,
                                           unsigned long long *busy_ns);
 
 // Puts a GPU's pending MIG mode into force; what is cut from it goes, and its counters since the
-// last reset (energy, volatile ECC errors) begin at 0. -EBUSY: somebody uses it, or
+// last reset (energy, volatile ECC errors) begin at 0. -EBUSY: a process uses it, or
 // a GPU that NVLink joins to it; -EACCES: a tenant may not; -EIO: a fault.
 NVML_EXPORT int allotSimulatedReset(const char *machine, unsigned int gpu);
 

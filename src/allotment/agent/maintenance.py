@@ -25,6 +25,7 @@ from allotment.model.reported import Reported
 from allotment.modes import take_damages
 from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares
+from allotment.shares.status import Readings
 
 _log = structlog.get_logger("allotment.agent")
 
@@ -46,8 +47,10 @@ class Maintenance:
         state: NodeState,
         shares: PodShares,
         reports: Reports,
+        ask: Readings = readings,
     ) -> None:
-        """`machine`: the simulated machine, in place of a driver."""
+        """`machine`: the simulated machine, in place of a driver. `ask` queries the driver."""
+        self._ask = ask
         self._machine = machine
         self._state = state
         self._shares = shares
@@ -107,7 +110,7 @@ class Maintenance:
     async def report_exceeding(self, reported: Reported[str]) -> None:
         """Report each share, once, that has more memory than its limit by the driver."""
         try:
-            found = await asyncio.to_thread(self._shares.exceeding, readings)
+            found = await asyncio.to_thread(self._shares.exceeding, self._ask)
         except AllotError as error:
             _log.warning("cannot compare shares with the driver", error=error.message)
             return

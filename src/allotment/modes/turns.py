@@ -142,7 +142,7 @@ def _device_folder(devices: Path, uuid: str) -> Path:
     draft.chmod(0o755)
     create_device(draft, uuid)
     # In a folder for all users, each of them takes seats. Their programs take turns; in another
-    # folder, so do all users inside a share, and nobody else reaches the file.
+    # folder, so do all users inside a share, and no other user reaches the file.
     is_shared = bool(devices.stat().st_mode & _SHARED)
     (draft / CONTRACT).chmod(0o666 if is_shared else 0o644)
     (draft / LEASES).chmod(0o666)

@@ -6,11 +6,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
 from kubelet_twin import ReportsTwin
 from pod_node import Node, order
 
-from allotment.agent import maintenance
 from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
 from allotment.devices.sources import DeviceProcess, Reading
@@ -22,9 +20,7 @@ GI = 1 << 30
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
 
-def test_a_share_beyond_its_limit_is_reported_once(
-    tmp_path: Path, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Sleeper) -> None:
     node = Node(tmp_path)
     limited = node.prepare(order(1, memory="1Gi"))
     first, second = (device.uuid for device in node.devices)
@@ -41,11 +37,10 @@ def test_a_share_beyond_its_limit_is_reported_once(
         )  # fmt: skip
         return {first: reading, second: reading}
 
-    monkeypatch.setattr(maintenance, "readings", readings)
     reports = ReportsTwin()
     keeper = Maintenance(
         machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
-        reports=reports,
+        reports=reports, ask=readings,
     )  # fmt: skip
     reported = Reported[str]()
     for _ in range(2):

@@ -282,3 +282,17 @@ def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
     (share,) = view(current(folder), driver())
     assert (share.is_enforced, share.enforcement) == (False, "no")
     assert "is 40Gi, not 1Gi as recorded" in share.excess
+
+
+def test_a_slices_use_is_what_the_driver_lists_on_its_gpu(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    share, directory = make("1Gi", name="train", runner=None)
+    (device,) = share.devices
+    cut = replace(device, gpu="GPU-whole", profile="1g.10gb")
+    write_record(directory, replace(share, devices=(cut,)))
+    pid = sleeper(ALLOTMENT_SHARE=str(directory)).pid
+    (reading,) = driver((pid, 8 * GI))(None).values()
+    (seen,) = view(current(folder), lambda _machine: {"GPU-whole": reading})
+    assert seen.devices[0].driver_used == 8 * GI
+    assert "its programs have 8Gi of GPU-whole by the driver" in seen.devices[0].excess
