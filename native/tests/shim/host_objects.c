@@ -147,6 +147,7 @@ static void bound_memory_stays_charged(void) {
   OK(cuMulticastUnbind(team, 0, 0, 32 * MIB));
   EXPECT_EQUAL(charged(0), CONTEXT);
   AGREE();
+  OK(cuMemRelease(team));
 }
 
 // Another process's memory has that process's charge, and no second one.
