@@ -8,8 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from allotment.model.modes import MODES
+
 MOST_FILES = 300
 MOST_LINES = 600
+# Where a mode is parsed or shown. All other code asks for a trait (`model/modes.py`).
+MODE_COMPARISONS = {
+    "cli/explain.py": "the column MODE, if not all have the default mode",
+    "cli/run.py": "--mode of `allot run` is one of these",
+    "cli/scheduler_options.py": "--modes of `allot scheduler` is one of these",
+    "shares/mode_policy.py": "the modes of `allot devices set-mode`, and of its file",
+    "agent/config/schema.py": "`mode` of a rule: as parts of a GPU, or by NVIDIA's resources",
+    "dialects/own/allotment.py": "a profile without the annotation `mode` means mode mig",
+    "dialects/own/placement.py": "the annotation omits the default mode",
+    "dialects/foreign/translate.py": "the annotation omits the default mode, and one that a"
+    " profile implies",
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +80,75 @@ def test_no_module_imports_itself_by_way_of_others(sources: Mapping[Path, str], 
     while leaves := {name for name, imported in edges.items() if not imported & edges.keys()}:
         edges = {name: imported for name, imported in edges.items() if name not in leaves}
     assert edges == {}
+
+
+def mode_names(tree: ast.AST) -> set[str]:
+    """What a module calls the modes' names and the lists of them."""
+    return {
+        each.asname or each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module in {"allotment.model.modes", "allotment.modes"}
+        for each in node.names
+        if each.name.isupper()
+    }
+
+
+def compares_modes(text: str) -> bool:
+    """Whether a module compares with a mode's name, as a constant or a literal."""
+    tree = ast.parse(text)
+    names = mode_names(tree)
+
+    def is_mode(node: ast.AST) -> bool:
+        if isinstance(node, ast.Constant):
+            return node.value in MODES
+        if isinstance(node, ast.Set | ast.Tuple | ast.List):
+            return any(map(is_mode, node.elts))
+        return isinstance(node, ast.Name) and node.id in names
+
+    operands = [
+        operand
+        for node in ast.walk(tree)
+        for operand in (
+            (node.left, *node.comparators)
+            if isinstance(node, ast.Compare)
+            else (node.left, node.right)
+            if isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Sub | ast.BitAnd | ast.BitOr | ast.BitXor)
+            else (node.value,)
+            if isinstance(node, ast.MatchValue)
+            else ()
+        )
+    ]
+    return any(map(is_mode, operands))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{imports} MIG\nmode == MIG",
+        "{imports} MPS as MPS_MODE\nmode in (MPS_MODE, '')",
+        "{imports} SOFT\nmodes - {{SOFT}}",
+        "{imports} PART_MODES\nmode not in PART_MODES",
+        "match mode:\n    case 'timeslice': pass",
+        "mode != 'exclusive'",
+    ],
+)
+def test_a_comparison_with_a_mode_is_seen(text: str) -> None:
+    assert compares_modes(text.format(imports="from allotment.model.modes import"))
+    assert not compares_modes("from allotment.model.modes import MIG\nmode = MIG")
+
+
+def test_modes_are_compared_where_they_are_parsed_or_shown(
+    sources: Mapping[Path, str], root: Path
+) -> None:
+    paths = {
+        path.relative_to(root / "src" / "allotment").as_posix(): text
+        for path, text in sources.items()
+    }
+    comparing = {
+        path
+        for path, text in paths.items()
+        if not path.startswith("modes/") and path != "model/modes.py" and compares_modes(text)
+    }
+    assert comparing == set(MODE_COMPARISONS)

@@ -25,7 +25,7 @@ from allotment.model.clusters import NodeDevice, NodeInventory, NodeMig, TakenPa
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError
 from allotment.model.mig import MigPlace
-from allotment.model.modes import MIG
+from allotment.model.modes import has_only_slices, has_slices
 from allotment.model.placements import MAX_SHARES
 from allotment.model.reported import Reported
 from allotment.modes import traits_of
@@ -74,8 +74,8 @@ def build_inventory(
         mig = None
         if uuid in cut_gpus and uuid not in paused:
             mig = _mig(uuid, cut_gpus[uuid], placed)
-        mig_off = paused.get(uuid, "") if MIG in open_modes else ""
-        problem = problems.get(uuid) or (mig_off if open_modes == (MIG,) else "")
+        mig_off = paused.get(uuid, "") if has_slices(open_modes) else ""
+        problem = problems.get(uuid) or (mig_off if has_only_slices(open_modes) else "")
         return NodeDevice(
             uuid=uuid,
             model=device.name,

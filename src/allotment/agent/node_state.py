@@ -18,7 +18,7 @@ from allotment.devices.topology import DeviceLinks
 from allotment.kube.nodes import NodeFields
 from allotment.kube.watching import Signal
 from allotment.model.devices import Device
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.shares.mode_policy import ModePolicy
 
 
@@ -78,7 +78,7 @@ class NodeState:
             uuid: tuple(
                 each
                 for each in self.offer.shared.get(uuid, (mode,))
-                if each != MIG or uuid not in self.without_mig
+                if uuid not in self.without_mig or not traits_of(each).is_slice
             )
             for uuid, mode in self.offer.modes.items()
         }

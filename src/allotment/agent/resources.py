@@ -23,9 +23,9 @@ from allotment.dialects.own import allotment
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
-from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT, TIMESLICE
+from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, has_slices, traits_of
 from allotment.model.placements import MAX_SHARES
-from allotment.modes import ENFORCED
+from allotment.modes import ledger_mode
 from allotment.modes.mps import MpsMode
 from allotment.shares.mode_policy import ModePolicy, refusal_on
 
@@ -174,7 +174,9 @@ def plan(
         time_slices={
             each.device.uuid: each.rule.time_slice
             for each in parts
-            if each.rule and each.rule.time_slice is not None and each.mode == TIMESLICE
+            if each.rule
+            and each.rule.time_slice is not None
+            and traits_of(each.mode).is_time_sliced
         },
         problems=tuple(problems),
     )
@@ -200,22 +202,26 @@ class _Part:
         return (self.rule.shared if self.rule else ()) or (self.mode,)
 
     @property
+    def is_exclusive(self) -> bool:
+        return traits_of(self.mode).is_exclusive
+
+    @property
     def is_only_shared(self) -> bool:
         """Whether `GPU_SHARE` must offer it: it has several modes, or slices of several sizes."""
-        return len(self.modes) > 1 or MIG in self.modes
+        return len(self.modes) > 1 or has_slices(self.modes)
 
     @property
     def replicas(self) -> int:
         """Its number of slots."""
-        return self.shared.replicas if self.shared and self.mode != EXCLUSIVE else 1
+        return self.shared.replicas if self.shared and not self.is_exclusive else 1
 
     @property
     def resource(self) -> str | None:
         """The resource that offers it; None: `GPU_SHARE`."""
         if self.is_only_shared:
             return None
-        if self.shared is None or self.mode == EXCLUSIVE:
-            return None if self.mode in ENFORCED else self.family
+        if self.shared is None or self.is_exclusive:
+            return None if ledger_mode(self.mode) else self.family
         return self.shared.rename or self.family
 
 
@@ -335,7 +341,8 @@ _WITHHELD: Final = "no GPU is offered by NVIDIA's resources until the configurat
 def _unshared(parts: Sequence[_Part]) -> Iterator[str]:
     """Say, in NVIDIA's words, which devices MPS cannot share as their resource requires."""
     for part in parts:
-        if part.mode != MPS or part.shared is None or part.resource is None:
+        is_of_mps = traits_of(part.mode).needs_daemon
+        if not is_of_mps or part.shared is None or part.resource is None:
             continue
         device, why = part.device, MpsMode().fits(part.device)
         others = [each for each in parts if each.resource == part.resource]
@@ -371,7 +378,7 @@ def _mode(
     by_mps = config.mps is not None
     if rule is None:
         return (MPS if by_mps else TIMESLICE) if shared else EXCLUSIVE
-    if rule.first == TIMESLICE and (shared is None or by_mps):
+    if traits_of(rule.first).is_time_sliced and (shared is None or by_mps):
         problems.append(
             f"{_said(device)} is exclusive, not timeslice: sharing.timeSlicing does not name it"
         )
@@ -391,7 +398,7 @@ def _settled(parts: Sequence[_Part], problems: list[str]) -> Iterator[_Part]:
                 f"{_said(part.device)} is shared as {GPU_SHARE}, not by replicas: its rule has"
                 f" modes {', '.join(part.modes)}"
             )
-        if part.mode not in ENFORCED or part.mode == MPS or part.resource is None:
+        if not traits_of(part.mode).takes_turns or part.resource is None:
             yield part
             continue
         others = [each for each in parts if each.resource == part.resource]
@@ -424,7 +431,7 @@ def _offered(
     fails = bool(config.sharing and config.sharing.fail_requests_greater_than_one)
     return Resource(
         name=name,
-        mode=next((each.mode for each in parts if each.mode != EXCLUSIVE), EXCLUSIVE),
+        mode=next((each.mode for each in parts if not each.is_exclusive), EXCLUSIVE),
         slots=tuple(slot for each in parts for slot in _slots(each, unhealthy)),
         replicas=replicas,
         fails_above_one=fails and replicas > 1,

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import add, or_
 from typing import NamedTuple, Protocol, Self, TypeVar
 
-from allotment.model.modes import TIMESLICE
+from allotment.model.modes import traits_of
 from allotment.model.pods import ContainerKind
 
 
@@ -158,7 +158,7 @@ def device_amount(
     *, mode: str, memory: int, guarantee: int, may_oversubscribe: bool
 ) -> DeviceAmount:
     """Return what a share is promised of one device; a time-sliced one is promised nothing."""
-    if mode == TIMESLICE:
+    if traits_of(mode).is_time_sliced:
         return DeviceAmount()
     if may_oversubscribe:
         return DeviceAmount(oversubscribed=memory, guarantee=guarantee)

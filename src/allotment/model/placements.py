@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.model.requests import Request
 
 MAX_SHARES = 63
@@ -135,6 +135,6 @@ class Judgement:
     @property
     def parts(self) -> int:
         """Number of devices that fit alone, or of slices on them all."""
-        if self.request.mode != MIG:
+        if not traits_of(self.request.mode).is_slice:
             return self.fitting
         return sum(verdict.slices for verdict in self.verdicts if verdict.fits)

@@ -10,8 +10,8 @@ turns        the devices' folders: contracts and leases; reports of tampering
 """
 
 from allotment.model.errors import UsageError
-from allotment.model.modes import SOFT
-from allotment.modes.base import Mode, Traits, Turns
+from allotment.model.modes import DEFAULT_MODE, Traits, traits_of
+from allotment.modes.base import Mode, Turns
 from allotment.modes.mig.mode import MigMode
 from allotment.modes.mps import MpsMode
 from allotment.modes.soft import SoftMode
@@ -20,7 +20,6 @@ from allotment.modes.unenforced import ExclusiveMode, TimesliceMode
 
 __all__ = [
     "DEFAULT_MODE",
-    "ENFORCED",
     "Damage",
     "ExclusiveMode",
     "MigMode",
@@ -36,10 +35,7 @@ __all__ = [
     "traits_of",
 ]
 
-DEFAULT_MODE = SOFT
 _LEDGER_MODES: dict[str, SoftMode] = {each.name: each for each in (SoftMode(), MpsMode())}
-ENFORCED = frozenset(_LEDGER_MODES)
-"""Modes whose shares are limited to parts of a device by a ledger."""
 _MODES: dict[str, Mode] = {
     **_LEDGER_MODES,
     **{each.name: each for each in (ExclusiveMode(), TimesliceMode(), MigMode())},
@@ -54,11 +50,6 @@ def mode_named(name: str) -> Mode:
         raise UsageError(
             f"there is no mode {name!r}", hint=f"the modes are: {', '.join(_MODES)}"
         ) from None
-
-
-def traits_of(name: str) -> Traits:
-    """Return the traits of a mode; an unknown one counts as the default mode."""
-    return _MODES.get(name, _MODES[DEFAULT_MODE]).traits
 
 
 def ledger_mode(name: str) -> SoftMode | None:

@@ -23,28 +23,6 @@ class Turns:
     """A share of the device requested compute: all take turns, and GPU time is measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """Facts about all shares of a mode, for code that does not depend on the mode itself."""
-
-    has_shim: bool = False
-    """Its programs load the shim."""
-    takes_turns: bool = False
-    """Its programs take turns on a device, by the device's contract."""
-    is_slice: bool = False
-    """Its devices are MIG devices cut for it, which takes the driver's time."""
-    needs_daemon: bool = False
-    """Its programs are clients of the GPU's MPS control daemon."""
-    is_exclusive: bool = False
-    """Any other process on its devices is an intruder."""
-    least_bytes: int = 0
-    """With less memory, CUDA's own contexts may leave none for its programs."""
-    fixed_because: str = ""
-    """Why its limits cannot change; empty: they can."""
-    stays_because: str = ""
-    """Why its programs cannot be taken off a GPU and brought back; empty: they can."""
-
-
 class Mode:
     """One way to enforce a share. Here: none."""
 
@@ -52,7 +30,6 @@ class Mode:
     """As in requests and records."""
     remark: str = ""
     """For people, in a mode without enforcement."""
-    traits: Traits
 
     def fits(self, device: Device) -> str:  # noqa: ARG002 - for modes that depend on the device
         """Return why the device cannot serve in this mode; empty: it can."""

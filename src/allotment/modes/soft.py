@@ -25,7 +25,7 @@ from allotment.model.modes import SOFT
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareDevice, ShareId
 from allotment.modes import turns
-from allotment.modes.base import Mode, Traits, Turns
+from allotment.modes.base import Mode, Turns
 from allotment.modes.turns import record_tampering
 
 
@@ -33,8 +33,6 @@ class SoftMode(Mode):
     """Enforces by ledger and shim, on every device. Its limits and turns can change."""
 
     name = SOFT
-    # A CUDA context alone takes 300 to 500 MiB.
-    traits = Traits(has_shim=True, takes_turns=True, least_bytes=512 << 20)
 
     def create(
         self, directory: Path, placement: Placement, *, share: ShareId, name: str, devices: Path

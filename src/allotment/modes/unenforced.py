@@ -7,9 +7,7 @@ other modes off their devices; the container hides all other devices.
 """
 
 from allotment.model.modes import EXCLUSIVE, TIMESLICE
-from allotment.modes.base import Mode, Traits
-
-_NO_SHIM = "Allotment is not in it"
+from allotment.modes.base import Mode
 
 
 class ExclusiveMode(Mode):
@@ -17,7 +15,6 @@ class ExclusiveMode(Mode):
 
     name = EXCLUSIVE
     remark = "not enforced: exclusive"
-    traits = Traits(is_exclusive=True, fixed_because=_NO_SHIM)
 
 
 class TimesliceMode(Mode):
@@ -25,4 +22,3 @@ class TimesliceMode(Mode):
 
     name = TIMESLICE
     remark = "time-sliced, nothing enforced"
-    traits = Traits(fixed_because=_NO_SHIM)

@@ -22,7 +22,7 @@ from allotment.model.accounting import (
 )
 from allotment.model.clusters import NodeDevice, PlacedContainer
 from allotment.model.mig import MigPlace
-from allotment.model.modes import MIG, SOFT
+from allotment.model.modes import mode_of_all, traits_of
 
 UNKNOWN = MigPlace("", 0)
 """A slice with unknown place."""
@@ -89,8 +89,7 @@ class Load:
     @property
     def mode(self) -> str:
         """Mode of its shares; empty: no shares, or unknown."""
-        others = [mode for mode in self.modes if mode not in {SOFT, ""}]
-        return min(others) if others else SOFT if SOFT in self.modes else ""
+        return mode_of_all(self.modes)
 
     @property
     def floor(self) -> int:
@@ -128,8 +127,9 @@ def footprint(containers: Sequence[PlacedContainer]) -> dict[str, Footprint]:
     """What a pod uses of each of its devices, by UUID, seen by all other pods."""
     if len(containers) == 1:
         only = containers[0]
+        is_cut = traits_of(only.mode).is_slice
         return {
-            uuid: Footprint(part, (only,), _places(uuid, only) if only.mode == MIG else ())
+            uuid: Footprint(part, (only,), _places(uuid, only) if is_cut else ())
             for uuid, part in _parts(only).items()
         }
     found: dict[str, Footprint] = {}
@@ -149,7 +149,7 @@ _Slices = Counter[tuple[MigPlace, DeviceAmount]]
 def held_slices(containers: Sequence[PlacedContainer]) -> tuple[DeviceAmount, ...]:
     """Return what each slice has that a pod holds: all of them for as long as the pod is there."""
     uuids = dict.fromkeys(
-        each.uuid for one in containers if one.mode == MIG for each in one.devices
+        each.uuid for one in containers if traits_of(one.mode).is_slice for each in one.devices
     )
     return tuple(part for uuid in uuids for _, part in _slices(uuid, containers).elements())
 
@@ -185,7 +185,8 @@ def seen(containers: Sequence[PlacedContainer], by: Phased) -> dict[str, HeldPar
         together = tuple(one for _, one in here if overlap(by, one))
         slices = _slices(uuid, (one for _, one in here))
         whole = _whole(here, slices)
-        used = {place for one in together if one.mode == MIG for place in _places(uuid, one)}
+        cut = (one for one in together if traits_of(one.mode).is_slice)
+        used = {place for one in cut for place in _places(uuid, one)}
         found[uuid] = HeldPart(
             whole if slices else most_of(beside(by, here), DeviceAmount()),
             whole,
@@ -214,7 +215,7 @@ def _slices(uuid: str, containers: Iterable[PlacedContainer]) -> _Slices:
             one,
         )
         for one in containers
-        if one.mode == MIG
+        if traits_of(one.mode).is_slice
     ]
     return most_of(phases(cut), Counter())
 
@@ -236,7 +237,7 @@ def _whole(
     """Return what a pod has of one device, as all others see it."""
     if not slices:
         return most_of(phases(here), DeviceAmount())
-    uncut = [part for part, one in here if one.mode != MIG]
+    uncut = [part for part, one in here if not traits_of(one.mode).is_slice]
     return sum((*uncut, *(part for _, part in slices.elements())), DeviceAmount())
 
 

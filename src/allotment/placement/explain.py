@@ -15,7 +15,7 @@ from types import MappingProxyType
 from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.formats import format_bytes, format_count, format_percent
-from allotment.model.modes import EXCLUSIVE, MIG, TIMESLICE
+from allotment.model.modes import traits_of
 from allotment.model.placements import Judgement, Verdict
 from allotment.model.requests import Request
 from allotment.placement.constraints import (
@@ -285,7 +285,7 @@ def in_all_modes(refusals: Mapping[str, Refusal]) -> Refusal:
 
 def _of_judgement(judgement: Judgement, whose: str, beside: str) -> Refusal:
     request, verdicts, number = judgement.request, judgement.verdicts, judgement.parts
-    is_cut = request.mode == MIG
+    is_cut = traits_of(request.mode).is_slice
     if len(verdicts) < (1 if is_cut else max(1, request.count)):
         return lacks_devices(request, len(verdicts), whose=whose)
     if number >= request.count:
@@ -331,11 +331,12 @@ def _details(judgement: Judgement) -> str:
 def _apart(judgement: Judgement, whose: str) -> Refusal:
     """Enough devices fit, each alone, but not together."""
     request, constraints = judgement.request, judgement.request.constraints
+    is_cut = traits_of(request.mode).is_slice
     fitting = [verdict for verdict in judgement.verdicts if verdict.fits]
     if request.count > 1 and (constraints.same_numa or constraints.needs_nvlink):
         parts: Counter[int | None] = Counter()
         for verdict in fitting:
-            parts[verdict.state.device.numa_node] += verdict.slices if request.mode == MIG else 1
+            parts[verdict.state.device.numa_node] += verdict.slices if is_cut else 1
         most = max(parts.values())
         if constraints.same_numa and most < request.count:
             phrase, have = f"at most {_HAVE} of them on one NUMA node", most
@@ -375,24 +376,25 @@ def in_words(request: Request, capacity: int | None = None) -> str:
 
     `capacity`: bytes of each device, to show the size of a part of the memory.
     """
-    mode, constraints, several = request.mode, request.constraints, request.count > 1
+    traits, constraints, several = traits_of(request.mode), request.constraints, request.count > 1
     models, plural = models_of(request), "s" if several else ""
     number = str(request.count) if several else "a"
-    amounts = [] if mode == MIG and request.memory.size_bytes == 0 else [_memory(request, capacity)]
+    is_by_profile = traits.is_slice and request.memory.size_bytes == 0
+    amounts = [] if is_by_profile else [_memory(request, capacity)]
     if request.compute.guarantee:
         amounts.append(f"{format_percent(request.compute.guarantee)} % of compute")
     amount = f" with {' and '.join(amounts)}{' each' if several else ''}" if amounts else ""
     where = " on one NUMA node" * constraints.same_numa
     where += " joined by NVLink" * constraints.needs_nvlink
     where = where if several else ""
-    if mode == MIG:
+    if traits.is_slice:
         amount = f" {request.mig_profile}" if request.mig_profile else amount
         return (
             f"{number} MIG slice{plural}{amount}{f' of a GPU ({models})' if models else ''}{where}"
         )
     device = f"GPU{plural}{f' ({models})' if models else ''}"
-    if mode in {EXCLUSIVE, TIMESLICE}:
-        return f"{number} {'whole' if mode == EXCLUSIVE else 'time-sliced'} {device}{where}"
+    if traits.is_exclusive or traits.is_time_sliced:
+        return f"{number} {'whole' if traits.is_exclusive else 'time-sliced'} {device}{where}"
     return f"{number} {device}{amount}{where}{', alone' if constraints.is_alone else ''}"
 
 
@@ -461,7 +463,7 @@ def _reason(verdict: Verdict, request: Request) -> str:
     state, reason = verdict.state, verdict.reason
     need, have = _distinct(verdict.need_bytes, verdict.have_bytes)
     if verdict.fits:
-        is_alone = request.mode == EXCLUSIVE or request.constraints.is_alone
+        is_alone = traits_of(request.mode).is_exclusive or request.constraints.is_alone
         text = "it alone, have no other share on it" if is_alone else f"{need}, have {have}"
         return f"fits, need {text}"
     if reason in {NOT_ALONE, TAKEN_WHOLE, OTHER_MODE}:
@@ -496,7 +498,7 @@ def _company(verdict: Verdict, request: Request) -> str:
     if len(state.sharers) > _NAMES:
         sharers += f" and {len(state.sharers) - _NAMES} more"
     if verdict.reason == TAKEN_WHOLE:
-        part = "it alone" if request.mode == EXCLUSIVE else "a part of it"
+        part = "it alone" if traits_of(request.mode).is_exclusive else "a part of it"
         return f"need {part}, have none: used in full by {sharers}"
     if verdict.reason == NOT_ALONE:
         return f"need it alone, have {format_count(state.shares, 'share')} on it ({sharers})"

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from allotment.model.clusters import PodBooking, PodNeed, WantedContainer
 from allotment.model.devices import Device
-from allotment.model.modes import EXCLUSIVE, MIG, MPS, SOFT
+from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import DeviceState, Verdict
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -38,7 +38,7 @@ def judge(state: DeviceState, request: Request) -> Verdict:
 
     In mode `mig`: one slice of a device with a known layout.
     """
-    if request.mode == MIG and state.modes is not None:
+    if traits_of(request.mode).is_slice and state.modes is not None:
         return _judge_slices(state, request)
     need = request.memory.of(state.device.allottable_bytes)
     have = memory_room(state, may_oversubscribe=request.may_oversubscribe)
@@ -49,7 +49,7 @@ def judge(state: DeviceState, request: Request) -> Verdict:
         reason = TOO_LITTLE_MEMORY
     elif request.compute.guarantee > state.free_guarantee:
         reason = TOO_LITTLE_COMPUTE
-    elif request.mode == SOFT and request.floor > state.unguaranteed:
+    elif traits_of(request.mode).takes_turns and request.floor > state.unguaranteed:
         reason = ALL_GUARANTEED
     elif _is_crowded(state, request.mode):
         reason = NO_SEAT
@@ -75,9 +75,9 @@ def _company(state: DeviceState, request: Request) -> str:
     reason = _not_of_mode(state, request.mode)
     if reason or not state.shares:
         return reason
-    if state.mode == EXCLUSIVE:
+    if traits_of(state.mode).is_exclusive:
         return TAKEN_WHOLE
-    if request.mode == EXCLUSIVE or request.constraints.is_alone:
+    if traits_of(request.mode).is_exclusive or request.constraints.is_alone:
         return NOT_ALONE
     if state.mode and state.mode != request.mode:
         return OTHER_MODE
@@ -85,21 +85,23 @@ def _company(state: DeviceState, request: Request) -> str:
 
 
 def _not_of_mode(state: DeviceState, mode: str) -> str:
+    is_slice = traits_of(mode).is_slice
     if state.modes is not None and mode not in state.modes:
-        return (state.mig_off if mode == MIG else "") or NOT_SERVED
+        return (state.mig_off if is_slice else "") or NOT_SERVED
     # A container's share stays after it ends: MIG cannot be switched until then, MPS admits no
     # other share, and a share in another mode would block an init container's restart.
     if any(_are_apart(own_mode, mode) for own_mode in state.own_modes):
         return OTHER_MODE
     layout = state.layout
-    if mode != MIG and layout is not None and layout.is_enabled:
-        return OTHER_MODE if state.mode == MIG else MIG_IS_ON
+    if not is_slice and layout is not None and layout.is_enabled:
+        return OTHER_MODE if traits_of(state.mode).is_slice else MIG_IS_ON
     return ""
 
 
 def _are_apart(one: str, other: str) -> bool:
     """True if shares of these modes can never take turns on a device."""
-    return one != other and (MIG in {one, other} or EXCLUSIVE not in {one, other})
+    is_whole = traits_of(one).is_exclusive or traits_of(other).is_exclusive
+    return one != other and (has_slices((one, other)) or not is_whole)
 
 
 def _judge_slices(state: DeviceState, request: Request) -> Verdict:
@@ -148,7 +150,7 @@ def open_modes(state: DeviceState) -> frozenset[str]:
         for mode in state.modes or ()
         if not _company(state, _plain(mode))
         and not _is_crowded(state, mode)
-        and not (mode == MIG and _cannot_be_cut(state))
+        and not (traits_of(mode).is_slice and _cannot_be_cut(state))
     )
 
 
@@ -157,9 +159,10 @@ def _cannot_be_cut(state: DeviceState) -> bool:
 
 
 def _is_crowded(state: DeviceState, mode: str) -> bool:
-    if mode == MPS:
+    traits = traits_of(mode)
+    if traits.needs_daemon:
         return state.shares >= state.device.mps_clients
-    return mode == SOFT and state.shares + state.seats_kept >= state.most_shares
+    return traits.takes_turns and state.shares + state.seats_kept >= state.most_shares
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 from allotment.model.clusters import NodeInventory, PodBooking, PodNeed
-from allotment.model.modes import EXCLUSIVE, MIG
+from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.placement.booking import Footprint, Load, base_load, footprint
 from allotment.placement.cluster.arrays import Arrays, DeviceRoom
@@ -142,7 +142,7 @@ class Node:
     def room(self, column: int) -> DeviceRoom:
         state = self.view.state(column)
         device = self.inventory.devices[column]
-        is_whole = state.mode == EXCLUSIVE
+        is_whole = traits_of(state.mode).is_exclusive
         return DeviceRoom(
             model=device.model,
             memory=device.memory_bytes,
@@ -226,7 +226,7 @@ class Node:
         request = need.containers[0].request if len(need.containers) == 1 else None
         if request is None or request.may_oversubscribe or self.view.may_overflow:
             return None
-        if request.mode == MIG or request.other_modes:
+        if traits_of(request.mode).is_slice or request.other_modes:
             return None
         wanted = request.constraints
         has_pairs = request.count > 1 and (wanted.same_numa or wanted.needs_nvlink)

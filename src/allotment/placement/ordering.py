@@ -14,7 +14,7 @@ from itertools import combinations, groupby, islice
 from types import MappingProxyType
 
 from allotment.model.compute import DEFAULT_FLOOR
-from allotment.model.modes import SOFT
+from allotment.model.modes import traits_of
 from allotment.model.placements import DeviceState, Judgement, Placed, Placement, Verdict
 from allotment.model.requests import Constraints, DeviceWeights, Request
 from allotment.placement.constraints import Links, link_score
@@ -282,7 +282,9 @@ def _leaves(verdict: Verdict, request: Request) -> _Leaves:
     new = -min(verdict.need_bytes, state.reusable_bytes)
     # Other shares may use all of its time.
     is_starved = (
-        request.mode == SOFT and not request.asks_compute and state.unguaranteed < DEFAULT_FLOOR
+        traits_of(request.mode).takes_turns
+        and not request.asks_compute
+        and state.unguaranteed < DEFAULT_FLOOR
     )
     return (more, new, is_starved, verdict.have_bytes - verdict.need_bytes, *_order(verdict))
 

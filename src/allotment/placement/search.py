@@ -22,7 +22,7 @@ from allotment.model.clusters import (
 from allotment.model.compute import WHOLE
 from allotment.model.devices import Device
 from allotment.model.mig import MigLayout, MigPlace, MigProfile
-from allotment.model.modes import MIG, SOFT
+from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import Judgement, Verdict
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Request
@@ -176,7 +176,7 @@ class Search:
     ) -> Iterator[PlacedContainer]:
         wanted, chain = self._steps[number]
         request, verdicts = judgement.request, judgement.verdicts
-        if request.mode == MIG:
+        if traits_of(request.mode).is_slice:
             for cuts in self._cuts(number, request, verdicts, placed):
                 yield self._sliced(wanted, request, cuts)
             return
@@ -224,7 +224,7 @@ class Search:
             may_join=self._may_join(request),
             # Later containers can reuse it, if it is large enough.
             tries_larger=any(
-                not overlap(wanted, each) and MIG in each.request.modes for each in later
+                not overlap(wanted, each) and has_slices(each.request.modes) for each in later
             ),
         )
 
@@ -364,7 +364,7 @@ class Search:
             return None
         uuid = self._view.hardware.devices[column].uuid
         here = [
-            (self._first_such(number) if each.mode == MIG else number, each.mode, device.slice)
+            (self._first_such(number) if device.slice else number, each.mode, device.slice)
             for number, each in enumerate(placed)
             for device in each.devices
             if device.uuid == uuid
@@ -428,7 +428,7 @@ def _part(profile: MigProfile, mig: NodeMig | None) -> int:
 def _container(
     wanted: WantedContainer, request: Request, devices: tuple[PlacedDevice, ...]
 ) -> PlacedContainer:
-    constraints = request.constraints
+    constraints, traits = request.constraints, traits_of(request.mode)
     return PlacedContainer(
         name=wanted.name,
         devices=devices,
@@ -439,6 +439,6 @@ def _container(
         anti_affinity=constraints.anti_affinity,
         exclusion=constraints.exclusion,
         # A slice's memory is fixed hardware.
-        may_oversubscribe=request.may_oversubscribe and request.mode != MIG,
-        floor=request.floor if request.mode == SOFT else 0,
+        may_oversubscribe=request.may_oversubscribe and not traits.is_slice,
+        floor=request.floor if traits.takes_turns else 0,
     )

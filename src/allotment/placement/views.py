@@ -19,7 +19,7 @@ from allotment.model.mig import (
     MigRequest,
     MigSlice,
 )
-from allotment.model.modes import MIG
+from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import DeviceState
 from allotment.model.requests import Request
 from allotment.placement.booking import Footprint, HeldPart, Load, footprint, host_part
@@ -183,7 +183,8 @@ _STRANGE = -1
 def layout_of(device: NodeDevice, load: Load) -> MigLayout | None:
     """A device's layout; None: its node creates no slices, or other shares use it."""
     mig = device.mig
-    if mig is None or MIG not in device.modes or load.mode not in {"", MIG}:
+    is_of_others = bool(load.mode) and not traits_of(load.mode).is_slice
+    if mig is None or is_of_others or not has_slices(device.modes):
         return None
     booked = [_booked(place, mig) for place in sorted(load.slices)]
     return MigLayout(

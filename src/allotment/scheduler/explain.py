@@ -32,7 +32,7 @@ from allotment.model.clusters import (
 )
 from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.errors import UsageError
-from allotment.model.modes import MPS, SOFT
+from allotment.model.modes import SOFT, traits_of
 from allotment.model.pods import ForeignPod, Pod
 from allotment.model.requests import Request
 from allotment.placement.cluster.cluster import Cluster
@@ -475,7 +475,7 @@ def _described(request: Request) -> str:
     """
     wanted = request.constraints
     modes = [
-        in_words(in_modes(request, (mode,))) + (" by MPS" if mode == MPS else "")
+        in_words(in_modes(request, (mode,))) + (" by MPS" if traits_of(mode).needs_daemon else "")
         for mode in (request.mode, *request.other_modes)
     ]
     texts = (

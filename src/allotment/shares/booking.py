@@ -23,7 +23,7 @@ from allotment.model.accounting import (
 )
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
-from allotment.model.modes import SOFT
+from allotment.model.modes import mode_of_all
 from allotment.model.placements import DeviceState
 from allotment.model.pods import Owner, PodUid
 from allotment.model.shares import Share, ShareId
@@ -122,9 +122,7 @@ def _parts(loaded: LoadedShare) -> dict[str, DeviceAmount]:
 
 def _mode_of(shares: Sequence[LoadedShare]) -> str:
     """Return the one mode of a device's shares, even if they differ after a fault."""
-    modes = {loaded.mode for loaded in shares}
-    others = modes - {SOFT}
-    return min(others) if others else next(iter(modes), "")
+    return mode_of_all(loaded.mode for loaded in shares)
 
 
 def states_of(

@@ -24,7 +24,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError, UsageError
 from allotment.model.formats import format_count
 from allotment.model.mig import MigGpu
-from allotment.model.modes import MIG
+from allotment.model.modes import has_only_slices, has_slices
 from allotment.modes import mode_named, traits_of
 from allotment.modes.mig.journal import Journal, Stage, foreign, stands_for
 from allotment.modes.mig.mode import takes_mode_at_once
@@ -131,9 +131,9 @@ class ModeChange:
     @property
     def _wants_mig(self) -> bool | None:
         """Whether MIG is to be on; None: as slices come and go."""
-        if self._policy.modes == (MIG,):
+        if has_only_slices(self._policy.modes):
             return True
-        return None if MIG in self._policy.modes else False
+        return None if has_slices(self._policy.modes) else False
 
     @property
     def _takes_mode_at_once(self) -> bool:
@@ -185,12 +185,14 @@ class ModeChange:
     def _check(self, gpu: MigGpu | None) -> None:
         """Refuse impossible modes, before anything is changed."""
         modes = self._policy.modes
-        if MIG in modes and gpu is None:
+        if has_slices(modes) and gpu is None:
             raise UsageError(
                 f"{self._name} ({self.device.name}) has no MIG", hint="name its other modes"
             )
         for mode in modes:
-            if mode != MIG and not self.device.mig and (why := mode_named(mode).fits(self.device)):
+            if traits_of(mode).is_slice or self.device.mig:
+                continue
+            if why := mode_named(mode).fits(self.device):
                 raise UsageError(f"{self._name}: not for mode {mode}: {why}", hint="leave it out")
         wanted = self._wants_mig
         if gpu is None or wanted is None or gpu.is_enabled == wanted:

@@ -20,7 +20,7 @@ from allotment.files import atomic_write
 from allotment.model.devices import Device
 from allotment.model.errors import PrerequisiteError, UsageError
 from allotment.model.formats import meant
-from allotment.model.modes import MIG, MODES
+from allotment.model.modes import MIG, MODES, has_only_slices
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.record import LoadedShare
 
@@ -138,7 +138,7 @@ def is_for(folder: StateFolder, uuid: str, mode: str) -> bool:
 def is_for_mig_alone(folder: StateFolder, uuid: str) -> bool:
     """Whether a GPU is for MIG only, and so its MIG mode stays on without a slice."""
     allowed = mode_policy_of(folder, uuid)
-    return allowed is not None and allowed.modes == (MIG,)
+    return allowed is not None and has_only_slices(allowed.modes)
 
 
 def write_mode_policy(folder: StateFolder, uuid: str, allowed: ModePolicy | None) -> None:

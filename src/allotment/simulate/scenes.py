@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from allotment.kube.live import LiveCluster, LivePod
 from allotment.model.clusters import PodNeed
 from allotment.model.errors import UsageError
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.placement.cluster.arrays import PodShape
 from allotment.placement.cluster.cluster import Cluster
 from allotment.placement.cluster.filters import PodShapes
@@ -193,7 +193,9 @@ class LiveScene:
         asking = [pod.need for pod in self.cluster.pods if pod.need.containers]
         # Fragmentation is measured on parts of devices; slices are not parts.
         return Counter(
-            replace(kind, memory_bytes=0) for kind in map(kinds.of, asking) if kind.mode != MIG
+            replace(kind, memory_bytes=0)
+            for kind in map(kinds.of, asking)
+            if not traits_of(kind.mode).is_slice
         )
 
 

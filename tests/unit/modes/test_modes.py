@@ -18,7 +18,6 @@ from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import ShareId
 from allotment.modes import (
-    ENFORCED,
     ExclusiveMode,
     Mode,
     SoftMode,
@@ -117,7 +116,6 @@ def test_a_mode_without_a_shim_makes_nothing(tmp_path: Path, mode: Mode) -> None
 def test_modes_with_a_ledger_are_modes() -> None:
     for name in ("soft", "mps", "exclusive", "timeslice", "mig"):
         assert mode_named(name).name == name
-        assert traits_of(name) is mode_named(name).traits
     assert [name for name in MODES if traits_of(name).takes_turns] == ["soft"]
     assert ledger_mode("soft") is mode_named("soft")
 
@@ -183,4 +181,9 @@ def test_what_nobody_asks_for_is_forgotten(directory: Path) -> None:
 
 def test_each_name_is_a_mode() -> None:
     assert [mode_named(name).name for name in MODES] == list(MODES)
-    assert {each for each in MODES if ledger_mode(each)} == ENFORCED
+    assert len({traits_of(name) for name in MODES}) == len(MODES)
+
+
+def test_limits_can_change_in_a_mode_with_a_ledger_of_its_own() -> None:
+    changing = [name for name in MODES if not traits_of(name).fixed_because]
+    assert [name for name in MODES if ledger_mode(name)] == changing

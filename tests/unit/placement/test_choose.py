@@ -9,9 +9,10 @@ from gpus import A100, gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allotment.model import modes
 from allotment.model.compute import WHOLE, Compute, parse_compute
 from allotment.model.devices import MPS_CLIENTS, Device
-from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE
+from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, Traits
 from allotment.model.placements import MAX_SHARES, DeviceState, Judgement, Placement
 from allotment.model.quantities import MemoryAmount, parse_memory
 from allotment.model.requests import Request
@@ -376,3 +377,23 @@ def test_no_sequence_promises_more_than_there_is(
     for one in state.values():
         assert one.allotted_bytes - one.oversubscribed_bytes <= one.device.memory_bytes
         assert one.guaranteed <= WHOLE
+
+
+@pytest.mark.parametrize(
+    ("traits", "most"),
+    [
+        (Traits(takes_turns=True), MAX_SHARES),
+        (Traits(needs_daemon=True), MPS_CLIENTS),
+        (Traits(is_exclusive=True), 1),
+        (Traits(is_time_sliced=True), None),
+    ],
+    ids=["in turns", "by a daemon", "alone", "without a limit"],
+)
+def test_the_traits_of_a_new_mode_say_how_many_shares_fit(
+    traits: Traits, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(modes.TRAITS, "new", traits)
+    new = frozenset({"new"})
+    for shares in {1, MPS_CLIENTS - 1, MPS_CLIENTS, MAX_SHARES - 1, MAX_SHARES}:
+        state = DeviceState(device(0), shares=shares, mode="new", modes=new)
+        assert open_modes(state) == (new if most is None or shares < most else frozenset())

@@ -15,12 +15,12 @@ from allotment.dialects.own.protocol import in_modes, suiting, unsuited
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import StateError, UsageError
 from allotment.model.formats import format_bytes, format_percent
-from allotment.model.modes import EXCLUSIVE, MPS, TIMESLICE
+from allotment.model.modes import EXCLUSIVE, TIMESLICE, traits_of
 from allotment.model.pods import ContainerAsk, ContainerKind, Owner, Pod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Request, replicas_of, whole_devices
 from allotment.model.shares import Injection, Share, ShareId
-from allotment.modes import ENFORCED, ledger_mode
+from allotment.modes import ledger_mode
 from allotment.shares.placing import ShareOrder
 
 _REPLICA = "::"
@@ -251,10 +251,10 @@ def _replicas(resource: Resource, *, count: int) -> Request:
     percents (k8s-device-plugin v0.20, cmd/mps-control-daemon/mps/daemon.go).
     """
     request = replicas_of(resource.replicas, count=count)
-    if resource.mode != MPS:
+    if not traits_of(resource.mode).needs_daemon:
         return request
     part = 100 // resource.replicas * (WHOLE // 100)
-    return replace(request, mode=MPS, compute=Compute(part, part, is_governed=True))
+    return replace(request, mode=resource.mode, compute=Compute(part, part, is_governed=True))
 
 
 def _mode_of(
@@ -268,9 +268,10 @@ def _mode_of(
     modes = set()
     for uuid in uuids:
         mode = offer.modes.get(uuid)
-        modes.add(mode)
-        is_like = mode == resource.mode or not ENFORCED & {mode, resource.mode}
-        if mode is not None and is_like:
+        if mode is not None and (
+            mode == resource.mode or not (ledger_mode(mode) or ledger_mode(resource.mode))
+        ):
+            modes.add(mode)
             continue
         problem = (
             f"{uuid} is no longer on this node"
@@ -281,8 +282,8 @@ def _mode_of(
             f"pod {pod}, container {ask.container!r}: {problem}",
             hint=_PLACE_AGAIN,
         )
-    mode = resource.mode if resource.mode in ENFORCED else TIMESLICE
-    mode = EXCLUSIVE if modes == {EXCLUSIVE} else mode
+    mode = resource.mode if ledger_mode(resource.mode) else TIMESLICE
+    mode = EXCLUSIVE if all(traits_of(each).is_exclusive for each in modes) else mode
     if ask.mode not in {None, mode}:
         raise UsageError(
             f"pod {pod}, container {ask.container!r}: it wants mode {ask.mode!r}, and"

@@ -25,7 +25,7 @@ from allotment.agent.config.schema import (
 from allotment.agent.health.xids import parse_action
 from allotment.model.devices import Device
 from allotment.model.errors import UsageError
-from allotment.model.modes import MIG, TIMESLICE
+from allotment.model.modes import has_slices, traits_of
 from allotment.model.placements import MAX_SHARES
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
@@ -197,7 +197,7 @@ def _rule(rule: DeviceRule, path: str) -> None:
         raise _error(f"{path}.modes", "a mode is given twice", "write each once")
     if rule.mig is not None:
         _mig(rule, rule.mig, f"{path}.mig")
-    if rule.time_slice is not None and rule.mode != TIMESLICE:
+    if rule.time_slice is not None and not traits_of(rule.first).is_time_sliced:
         raise _error(
             f"{path}.timeSlice",
             f"only for mode timeslice; the rule's mode is {rule.first}",
@@ -208,7 +208,7 @@ def _rule(rule: DeviceRule, path: str) -> None:
 
 
 def _mig(rule: DeviceRule, section: MigSection, path: str) -> None:
-    if MIG not in rule.shared:
+    if not has_slices(rule.shared):
         raise _error(
             path, "only for mode mig, which the rule does not have", "leave it out, or add mig"
         )
@@ -267,7 +267,7 @@ class MigUse:
 
 def mig_use(rule: DeviceRule) -> MigUse | None:
     """Return a rule's settings for slices; None: the GPU is not cut on request."""
-    if MIG not in rule.shared:
+    if not has_slices(rule.shared):
         return None
     section = rule.mig or MigSection()
     keep_s = _KEEP_S if section.keep is None else parse_duration(section.keep, most_s=MOST_KEEP_S)

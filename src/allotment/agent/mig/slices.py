@@ -27,7 +27,7 @@ from allotment.devices.models import tabled_profiles
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.mig import MigHold, MigProfile
-from allotment.model.modes import MIG
+from allotment.model.modes import has_only_slices
 from allotment.model.reported import Reported
 from allotment.model.shares import Share, ShareId
 from allotment.modes.mig.journal import Journal
@@ -264,7 +264,8 @@ class NodeSlices:
     def _has_other_modes(self, uuid: str) -> bool:
         """Return whether a GPU serves a mode besides mig, by its rule and its mode policy."""
         modes = self._state.served_modes().get(uuid, ())
-        return any(each != MIG for each in modes) and not is_for_mig_alone(self._folder, uuid)
+        is_for_mig = has_only_slices(modes) or is_for_mig_alone(self._folder, uuid)
+        return bool(modes) and not is_for_mig
 
     def _report_lost(self) -> None:
         """Report each slice that others removed, once, to the node and its owner."""

@@ -45,7 +45,7 @@ from allotment.model.compute import WHOLE, Compute, ComputeClass, revised
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_count
 from allotment.model.mig import MigGroup, MigGroupSlot, MigModelGroups, groups_of
-from allotment.model.modes import MIG, MPS, SOFT
+from allotment.model.modes import MIG, MPS, SOFT, has_only_slices, traits_of
 from allotment.model.pods import ForeignContainer, ForeignPod
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Constraints, Preferences, Request
@@ -289,7 +289,8 @@ def _with_ceiling(
     They are the ceiling in mode `mps`, which enforces nothing else, and beside the author's own
     `allotment.dev/compute`, which may raise or lower it.
     """
-    is_forced = policy == FORCE or (policy == DEFAULT and MPS in modes)
+    is_of_daemon = any(traits_of(mode).needs_daemon for mode in modes)
+    is_forced = policy == FORCE or (policy == DEFAULT and is_of_daemon)
     if is_forced or COMPUTE in pod.annotations:
         return request
     return replace(request, compute=replace(request.compute, ceiling=WHOLE))
@@ -353,7 +354,7 @@ def in_sharing_modes(
     if not modes:
         return request, ()
     notes = []
-    if modes == (MIG,):
+    if has_only_slices(modes):
         # Settings that these systems apply to all pods, or to pods that compete for GPU time.
         request = replace(request, may_oversubscribe=False)
         if request.compute.kind is not ComputeClass.NORMAL:
@@ -365,7 +366,7 @@ def in_sharing_modes(
         problem = f"{key} asks for mode {modes[0]}, where {why}"
         hint = (
             "write how many MiB of memory each slice needs"
-            if modes[0] == MIG
+            if traits_of(modes[0]).is_slice
             else f"ask for one GPU, or write {key}: hami-core"
         )
         raise refusal(pod, container, problem, hint=hint)

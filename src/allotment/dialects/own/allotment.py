@@ -40,7 +40,7 @@ from allotment.dialects.own.protocol import (
 from allotment.model.compute import WHOLE, Compute, revised
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_bytes, format_count, format_percent
-from allotment.model.modes import MIG, SOFT, STRONGEST_FIRST
+from allotment.model.modes import MIG, SOFT, STRONGEST_FIRST, traits_of
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import LEAST_BYTES, MAX_BYTES, MemoryAmount
 from allotment.model.requests import Request
@@ -115,7 +115,7 @@ def with_preference(
     pod: Pod, container: Container, wishes: PodAnnotations, *, modes: Sequence[str]
 ) -> Request:
     request = request_of(pod, container, wishes)
-    if _names_mode(wishes) or tuple(modes) == (SOFT,):
+    if _names_mode(wishes) or tuple(modes) == request.modes:
         return request
     suited = suiting(request, modes)
     if suited:
@@ -158,7 +158,7 @@ def _in_named_modes(
 
 
 def _other_mode(mode: str) -> str:
-    if mode == MIG:
+    if traits_of(mode).is_slice:
         return (
             f"ask for bytes with {GPU_MEMORY}, or for a profile alone with {MIG_PROFILE}; "
             f"or leave {MIG} out of {MODE}"
@@ -306,12 +306,12 @@ def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotat
     """Check a placement against the request, and take mode and bytes from it."""
     placed = wishes.placement or PlacementWish(())
     mode = placed.mode or SOFT
-    modes = (request.mode, *request.other_modes)
+    modes = request.modes
     if _names_mode(wishes) and mode not in modes:
         problem = f"has mode {mode}, but the container asks for {' or '.join(modes)}"
         raise _misplaced(pod, container, problem)
     request = in_modes(request, (mode,))
-    if request.mode == MIG:
+    if traits_of(request.mode).is_slice:
         for place in placed.slices:
             if request.mig_profile and place.profile != request.mig_profile:
                 problem = f"has a slice {place.profile}, but {MIG_PROFILE} is {request.mig_profile}"
@@ -322,7 +322,7 @@ def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotat
         problem = f"has {len(placed.devices)} devices, but {GPU} is {request.count}"
         raise _misplaced(pod, container, problem)
     need = request.memory.size_bytes
-    if placed.memory_bytes is None or request.mode == MIG:
+    if placed.memory_bytes is None or traits_of(request.mode).is_slice:
         return request
     if need is None:
         size = placed.memory_bytes

@@ -23,7 +23,7 @@ from allotment.model.compute import WHOLE
 from allotment.model.errors import UsageError
 from allotment.model.formats import meant
 from allotment.model.mig import MigPlace
-from allotment.model.modes import MIG, SOFT
+from allotment.model.modes import SOFT, traits_of
 from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.quantities import MAX_BYTES
 
@@ -139,7 +139,7 @@ def problem_of_devices(
 
     Only in mode `mig` may a device repeat, each time with another slice.
     """
-    if mode != MIG:
+    if not (mode and traits_of(mode).is_slice):
         return f"slices in mode {mode or '(none)'}" if slices else ""
     if len(slices) != len(devices):
         return f"{len(slices)} slices of {len(devices)} devices"
@@ -236,7 +236,7 @@ def _read(name: str, written: _Container) -> PlacedContainer:
     if len(memories) != len(written.devices):
         raise ValueError(f"container {name[:64]!r} has {len(memories)} amounts of memory")
     mode = SOFT if written.mode is None else written.mode
-    if mode != MIG and len(set(written.devices)) != len(written.devices):
+    if not traits_of(mode).is_slice and len(set(written.devices)) != len(written.devices):
         raise ValueError(f"container {name[:64]!r} has a device twice")
     guarantees = written.guarantees or (written.guarantee,) * len(written.devices)
     if len(guarantees) != len(written.devices):

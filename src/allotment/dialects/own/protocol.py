@@ -9,7 +9,7 @@ from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_percent
 from allotment.model.mig import MigPlace
-from allotment.model.modes import MIG, MPS
+from allotment.model.modes import traits_of
 from allotment.model.pods import Container, ContainerAsk, ForeignPod, Pod
 from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 from allotment.model.requests import Constraints, Preferences, Request
@@ -98,8 +98,6 @@ STRONGEST: Final = "strongest"
 """In place of a list: the strongest isolation with room."""
 ANY_MEMORY: Final = MemoryAmount("any", size_bytes=LEAST_BYTES)
 """The minimum for a request by profile alone."""
-_LEAST_CEILING: Final = 100
-"""Basis points: the driver treats an active thread percentage below 1 as no limit."""
 
 
 def suiting(request: Request, modes: Iterable[str]) -> tuple[str, ...]:
@@ -115,7 +113,8 @@ def in_modes(request: Request, modes: Sequence[str]) -> Request:
 
 def unsuited(request: Request, mode: str) -> str:
     """Why a mode can never serve a request; empty: it can."""
-    if mode == MIG:
+    traits = traits_of(mode)
+    if traits.is_slice:
         if request.may_oversubscribe:
             return "a slice's memory is fixed hardware and cannot be promised twice"
         if request.memory.part is not None:
@@ -123,26 +122,25 @@ def unsuited(request: Request, mode: str) -> str:
                 f"its memory is {request.memory} of a GPU, and the GPU is unknown until a "
                 "slice is chosen"
             )
-    if mode == MPS:
-        if request.count > 1:
-            return (
-                "a share has one GPU, because each GPU has its own control daemon and a "
-                f"program connects to one; it asks for {request.count}"
-            )
-        if request.compute.ceiling < _LEAST_CEILING:
-            ceiling = format_percent(request.compute.ceiling)
-            return f"{ceiling} percent of a GPU's compute is less than MPS can enforce"
+    if traits.needs_daemon and request.count > 1:
+        return (
+            "a share has one GPU, because each GPU has its own control daemon and a "
+            f"program connects to one; it asks for {request.count}"
+        )
+    if request.compute.ceiling < traits.least_ceiling:
+        ceiling = format_percent(request.compute.ceiling)
+        return f"{ceiling} percent of a GPU's compute is less than mode {mode} can enforce"
     return ""
 
 
 def without_effect(request: Request, mode: str) -> tuple[str, ...]:
-    its = request.compute
+    its, ignored = request.compute, traits_of(mode).ignores
     found = []
-    if mode in {MIG, MPS} and its.weight != DEFAULT_WEIGHT:
+    if "weight" in ignored and its.weight != DEFAULT_WEIGHT:
         found.append(f"the weight {its.weight}")
-    if mode == MIG and its.kind is not ComputeClass.NORMAL:
+    if "class" in ignored and its.kind is not ComputeClass.NORMAL:
         found.append(f"the class {its.kind}")
-    if mode == MIG and its.ceiling not in {its.guarantee, WHOLE}:
+    if "ceiling" in ignored and its.ceiling not in {its.guarantee, WHOLE}:
         found.append(f"the ceiling of {format_percent(its.ceiling)} percent")
     return tuple(found)
 
@@ -150,7 +148,7 @@ def without_effect(request: Request, mode: str) -> tuple[str, ...]:
 def is_any_memory(request: Request) -> bool:
     """True if only a profile sets the slice's memory."""
     return (
-        request.mode == MIG
+        traits_of(request.mode).is_slice
         and not request.other_modes
         and bool(request.mig_profile)
         and request.memory.size_bytes == LEAST_BYTES

@@ -15,7 +15,7 @@ from allotment.dialects.own.protocol import STRONGEST, Dialect, PodAnnotations, 
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.compute import DEFAULT_FLOOR
 from allotment.model.mig import MigModelGroups
-from allotment.model.modes import MIG, SOFT
+from allotment.model.modes import SOFT, has_slices
 from allotment.model.pods import Container, ContainerAsk, Pod
 from allotment.model.quantities import MAX_BYTES
 
@@ -131,7 +131,7 @@ def _with_floor(container: WantedContainer, floor: int) -> WantedContainer:
 
 def _among(container: WantedContainer, groups: tuple[MigModelGroups, ...]) -> WantedContainer:
     request = container.request
-    if MIG not in {request.mode, *request.other_modes}:
+    if not has_slices(request.modes):
         return container
     if request.mig_profile:
         # Only whether a group is allowed matters, not the group's name.

@@ -15,7 +15,7 @@ from allotment.model.devices import Device
 from allotment.model.modes import MIG
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareId
-from allotment.modes.base import Mode, Traits
+from allotment.modes.base import Mode
 from allotment.modes.soft import SoftMode, create_ledger
 
 _HOPPER: Final = (9, 0)
@@ -33,7 +33,6 @@ class MigMode(Mode):
     """Keeps a ledger of the limits that the hardware enforces."""
 
     name = MIG
-    traits = Traits(has_shim=True, is_slice=True, fixed_because="its slice is the hardware's")
 
     def fits(self, device: Device) -> str:
         is_cut = device.mig or device.slice_of is not None

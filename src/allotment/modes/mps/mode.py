@@ -15,10 +15,9 @@ from allotment.model.compute import WHOLE, Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import NotInModeError
 from allotment.model.formats import format_bytes, format_percent
-from allotment.model.modes import MPS
+from allotment.model.modes import MPS, traits_of
 from allotment.model.placements import Placement
 from allotment.model.shares import ShareDevice, ShareId
-from allotment.modes.base import Traits
 from allotment.modes.soft import SoftMode, create_ledger
 
 _VOLTA = (7, 0)
@@ -28,12 +27,6 @@ class MpsMode(SoftMode):
     """Limits memory by ledger and shim, and compute by MPS."""
 
     name = MPS
-    traits = Traits(
-        has_shim=True,
-        needs_daemon=True,
-        stays_because="its programs are clients of MPS, and the driver is not known to checkpoint"
-        " those without harm",
-    )
 
     def fits(self, device: Device) -> str:
         """Clients have separate address spaces since Volta."""
@@ -92,13 +85,11 @@ VARIABLES: Final = frozenset({PIPE_DIRECTORY, _PERCENTAGE, _MEMORY, _PRIORITY})
 """Set for each share, never inherited."""
 
 _BELOW_NORMAL: Final = "1"
-_LEAST: Final = 100
-"""Basis points. The driver treats less than 1 % as no limit."""
 
 
 def check_percentage(compute: Compute) -> None:
     """Raise `NotInModeError` for a ceiling that the driver would treat as no limit."""
-    if compute.ceiling < _LEAST:
+    if compute.ceiling < traits_of(MPS).least_ceiling:
         raise NotInModeError(
             f"{format_percent(compute.ceiling)} % of a GPU's compute is less than MPS can enforce",
             hint="ask for --compute 1 or more, or for --mode soft, which gives parts of a percent",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigLayout, MigRequest
-from allotment.model.modes import EXCLUSIVE, MIG, SOFT
+from allotment.model.modes import SOFT, has_slices, traits_of
 from allotment.placement.mig.cuts import NOTHING, Cuts
 
 FloatArray = NDArray[np.float64]
@@ -55,7 +55,7 @@ class PodShape:
     @property
     def size(self) -> int:
         """Its part of the time of all its devices together; whole devices if exclusive."""
-        return self.count * (WHOLE if self.mode == EXCLUSIVE else self.guarantee)
+        return self.count * (WHOLE if traits_of(self.mode).is_exclusive else self.guarantee)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class Arrays:
 
     def serving(self, kind: PodShape, rows: IntArray | slice = slice(None)) -> BoolArray:
         """True for devices with room for one part of this request, by row and column."""
-        if kind.mode == MIG:
+        if traits_of(kind.mode).is_slice:
             return self.slices(kind, rows) > 0
         fits = self._open(kind, rows)
         if kind.guarantee:
@@ -247,7 +247,7 @@ class Arrays:
         fits = (self.cpu_free[rows] >= kind.cpu_milli) & (
             self.memory_free[rows] >= kind.memory_bytes
         )
-        if kind.mode == MIG:
+        if traits_of(kind.mode).is_slice:
             fits &= self.slices(kind, rows).sum(axis=1) >= kind.count
         elif kind.count == 1:
             fits &= self.serving(kind, rows).any(axis=1)
@@ -347,7 +347,8 @@ class Arrays:
         self.numa[row, column] = _NO_NUMA if device.numa_node is None else device.numa_node
         was = int(self.cut[row, column])
         if was != NOTHING or device.layout is not None:
-            self.cut[row, column] = self.cuts.take(device.layout if MIG in device.modes else None)
+            layout = device.layout if has_slices(device.modes) else None
+            self.cut[row, column] = self.cuts.take(layout)
             self.cuts.release(was)
 
     def _taken(self, model: str) -> int:

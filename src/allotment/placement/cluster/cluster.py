@@ -14,7 +14,7 @@ import numpy as np
 
 from allotment.model.clusters import NodeDevice, NodeInventory, PodBooking, PodNeed
 from allotment.model.mig import MigLayout
-from allotment.model.modes import EXCLUSIVE, MIG
+from allotment.model.modes import has_slices, traits_of
 from allotment.model.pods import PodUid
 from allotment.placement.booking import Load
 from allotment.placement.cluster.arrays import IntArray, LinkArray
@@ -76,7 +76,7 @@ def _no_totals(*rows: int) -> IntArray:
 
 
 def _totals_of(device: NodeDevice, load: Load) -> ModelTotals:
-    whole = load.mode == EXCLUSIVE
+    whole = traits_of(load.mode).is_exclusive
     allotted = load.fixed + load.oversubscribed
     memory = device.memory_bytes if whole else min(allotted, device.memory_bytes)
     guaranteed = device.guarantee if whole else min(load.guarantee, device.guarantee)
@@ -172,7 +172,7 @@ class Cluster(ClusterIndex):
     def arrived(self, need: PodNeed) -> None:
         """Report one more pod to policies that learn the mix, once for each pod."""
         kind = self.shapes.of(need)
-        if kind.mode == MIG:
+        if traits_of(kind.mode).is_slice:
             return  # the value of slices does not depend on the mix
         for policy in self.policies.values():
             policy.arrived(kind)
@@ -237,7 +237,7 @@ class Cluster(ClusterIndex):
                 if written != (max(0, room.free), room.free + room.kept, max(0, room.free_memory)):
                     raise AssertionError(name, column, written, room)
                 number = int(self.arrays.cut[row, column])
-                is_open = room.layout is not None and MIG in room.modes
+                is_open = room.layout is not None and has_slices(room.modes)
                 if (number != NOTHING) != is_open:
                     raise AssertionError(name, column, number, room)
                 if room.layout is not None and is_open:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from allotment.model.clusters import NodeDevice, NodeInventory, PodBooking, PodNeed, WantedContainer
 from allotment.model.compute import WHOLE
 from allotment.model.mig import MigRequest
-from allotment.model.modes import EXCLUSIVE, MIG, SOFT
+from allotment.model.modes import traits_of
 from allotment.model.pods import ContainerKind
 from allotment.model.requests import Constraints, Request
 from allotment.placement.cluster.arrays import Arrays, BoolArray, IntArray, PodShape
@@ -79,6 +79,7 @@ class PodShapes:
             if wanted is None:
                 return PodShape(cpu_milli=need.cpu_milli, memory_bytes=need.memory_bytes)
             request = wanted.request
+        traits = traits_of(request.mode)
         return PodShape(
             cpu_milli=need.cpu_milli,
             memory_bytes=need.memory_bytes,
@@ -86,10 +87,10 @@ class PodShapes:
             guarantee=request.compute.guarantee,
             device_memory_bytes=request.memory.size_bytes or 0,
             device_memory_part=request.memory.part,
-            floor=request.floor if request.mode == SOFT else 0,
+            floor=request.floor if traits.takes_turns else 0,
             models=self._names(request),
             mode=request.mode,
-            slice=one_slice_of(request) if request.mode == MIG else MigRequest(),
+            slice=one_slice_of(request) if traits.is_slice else MigRequest(),
         )
 
     def _names(self, request: Request) -> frozenset[str] | None:
@@ -220,7 +221,7 @@ class Filter:
         arrays = self._arrays
         kind = self._kinds.of(need, request)
         suits = self._suits(request, rows)
-        if request.mode == MIG:
+        if traits_of(request.mode).is_slice:
             return np.where(suits, arrays.slices(kind, rows), 0)
         able = arrays.matching(kind, rows) & (arrays.free[rows] >= kind.guarantee)
         able &= arrays.unguaranteed[rows] >= kind.floor
@@ -240,7 +241,7 @@ class Filter:
             number
             for number, each in enumerate(need.containers)
             if each.kind is not ContainerKind.INIT
-            and each.request.mode == SOFT
+            and traits_of(each.request.mode).takes_turns
             and not each.request.other_modes
             and not each.request.may_oversubscribe
         ]
@@ -271,7 +272,7 @@ class Filter:
         wanted = request.constraints
         idle = self._arrays.idle[rows]
         suits = np.ones_like(idle)
-        if wanted.is_alone or request.mode == EXCLUSIVE:
+        if wanted.is_alone or traits_of(request.mode).is_exclusive:
             suits &= idle
         for key in _tags(wanted.affinity, wanted.exclusion):
             suits &= idle | self._on(self._tagged.get(key, ()), rows)

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from allotment.model.clusters import PodBooking, PodNeed
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.model.requests import Request
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
@@ -105,7 +105,7 @@ class ClusterIndex:
         """The cost of each row, by each policy of the pod, or else of the cluster."""
         wanted = largest(need)
         chosen = wanted.request.preferences.node_policies if wanted else ()
-        if kind.mode == MIG and not chosen:
+        if traits_of(kind.mode).is_slice and not chosen:
             return [self.arrays.slice_costs(kind)]
         return [
             self.policies[name].costs(self.arrays, kind) for name in chosen or self._node_policies
@@ -124,7 +124,7 @@ class ClusterIndex:
                 for each in requests
             }
             return replace(chains[request.mode], others=chains)
-        if is_as_arrays and request.mode != MIG:
+        if is_as_arrays and not traits_of(request.mode).is_slice:
             kind = self.shapes.of(need, request)
             row = self.arrays.row[node]
             devices = self.nodes[node].hardware.devices

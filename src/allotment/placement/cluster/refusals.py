@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from allotment.model.clusters import PodNeed
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.placement.cluster.arrays import Arrays, IntArray, PodShape
 from allotment.placement.constraints import OF_OTHER_MODEL
 from allotment.placement.explain import (
@@ -33,7 +33,7 @@ def refusals_at(
         if refusal is not None:
             refusals[arrays.names[row]] = refusal
     if need.containers:
-        by_devices = _by_slices if shape.mode == MIG else _by_devices
+        by_devices = _by_slices if traits_of(shape.mode).is_slice else _by_devices
         refusals |= by_devices(arrays, need, shape, rows[has_host])
     return refusals
 

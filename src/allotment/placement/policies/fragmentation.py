@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.modes import EXCLUSIVE, SOFT
+from allotment.model.modes import MODES, traits_of
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 from allotment.placement.policies.mixes import Mix, Shape, shape_of
 from allotment.placement.policies.simple import Binpack
@@ -365,7 +365,12 @@ def _always_expected(arrays: Arrays) -> list[PodShape]:
     """Pods always expected: with 1, 2, 4 and so on whole devices of a node."""
     largest = int(arrays.gpu_there.sum(axis=1).max(initial=0))
     counts = {2**power for power in range(largest.bit_length())} | ({largest} - {0})
-    modes = [mode for mode in (SOFT, EXCLUSIVE) if mode in arrays.mode_names]
+    modes = [
+        mode
+        for mode in MODES
+        if mode in arrays.mode_names
+        and (traits_of(mode).takes_turns or traits_of(mode).is_exclusive)
+    ]
     return [
         PodShape(count=count, guarantee=WHOLE, mode=mode)
         for mode in modes

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.model.compute import WHOLE
-from allotment.model.modes import EXCLUSIVE
+from allotment.model.modes import traits_of
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
 
 SlotArray = NDArray[np.float32]
@@ -53,7 +53,7 @@ class Room:
         )
 
     def less(self, kind: PodShape, arrays: Arrays) -> "Room":
-        if kind.mode == EXCLUSIVE:
+        if traits_of(kind.mode).is_exclusive:
             nothing = np.zeros_like(self.free)
             return Room(
                 nothing, nothing, nothing, self.memory, self.model, np.zeros_like(self.modes)
@@ -155,14 +155,14 @@ class Types:
             part = float(kind.device_memory_part or 0)
             if kind.device_memory_part is None:
                 part = min(1.0, kind.device_memory_bytes / max(memory, 1.0))
-            time = 1.0 if kind.mode == EXCLUSIVE else kind.guarantee / WHOLE
+            time = 1.0 if traits_of(kind.mode).is_exclusive else kind.guarantee / WHOLE
             sizes.append(kind.count * max(time, part, _LEAST_SIZE))
         return np.array(sizes, dtype=np.float64)
 
 
 def _is_whole(kind: PodShape) -> bool:
     return (
-        kind.mode == EXCLUSIVE
+        traits_of(kind.mode).is_exclusive
         or kind.guarantee >= WHOLE
         or (kind.device_memory_part is not None and kind.device_memory_part >= 1)
     )

@@ -30,7 +30,7 @@ from allotment.dialects.own.placement import PLACEMENT
 from allotment.dialects.own.protocol import shown
 from allotment.model.clusters import PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
-from allotment.model.modes import SOFT
+from allotment.model.modes import traits_of
 from allotment.model.pods import ForeignPod, PodUid
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
@@ -351,7 +351,7 @@ def _without_compute(pod: ForeignPod, wanted: Iterable[WantedContainer]) -> Iter
     names = [
         container.name
         for container in wanted
-        if (request := container.request).mode == SOFT
+        if traits_of((request := container.request).mode).takes_turns
         and not request.asks_compute
         and request.memory.part != 1
     ]

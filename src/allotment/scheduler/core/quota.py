@@ -25,7 +25,7 @@ from allotment.model.accounting import most_of, phases
 from allotment.model.clusters import NamespaceQuota, PlacedContainer, PodBooking, PodNeed
 from allotment.model.errors import QuantityError
 from allotment.model.formats import format_bytes, format_percent
-from allotment.model.modes import MIG
+from allotment.model.modes import traits_of
 from allotment.model.pods import PodUid
 from allotment.model.quantities import parse_whole
 from allotment.model.requests import Request
@@ -286,7 +286,7 @@ def _charge(request: Request, placed: PlacedContainer | None) -> Charge:
         charge[COMPUTE] = request.compute.guarantee * request.count
         if request.memory.size_bytes is not None:
             charge[MEMORY] = request.memory.size_bytes * request.count
-    elif placed.mode != MIG:
+    elif not traits_of(placed.mode).is_slice:
         charge[DEVICES] = len(placed.devices)
         charge[MEMORY] = sum(device.memory for device in placed.devices)
         charge[COMPUTE] = sum(device.guarantee for device in placed.devices)

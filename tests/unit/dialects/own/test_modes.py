@@ -153,7 +153,7 @@ def test_a_profile_by_container() -> None:
         ({"memory": GI}, {"mode": "mig", "compute": ":80"}, "the ceiling of 80 percent has no"),
         ({"gpu": 2, "memory": GI}, {"mode": "mps"}, "in mode mps a share has one GPU"),
         ({"gpu": 2, "memory": GI}, {"mode": "soft,mps"}, "in mode mps a share has one GPU"),
-        ({"memory": GI}, {"mode": "mps", "compute": ":0.5"}, "less than MPS can enforce"),
+        ({"memory": GI}, {"mode": "mps", "compute": ":0.5"}, "less than mode mps can enforce"),
         ({"memory": GI}, {"mode": "strongest,soft"}, "strongest means a list"),
         ({"memory": GI}, {"mode": "mig,mig"}, "it has mig twice"),
         ({"memory": GI}, {"mode": "mgi"}, "did you mean 'mig'?"),
