@@ -18,8 +18,8 @@ from typing import Final
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.model.errors import AllotError, BusyError, PrerequisiteError
 from allotment.model.modes import MPS
-from allotment.modes.mps import DaemonState, MpsPlace, Supervisor
-from allotment.modes.mps.supervisor import Timing
+from allotment.modes.mps.state import DaemonState, MpsPlace
+from allotment.modes.mps.supervisor import Supervisor, Timing
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import control_of, parts, place_of

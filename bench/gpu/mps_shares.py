@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from allotment.devices.compute_modes import ComputeMode
 from allotment.model.errors import AllotError, PrerequisiteError
-from allotment.modes.mps import MpsPlace
+from allotment.modes.mps.state import MpsPlace
 from bench.compute.rig import Rig, Terms
 from bench.compute.scene import Part, kill_below, play
 from bench.gpu.checks import LIMIT

@@ -15,7 +15,7 @@ from typing import Final
 
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
-from allotment.modes.mps import MpsPlace, MpsStatus
+from allotment.modes.mps.state import MpsPlace, MpsStatus
 from bench.harness.options import Options
 from bench.harness.programs import line_of
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from allotment.modes.mps import DaemonState
+from allotment.modes.mps.state import DaemonState
 from bench.harness.options import Options
 from bench.harness.results import Result
 from bench.harness.tables import number

@@ -11,7 +11,7 @@ from testbed.waiting import wait_until
 
 from allotment.devices.compute_modes import GpuSettings
 from allotment.devices.simulated import machine_path
-from allotment.modes.mps import DaemonState, MpsPlace, MpsStatus
+from allotment.modes.mps.state import DaemonState, MpsPlace, MpsStatus
 
 HALVES: Final = """\
 version: v1

@@ -19,7 +19,7 @@ from testbed.pods import Pods, container, pod
 from testbed.waiting import wait_until
 
 from allotment.devices.compute_modes import ComputeMode
-from allotment.modes.mps import DaemonState
+from allotment.modes.mps.state import DaemonState
 
 OUT_OF_MEMORY = 2
 

@@ -21,7 +21,8 @@ from rounds import undisturbed
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import BusyError, NotInModeError
-from allotment.modes.mps import Control, DaemonState
+from allotment.modes.mps.control import Control
+from allotment.modes.mps.state import DaemonState
 
 Allot = Any  # tests/conftest.py: CommandLine
 CONNECTION_FAILED, RPC_FAILURE, TERMINATED = 805, 806, 810

@@ -19,7 +19,6 @@ from patience import wait_until
 
 from allotment.devices.compute_modes import ComputeMode
 from allotment.libraries import SIMULATED, library_path
-from allotment.modes.mps import DaemonState, Limits, MpsPlace
 from allotment.modes.mps.control import (
     Control,
     MpsUnreachableError,
@@ -27,6 +26,8 @@ from allotment.modes.mps.control import (
     folder_of,
     with_namespaces,
 )
+from allotment.modes.mps.mode import Limits
+from allotment.modes.mps.state import DaemonState, MpsPlace
 from allotment.shares.folders import StateFolder
 from allotment.shares.mps_daemons import control_of
 

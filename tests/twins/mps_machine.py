@@ -12,7 +12,7 @@ from typing import Any
 
 from allotment.devices.compute_modes import ComputeMode, GpuSettings
 from allotment.devices.simulated import SimulatedMachine, machine_path
-from allotment.modes.mps import MpsPlace, MpsStatus
+from allotment.modes.mps.state import MpsPlace, MpsStatus
 
 Allot = Any  # tests/conftest.py: CommandLine
 CLIENT = Path(__file__).parents[1] / "local" / "mps_client.py"

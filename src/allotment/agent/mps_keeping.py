@@ -22,8 +22,8 @@ from allotment.model.formats import format_pids
 from allotment.model.reported import Reported
 from allotment.model.shares import Share
 from allotment.modes import traits_of
-from allotment.modes.mps import DaemonState, Loss, MpsPlace, Supervisor
-from allotment.modes.mps.supervisor import Timing
+from allotment.modes.mps.state import DaemonState, Loss, MpsPlace
+from allotment.modes.mps.supervisor import Supervisor, Timing
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder
 from allotment.shares.mps_daemons import (

@@ -26,7 +26,7 @@ from allotment.model.formats import format_count
 from allotment.model.modes import EXCLUSIVE, MPS, SOFT, TIMESLICE, has_slices, traits_of
 from allotment.model.placements import MAX_SHARES
 from allotment.modes import ledger_mode
-from allotment.modes.mps import MpsMode
+from allotment.modes.mps.mode import MpsMode
 from allotment.shares.mode_policy import ModePolicy, refusal_on
 
 _LONGEST_ID: Final = 63

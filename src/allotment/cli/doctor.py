@@ -26,7 +26,7 @@ from allotment.model.formats import format_count
 from allotment.model.mig import MigGpu
 from allotment.modes import traits_of
 from allotment.modes.mig.journal import Journal, Stage, stands_for
-from allotment.modes.mps import DaemonState, MpsStatus
+from allotment.modes.mps.state import DaemonState, MpsStatus
 from allotment.shares.folders import RUN_FOLDER, StateFolder, shared_folder_command
 from allotment.shares.lifecycle import list_shares
 from allotment.shares.mps_daemons import place_of, statuses

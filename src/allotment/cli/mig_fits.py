@@ -15,7 +15,8 @@ from allotment.model.errors import AllotError, DoesNotFitError
 from allotment.model.mig import MigGpu, MigInstance
 from allotment.modes.mig.apply import GpuChange, Occupied, layout_of
 from allotment.modes.mig.files import ConfigEntry
-from allotment.placement.mig import MigAction, MigImpossible, MigPlan, MigStep, plan_drain
+from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, MigStep
+from allotment.placement.mig.drain_plan import plan_drain
 
 SWITCH_ON: Final = "switch MIG on"
 _WORDS: Final[Mapping[MigAction, str]] = {

@@ -13,7 +13,7 @@ from allotment.model.errors import UsageError
 from allotment.model.modes import DEFAULT_MODE, Traits, traits_of
 from allotment.modes.base import Mode, Turns
 from allotment.modes.mig.mode import MigMode
-from allotment.modes.mps import MpsMode
+from allotment.modes.mps.mode import MpsMode
 from allotment.modes.soft import SoftMode
 from allotment.modes.turns import Damage, take_damages
 from allotment.modes.unenforced import ExclusiveMode, TimesliceMode

@@ -30,7 +30,6 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice
 from allotment.modes import mode_named, turns
 from allotment.shares.booking import Booking, allotted, apply_guarantees, booked, states_of
-from allotment.shares.cdi import spec_name
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.mode_lives import Acquired, life_of
@@ -168,7 +167,11 @@ def _build(
     order = acquired.order
     if order.injection is None:
         raise ValueError(order)
-    share_id = order.id
+    share_id, spec = order.id, None
+    if order.cdi_folder:
+        from allotment.shares.cdi import spec_name
+
+        spec = str(order.cdi_folder / spec_name(share_id))
     share = Share(
         id=share_id,
         name=str(order.owner) if order.owner else order.name or share_id,
@@ -181,7 +184,7 @@ def _build(
         runner=order.runner,
         command=order.command,
         user_id=os.geteuid(),
-        cdi_spec=str(order.cdi_folder / spec_name(share_id)) if order.cdi_folder else None,
+        cdi_spec=spec,
         owner=order.owner,
     )
     directory = folder.share(share_id)

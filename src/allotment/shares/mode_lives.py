@@ -2,21 +2,24 @@
 """The operations of each mode beyond a share's folder: devices, daemons, container content.
 
 `modes` enforces a share in its folder and on its devices. Operations that need the state folder or
-other shares are here, in `mps_daemons` and in `mig/`. `lifecycle` uses traits and lives.
+other shares are here, in `mps_daemons` and in `mig/`. Both are imported late, because most shares
+need neither, and `allot run` starts often. `lifecycle` uses traits and lives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from allotment.model.devices import Device
 from allotment.model.modes import MIG, MPS
 from allotment.model.placements import Placement
 from allotment.model.shares import Share
-from allotment.shares import mps_daemons
-from allotment.shares.cdi import CdiContent
 from allotment.shares.folders import StateFolder
 from allotment.shares.placing import ShareOrder, check_selectors
+
+if TYPE_CHECKING:
+    from allotment.shares.cdi import CdiContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class ModeLife:
         Here: until no MPS daemon holds its GPUs. Raises `AllotError`.
         """
         if folder.mps.is_dir():
+            from allotment.shares import mps_daemons
+
             mps_daemons.release(folder, share)
         return {}
 
@@ -61,7 +66,7 @@ class ModeLife:
     ) -> None:
         """Raise `StateError` if devices of the share no longer exist."""
 
-    def equip(self, content: CdiContent, folder: StateFolder, share: Share) -> CdiContent:
+    def equip(self, content: "CdiContent", folder: StateFolder, share: Share) -> "CdiContent":
         """Return the content of the share's container with this mode's additions."""
         del folder, share
         return content
@@ -75,19 +80,25 @@ class _MpsLife(ModeLife):
         self, folder: StateFolder, order: ShareOrder, devices: Sequence[Device]
     ) -> Iterator[Acquired]:
         """Refuse a container whose environment is fixed before its share is known."""
+        from allotment.shares import mps_daemons
+
         mps_daemons.check_injection(order)
         with super().acquire(folder, order, devices) as acquired:
             yield acquired
 
     def ready(self, folder: StateFolder, share: Share) -> Mapping[str, str]:
+        from allotment.shares import mps_daemons
+
         return mps_daemons.ready(folder, share)
 
-    def equip(self, content: CdiContent, folder: StateFolder, share: Share) -> CdiContent:
+    def equip(self, content: "CdiContent", folder: StateFolder, share: Share) -> "CdiContent":
+        from allotment.shares import mps_daemons
+
         return mps_daemons.with_daemon(content, folder, share)
 
 
 class _MigLife(ModeLife):
-    """The life of a share in a MIG device. Imports late: few machines have MIG."""
+    """The life of a share in a MIG device."""
 
     @contextmanager
     def acquire(
@@ -110,7 +121,7 @@ class _MigLife(ModeLife):
 
         allocate.verify(folder, share, order, devices)
 
-    def equip(self, content: CdiContent, folder: StateFolder, share: Share) -> CdiContent:
+    def equip(self, content: "CdiContent", folder: StateFolder, share: Share) -> "CdiContent":
         """Name the slice to programs without the shim, and to images that say `all`."""
         del folder
         named = ",".join(each.uuid for each in share.devices)

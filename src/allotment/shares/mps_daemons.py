@@ -24,17 +24,10 @@ from allotment.model.errors import AllotError, BusyError, PrerequisiteError, Sta
 from allotment.model.modes import MPS
 from allotment.model.shares import Injection, Share, ShareDevice
 from allotment.modes import traits_of
-from allotment.modes.mps import (
-    Control,
-    Limits,
-    Loss,
-    MpsPlace,
-    MpsStatus,
-    Supervisor,
-    client_environment,
-    limits_of,
-)
-from allotment.modes.mps.control import PROGRAM, folder_of
+from allotment.modes.mps.control import PROGRAM, Control, folder_of
+from allotment.modes.mps.mode import Limits, client_environment, limits_of
+from allotment.modes.mps.state import Loss, MpsPlace, MpsStatus
+from allotment.modes.mps.supervisor import Supervisor
 from allotment.shares.cdi import CdiContent, HostMount
 from allotment.shares.folders import StateFolder
 from allotment.shares.placing import ShareOrder

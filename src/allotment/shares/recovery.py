@@ -14,7 +14,6 @@ from pathlib import Path
 from allotment.model.errors import StateError
 from allotment.model.shares import ShareId
 from allotment.modes import turns
-from allotment.shares.cdi import remove_spec
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.process_tree import census, is_alive, named
@@ -105,6 +104,8 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     Its CDI spec is removed first, while the share still names it.
     """
     if loaded.share and loaded.share.cdi_spec:
+        from allotment.shares.cdi import remove_spec
+
         remove_spec(Path(loaded.share.cdi_spec))
     failpoint("remove.unpublished")
     grave = loaded.directory.with_name(f"{_REMOVED}{loaded.id}")

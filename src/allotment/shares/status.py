@@ -21,7 +21,7 @@ from allotment.model.errors import AllotError, LedgerError, StateError, UsageErr
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.modes import Turns, mode_named, traits_of
-from allotment.modes.mps import Loss
+from allotment.modes.mps.state import Loss
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time

@@ -29,9 +29,8 @@ from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.quantities import parse_memory
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
-from allotment.modes.mps import Control, DaemonState, MpsStatus
-from allotment.modes.mps.control import with_namespaces
-from allotment.modes.mps.state import process_start
+from allotment.modes.mps.control import Control, with_namespaces
+from allotment.modes.mps.state import DaemonState, MpsStatus, process_start
 from allotment.modes.mps.supervisor import Timing
 from allotment.shares.booking import Bookings
 from allotment.shares.folders import StateFolder

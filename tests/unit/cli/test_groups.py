@@ -15,7 +15,14 @@ from allotment.cli import main
 from allotment.cli.groups import COMMANDS
 from allotment.model.errors import EXIT_CODES
 
-HEAVY = ("msgspec", "pynvml", "rich", "yaml", "sqlite3", "asyncio")
+HEAVY = {"msgspec", "pynvml", "rich", "yaml", "sqlite3", "asyncio"}
+NOT_OF_SOFT_SHARES = {
+    "allotment.modes.mps.supervisor",
+    "allotment.placement.mig.arrange",
+    "allotment.shares.cdi",
+    "allotment.shares.mig",
+    "allotment.shares.mps_daemons",
+}
 
 
 def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -65,10 +72,22 @@ def test_the_help_has_commands_and_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["ps"], ["run", "--help"], ["run", "--memory", "1Gi", "--", "no-such"]],
+    ("arguments", "not_loaded"),
+    [
+        (["--help"], HEAVY),
+        (["ps"], HEAVY),
+        (["run", "--help"], HEAVY),
+        (["run", "--memory", "1Gi", "--", "no-such"], HEAVY | NOT_OF_SOFT_SHARES),
+        (
+            ["run", "--simulated", "t4", "--memory", "1Gi", "--", "no-such"],
+            HEAVY | NOT_OF_SOFT_SHARES,
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_has_to_start_fast_loads_little(arguments: list[str], tmp_path: object) -> None:
+def test_what_has_to_start_fast_loads_little(
+    arguments: list[str], not_loaded: set[str], tmp_path: object
+) -> None:
     script = f"""
 import sys
 from allotment.cli import main
@@ -76,7 +95,7 @@ try:
     main({arguments!r})
 except SystemExit:
     pass
-print(sorted(set({HEAVY!r}) & set(sys.modules)))
+print(sorted({not_loaded!r} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

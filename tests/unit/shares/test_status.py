@@ -14,7 +14,7 @@ from allotment.ledger import DeviceUse, SeatAccount
 from allotment.model.compute import parse_compute
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
-from allotment.modes.mps import Loss
+from allotment.modes.mps.state import Loss
 from allotment.shares import lifecycle
 from allotment.shares.folders import StateFolder
 from allotment.shares.record import write_record

@@ -17,7 +17,7 @@ from allotment.model.mig import MigGpu, MigHold, MigInstance, MigLayout
 from allotment.modes.mig.files import ConfigEntry, GpuIdentity
 from allotment.modes.mig.journal import Journal, record_of, stands_for
 from allotment.modes.mig.slices import Reset, Slices
-from allotment.placement.mig import MigAction, MigImpossible, arrange
+from allotment.placement.mig.arrange import MigAction, MigImpossible, arrange
 
 Owners = Callable[[Collection[int]], Mapping[int, str | None]]
 """Names the owners of processes; None: a process that does not count as a user."""

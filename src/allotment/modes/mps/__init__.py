@@ -8,23 +8,3 @@ daemons     one GPU's control daemon as a process, and the pipe directory of eac
 gpu_access  the GPU kept for MPS clients by its compute mode
 supervisor  keeps the daemon running: a step machine
 """
-
-from allotment.modes.mps.control import Control
-from allotment.modes.mps.gpu_access import GpuAccess
-from allotment.modes.mps.mode import Limits, MpsMode, client_environment, limits_of
-from allotment.modes.mps.state import DaemonState, Loss, MpsPlace, MpsStatus
-from allotment.modes.mps.supervisor import Supervisor
-
-__all__ = [
-    "Control",
-    "DaemonState",
-    "GpuAccess",
-    "Limits",
-    "Loss",
-    "MpsMode",
-    "MpsPlace",
-    "MpsStatus",
-    "Supervisor",
-    "client_environment",
-    "limits_of",
-]

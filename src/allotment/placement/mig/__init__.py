@@ -11,7 +11,6 @@ Based on profiles and placements from the driver (`model.mig`), without a table 
 no clock, no randomness; the standard library only.
 """
 
-from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, MigStep, arrange
 from allotment.placement.mig.choose import (
     MigChoice,
     MigRefusal,
@@ -21,19 +20,12 @@ from allotment.placement.mig.choose import (
     room_of,
     serving,
 )
-from allotment.placement.mig.drain_plan import plan_drain
 
 __all__ = [
-    "MigAction",
     "MigChoice",
-    "MigImpossible",
-    "MigPlan",
     "MigRefusal",
-    "MigStep",
-    "arrange",
     "choose",
     "is_served",
-    "plan_drain",
     "reason_of",
     "room_of",
     "serving",

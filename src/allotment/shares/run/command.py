@@ -27,7 +27,7 @@ from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
 from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
-from allotment.shares import lifecycle, mps_daemons
+from allotment.shares import lifecycle
 from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_copy, simulated_copy
 from allotment.shares.mode_lives import life_of
 from allotment.shares.placing import MigTerms, ModeAttempts, memory_warning
@@ -386,6 +386,11 @@ def _namespace(
     share: Share,
 ) -> NamespacePlan:
     traits = traits_of(share.mode)
+    pipes = None
+    if traits.needs_daemon:
+        from allotment.shares.mps_daemons import pipes_of
+
+        pipes = pipes_of(folder, share)
     cache = _cache_path(folder, libraries.simulated) if libraries.simulated else None
     return NamespacePlan(
         share=directory,
@@ -393,7 +398,7 @@ def _namespace(
         devices=len(share.devices) if traits.takes_turns else 0,
         machine=machine,
         libraries=libraries.simulated,
-        mps=mps_daemons.pipes_of(folder, share) if traits.needs_daemon else None,
+        mps=pipes,
         cache=cache,
     )
 

@@ -16,7 +16,7 @@ from allotment.model.placements import Placed, Placement
 from allotment.model.quantities import MemoryAmount
 from allotment.model.requests import Request
 from allotment.model.shares import ShareDevice, ShareId
-from allotment.modes.mps import MpsMode, client_environment
+from allotment.modes.mps.mode import MpsMode, client_environment
 
 GI = 1 << 30
 DEVICE = Device(

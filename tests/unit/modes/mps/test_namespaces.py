@@ -23,16 +23,17 @@ from allotment.devices.compute_modes import ComputeMode
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import PrerequisiteError
-from allotment.modes.mps import Control, DaemonState, Limits, MpsPlace, MpsStatus, Supervisor
 from allotment.modes.mps.control import (
+    Control,
     MpsUnreachableError,
     NamespaceControl,
     folder_of,
     with_namespaces,
 )
 from allotment.modes.mps.daemons import Parts
-from allotment.modes.mps.state import process_start
-from allotment.modes.mps.supervisor import Timing
+from allotment.modes.mps.mode import Limits
+from allotment.modes.mps.state import DaemonState, MpsPlace, MpsStatus, process_start
+from allotment.modes.mps.supervisor import Supervisor, Timing
 
 BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
 HALF = Limits(percentage=50, memory_mib=4096)

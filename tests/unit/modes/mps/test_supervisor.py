@@ -22,9 +22,9 @@ from allotment.devices.compute_modes import ComputeMode
 from allotment.devices.simulated import SimulatedMachine, machine_path
 from allotment.libraries import SIMULATED, library_path
 from allotment.model.errors import BusyError, PrerequisiteError, StateError
-from allotment.modes.mps import Control, DaemonState, MpsPlace, MpsStatus, Supervisor
-from allotment.modes.mps.state import process_start
-from allotment.modes.mps.supervisor import Timing
+from allotment.modes.mps.control import Control
+from allotment.modes.mps.state import DaemonState, MpsPlace, MpsStatus, process_start
+from allotment.modes.mps.supervisor import Supervisor, Timing
 
 BRIEF = Timing(look=0.05, idle=0.3, ready=20.0, retry=0.05)
 pytestmark = pytest.mark.timeout(90)

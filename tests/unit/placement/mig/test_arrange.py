@@ -13,7 +13,7 @@ from mig_profiles import layout, piece, profiles
 
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigHold, MigLayout, MigSlice
-from allotment.placement.mig import MigAction, MigImpossible, MigPlan, arrange
+from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, arrange
 
 A100 = "A100-40GB"
 

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from mig_profiles import layout, piece, profiles
 
 from allotment.model.mig import MigHold, MigLayout, MigRequest, MigSlice
-from allotment.placement.mig import (
-    MigAction,
-    MigImpossible,
-    MigPlan,
-    MigRefusal,
-    arrange,
-    choose,
-    plan_drain,
-)
+from allotment.placement.mig import MigRefusal, choose
+from allotment.placement.mig.arrange import MigAction, MigImpossible, MigPlan, arrange
+from allotment.placement.mig.drain_plan import plan_drain
 
 A100 = "A100-40GB"
 
