@@ -2,6 +2,7 @@
 """The shape of the source: sizes that a reader can hold, and names that say one thing."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,15 @@ def public_classes(text: str) -> Iterator[str]:
             yield node.name
 
 
+def aliases(text: str) -> Iterator[str]:
+    """What a module names like a class: types and type variables."""
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.match(r"[A-Z]\w*[a-z]", target.id):
+                yield target.id
+
+
 def imports_within(sources: Mapping[Path, str], root: Path) -> dict[str, set[str]]:
     """Which of our modules each module imports, at its start or later."""
     names = {
@@ -62,6 +72,9 @@ def test_a_public_class_name_stands_in_one_file(sources: Mapping[Path, str]) -> 
     places = defaultdict(set)
     for path, text in sources.items():
         for name in public_classes(text):
+            places[name].add(str(path))
+    for path, text in sources.items():
+        for name in places.keys() & set(aliases(text)):
             places[name].add(str(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
