@@ -10,7 +10,9 @@ import click
 from allotment.cli.options import simulated_option, state_option
 from allotment.model.errors import UsageError
 
-_VARIABLES = ("ALLOTMENT_SIMULATED", "ALLOTMENT_SIMULATED_MACHINE", "LD_LIBRARY_PATH")
+_VARIABLES = ("ALLOTMENT_SIMULATED", "ALLOTMENT_SIMULATED_MACHINE")
+_LISTS = ("LD_LIBRARY_PATH", "PATH")
+"""Variables with the folder of the simulated libraries and programs before other folders."""
 
 
 @click.command(short_help="Print the variables that let a shell's programs use simulated GPUs.")
@@ -20,6 +22,8 @@ _VARIABLES = ("ALLOTMENT_SIMULATED", "ALLOTMENT_SIMULATED_MACHINE", "LD_LIBRARY_
 def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
     """Print the variables that let programs of a shell use whole simulated GPUs, without a share.
 
+    PATH gets the nvidia-smi of simulated GPUs.
+
     `allot run` in that shell uses the same simulated GPUs, and its commands get a share of them.
     Programs outside any share have no limits: they use memory and time that shares were promised.
 
@@ -28,10 +32,12 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
       eval "$(allot env --simulated a100-80gb:2)"
       eval "$(allot env --unset)"
     """  # noqa: D301 - click's mark
-    before = os.environ.get("LD_LIBRARY_PATH", "")
     if unset:
-        for line in _unset_lines(before):
-            click.echo(line)
+        for name in _VARIABLES:
+            click.echo(f"unset {name}")
+        for name in _LISTS:
+            rest = ":".join(_without_ours(name))
+            click.echo(f"export {name}={shlex.quote(rest)}" if rest else f"unset {name}")
         return
     if not simulated:
         raise UsageError(
@@ -49,7 +55,7 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
     values = {
         "ALLOTMENT_SIMULATED": spec,
         "ALLOTMENT_SIMULATED_MACHINE": str(machine),
-        "LD_LIBRARY_PATH": ":".join([libraries, *_without_ours(before)]),
+        **{name: ":".join([libraries, *_without_ours(name)]) for name in _LISTS},
     }
     if state:
         values["ALLOTMENT_STATE"] = str(folder.root)
@@ -57,16 +63,7 @@ def command(*, simulated: str | None, unset: bool, state: Path | None) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-def _without_ours(path: str) -> list[str]:
-    """Remove the folders that an earlier `allot env` added to a search path."""
-    return [part for part in path.split(":") if part and "/simulated/lib/" not in part]
-
-
-def _unset_lines(library_path: str) -> list[str]:
-    rest = _without_ours(library_path)
-    lines = [f"unset {name}" for name in _VARIABLES[:2]]
-    if rest:
-        lines.append(f"export LD_LIBRARY_PATH={shlex.quote(':'.join(rest))}")
-    else:
-        lines.append("unset LD_LIBRARY_PATH")
-    return lines
+def _without_ours(name: str) -> list[str]:
+    """Return a list of folders without those that an earlier `allot env` added."""
+    parts = os.environ.get(name, "").split(":")
+    return [part for part in parts if part and "/simulated/lib/" not in part]

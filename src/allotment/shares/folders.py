@@ -284,7 +284,12 @@ def _make_file(path: Path, content: bytes, mode: int) -> None:
         draft.unlink()
 
 
-_SIMULATED_FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control")
+_SIMULATED_FILES = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "nvidia-cuda-mps-control",
+    "nvidia-smi",
+)
 
 
 def shim_copy(folder: StateFolder) -> Path:

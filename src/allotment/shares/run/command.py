@@ -11,6 +11,7 @@ from pwd import struct_passwd
 from typing import NoReturn
 
 from allotment.devices.sources import Inventory
+from allotment.libraries import SIMULATED, library_path
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -34,6 +35,7 @@ from allotment.shares.placing import MigTerms, ModeAttempts, memory_warning
 from allotment.shares.process_tree import children, named
 from allotment.shares.record import Traces, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (
+    Program,
     adopt_orphans,
     end_as,
     find_program,
@@ -42,7 +44,13 @@ from allotment.shares.run.child_process import (
     start,
     wait,
 )
-from allotment.shares.run.namespace import MPS_INSIDE, NamespacePlan, can_unshare, enter
+from allotment.shares.run.namespace import (
+    MPS_INSIDE,
+    NamespacePlan,
+    can_unshare,
+    enter,
+    inside_folder,
+)
 
 _SHARE_VARIABLE = "ALLOTMENT_SHARE"
 _MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
@@ -155,7 +163,7 @@ def run(session: RunSession) -> NoReturn:
     Raises `AllotError` if the command cannot start; no share is left behind.
     """
     refuse_nesting()
-    program = find_program(session.command, os.environ.get("PATH"))
+    program = _program(session)
     user = find_user(session.user) if session.user else None
     injection = _injection(session)
     folder = StateFolder.at(session.state)
@@ -199,13 +207,15 @@ def run(session: RunSession) -> NoReturn:
             child = None
             if injection is Injection.NAMESPACE:
                 plan = _namespace(folder, directory, libraries, machine, share=share)
+                tools = inside_folder(libraries.simulated)
                 inside = {
+                    **_search_path(tools),
                     **variables,
                     **({PIPE_DIRECTORY: MPS_INSIDE} if PIPE_DIRECTORY in served else {}),
                 }
                 try:
                     child = start(
-                        program,
+                        _moved(program, tools),
                         {**_inherited(), **inside},
                         signals=signals,
                         prepare=lambda: enter(plan),
@@ -220,7 +230,9 @@ def run(session: RunSession) -> NoReturn:
                     write_record(directory, share)
             if child is None:
                 environment = {**_environment(directory, libraries, machine), **variables}
-                child = start(program, environment, signals=signals)
+                tools = str(libraries.simulated or "")
+                environment |= _search_path(tools)
+                child = start(_moved(program, tools), environment, signals=signals)
             _trace(directory, share, child)
             status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
         except BaseException:
@@ -228,6 +240,26 @@ def run(session: RunSession) -> NoReturn:
             raise
         _end(folder, share, strangers)
         end_as(status)
+
+
+def _program(session: RunSession) -> Program:
+    """Find the command; a simulated machine has its own nvidia-smi, before any other."""
+    path = os.environ.get("PATH", os.defpath)
+    if session.spec:
+        path = _prefixed(str(library_path(SIMULATED)), path)
+    return find_program(session.command, path)
+
+
+def _moved(program: Program, tools: str) -> Program:
+    """Name a simulated machine's own program where the share has it."""
+    folder, name = os.path.split(program.path)
+    if folder != str(library_path(SIMULATED)):
+        return program
+    return replace(program, path=f"{tools}/{name}")
+
+
+def _search_path(tools: str) -> Mapping[str, str]:
+    return {"PATH": _prefixed(tools, os.environ.get("PATH", os.defpath))} if tools else {}
 
 
 def _create(

@@ -51,6 +51,11 @@ def can_unshare() -> bool:
     return False
 
 
+def inside_folder(libraries: Path | None) -> str:
+    """Where a namespace has the folder with the simulated libraries; empty without one."""
+    return f"{_LIBRARIES_INSIDE}/{libraries.name}" if libraries else ""
+
+
 def enter(plan: NamespacePlan) -> None:
     """Enter a namespace as planned; raise `OSError` naming the failed step.
 
@@ -90,7 +95,7 @@ def enter(plan: NamespacePlan) -> None:
     if plan.cache and plan.libraries:
         _write_cache(
             f"/proc/self/fd/{cache_folder}/{plan.cache.name}",
-            f"{_LIBRARIES_INSIDE}/{plan.libraries.name}",
+            inside_folder(plan.libraries),
         )
         os.close(cache_folder)
     _mount("none", RUN_FOLDER, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
