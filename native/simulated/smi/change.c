@@ -12,7 +12,8 @@ static int choice(const char *word, const char *const *names, int count) {
   for (int i = 0; i < count; i++) {
     char number[8];
     snprintf(number, sizeof number, "%d", i);
-    if (names[i] != NULL && (strcmp(word, number) == 0 || strcasecmp(word, names[i]) == 0)) return i;
+    if (names[i] != NULL && (strcmp(word, number) == 0 || strcasecmp(word, names[i]) == 0))
+      return i;
   }
   return -1;
 }
@@ -90,7 +91,8 @@ int smi_change(const smi_list *list, const smi_changes *changes) {
     if (done == 0 && changes->compute_mode != NULL) {
       done = set_compute_mode(gpu, changes->compute_mode);
     }
-    if (done == 0 && changes->persistence != NULL) done = set_persistence(gpu, changes->persistence);
+    if (done == 0 && changes->persistence != NULL)
+      done = set_persistence(gpu, changes->persistence);
     if (done == 0 && changes->mig != NULL) done = set_mig(gpu, changes->mig);
     if (done == 0 && changes->reset) done = reset_gpu(gpu);
     if (done != 0) status = done;

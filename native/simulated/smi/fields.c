@@ -29,41 +29,41 @@ struct smi_field {
 
 // ---- calls with one number ----
 
-#define NUMBER(name, call)                         \
-  static bool name(const answer *to) {             \
-    unsigned int value = 0;                        \
-    if (nvml.call != NVML_SUCCESS) return false;   \
-    return PUT("%u", value);                       \
+#define NUMBER(name, call)                       \
+  static bool name(const answer *to) {           \
+    unsigned int value = 0;                      \
+    if (nvml.call != NVML_SUCCESS) return false; \
+    return PUT("%u", value);                     \
   }
-#define SWITCH(name, call)                         \
-  static bool name(const answer *to) {             \
-    unsigned int value = 0;                        \
-    if (nvml.call != NVML_SUCCESS) return false;   \
+#define SWITCH(name, call)                            \
+  static bool name(const answer *to) {                \
+    unsigned int value = 0;                           \
+    if (nvml.call != NVML_SUCCESS) return false;      \
     return PUT("%s", value ? "Enabled" : "Disabled"); \
   }
-#define WATTS(name, call)                          \
-  static bool name(const answer *to) {             \
-    unsigned int value = 0, other = 0;             \
-    (void)other;                                   \
-    if (nvml.call != NVML_SUCCESS) return false;   \
+#define WATTS(name, call)                                   \
+  static bool name(const answer *to) {                      \
+    unsigned int value = 0, other = 0;                      \
+    (void)other;                                            \
+    if (nvml.call != NVML_SUCCESS) return false;            \
     return PUT("%u.%02u", value / 1000, value % 1000 / 10); \
   }
-#define TEXT(name, call)                           \
-  static bool name(const answer *to) {             \
-    return nvml.call == NVML_SUCCESS;              \
+#define TEXT(name, call)               \
+  static bool name(const answer *to) { \
+    return nvml.call == NVML_SUCCESS;  \
   }
 // One of two numbers: field number 0 is the first.
-#define PAIR(name, call)                           \
-  static bool name(const answer *to) {             \
-    unsigned int value[2] = {0};                   \
+#define PAIR(name, call)                                                       \
+  static bool name(const answer *to) {                                         \
+    unsigned int value[2] = {0};                                               \
     if (nvml.call(DEVICE, &value[0], &value[1]) != NVML_SUCCESS) return false; \
-    return PUT("%u", value[to->number]);           \
+    return PUT("%u", value[to->number]);                                       \
   }
-#define SWITCHES(name, call)                       \
-  static bool name(const answer *to) {             \
-    unsigned int value[2] = {0};                   \
+#define SWITCHES(name, call)                                                   \
+  static bool name(const answer *to) {                                         \
+    unsigned int value[2] = {0};                                               \
     if (nvml.call(DEVICE, &value[0], &value[1]) != NVML_SUCCESS) return false; \
-    return PUT("%s", value[to->number] ? "Enabled" : "Disabled"); \
+    return PUT("%s", value[to->number] ? "Enabled" : "Disabled");              \
   }
 
 TEXT(driver_version, nvmlSystemGetDriverVersion(to->text, (unsigned int)to->room))
@@ -166,13 +166,11 @@ static bool brand(const answer *to) {
 }
 
 static bool architecture(const answer *to) {
-  static const char *const names[] = {[NVML_DEVICE_ARCH_PASCAL] = "Pascal",
-                                      [NVML_DEVICE_ARCH_VOLTA] = "Volta",
-                                      [NVML_DEVICE_ARCH_TURING] = "Turing",
-                                      [NVML_DEVICE_ARCH_AMPERE] = "Ampere",
-                                      [NVML_DEVICE_ARCH_ADA] = "Ada Lovelace",
-                                      [NVML_DEVICE_ARCH_HOPPER] = "Hopper",
-                                      [NVML_DEVICE_ARCH_BLACKWELL] = "Blackwell"};
+  static const char *const names[] = {
+      [NVML_DEVICE_ARCH_PASCAL] = "Pascal",      [NVML_DEVICE_ARCH_VOLTA] = "Volta",
+      [NVML_DEVICE_ARCH_TURING] = "Turing",      [NVML_DEVICE_ARCH_AMPERE] = "Ampere",
+      [NVML_DEVICE_ARCH_ADA] = "Ada Lovelace",   [NVML_DEVICE_ARCH_HOPPER] = "Hopper",
+      [NVML_DEVICE_ARCH_BLACKWELL] = "Blackwell"};
   unsigned int value = 0;
   if (nvml.nvmlDeviceGetArchitecture(DEVICE, &value) != NVML_SUCCESS) return false;
   if (value >= sizeof names / sizeof names[0] || names[value] == NULL) return PUT("Unknown");
@@ -336,17 +334,18 @@ static bool reason(const answer *to) {
 
 #define COR NVML_MEMORY_ERROR_TYPE_CORRECTED
 #define UNC NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-#define REASON(name, code)                                                        \
-  {"clocks_event_reasons." name " clocks_throttle_reasons." name, "", reason,      \
+#define REASON(name, code)                                                    \
+  {"clocks_event_reasons." name " clocks_throttle_reasons." name, "", reason, \
    NVML_CLOCKS_EVENT_REASON_##code}
-#define ECC(place, code)                                                                     \
-  {"ecc.errors.corrected.volatile." place, "", errors, ERRORS(COR, NVML_VOLATILE_ECC, code)}, \
-      {"ecc.errors.corrected.aggregate." place, "", errors,                                  \
-       ERRORS(COR, NVML_AGGREGATE_ECC, code)},                                               \
-      {"ecc.errors.uncorrected.volatile." place, "", errors,                                 \
-       ERRORS(UNC, NVML_VOLATILE_ECC, code)},                                                \
-      {"ecc.errors.uncorrected.aggregate." place, "", errors,                                \
-       ERRORS(UNC, NVML_AGGREGATE_ECC, code)}
+#define ECC(place, code)                                                                         \
+  {"ecc.errors.corrected.volatile." place, "", errors, ERRORS(COR, NVML_VOLATILE_ECC, code)},    \
+      {"ecc.errors.corrected.aggregate." place, "", errors,                                      \
+       ERRORS(COR, NVML_AGGREGATE_ECC, code)},                                                   \
+      {"ecc.errors.uncorrected.volatile." place, "", errors,                                     \
+       ERRORS(UNC, NVML_VOLATILE_ECC, code)},                                                    \
+  {                                                                                              \
+    "ecc.errors.uncorrected.aggregate." place, "", errors, ERRORS(UNC, NVML_AGGREGATE_ECC, code) \
+  }
 
 static const smi_field fields[] = {
     {"timestamp", "", timestamp, 0},

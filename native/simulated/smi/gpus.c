@@ -11,14 +11,13 @@ static void describe(smi_gpu *gpu, unsigned int index) {
   *gpu = (smi_gpu){.index = index, .minor = index};
   gpu->problem = nvml.nvmlDeviceGetHandleByIndex_v2(index, &gpu->device);
   if (gpu->problem != NVML_SUCCESS) return;
-  unsigned int is_mig_device = 0;
   nvmlPciInfo_t pci = {0};
   gpu->problem = nvml.nvmlDeviceGetUUID(gpu->device, gpu->uuid, sizeof gpu->uuid);
   nvml.nvmlDeviceGetName(gpu->device, gpu->name, sizeof gpu->name);
   nvml.nvmlDeviceGetMinorNumber(gpu->device, &gpu->minor);
-  nvml.nvmlDeviceIsMigDeviceHandle(gpu->device, &is_mig_device);
-  gpu->is_mig_device = is_mig_device != 0;
-  nvml.nvmlDeviceGetPciInfo_v3(gpu->device, &pci);
+  nvmlDevice_t whole = gpu->device;
+  nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu->device, &whole);
+  nvml.nvmlDeviceGetPciInfo_v3(whole, &pci);
   memcpy(gpu->bus_id, pci.busId, sizeof gpu->bus_id);
   gpu->has_mig =
       nvml.nvmlDeviceGetMigMode(gpu->device, &gpu->mig, &gpu->mig_pending) == NVML_SUCCESS;

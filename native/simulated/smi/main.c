@@ -87,26 +87,27 @@ static int read_option(int count, char **words, options *given) {
 }
 
 static int show_help(void) {
-  puts("NVIDIA System Management Interface of simulated GPUs, by Allotment\n\n"
-       "nvidia-smi [OPTION]...\n\n"
-       "  -L, --list-gpus                 the GPUs and MIG devices with their UUIDs\n"
-       "  -i, --id=GPUS                   only these: indices, UUIDs, bus ids or serial numbers\n"
-       "  -q, --query                     the full report\n"
-       "  -x, --xml-format                with -q: as XML\n"
-       "  -d, --display=SECTIONS          with -q: only these (MEMORY,UTILIZATION,ECC,TEMPERATURE,\n"
-       "                                  POWER,CLOCK,COMPUTE,PIDS,PERFORMANCE,PAGE_RETIREMENT,\n"
-       "                                  ROW_REMAPPER,ACCOUNTING,ENCODER_STATS,FBC_STATS)\n"
-       "  --query-gpu=FIELDS              values of GPUs (--help-query-gpu lists the fields)\n"
-       "  --query-compute-apps=FIELDS     values of processes (--help-query-compute-apps)\n"
-       "  --format=csv[,noheader][,nounits]\n"
-       "  -f, --filename=FILE             write there\n"
-       "  -l, --loop=SECONDS  -lms, --loop-ms=MILLISECONDS\n"
-       "  -c, --compute-mode=MODE         0 DEFAULT, 2 PROHIBITED, 3 EXCLUSIVE_PROCESS\n"
-       "  -pm, --persistence-mode=0|1     -mig, --multi-instance-gpu=0|1\n"
-       "  -r, --gpu-reset\n\n"
-       "nvidia-smi mig -h                 MIG profiles and instances\n"
-       "nvidia-smi dmon -h, pmon -h       GPUs and processes, line by line\n"
-       "nvidia-smi compute-policy [-i GPUS] --set-timeslice=default|short|medium|long");
+  puts(
+      "NVIDIA System Management Interface of simulated GPUs, by Allotment\n\n"
+      "nvidia-smi [OPTION]...\n\n"
+      "  -L, --list-gpus                 the GPUs and MIG devices with their UUIDs\n"
+      "  -i, --id=GPUS                   only these: indices, UUIDs, bus ids or serial numbers\n"
+      "  -q, --query                     the full report\n"
+      "  -x, --xml-format                with -q: as XML\n"
+      "  -d, --display=SECTIONS          with -q: only these (MEMORY,UTILIZATION,ECC,TEMPERATURE,\n"
+      "                                  POWER,CLOCK,COMPUTE,PIDS,PERFORMANCE,PAGE_RETIREMENT,\n"
+      "                                  ROW_REMAPPER,ACCOUNTING,ENCODER_STATS,FBC_STATS)\n"
+      "  --query-gpu=FIELDS              values of GPUs (--help-query-gpu lists the fields)\n"
+      "  --query-compute-apps=FIELDS     values of processes (--help-query-compute-apps)\n"
+      "  --format=csv[,noheader][,nounits]\n"
+      "  -f, --filename=FILE             write there\n"
+      "  -l, --loop=SECONDS  -lms, --loop-ms=MILLISECONDS\n"
+      "  -c, --compute-mode=MODE         0 DEFAULT, 2 PROHIBITED, 3 EXCLUSIVE_PROCESS\n"
+      "  -pm, --persistence-mode=0|1     -mig, --multi-instance-gpu=0|1\n"
+      "  -r, --gpu-reset\n\n"
+      "nvidia-smi mig -h                 MIG profiles and instances\n"
+      "nvidia-smi dmon -h, pmon -h       GPUs and processes, line by line\n"
+      "nvidia-smi compute-policy [-i GPUS] --set-timeslice=default|short|medium|long");
   return 0;
 }
 
@@ -118,9 +119,10 @@ static int show_version(void) {
   nvml.nvmlSystemGetNVMLVersion(library, sizeof library);
   nvml.nvmlSystemGetCudaDriverVersion(&cuda);
   const char *number = strchr(library, '.');
-  printf("NVIDIA-SMI version  : %s (simulated, by Allotment)\nNVML version        : %s\n"
-         "DRIVER version      : %s\nCUDA Version        : %d.%d\n",
-         driver, number != NULL ? number + 1 : library, driver, cuda / 1000, cuda % 1000 / 10);
+  printf(
+      "NVIDIA-SMI version  : %s (simulated, by Allotment)\nNVML version        : %s\n"
+      "DRIVER version      : %s\nCUDA Version        : %d.%d\n",
+      driver, number != NULL ? number + 1 : library, driver, cuda / 1000, cuda % 1000 / 10);
   return 0;
 }
 

@@ -61,11 +61,12 @@ static int list_gpu_profiles(const smi_list *list, const options *given) {
       if (!gpu_profile(gpu, number, &info)) continue;
       nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu->device, info.id, &left);
       if (shown++ == 0) {
-        puts("+-------------------------------------------------------------------------------+\n"
-             "| GPU instance profiles:                                                        |\n"
-             "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
-             "|                                Free/Total   GiB              CE    JPEG  OFA  |\n"
-             "|===============================================================================|");
+        puts(
+            "+-------------------------------------------------------------------------------+\n"
+            "| GPU instance profiles:                                                        |\n"
+            "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
+            "|                                Free/Total   GiB              CE    JPEG  OFA  |\n"
+            "|===============================================================================|");
       }
       printf("| %3u  MIG %-16.16s %3u %5u/%-5u %6.2f %7s %6u %5u %5u   |\n", gpu->index,
              bare_name(info.name), info.id, left, info.instanceCount,
@@ -158,11 +159,12 @@ static int count_instance(const smi_gpu *gpu, nvmlGpuInstance_t instance,
 static int list_instances(const smi_list *list, const options *given) {
   int status = 0;
   if (each_instance(list, given, count_instance, &status) == 0) return none_found("GPU instances");
-  puts("+---------------------------------------------------------+\n"
-       "| GPU instances:                                          |\n"
-       "| GPU   Name               Profile  Instance   Placement  |\n"
-       "|                            ID       ID       Start:Size |\n"
-       "|=========================================================|");
+  puts(
+      "+---------------------------------------------------------+\n"
+      "| GPU instances:                                          |\n"
+      "| GPU   Name               Profile  Instance   Placement  |\n"
+      "|                            ID       ID       Start:Size |\n"
+      "|=========================================================|");
   each_instance(list, given, show_instance, &status);
   return status;
 }
@@ -202,12 +204,13 @@ static int show_compute(const smi_gpu *gpu, const nvmlGpuInstanceInfo_t *around,
                         nvmlComputeInstance_t instance, const nvmlComputeInstanceInfo_t *info,
                         const char *name) {
   if (computes_found == 1) {
-    puts("+--------------------------------------------------------------------+\n"
-         "| Compute instances:                                                 |\n"
-         "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
-         "|       Instance                       ID        ID       Start:Size |\n"
-         "|         ID                                                         |\n"
-         "|====================================================================|");
+    puts(
+        "+--------------------------------------------------------------------+\n"
+        "| Compute instances:                                                 |\n"
+        "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
+        "|       Instance                       ID        ID       Start:Size |\n"
+        "|         ID                                                         |\n"
+        "|====================================================================|");
   }
   printf("| %3u %6u      MIG %-15.15s %3u %9u          %u:%u     |\n", gpu->index, around->id, name,
          info->profileId, info->id, info->placement.start, info->placement.size);
@@ -236,12 +239,19 @@ static int show_compute_profiles(const smi_gpu *gpu, nvmlGpuInstance_t instance,
     if (!compute_profile(instance, number, &own)) continue;
     nvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, own.id, &left);
     if (computes_found++ == 0) {
-      puts("+--------------------------------------------------------------------------------------+\n"
-           "| Compute instance profiles:                                                           |\n"
-           "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |\n"
-           "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |\n"
-           "|         ID                                                          CE    JPEG       |\n"
-           "|======================================================================================|");
+      puts(
+          "+--------------------------------------------------------------------------------------+"
+          "\n"
+          "| Compute instance profiles:                                                           "
+          "|\n"
+          "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       "
+          "|\n"
+          "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  "
+          "|\n"
+          "|         ID                                                          CE    JPEG       "
+          "|\n"
+          "|======================================================================================"
+          "|");
     }
     char id[16];
     // The profile that takes all of the GPU instance is marked.
@@ -250,7 +260,8 @@ static int show_compute_profiles(const smi_gpu *gpu, nvmlGpuInstance_t instance,
            bare_name(own.name), id, left, own.instanceCount, own.multiprocessorCount,
            own.sharedDecoderCount, own.sharedEncoderCount, own.sharedOfaCount);
     printf("| %70u %5u         |\n", own.sharedCopyEngineCount, own.sharedJpegCount);
-    puts("+--------------------------------------------------------------------------------------+");
+    puts(
+        "+--------------------------------------------------------------------------------------+");
   }
   return 0;
 }
@@ -278,9 +289,10 @@ static int create_compute(const smi_gpu *gpu, nvmlGpuInstance_t instance, unsign
   nvmlReturn_t result = nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile->id, &made);
   if (result != NVML_SUCCESS) return report(result, "create a compute instance", gpu);
   nvml.nvmlComputeInstanceGetInfo_v2(made, &info);
-  printf("Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile"
-         " MIG %s (ID %2u)\n",
-         info.id, gpu->index, id, bare_name(profile->name), profile->id);
+  printf(
+      "Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile"
+      " MIG %s (ID %2u)\n",
+      info.id, gpu->index, id, bare_name(profile->name), profile->id);
   return 0;
 }
 
@@ -317,9 +329,9 @@ static int create_one(const smi_gpu *gpu, const char *word, size_t length, const
       place.size = count > 0 ? all[0].size : 0;
     }
     nvmlReturn_t result =
-        has_start ? nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu->device, profile.id, &place,
-                                                                  &made)
-                  : nvml.nvmlDeviceCreateGpuInstance(gpu->device, profile.id, &made);
+        has_start
+            ? nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu->device, profile.id, &place, &made)
+            : nvml.nvmlDeviceCreateGpuInstance(gpu->device, profile.id, &made);
     if (result != NVML_SUCCESS) return report(result, "create a GPU instance", gpu);
     nvml.nvmlGpuInstanceGetInfo(made, &info);
     printf("Successfully created GPU instance ID %2u on GPU %2u using profile MIG %s (ID %2u)\n",

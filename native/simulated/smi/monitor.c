@@ -14,15 +14,23 @@ typedef struct column {
 } column;
 
 static const column device_columns[] = {
-    {'p', "pwr", "W", "power.draw"},          {'p', "gtemp", "C", "temperature.gpu"},
-    {'p', "mtemp", "C", "temperature.memory"}, {'u', "sm", "%", "utilization.gpu"},
-    {'u', "mem", "%", "utilization.memory"},  {'u', "enc", "%", "utilization.encoder"},
-    {'u', "dec", "%", "utilization.decoder"}, {'u', "jpg", "%", "utilization.jpeg"},
-    {'u', "ofa", "%", "utilization.ofa"},     {'c', "mclk", "MHz", "clocks.mem"},
-    {'c', "pclk", "MHz", "clocks.sm"},        {'m', "fb", "MB", "memory.used"},
-    {'m', "bar1", "MB", "bar1.used"},         {'e', "sbecc", "errs", "ecc.errors.corrected.volatile.total"},
+    {'p', "pwr", "W", "power.draw"},
+    {'p', "gtemp", "C", "temperature.gpu"},
+    {'p', "mtemp", "C", "temperature.memory"},
+    {'u', "sm", "%", "utilization.gpu"},
+    {'u', "mem", "%", "utilization.memory"},
+    {'u', "enc", "%", "utilization.encoder"},
+    {'u', "dec", "%", "utilization.decoder"},
+    {'u', "jpg", "%", "utilization.jpeg"},
+    {'u', "ofa", "%", "utilization.ofa"},
+    {'c', "mclk", "MHz", "clocks.mem"},
+    {'c', "pclk", "MHz", "clocks.sm"},
+    {'m', "fb", "MB", "memory.used"},
+    {'m', "bar1", "MB", "bar1.used"},
+    {'e', "sbecc", "errs", "ecc.errors.corrected.volatile.total"},
     {'e', "dbecc", "errs", "ecc.errors.uncorrected.volatile.total"},
-    {'t', "rxpci", "MB/s", "pcie.rx"},        {'t', "txpci", "MB/s", "pcie.tx"},
+    {'t', "rxpci", "MB/s", "pcie.rx"},
+    {'t', "txpci", "MB/s", "pcie.tx"},
 };
 
 static const column process_columns[] = {
@@ -131,9 +139,9 @@ static void put_process(const options *given, const smi_gpu *gpu, const smi_proc
                         const nvmlProcessUtilizationSample_t *sample) {
   // Only the part of the multiprocessors and of the memory is known of a process.
   const bool known[] = {true, true, false, false, false, false, true};
-  const unsigned long long numbers[] = {sample != NULL ? sample->smUtil : 0,
-                                        sample != NULL ? sample->memUtil : 0,
-                                        0, 0, 0, 0, process->info.usedGpuMemory >> 20};
+  const unsigned long long numbers[] = {
+      sample != NULL ? sample->smUtil : 0, sample != NULL ? sample->memUtil : 0, 0, 0, 0, 0,
+      process->info.usedGpuMemory >> 20};
   put_stamp(given);
   printf("  %3u  %10u %6s  ", gpu->index, process->info.pid, process->type);
   for (int i = 0; i < PROCESS_COLUMNS; i++) {
@@ -168,9 +176,10 @@ static void put_processes(const options *given, const smi_gpu *gpu) {
 }
 
 static int show_help(const char *name, const char *groups) {
-  printf("Usage: nvidia-smi %s [-i GPUS] [-s %s] [-c COUNT] [-d SECONDS] [-o D|T], of simulated"
-         " GPUs\n",
-         name, groups);
+  printf(
+      "Usage: nvidia-smi %s [-i GPUS] [-s %s] [-c COUNT] [-d SECONDS] [-o D|T], of simulated"
+      " GPUs\n",
+      name, groups);
   return 0;
 }
 

@@ -41,7 +41,8 @@ int smi_start(void) {
   void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) library = load_beside();
   if (library == NULL) {
-    fputs("NVIDIA-SMI couldn't find " LIBRARY " library in your system. This is the nvidia-smi of"
+    fputs("NVIDIA-SMI couldn't find " LIBRARY
+          " library in your system. This is the nvidia-smi of"
           " simulated GPUs: run it in a share of them, or after `allot env`.\n",
           stderr);
     return NVML_ERROR_LIBRARY_NOT_FOUND;
@@ -49,7 +50,8 @@ int smi_start(void) {
   const char *missing = resolve(library);
   if (missing != NULL) {
     fprintf(stderr,
-            "This nvidia-smi is for simulated GPUs, and " LIBRARY " is another driver's (it has no"
+            "This nvidia-smi is for simulated GPUs, and " LIBRARY
+            " is another driver's (it has no"
             " %s).\n",
             missing);
     return NVML_ERROR_FUNCTION_NOT_FOUND;
@@ -57,8 +59,9 @@ int smi_start(void) {
   nvmlReturn_t result = nvml.nvmlInit_v2();
   if (result == NVML_SUCCESS) return 0;
   if (result == NVML_ERROR_DRIVER_NOT_LOADED) {
-    puts("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure"
-         " that the latest NVIDIA driver is installed and running.\n");
+    puts(
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure"
+        " that the latest NVIDIA driver is installed and running.\n");
   } else {
     printf("Failed to initialize NVML: %s\n", nvml.nvmlErrorString(result));
   }

@@ -30,9 +30,10 @@ static int read_style(const char *format, style *chosen) {
 }
 
 static int refuse_field(const char *name, size_t length, const char *help) {
-  printf("Field \"%.*s\" is not a valid field to query.\n\nFor a list of all fields: nvidia-smi"
-         " --help-query-%s\n",
-         (int)length, name, help);
+  printf(
+      "Field \"%.*s\" is not a valid field to query.\n\nFor a list of all fields: nvidia-smi"
+      " --help-query-%s\n",
+      (int)length, name, help);
   return SMI_INVALID;
 }
 
@@ -106,8 +107,10 @@ static int show_gpus(const smi_list *list, const char *names, const style *style
 static const struct {
   const char *name, *unit;
 } app_fields[] = {
-    {"timestamp", ""}, {"gpu_name", ""},     {"gpu_bus_id", ""},         {"gpu_serial", ""},
-    {"gpu_uuid", ""},  {"pid", ""},          {"process_name name", ""}, {"used_gpu_memory used_memory", "MiB"},
+    {"timestamp", ""},         {"gpu_name", ""},
+    {"gpu_bus_id", ""},        {"gpu_serial", ""},
+    {"gpu_uuid", ""},          {"pid", ""},
+    {"process_name name", ""}, {"used_gpu_memory used_memory", "MiB"},
 };
 
 enum { PID = 5, PROCESS_NAME, USED_MEMORY, APP_FIELDS };

@@ -11,7 +11,6 @@ typedef struct row {
   const char *field;  // NULL: it begins a group
 } row;
 
-
 static const row rows[] = {
     {0, "Product Name", "product_name", "name"},
     {0, "Product Brand", "product_brand", "brand"},
@@ -233,7 +232,10 @@ static void indent(unsigned int depth) {
 
 static void put_escaped(const char *text) {
   for (; *text != '\0'; text++) {
-    const char *name = *text == '&' ? "&amp;" : *text == '<' ? "&lt;" : *text == '>' ? "&gt;" : NULL;
+    const char *name = *text == '&'   ? "&amp;"
+                       : *text == '<' ? "&lt;"
+                       : *text == '>' ? "&gt;"
+                                      : NULL;
     if (name != NULL) {
       fputs(name, stdout);
     } else if (isprint((unsigned char)*text) || (unsigned char)*text >= 0x80) {
@@ -292,8 +294,8 @@ static void put_mig_device(const smi_gpu *gpu, nvmlDevice_t device, unsigned int
   begin(depth + 2, "Shared", "shared");
   put_number(depth + 3, "Multiprocessor count", "multiprocessor_count",
              attributes.multiprocessorCount, "");
-  put_number(depth + 3, "Copy Engine count", "copy_engine_count",
-             attributes.sharedCopyEngineCount, "");
+  put_number(depth + 3, "Copy Engine count", "copy_engine_count", attributes.sharedCopyEngineCount,
+             "");
   put_number(depth + 3, "Encoder count", "encoder_count", attributes.sharedEncoderCount, "");
   put_number(depth + 3, "Decoder count", "decoder_count", attributes.sharedDecoderCount, "");
   put_number(depth + 3, "OFA count", "ofa_count", attributes.sharedOfaCount, "");

@@ -41,8 +41,10 @@ static const char *compute_mode(const smi_gpu *gpu, char *text, size_t room) {
 }
 
 static void put_lost_gpu(const smi_gpu *gpu) {
-  printf("| %3u  ERR!                      ERR! |     ERR!            ERR!   |                 ERR! |\n",
-         gpu->index);
+  printf(
+      "| %3u  ERR!                      ERR! |     ERR!            ERR!   |                 ERR! "
+      "|\n",
+      gpu->index);
   printf("| ERR!  ERR! ERR!            ERR! / ERR! | %22.22s | %20s |\n",
          nvml.nvmlErrorString(gpu->problem), "ERR!");
 }
@@ -52,14 +54,13 @@ static void put_gpu(const smi_gpu *gpu) {
   printf("| %3u  %-30.30s%4s | %18.18s %3s | %20s |\n", gpu->index, gpu->name,
          on_or_off("persistence_mode", gpu, one, sizeof one), gpu->bus_id,
          on_or_off("display_active", gpu, two, sizeof two),
-         gpu->mig ? "On" : value("ecc.errors.uncorrected.volatile.total", gpu, "", three,
-                                 sizeof three));
+         gpu->mig ? "On"
+                  : value("ecc.errors.uncorrected.volatile.total", gpu, "", three, sizeof three));
   snprintf(memory, sizeof memory, "%s / %s", value("memory.used", gpu, "MiB", one, sizeof one),
            value("memory.total", gpu, "MiB", two, sizeof two));
   snprintf(power, sizeof power, "%s / %s", watts("power.draw", gpu, one, sizeof one),
            watts("power.limit", gpu, two, sizeof two));
-  printf("| %3s %5s %4s %24s | %22s | %6s %13s |\n",
-         value("fan.speed", gpu, "%", one, sizeof one),
+  printf("| %3s %5s %4s %24s | %22s | %6s %13s |\n", value("fan.speed", gpu, "%", one, sizeof one),
          value("temperature.gpu", gpu, "C", two, sizeof two),
          value("pstate", gpu, "", three, sizeof three), power, memory,
          gpu->mig ? "N/A" : value("utilization.gpu", gpu, "%", four, sizeof four),
@@ -88,7 +89,9 @@ static void put_mig_device(const smi_gpu *gpu, nvmlDevice_t device, unsigned int
   snprintf(used, sizeof used, has_bar1 ? "%lluMiB / %lluMiB" : "N/A", bar1.bar1Used >> 20,
            bar1.bar1Total >> 20);
   printf("| %16s | %32s | %9s | %21s |\n", "", used, "", "");
-  puts("+------------------+----------------------------------+-----------+-----------------------+");
+  puts(
+      "+------------------+----------------------------------+-----------+-----------------------"
+      "+");
 }
 
 static void put_mig_devices(const smi_list *list) {
@@ -98,19 +101,28 @@ static void put_mig_devices(const smi_list *list) {
     const smi_gpu *gpu = &list->gpus[i];
     if (gpu->problem != NVML_SUCCESS || gpu->mig == 0) continue;
     if (!begun) {
-      puts(WHOLE "\n"
-           "| MIG devices:                                                                            |\n"
-           "+------------------+----------------------------------+-----------+-----------------------+\n"
-           "| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         |\n"
-           "|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n"
-           "|                  |                                  |        ECC|                       |\n"
-           "|==================+==================================+===========+=======================|");
+      puts(WHOLE
+           "\n"
+           "| MIG devices:                                                                         "
+           "   |\n"
+           "+------------------+----------------------------------+-----------+--------------------"
+           "---+\n"
+           "| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared      "
+           "   |\n"
+           "|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  "
+           "JPG |\n"
+           "|                  |                                  |        ECC|                    "
+           "   |\n"
+           "|==================+==================================+===========+===================="
+           "===|");
     }
     begun = true;
     unsigned int count = smi_mig_devices(gpu, devices);
     for (unsigned int k = 0; k < count; k++) put_mig_device(gpu, devices[k], k);
     if (count == 0) {
-      puts("|  No MIG devices found                                                                   |\n" WHOLE);
+      puts(
+          "|  No MIG devices found                                                                 "
+          "  |\n" WHOLE);
     }
   }
   if (begun) putchar('\n');
@@ -135,11 +147,16 @@ static void put_process(const smi_gpu *gpu, const smi_process *process) {
 
 static void put_processes(const smi_list *list) {
   static smi_process processes[SMI_PROCESSES];
-  puts(WHOLE "\n"
-       "| Processes:                                                                              |\n"
-       "|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |\n"
-       "|        ID   ID                                                               Usage      |\n"
-       "|=========================================================================================|");
+  puts(WHOLE
+       "\n"
+       "| Processes:                                                                              "
+       "|\n"
+       "|  GPU   GI   CI        PID   Type   Process name                              GPU Memory "
+       "|\n"
+       "|        ID   ID                                                               Usage      "
+       "|\n"
+       "|========================================================================================="
+       "|");
   unsigned int shown = 0;
   for (unsigned int i = 0; i < list->count; i++) {
     const smi_gpu *gpu = &list->gpus[i];
@@ -148,7 +165,9 @@ static void put_processes(const smi_list *list) {
     shown += count;
   }
   if (shown == 0) {
-    puts("|  No running processes found                                                             |");
+    puts(
+        "|  No running processes found                                                             "
+        "|");
   }
   puts(WHOLE);
 }
@@ -164,11 +183,16 @@ int smi_show_table(const smi_list *list) {
   printf("%s       (simulated GPUs, by Allotment)\n" WHOLE "\n", now);
   printf("| NVIDIA-SMI %-22.22s Driver Version: %-14.14s CUDA Version: %-8s |\n", driver, driver,
          cuda);
-  puts("|" D41 "+" D24 "+" D22 "|\n"
-       "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
-       "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"
-       "|                                         |                        |               MIG M. |\n"
-       "|=========================================+========================+======================|");
+  puts("|" D41 "+" D24 "+" D22
+       "|\n"
+       "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC "
+       "|\n"
+       "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. "
+       "|\n"
+       "|                                         |                        |               MIG M. "
+       "|\n"
+       "|=========================================+========================+======================"
+       "|");
   for (unsigned int i = 0; i < list->count; i++) {
     const smi_gpu *gpu = &list->gpus[i];
     if (gpu->problem != NVML_SUCCESS) {
