@@ -107,11 +107,11 @@ def _run(program: tuple[str, ...], values: dict[str, str], driver_root: Path | N
 
     found = find_program(program, values["PATH"])
     if driver_root is not None:
-        from allotment.devices.driver_root import MOUNTS
+        from allotment.devices.driver_root import COVERS, library_folder
         from allotment.shares.run.namespace import enter_driver_root
 
         try:
-            enter_driver_root(driver_root, MOUNTS)
+            enter_driver_root(driver_root, library_folder(driver_root), COVERS)
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot show the files of {driver_root} to a program: {error}",

@@ -5,6 +5,7 @@ A folder like a machine's root: libraries with their version, `nvidia-smi`, `/pr
 `/sys/bus/pci`, device nodes. Nothing of it computes; the nodes exist to be found and passed on.
 """
 
+import ctypes
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from typing import Final
 
 from allotment.devices.loading import nvml_of
 from allotment.devices.packing import read_machine
-from allotment.devices.simulated import capabilities_path
+from allotment.devices.simulated import DEFAULT_PATH, capabilities_path
 from allotment.model.errors import PrerequisiteError, StateError
 
 _GPU_MAJOR: Final = 195
@@ -31,8 +32,8 @@ _GPU_CAPS: Final = 15 * 9
 _FIRST_CAP: Final = 3
 _MODULES: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia")
 
-MOUNTS: Final = ("proc/driver", "proc/modules", "proc/devices", "sys/bus/pci", "dev")
-"""Parts of the folder that are the machine's own under the same names."""
+COVERS: Final = ("proc/driver", "proc/modules", "proc/devices", "sys/bus/pci")
+"""Parts of the folder that replace the machine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,10 @@ def make_driver_root(root: Path, machine: Path, programs: Path) -> None:
         _put_driver_facts(root / "proc", gpus, machine, facts.driver_version)
         _put_pci(root / "sys/bus/pci", gpus)
         _put_nodes(root / "dev", gpus, machine)
+        # Where the libraries look without a variable.
+        default = root / DEFAULT_PATH.relative_to("/")
+        _link(default, str(machine.absolute()))
+        _link(default.with_name("capabilities"), str(capabilities_path(machine).absolute()))
     except OSError as error:
         raise StateError(
             f"cannot make the driver's folder {root}: {error.strerror} ({error.filename})",
@@ -90,7 +95,9 @@ def _gpus(machine: Path) -> Iterator[_Gpu]:
         for device in devices:
             handle = nvml.nvmlDeviceGetHandleByIndex(device.index)
             pci = nvml.nvmlDeviceGetPciInfo_v3(handle)
-            is_geforce = nvml.nvmlDeviceGetBrand(handle) == nvml.NVML_BRAND_GEFORCE_RTX
+            kind = nvml.nvmlPciInfoExt_v1_t()
+            kind.version = nvml.nvmlPciInfoExt_v1
+            nvml.nvmlDeviceGetPciInfoExt(handle, ctypes.byref(kind))
             minor = nvml.nvmlDeviceGetMinorNumber(handle)
             address = device.pci_bus_id[4:].lower()
             yield _Gpu(
@@ -98,7 +105,7 @@ def _gpus(machine: Path) -> Iterator[_Gpu]:
                 minor=minor,
                 device_id=pci.pciDeviceId,
                 subsystem_id=pci.pciSubSystemId,
-                pci_class=0x030000 if is_geforce else 0x030200,
+                pci_class=kind.baseClass << 16 | kind.subClass << 8,
                 numa_node=-1 if device.numa_node is None else device.numa_node,
                 facts={
                     "Model": device.name,

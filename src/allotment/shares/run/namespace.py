@@ -57,53 +57,59 @@ def inside_folder(libraries: Path | None) -> str:
     return f"{_LIBRARIES_INSIDE}/{libraries.name}" if libraries else ""
 
 
-def enter_driver_root(root: Path, parts: Iterable[str]) -> None:
+def enter_driver_root(root: Path, libraries: Path, covers: Iterable[str]) -> None:
     """Enter a namespace where parts of a folder are the machine's; raise `OSError`.
 
-    Files and folders cover the machine's of the same name; `dev` adds to the machine's.
+    Below `covers`, the folder replaces the machine's files; elsewhere it adds to them. The loader
+    finds `libraries` without a variable: programs start others with an empty environment.
     """
+    os.makedirs(f"{RUN_FOLDER}/simulated", exist_ok=True)  # noqa: PTH103
+    cache = f"{root}/.ld.so.cache"
+    _make_cache(cache, str(libraries))
     _libc_call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
-    for part in parts:
-        if part == "dev":
-            _add_nodes(f"{root}/{part}")
-        elif os.path.exists(f"/{part}"):  # noqa: PTH110
+    if os.path.exists(CACHE_FILE):  # noqa: PTH110
+        _mount(cache, CACHE_FILE, None, _MS_BIND)
+    for part in covers:
+        if os.path.exists(f"/{part}"):  # noqa: PTH110
             _mount(f"{root}/{part}", f"/{part}", None, _MS_BIND | _MS_REC)
+    _add("/dev", f"{root}/dev")
+    _add(f"{RUN_FOLDER}/simulated", f"{root}{RUN_FOLDER}/simulated")
     if not os.path.exists("/proc/modules"):  # noqa: PTH110
         _add_modules(f"{root}/proc")
+
+
+def _add(target: str, source: str) -> None:
+    """Cover a folder with its own content and that of `source`."""
+    draft = f"{source}/.whole"
+    os.makedirs(draft, exist_ok=True)  # noqa: PTH103
+    _mount("allotment", draft, "tmpfs", _MS_NOSUID, b"mode=755,size=1m")
+    names = {name: f"{target}/{name}" for name in os.listdir(target)}  # noqa: PTH208
+    names |= {name: f"{source}/{name}" for name in os.listdir(source) if name != ".whole"}  # noqa: PTH208
+    for name, path in names.items():
+        inside = f"{draft}/{name}"
+        if os.path.islink(path):  # noqa: PTH114
+            os.symlink(os.readlink(path), inside)  # noqa: PTH115, PTH211
+            continue
+        _touch(inside, folder=os.path.isdir(path))  # noqa: PTH112
+        _mount(path, inside, None, _MS_BIND | _MS_REC)
+    _mount(draft, target, None, _MS_BIND | _MS_REC)
 
 
 def _add_modules(source: str) -> None:
     """Cover /proc of a kernel without modules, where no file can be added.
 
-    Processes that begin later are missing there, but for the caller's own entry.
+    Processes that begin later are missing there, but for each caller's own entry.
     """
     draft = f"{source}/.whole"
-    os.makedirs(f"{draft}", exist_ok=True)  # noqa: PTH103
-    _mount("proc", draft, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
+    os.makedirs(draft, exist_ok=True)  # noqa: PTH103
+    _mount("allotment", draft, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
     os.mkdir(f"{draft}/.kernel")  # noqa: PTH102
     _mount("/proc", f"{draft}/.kernel", None, _MS_BIND | _MS_REC)
     for name in os.listdir("/proc"):  # noqa: PTH208
         os.symlink(f".kernel/{name}", f"{draft}/{name}")  # noqa: PTH211
     os.symlink(f"{source}/modules", f"{draft}/modules")  # noqa: PTH211
     _mount(draft, "/proc", None, _MS_BIND | _MS_REC)
-
-
-def _add_nodes(source: str) -> None:
-    """Cover /dev with its own content and that of `source`."""
-    draft = f"{source}/.whole"
-    os.makedirs(draft, exist_ok=True)  # noqa: PTH103
-    _mount("dev", draft, "tmpfs", _MS_NOSUID, b"mode=755,size=1m")
-    names = {name: f"/dev/{name}" for name in os.listdir("/dev")}  # noqa: PTH208
-    names |= {name: f"{source}/{name}" for name in os.listdir(source) if name != ".whole"}  # noqa: PTH208
-    for name, path in names.items():
-        target = f"{draft}/{name}"
-        if os.path.islink(path):  # noqa: PTH114
-            os.symlink(os.readlink(path), target)  # noqa: PTH115, PTH211
-            continue
-        _touch(target, folder=os.path.isdir(path))  # noqa: PTH112
-        _mount(path, target, None, _MS_BIND | _MS_REC)
-    _mount(draft, "/dev", None, _MS_BIND | _MS_REC)
 
 
 def enter(plan: NamespacePlan) -> None:
