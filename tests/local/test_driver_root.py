@@ -146,9 +146,7 @@ def test_the_labels_are_nvidias(
     assert {key: value for key, value in ours.items() if key.startswith("nvidia.com/")} == theirs
 
 
-def test_mig_parted_applies_a_configuration(
-    inside: Inside, peer: Peer, tmp_path: Path
-) -> None:
+def test_mig_parted_applies_a_configuration(inside: Inside, peer: Peer, tmp_path: Path) -> None:
     program, config = peer("nvidia-mig-parted"), tmp_path / "config.yaml"
     config.write_text(
         "version: v1\nmig-configs:\n  mixed:\n  - devices: all\n    mig-enabled: true\n"

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from itertools import groupby, pairwise
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pynvml
 import pytest
@@ -146,7 +146,7 @@ def test_the_list_has_the_mig_devices(smi: Smi, path: Path) -> None:
 
 
 def test_the_report_is_xml_with_the_names_of_nvidia(smi: Smi, path: Path) -> None:
-    report = ElementTree.fromstring("\n".join(lines(smi("-q", "-x"))))  # noqa: S314 - our own
+    report = ET.fromstring("\n".join(lines(smi("-q", "-x"))))  # noqa: S314 - our own
     gpus = report.findall("gpu")
     assert report.findtext("attached_gpus") == "3"
     devices = read_machine(path).devices

@@ -182,7 +182,9 @@ def _put_pci(bus: Path, gpus: list[_Gpu]) -> None:
             "subsystem_device": f"0x{gpu.subsystem_id >> 16:04x}",
             "class": f"0x{gpu.pci_class:06x}",
             "numa_node": str(gpu.numa_node),
-            "resource": "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13),
+            "resource": "\n".join(
+                ["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13
+            ),
         }
         for name, value in values.items():
             _write(folder / name, f"{value}\n")

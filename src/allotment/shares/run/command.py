@@ -3,6 +3,7 @@
 
 import os
 import select
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from allotment.model.errors import (
     UnknownProfileError,
     UsageError,
 )
+from allotment.model.formats import format_count, format_duration
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
@@ -31,7 +33,7 @@ from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle, mps_daemons
 from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_copy, simulated_copy
 from allotment.shares.mode_lives import life_of
-from allotment.shares.placing import MigTerms, ModeAttempts, memory_warning
+from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
 from allotment.shares.record import Traces, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (
@@ -77,6 +79,8 @@ class RunSession:
     """In mode `mig`, seconds to keep the slice after the share has ended."""
     reuses: bool = False
     """In mode `mig`, also use idle MIG devices of other tools."""
+    wait_s: float | None = None
+    """Seconds to wait for room; None: it is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ def run(session: RunSession) -> NoReturn:
 
         devices = (*devices, *allocate.free_slices(folder, machine))
     # The share is booked from here on: we end it, or else the next `allot` does.
-    share, directory, served = _create(folder, order, devices, user)
+    share, directory, served = _create_in_turn(folder, order, devices, user, session.wait_s)
     if warning := memory_warning(share):
         _warn(f"share {share.name}: {warning}")
     # Names a share's slice to CUDA itself, for programs without the shim. The inherited value is of
@@ -291,6 +295,64 @@ def _create(
                 _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {why}")
         return share, directory, served
     raise attempts.refusal()
+
+
+_RETRY_S = 5.0
+"""A share may become smaller, or a GPU be allowed another mode, without a change of the folder."""
+
+
+def _create_in_turn(
+    folder: StateFolder,
+    order: lifecycle.ShareOrder,
+    devices: Sequence[Device],
+    user: struct_passwd | None,
+    wait_s: float | None,
+) -> tuple[Share, Path, Mapping[str, str]]:
+    """Create the share as soon as there is room, by order of arrival among those that wait.
+
+    `wait_s` None: at once, or not at all. The first of them tries again whenever a share begins or ends; the others sleep.
+    """
+    if wait_s is None or not could_fit(order, devices):
+        return _create(folder, order, devices, user)
+    reason = ""
+    until = time.monotonic() + wait_s
+
+    def notice(earlier: int) -> None:
+        _note(f"waiting behind {format_count(earlier, 'command')} that came before")
+
+    queue = order.machine.parent.name if order.machine else "real"
+    try:
+        with folder.in_turn(queue, until=until, notice=notice):
+            while True:
+                before = folder.shares.stat().st_mtime_ns
+                try:
+                    return _create(folder, order, devices, user)
+                except UnknownProfileError:
+                    raise
+                except DoesNotFitError as error:
+                    if error.message != reason:
+                        reason = error.message
+                        _note(f"waiting for room (Ctrl-C ends it): {reason}")
+                _await_change(folder, before, until)
+    except TimeoutError:
+        raise DoesNotFitError(
+            f"there was no room within {format_duration(int(wait_s * 1e9))}",
+            hint="`allot ps` shows the shares; --wait without a time waits for ever",
+        ) from None
+
+
+def _await_change(folder: StateFolder, before: int, until: float) -> None:
+    """Wait until a share has begun or ended; raise `TimeoutError` at `until`."""
+    retry_at = time.monotonic() + _RETRY_S
+    while time.monotonic() < retry_at and folder.shares.stat().st_mtime_ns == before:
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(0.1)
+
+
+def _note(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"allot: {text}\n".encode())
 
 
 def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
