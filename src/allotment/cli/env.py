@@ -75,7 +75,7 @@ def command(
     machine, _ = local_devices(folder, simulated)
     programs = simulated_copy(folder)
     libraries = tools = str(programs)
-    if driver_root is not None:
+    if driver_root is not None and machine is not None:
         from allotment.devices.driver_root import library_folder, make_driver_root
 
         driver_root = driver_root.absolute()

@@ -234,9 +234,8 @@ def run(session: RunSession) -> NoReturn:
                     write_record(directory, share)
             if child is None:
                 environment = {**_environment(directory, libraries, machine), **variables}
-                tools = str(libraries.simulated or "")
-                environment |= _search_path(tools)
-                child = start(_moved(program, tools), environment, signals=signals)
+                moved = _moved(program, str(libraries.simulated))
+                child = start(moved, environment, signals=signals)
             _trace(directory, share, child)
             status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
         except BaseException:
@@ -310,7 +309,8 @@ def _create_in_turn(
 ) -> tuple[Share, Path, Mapping[str, str]]:
     """Create the share as soon as there is room, by order of arrival among those that wait.
 
-    `wait_s` None: at once, or not at all. The first of them tries again whenever a share begins or ends; the others sleep.
+    `wait_s` None: at once, or not at all. The first of those that wait tries again whenever a share
+    begins or ends; the others sleep.
     """
     if wait_s is None or not could_fit(order, devices):
         return _create(folder, order, devices, user)
@@ -532,6 +532,7 @@ def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -
         environment["LD_LIBRARY_PATH"] = _prefixed(
             str(libraries.simulated), environment.get("LD_LIBRARY_PATH")
         )
+        environment |= _search_path(str(libraries.simulated))
     return environment
 
 
