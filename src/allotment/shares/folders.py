@@ -3,6 +3,7 @@
 
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
+    events                  what happened to shares, one line each, the oldest dropped
     queue/MACHINE/          commands that wait for room, one file each, by arrival
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
     devices/UUID/           contract and leases: how the shares of a device take turns
@@ -169,6 +170,13 @@ class StateFolder:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
         self._version()
+
+    def open_events(self) -> int:
+        """Open the file of events for all who may make shares here; raise `OSError`."""
+        path = self.root / "events"
+        if not path.exists():
+            _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     @contextmanager
     def in_turn(

@@ -35,7 +35,7 @@ from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_c
 from allotment.shares.mode_lives import life_of
 from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
-from allotment.shares.record import Traces, read_record, write_record, write_traces
+from allotment.shares.record import Traces, note_event, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (
     Program,
     adopt_orphans,
@@ -313,7 +313,11 @@ def _create_in_turn(
     begins or ends; the others sleep.
     """
     if wait_s is None or not could_fit(order, devices):
-        return _create(folder, order, devices, user)
+        try:
+            return _create(folder, order, devices, user)
+        except DoesNotFitError as error:
+            _note_refusal(folder, order, error)
+            raise
     reason = ""
     until = time.monotonic() + wait_s
 
@@ -335,10 +339,16 @@ def _create_in_turn(
                         _note(f"waiting for room (Ctrl-C ends it): {reason}")
                 _await_change(folder, before, until)
     except TimeoutError:
-        raise DoesNotFitError(
+        late = DoesNotFitError(
             f"there was no room within {format_duration(int(wait_s * 1e9))}",
             hint="`allot ps` shows the shares; --wait without a time waits for ever",
-        ) from None
+        )
+        _note_refusal(folder, order, late)
+        raise late from None
+
+
+def _note_refusal(folder: StateFolder, order: lifecycle.ShareOrder, error: DoesNotFitError) -> None:
+    note_event(folder, "refused", share=order.name or "", share_id=order.id, text=error.one_line())
 
 
 def _await_change(folder: StateFolder, before: int, until: float) -> None:
