@@ -341,7 +341,7 @@ def _create_in_turn(
     except TimeoutError:
         late = DoesNotFitError(
             f"there was no room within {format_duration(int(wait_s * 1e9))}",
-            hint="`allot ps` shows the shares; --wait without a time waits for ever",
+            hint="`allot ps` shows the shares; without a time, --wait has no end",
         )
         _note_refusal(folder, order, late)
         raise late from None
