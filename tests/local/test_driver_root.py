@@ -6,6 +6,7 @@ Tests of those need the folder NVIDIA_PROGRAMS with the programs, as they are or
 
 from __future__ import annotations
 
+import asyncio
 import lzma
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.agent.plugin.conftest import KubeletTwin
 
 from allotment.agent.config.overlay import load
 from allotment.agent.labels.features import node_features
@@ -169,18 +171,57 @@ def test_mig_parted_resets_an_ampere(inside: Inside, peer: Peer, tmp_path: Path)
 
 
 @pytest.fixture
-def mps_folder() -> Iterator[None]:
-    """An empty folder to mount on, if there is none."""
-    path = Path("/mps")
-    if path.exists():
-        yield
-        return
-    path.mkdir()
+def mount_points() -> Iterator[None]:
+    """Folders to mount on, where NVIDIA's programs have theirs."""
+    wanted = (Path("/mps"), Path("/var/lib/kubelet/device-plugins"))
+    missing = [folder for path in wanted for folder in (path, *path.parents) if not folder.exists()]
+    for path in wanted:
+        path.mkdir(parents=True, exist_ok=True)
     yield
-    path.rmdir()
+    for folder in missing:
+        folder.rmdir()
 
 
-@pytest.mark.usefixtures("mps_folder")
+@pytest.mark.usefixtures("mount_points")
+def test_nvidias_plugin_offers_the_devices(allot: Allot, peer: Peer, tmp_path: Path) -> None:
+    asyncio.run(offer_devices(allot, peer("nvidia-device-plugin"), tmp_path))
+
+
+async def offer_devices(allot: Allot, program: Path, tmp_path: Path) -> None:
+    kubelet = KubeletTwin(tmp_path / "kubelet")
+    await kubelet.start()
+    spec = "h100-80gb[mig=1g.10gb*2+3g.40gb],h100-80gb"
+    flags = "--mig-strategy mixed --pass-device-specs --device-list-strategy envvar"
+    script = f"""
+        mount --bind {kubelet.folder} /var/lib/kubelet/device-plugins
+        exec {program} {flags} > {tmp_path}/log 2>&1
+    """
+    root = ("--driver-root", str(tmp_path / "root"))
+    plugin = await asyncio.create_subprocess_exec(
+        *allot.command("env", "--simulated", spec, *root, "--", "sh", "-c", script),
+        env=allot.environment(),
+    )
+    try:
+        wanted = {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 2, "nvidia.com/mig-3g.40gb": 1}
+        async with asyncio.timeout(60):
+            while {name: len(kubelet.healthy(name)) for name in wanted} != wanted:
+                assert plugin.returncode is None, (tmp_path / "log").read_text()
+                await asyncio.sleep(0.05)
+        (slice_id,) = kubelet.healthy("nvidia.com/mig-3g.40gb")
+        answer = await kubelet.allocate(
+            "nvidia.com/mig-3g.40gb", [slice_id], pod="0a", container="main"
+        )
+    finally:
+        plugin.terminate()
+        await plugin.wait()
+        await kubelet.stop()
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == slice_id
+    nodes = {each.container_path for each in answer.devices}
+    assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"} <= nodes
+    assert len([node for node in nodes if node.startswith("/dev/nvidia-caps/")]) == 2
+
+
+@pytest.mark.usefixtures("mount_points")
 def test_nvidias_daemon_of_mps_starts_ours(inside: Inside, peer: Peer, tmp_path: Path) -> None:
     program, config = peer("mps-control-daemon"), tmp_path / "config.yaml"
     config.write_text(
