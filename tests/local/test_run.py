@@ -161,7 +161,11 @@ def test_the_environment_is_the_users_and_nothing_else(allot: Allot) -> None:
         check=True,
         env=given,
     )
-    assert dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0")) == given
+    found = dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0"))
+    # Simulated GPUs have their nvidia-smi before the machine's.
+    tools, _, found["PATH"] = found["PATH"].partition(":")
+    assert tools.startswith("/run/allotment/simulated/lib/")
+    assert found == given
 
 
 @both
@@ -250,6 +254,8 @@ def test_a_killed_allot_leaves_its_command_in_the_share_until_it_ends(
     process.wait()
     os.kill(child, 0)
     assert [share["state"] for share in shares(allot)] == ["left"]
+    remaining = allot("ps", "-o", "wide").stdout.splitlines()[-1].split()
+    assert remaining == [str(child), "cat"]
     full = allot(
         "run", "--simulated", "a100-80gb:2", "--memory", "60Gi", "--count", "2", "--", "true"
     )
