@@ -34,10 +34,10 @@ static void closing_all_descriptors_keeps_the_slot(void) {
   char byte;
   CHECK(read(back[0], &byte, 1) == 1);
   CHECK(allot_ledger_slot_alive(&ledger, 0));
-  CHECK(allot_ledger_reap(&ledger) == 0 && allot_ledger_used(&ledger, 0) == 400);
+  CHECK(clear_all(&ledger) == 0 && allot_ledger_used(&ledger, 0) == 400);
   CHECK(write(pipes[1], "x", 1) == 1);
   wait_for(child);
-  CHECK(allot_ledger_reap(&ledger) == 1 && allot_ledger_used(&ledger, 0) == 0);
+  CHECK(clear_all(&ledger) == 1 && allot_ledger_used(&ledger, 0) == 0);
   CHECK(!allot_ledger_slot_alive(&ledger, 0));
   allot_ledger_close(&ledger);
   remove_share();
@@ -64,7 +64,7 @@ static void children_do_not_keep_a_dead_parents_slot(void) {
   char byte;
   CHECK(read(back[0], &byte, 1) == 1);
   waitpid(parent, NULL, 0);
-  CHECK(allot_ledger_reap(&ledger) == 1 && allot_ledger_used(&ledger, 0) == 0);
+  CHECK(clear_all(&ledger) == 1 && allot_ledger_used(&ledger, 0) == 0);
   close(pipes[1]);
   allot_ledger_close(&ledger);
   remove_share();
