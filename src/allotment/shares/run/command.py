@@ -3,7 +3,7 @@
 
 import os
 import select
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +69,8 @@ class RunSession:
     """In mode `mig`, seconds to keep the slice after the share has ended."""
     reuses: bool = False
     """In mode `mig`, also use idle MIG devices of other tools."""
+    look: Callable[[StateFolder, Share], None] | None = None
+    """Called at times while the command runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,12 @@ class _Libraries:
 
 
 def inside_share() -> str:
-    """Return the path of the share that this process is in, or an empty text."""
+    """Return the path of a share that this process is in, or an empty text."""
     mounted = RUN_FOLDER / "share"
     if (mounted / "policy").exists():
         return str(mounted)
+    if policy := next(mounted.glob("*/policy"), None):
+        return str(policy.parent)
     named = os.environ.get(_SHARE_VARIABLE, "")
     return named if named and Path(named, "policy").exists() else ""
 
@@ -222,7 +226,12 @@ def run(session: RunSession) -> NoReturn:
                 environment = {**_environment(directory, libraries, machine), **variables}
                 child = start(program, environment, signals=signals)
             _trace(directory, share, child)
-            status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
+            look = session.look
+            status = wait(
+                child,
+                on_stop=_SuspensionNotice(directory).print_once,
+                look=None if look is None else lambda: look(folder, share),
+            )
         except BaseException:
             _end(folder, share, strangers)
             raise
