@@ -319,13 +319,6 @@ int allot_ledger_attach(allot_ledger *ledger) {
 
 // ---- what the shim calls ----
 
-int allot_ledger_device(const allot_ledger *ledger, const char *uuid) {
-  for (uint32_t i = 0; i < ledger->policy->device_count; i++) {
-    if (strncmp(ledger->policy->devices[i].uuid, uuid, ALLOT_UUID_BYTES) == 0) return (int)i;
-  }
-  return -1;
-}
-
 uint64_t allot_ledger_limit(const allot_ledger *ledger, int device) {
   return load(&ledger->policy->devices[device].memory_limit);
 }

@@ -157,8 +157,6 @@ void allot_ledger_close(allot_ledger *ledger);
 // two threads at once.
 int allot_ledger_attach(allot_ledger *ledger);
 
-// Index of the device of that UUID in the policy, or -1.
-int allot_ledger_device(const allot_ledger *ledger, const char *uuid);
 // Reserves `bytes` of device `device` under its limit in one step across all processes of the
 // share. True: reserved. False: it would pass the limit, which is counted.
 // Callers serialise themselves per device within one process.

@@ -150,7 +150,6 @@ static void limits_are_exact(void) {
   CHECK(allot_ledger_set_limit(share, 2, 5, true, &used) == -EINVAL);
   allot_ledger_release(&own, 0, UINT64_MAX);
   CHECK(allot_ledger_used(&own, 0) == 0 && own.usage->devices[0].peak == 1500);
-  CHECK(allot_ledger_device(&own, "GPU-1") == 1 && allot_ledger_device(&own, "GPU-2") == -1);
   allot_ledger_close(&own);
   remove_share();
 }
