@@ -22,9 +22,11 @@ from allotment.devices.timeslices import TimeSlice, set_time_slice
 from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.reported import Reported
+from allotment.model.shares import Excess
 from allotment.modes import take_damages
 from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares
+from allotment.shares.process_tree import kill
 from allotment.shares.status import Readings
 
 _log = structlog.get_logger("allotment.agent")
@@ -108,7 +110,11 @@ class Maintenance:
             await self.report_exceeding(exceeding)
 
     async def report_exceeding(self, reported: Reported[str]) -> None:
-        """Report each share, once, that has more memory than its limit by the driver."""
+        """Report each share, once, that has more memory than its limit by the driver.
+
+        With `onExcess: stop` its programs are killed, each time.
+        """
+        stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:
             found = await asyncio.to_thread(self._shares.exceeding, self._ask)
         except AllotError as error:
@@ -117,8 +123,12 @@ class Maintenance:
         self._reports.gauge("shares_exceeding", len(found))
         new = reported.new_of(each.id for each in found)
         for each in found:
+            text = each.excess
+            if stops:
+                kill(each.pids)
+                text += "; its programs were killed (onExcess: stop)"
             if each.id in new and each.share and each.share.owner:
-                self._reports.pod(each.share.owner, EXCEEDED, each.excess, is_warning=True)
+                self._reports.pod(each.share.owner, EXCEEDED, text, is_warning=True)
 
 
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]

@@ -299,6 +299,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         devices=tuple(section.devices or ()),
         shares_per_device=default.shares_per_device if shares is None else shares,
         honour_resources=bool(section.honour_resources),
+        on_excess=section.on_excess or default.on_excess,
         health=HealthConfig(
             xid_actions=tuple(sorted((int(xid), action) for xid, action in actions.items())),
             auto_recover=default.health.auto_recover if recovers is None else recovers,
