@@ -28,11 +28,13 @@
 #define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
 // The device is kept idle for a share that is behind for at most one part in so many of what the
 // share is owed, or so many basis points of the time if that is more, saved up for so long.
-#define GRACE_PARTS 8
+#define GRACE_PARTS 4
 #define GRACE_LEAST 500
 #define GRACE_MOST_NS (20 * MILLISECOND)
 // No gap is exactly as long as those before it.
 #define GRACE_MARGIN_NS (MILLISECOND / 10)
+// A longer one is worth waiting for if the launch that would begin in it is longer by so much.
+#define GRACE_LAUNCH_PARTS 8
 
 // ---- whose turn it is ----
 
@@ -215,7 +217,8 @@ static void settle_grace(view *at, uint64_t elapsed) {
 // Would it be left with less than it is owed if another's launch ran in each of its gaps?
 static bool is_harmed(const view *at, const allot_place_state *one, uint64_t launch_ns) {
   if (launch_ns <= one->gap_ns) return false;
-  return one->burst_ns * ALLOT_WHOLE / (one->burst_ns + launch_ns) < at->fraction[one->seat];
+  uint64_t burst_ns = at_most(one->burst_ns, LONGEST_LEASE_NS);
+  return burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns) < at->fraction[one->seat];
 }
 
 static uint64_t keep_of(const view *at) {
@@ -226,12 +229,15 @@ static uint64_t keep_of(const view *at) {
   if (grace <= 0 || one->gap_ns == 0 || one->gap_ns > (uint64_t)grace) return 0;
   // Keeping it would cost others more than it brings.
   if (one->gap_ns > one->burst_ns / 2) return 0;
+  uint64_t keep = 2 * one->gap_ns + GRACE_MARGIN_NS;
   if (state->next >= 0) {
     int other = state->places[state->next].seat;
     if (other == one->seat || !goes_before(at, one->seat, other)) return 0;
-    if (!is_harmed(at, one, state->seats[other].launch_ns)) return 0;
+    uint64_t launch = state->seats[other].launch_ns;
+    if (!is_harmed(at, one, launch)) return 0;
+    if (keep < launch / GRACE_LAUNCH_PARTS) keep = launch / GRACE_LAUNCH_PARTS;
   }
-  return at_most(2 * one->gap_ns + GRACE_MARGIN_NS, (uint64_t)grace);
+  return at_most(keep, (uint64_t)grace);
 }
 
 static bool is_lent(const view *at) {
@@ -284,15 +290,13 @@ static void charge(view *at, int seat, uint64_t time_ns) {
 }
 
 // Who was away begins where the others are: time that was not asked for is not saved up. Between
-// two pieces of work a share stays behind by what it waited for: the time that it was away counts
-// as if it had used its fraction. That is bounded by two leases, or launches, of another. Where
-// those that are level go by how long they wait, a share that returns would else come after all of
-// them.
+// two pieces of work a share may stay behind, but only so far that it can end a lease of another,
+// or by a launch of another that it waited for. Where those that are level go by how long they
+// wait, it would else come after all of them.
 static void come_back(view *at, int seat) {
   allot_seat_state *own = &at->state->seats[seat];
   if (own->active_ns == at->now_ns) return;
   bool was_active = at->active[seat];
-  uint64_t away_ns = since(at->now_ns, own->active_ns);
   at->active[seat] = !(at->terms[seat] & ALLOT_TERMS_SUSPENDED);
   lease_view_divide(at);
   int other = furthest_behind(at, at->fraction[seat] > 0, seat);
@@ -301,8 +305,7 @@ static void come_back(view *at, int seat) {
     uint64_t lead = lead_of_a_lease(at, other);
     if (was_active) {
       uint64_t launch = at->state->seats[other].launch_ns * ALLOT_WHOLE / lease_rate_of(at, other);
-      own->virtual_ns += at_most(away_ns, since(begin, own->virtual_ns));
-      begin -= at_most(begin, 2 * (lead > launch ? lead : launch));
+      begin -= at_most(begin, 2 * lead > launch ? 2 * lead : launch);
     } else if (has_short_turns(at)) {
       begin -= at_most(begin, lead / 2 + 1);  // level with nobody: next
     }
@@ -374,7 +377,7 @@ static void apply(view *at, const allot_event *event) {
     case ALLOT_EVENT_CHARGE:
     case ALLOT_EVENT_RELEASE:
       if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
-      one->burst_ns = at_most(event->burst_ns, LONGEST_LEASE_NS);
+      one->burst_ns = event->burst_ns;
       one->gap_ns = event->gap_ns;
       if (state->holder == event->place && event->move_ns > 0) {
         state->seats[one->seat].move_ns = event->move_ns;

@@ -8,7 +8,7 @@
 
 // Between two pieces of work a share still counts as active, so that what it is owed does not
 // swing with every gap.
-#define ACTIVE_NS (20 * MILLISECOND)
+#define ACTIVE_NS (25 * MILLISECOND)
 // An unused guarantee is remembered for as long, for telling what was borrowed.
 #define OWED_NS (1000 * MILLISECOND)
 // Nobody pays back or is paid more than this, of a budget or in virtual time.

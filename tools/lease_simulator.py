@@ -166,11 +166,11 @@ class Device:
         """Keep the lease over a gap. False: the core does not let it, or no longer."""
         state, began = self.core.state, self.now
         end = began + gap_ns
-        while self.now < end:
-            if self.core.must_yield(self.now):
-                self._tell(Kind.CHARGE, runner)
-                if self.core.must_yield(self.now):
-                    return False
+        while not self._has_to_go(runner):
+            if self.now >= end:
+                self._end_gap(runner, gap_ns)
+                self._go_on(runner, next(runner.program))
+                return True
             if self.now >= began + state.keep_ns:
                 return False
             until = min(end, began + state.keep_ns)
@@ -179,9 +179,13 @@ class Device:
             if self._agenda:
                 until = min(until, self._agenda[0][0])
             self._advance(until)
-        self._end_gap(runner, gap_ns)
-        self._go_on(runner, next(runner.program))
-        return True
+        return False
+
+    def _has_to_go(self, runner: Runner) -> bool:
+        """Its lease is over, and a charge does not show that it is still furthest behind."""
+        if self.core.must_yield(self.now):
+            self._tell(Kind.CHARGE, runner)
+        return self.core.must_yield(self.now)
 
     def _end_gap(self, runner: Runner, gap_ns: int) -> None:
         runner.gap_ns = (3 * runner.gap_ns + gap_ns) // 4
