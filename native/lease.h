@@ -136,11 +136,11 @@ typedef enum allot_event_kind {
 typedef struct allot_event {
   allot_event_kind kind;
   int place;
-  int seat;          // JOIN
-  uint64_t epoch;    // EVICT: the lease that is meant
-  uint64_t used_ns;  // CHARGE, RELEASE: measured GPU time since the last charge
-  uint64_t move_ns;  // CHARGE, RELEASE: time spent bringing memory in since the grant
-  uint64_t launch_ns;  // WANT: what the launch that waits is expected to take
+  int seat;                   // JOIN
+  uint64_t epoch;             // EVICT: the lease that is meant
+  uint64_t used_ns;           // CHARGE, RELEASE: measured GPU time since the last charge
+  uint64_t move_ns;           // CHARGE, RELEASE: time spent bringing memory in since the grant
+  uint64_t launch_ns;         // WANT: what the launch that waits is expected to take
   uint64_t burst_ns, gap_ns;  // CHARGE, RELEASE: see allot_place_state
   uint64_t now_ns;
 } allot_event;
@@ -202,7 +202,7 @@ typedef struct allot_leases {
   uint64_t reaped_ns;  // when dead processes' places were last looked for
   // What the next decisions tell of the program: see allot_event.
   uint64_t launch_ns, burst_ns, gap_ns;
-  char path[1100];     // of the leases file
+  char path[1100];  // of the leases file
 } allot_leases;
 
 // What a process may do now.

@@ -171,4 +171,3 @@ uint32_t lease_rate_of(const view *at, int seat) {
   uint64_t rate = weights < own ? ALLOT_WHOLE : own * ALLOT_WHOLE / weights;
   return rate > 0 ? (uint32_t)rate : 1;
 }
-
