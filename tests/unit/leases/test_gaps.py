@@ -6,6 +6,7 @@ Each gap would lend the device to a launch of any length. By the pure core, in s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_wait_is_repaid_and_a_gap_is_not() -> None:
     assert waits.part_of(2 * S, 3 * S) >= 70
 
 
-def _steps(device: Device, start: int, end: int):  # noqa: ANN202
+def _steps(device: Device, start: int, end: int) -> Iterator[int]:
     for until in range(start, end, 5 * MS):
         device.run(until)
         yield until
@@ -118,10 +119,10 @@ def test_a_share_that_may_be_back_at_any_moment_is_seen() -> None:
         core.take_seat(seat, terms(5000))
         core.decide(Kind.JOIN, S, place=seat, seat=seat)
     core.decide(Kind.WANT, S, place=0, launch_ns=MS)
-    assert not core.state.is_lent
+    assert core.state.is_lent == 0
     core.decide(Kind.RELEASE, S + MS, place=0, used_ns=MS)
     core.decide(Kind.WANT, S + MS, place=1, launch_ns=MS)
     core.decide(Kind.CHARGE, S + 5 * MS, place=1, used_ns=4 * MS)
-    assert core.state.is_lent
+    assert core.state.is_lent == 1
     core.decide(Kind.CHARGE, S + 30 * MS, place=1, used_ns=25 * MS)
-    assert not core.state.is_lent  # it is gone
+    assert core.state.is_lent == 0  # it is gone
