@@ -290,9 +290,8 @@ static void charge(view *at, int seat, uint64_t time_ns) {
 }
 
 // Who was away begins where the others are: time that was not asked for is not saved up. Between
-// two pieces of work a share may stay behind, but only so far that it can end a lease of another,
-// or by a launch of another that it waited for. Where those that are level go by how long they
-// wait, it would else come after all of them.
+// two pieces of work a share may stay behind, but only so far that it can end a lease of another.
+// Where those that are level go by how long they wait, it would else come after all of them.
 static void come_back(view *at, int seat) {
   allot_seat_state *own = &at->state->seats[seat];
   if (own->active_ns == at->now_ns) return;
@@ -304,8 +303,7 @@ static void come_back(view *at, int seat) {
   if (other >= 0) {
     uint64_t lead = lead_of_a_lease(at, other);
     if (was_active) {
-      uint64_t launch = at->state->seats[other].launch_ns * ALLOT_WHOLE / lease_rate_of(at, other);
-      begin -= at_most(begin, 2 * lead > launch ? 2 * lead : launch);
+      begin -= at_most(begin, 2 * lead);
     } else if (has_short_turns(at)) {
       begin -= at_most(begin, lead / 2 + 1);  // level with nobody: next
     }
