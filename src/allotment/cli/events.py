@@ -13,7 +13,7 @@ from allotment.cli.options import complete_share, output_option, state_option
 
 if TYPE_CHECKING:
     from allotment.shares.folders import StateFolder
-    from allotment.shares.record import Event
+    from allotment.shares.record import ShareEvent
 
 _PACE_S: Final = 0.5
 
@@ -47,7 +47,7 @@ def command(*, shares: tuple[str, ...], follow: bool, output: str, state: Path |
             click.echo(_line(event, output))
 
 
-def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[Event]":
+def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[ShareEvent]":
     last = 0.0
     while True:
         for event in _later(folder, last):
@@ -58,17 +58,17 @@ def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[Event]":
         time.sleep(_PACE_S)
 
 
-def _later(folder: "StateFolder", after: float) -> "list[Event]":
+def _later(folder: "StateFolder", after: float) -> "list[ShareEvent]":
     """Return the events after a time, and look for damage that no command has met yet."""
     from allotment.shares.mps_daemons import losses
-    from allotment.shares.record import Event, note_damage, read_events
+    from allotment.shares.record import ShareEvent, note_damage, read_events
     from allotment.shares.recovery import list_shares
 
     if not folder.exists():
         return []
     note_damage(folder, list_shares(folder))
     lost = [
-        Event(loss.time, "lost", share, "", f"GPU {uuid}: {loss.reason}")
+        ShareEvent(loss.time, "lost", share, "", f"GPU {uuid}: {loss.reason}")
         for uuid, each in losses(folder).items()
         for loss in each
         for share in loss.shares
@@ -77,7 +77,7 @@ def _later(folder: "StateFolder", after: float) -> "list[Event]":
     return sorted([*read_events(folder, after=after), *lost], key=lambda event: event.time)
 
 
-def _line(event: "Event", output: str) -> str:
+def _line(event: "ShareEvent", output: str) -> str:
     if output == "json":
         import json
         from dataclasses import asdict

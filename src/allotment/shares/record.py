@@ -157,7 +157,7 @@ _EVENTS_MOST_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ShareEvent:
     """What happened to a share, or to a request for one."""
 
     time: float
@@ -185,13 +185,13 @@ def note_event(
                 file.seek(0)
                 file.truncate()
                 file.write(kept)
-            event = Event(time.time(), kind, share, share_id, text)
+            event = ShareEvent(time.time(), kind, share, share_id, text)
             file.write(json.dumps(asdict(event)).encode() + b"\n")
     except OSError:
         pass
 
 
-def read_events(folder: StateFolder, *, after: float = 0.0) -> list[Event]:
+def read_events(folder: StateFolder, *, after: float = 0.0) -> list[ShareEvent]:
     """Return the events later than a time, oldest first; lines that are none are skipped."""
     try:
         lines = (folder.root / "events").read_bytes().splitlines()
@@ -202,7 +202,7 @@ def read_events(folder: StateFolder, *, after: float = 0.0) -> list[Event]:
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             found = json.loads(line)
             texts = (str(found[name]) for name in ("kind", "share", "id", "text"))
-            events.append(Event(float(found["time"]), *texts))
+            events.append(ShareEvent(float(found["time"]), *texts))
     return sorted((each for each in events if each.time > after), key=lambda each: each.time)
 
 
