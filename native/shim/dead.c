@@ -68,7 +68,7 @@ static allot_held is_held(void *context, const allot_slot *slot, int device) {
   return ALLOT_HELD_NOT;
 }
 
-allot_reaped dead_reap(process *own, allot_ledger *ledger) {
+allot_reaped dead_reap(allot_ledger *ledger) {
   look at = {.ledger = ledger, .here = own_namespace(), .device = -1};
   return allot_ledger_reap(ledger, is_held, &at);
 }
@@ -87,7 +87,7 @@ static uint64_t leaving_bytes(const allot_ledger *ledger, int index) {
 bool dead_could_give(process *own, int device, uint64_t bytes) {
   allot_ledger *ledger = own->joined[device].ledger;
   int index = own->joined[device].index;
-  allot_reaped reaped = dead_reap(own, ledger);
+  allot_reaped reaped = dead_reap(ledger);
   if (reaped.cleared > 0) return true;
   if (reaped.leaving == 0) return false;
   uint64_t left = leaving_bytes(ledger, index), used = allot_ledger_used(ledger, index);

@@ -7,7 +7,7 @@
 #include "process.h"
 
 // Reclaims, in one of the process's ledgers, what dead processes left and the driver has freed.
-allot_reaped dead_reap(process *own, allot_ledger *ledger);
+allot_reaped dead_reap(allot_ledger *ledger);
 
 // Does memory of dead processes stand in the way of so many bytes? Reclaims what the driver has
 // freed.

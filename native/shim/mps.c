@@ -67,14 +67,14 @@ CUresult mps_wait_for_daemon(const process *own) {
   // A process has one pipe directory, and through it no devices but its daemon's.
   if (own->share_count > 1) {
     say_once(
-        "one of its %u shares is of mode mps, which goes with no other share; give it a"
-        " container of its own",
+        "one of its %u shares is of mode mps: an mps share cannot be combined with another share;"
+        " use one container for each",
         (unsigned)own->share_count);
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   const char *pipes = getenv(PIPE_VARIABLE);
   if (pipes == NULL || *pipes == '\0') {
-    say_once("its environment has no " PIPE_VARIABLE " any more; keep what `allot run` has set");
+    say_once(PIPE_VARIABLE " is not set; do not clear it");
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   int error = errno;

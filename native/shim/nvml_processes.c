@@ -19,8 +19,8 @@ typedef struct membership {
 } membership;
 
 // `index` is the device's in the ledger; -1: any, whether a process uses its memory or not.
-static void add_members(process *own, allot_ledger *ledger, int index, membership *all) {
-  dead_reap(own, ledger);
+static void add_members(allot_ledger *ledger, int index, membership *all) {
+  dead_reap(ledger);
   const allot_usage *usage = ledger->usage;
   for (int slot = 0; slot < ALLOT_MAX_SLOTS && slot < (int)usage->high_slot; slot++) {
     // Those that have ended are listed for as long as the driver has their memory, as it does.
@@ -36,11 +36,11 @@ static void add_members(process *own, allot_ledger *ledger, int index, membershi
 static void find_members(process *own, int device, membership *all) {
   all->count = 0;
   if (device >= 0) {
-    add_members(own, own->joined[device].ledger, own->joined[device].index, all);
+    add_members(own->joined[device].ledger, own->joined[device].index, all);
     return;
   }
   for (uint32_t share = 0; share < own->share_count; share++) {
-    add_members(own, &own->ledgers[share], -1, all);
+    add_members(&own->ledgers[share], -1, all);
   }
 }
 

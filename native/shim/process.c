@@ -109,6 +109,11 @@ static bool number_devices(process *own, allot_ledger *ledger) {
 
 static bool view_shares(process *own) {
   unsigned count = share_count();
+  int failure = share_failure();
+  if (failure != 0) {
+    say_unusable(share_directory(0), "folder", failure);
+    return false;
+  }
   if (count > MAX_SHARES) {
     say_once("its container has %u shares, at most %d can be used", count, MAX_SHARES);
     return false;

@@ -16,7 +16,7 @@ memory_report report_memory(process *own, int device) {
     graphs_settle(own, device);
   }
   const joined_device *joined = &own->joined[device];
-  dead_reap(own, joined->ledger);
+  dead_reap(joined->ledger);
   memory_report report = {.total = allot_ledger_limit(joined->ledger, joined->index),
                           .used = allot_ledger_used(joined->ledger, joined->index)};
   report.free = report.used < report.total ? report.total - report.used : 0;

@@ -8,6 +8,7 @@
 // so that a program that never does pays nothing.
 #include "share.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,9 @@ typedef struct share_list {
 
 static char named_directory[LONGEST];
 static share_list *decided;
+// What cannot be read may be a share: the program gets no CUDA, and never the driver unlimited.
+static share_list unreadable = {.count = 1, .directories = {ALLOT_SHARE_PATH}};
+static int failure;
 
 __attribute__((constructor)) static void note_environment(void) {
   const char *named = getenv(SHARE_VARIABLE);
@@ -41,7 +45,7 @@ __attribute__((constructor)) static void note_environment(void) {
 static bool has_policy(const char *directory) {
   char policy[LONGEST + sizeof "/policy"];
   snprintf(policy, sizeof policy, "%s/policy", directory);
-  return access(policy, F_OK) == 0;
+  return access(policy, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 // Keeps the list sorted: every program of the container numbers the devices alike.
@@ -64,7 +68,7 @@ typedef struct entry {
   char name[];
 } entry;
 
-static void add_below(share_list *list, int folder) {
+static bool add_below(share_list *list, int folder) {
   _Alignas(entry) char buffer[2048];
   long got;
   while ((got = syscall(SYS_getdents64, folder, buffer, sizeof buffer)) > 0) {
@@ -76,30 +80,44 @@ static void add_below(share_list *list, int folder) {
       at += one->size;
     }
   }
+  return got == 0;
 }
 
-static void find(share_list *list) {
+// False, and errno: it cannot be known which shares there are.
+static bool find(share_list *list) {
   int folder = open(ALLOT_SHARE_PATH, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder >= 0) {
     add(list, ALLOT_SHARE_PATH);
-    add_below(list, folder);
+    bool is_read = add_below(list, folder);
+    int error = errno;
     close(folder);
+    errno = error;
+    if (!is_read) return false;
+  } else if (errno != ENOENT && errno != ENOTDIR) {
+    // On a machine the path can be root's own; `allot run` has named the share of its program.
+    if (errno != EACCES || named_directory[0] == '\0') return false;
   }
-  if (list->count > 0 || named_directory[0] == '\0') return;
+  if (list->count > 0 || named_directory[0] == '\0') return true;
   strcpy(list->directories[list->count++], named_directory);
+  return true;
 }
 
-// Two threads may decide at once: they decide the same.
+// The first of two threads decides for both.
 static const share_list *decide(void) {
   static share_list nothing;
+  int before = errno;
   share_list *made =
       mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (made == MAP_FAILED) return &nothing;
-  find(made);
-  share_list *first = NULL, *kept = made->count > 0 ? made : &nothing;
+  share_list *first = NULL, *kept = &unreadable;
+  if (made != MAP_FAILED && find(made)) {
+    kept = made->count > 0 ? made : &nothing;
+  } else {
+    __atomic_store_n(&failure, errno, __ATOMIC_RELAXED);
+  }
   bool is_first = __atomic_compare_exchange_n(&decided, &first, kept, false, __ATOMIC_ACQ_REL,
                                               __ATOMIC_ACQUIRE);
-  if (!is_first || kept != made) munmap(made, sizeof *made);
+  if (made != MAP_FAILED && (!is_first || kept != made)) munmap(made, sizeof *made);
+  errno = before;
   return is_first ? kept : first;
 }
 
@@ -110,6 +128,10 @@ static const share_list *shares(void) {
 
 unsigned share_count(void) {
   return shares()->count;
+}
+
+int share_failure(void) {
+  return shares() == &unreadable ? __atomic_load_n(&failure, __ATOMIC_RELAXED) : 0;
 }
 
 const char *share_directory(unsigned share) {

@@ -9,6 +9,10 @@
 
 // 0: this program runs in no share and the shim does nothing. More than MAX_SHARES cannot be used.
 unsigned share_count(void);
+
+// Why the shares could not be looked for (errno); 0: they are known. One share counts then, which
+// cannot be used.
+int share_failure(void);
 // The directory of one of them, in a fixed order.
 const char *share_directory(unsigned share);
 

@@ -149,4 +149,4 @@ def test_a_share_of_mode_mps_goes_with_no_other(allot: Allot, tmp_path: Path) ->
         file.write(layout.DEVICE_MPS.to_bytes(4, "little"))
     done = run_in_container(allot, tmp_path, *BURN, "--memory", "64Mi", "--seconds", "1")
     assert done.returncode != 0
-    assert "one of its 2 shares is of mode mps, which goes with no other share" in done.stderr
+    assert "one of its 2 shares is of mode mps: an mps share cannot be combined" in done.stderr

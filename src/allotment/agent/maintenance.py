@@ -53,6 +53,8 @@ class Maintenance:
     ) -> None:
         """`machine`: the simulated machine, in place of a driver. `ask` queries the driver."""
         self._ask = ask
+        self._overused: Collection[str] = ()
+        """Shares that had more by the driver than their limit at the last look."""
         self._machine = machine
         self._state = state
         self._shares = shares
@@ -112,7 +114,7 @@ class Maintenance:
     async def report_exceeding(self, reported: Reported[str]) -> None:
         """Report each share, once, that has more memory than its limit by the driver.
 
-        With `onExcess: stop` its programs are killed, each time.
+        With `onExcess: stop`, programs that have more in two looks are killed.
         """
         stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:
@@ -120,15 +122,20 @@ class Maintenance:
         except AllotError as error:
             _log.warning("cannot compare shares with the driver", error=error.message)
             return
+        overused = {each.id: each.pids for each in found if each.overuse}
+        pids = {share: of for share, of in overused.items() if share in self._overused}
+        self._overused = set(overused)
         self._reports.gauge("shares_exceeding", len(found))
         new = reported.new_of(each.id for each in found)
         for each in found:
-            text = each.excess
-            if stops:
-                kill(each.pids)
-                text += "; its programs were killed (onExcess: stop)"
-            if each.id in new and each.share and each.share.owner:
-                self._reports.pod(each.share.owner, EXCEEDED, text, is_warning=True)
+            end = ""
+            if stops and each.id in pids:
+                refused = kill(pids[each.id])
+                end = "; its programs were killed (onExcess: stop)"
+                if refused:
+                    end = f"; its programs could not be killed: {refused} (the agent lacks CAP_KILL)"
+            if (end or each.id in new) and each.share and each.share.owner:
+                self._reports.pod(each.share.owner, EXCEEDED, each.excess + end, is_warning=True)
 
 
 DeviceEdits = Callable[[Sequence[Device]], Mapping[str, Sequence[Any]]]

@@ -288,8 +288,12 @@ def _stop_excess(folder: "StateFolder", share: "Share") -> None:
 
     with suppress(AllotError):  # the next look may succeed
         (found,) = view([find(folder, share.id)], readings)
-        if found.excess:
-            text = f"share {share.name}: {found.excess}; its programs are killed"
+        if not found.overuse:
+            return
+        with folder.locked():  # a resize may have come between the record and the ledger
+            (found,) = view([find(folder, share.id)], readings)
+        if found.overuse:
+            text = f"share {share.name}: {found.overuse}; its programs are killed"
             click.echo(f"allot: {text} (--on-excess stop)", err=True)
             kill(found.pids)
 

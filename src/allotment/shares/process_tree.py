@@ -69,11 +69,16 @@ def is_alive(runner: Runner) -> bool:
     return fields is not None and int(fields[19]) == runner.start_time and fields[0] not in b"ZX"
 
 
-def kill(pids: Iterable[int]) -> None:
-    """Kill processes; those that have ended are skipped."""
+def kill(pids: Iterable[int]) -> list[int]:
+    """Kill processes; those that have ended are skipped. Return those that may not be killed."""
+    refused = []
     for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        try:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        except PermissionError:
+            refused.append(pid)
+    return refused
 
 
 def is_running(pid: int) -> bool:

@@ -16,12 +16,12 @@ from typing import Final
 
 from allotment.devices.sources import Problem, Reading
 from allotment.ledger import DeviceUse, Ledger, ProcessUse, SeatAccount
-from allotment.model.compute import Compute
 from allotment.model.errors import AllotError, LedgerError, StateError, UsageError
 from allotment.model.formats import format_bytes
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
 from allotment.modes import Turns, mode_named, traits_of
 from allotment.modes.mps.state import Loss
+from allotment.shares.compute_view import ComputeView
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time
@@ -72,67 +72,6 @@ class ProcessView:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """A share's use of one device between two looks, in parts of that time."""
-
-    gpu: float
-    copy: float
-    held: float
-    """Sum of all threads, may exceed 1."""
-    borrowed: float
-    lent: float
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeView:
-    """A share's promised part of one device's compute, and its use so far."""
-
-    promised: Compute
-    is_suspended: bool
-    is_measured: bool
-    """GPU time is measured: only if a share of the device asks for compute."""
-    use: DeviceUse
-    account: SeatAccount
-    driver_percent: int | None
-    """NVML's utilisation of the device by its processes in the last second."""
-    read_ns: int
-    rates: Rates | None = None
-    """None: no earlier look to compare with."""
-    takes_turns: bool = True
-    """False: it runs at the same time as others (MPS), and is not measured."""
-
-    @property
-    def state(self) -> str | None:
-        """`holding` the device, `waiting`, `idle` or `suspended`; None without turns."""
-        if not self.takes_turns:
-            return None
-        if self.is_suspended:
-            return "suspended"
-        if self.account.holding:
-            return "holding"
-        return "waiting" if self.account.waiting else "idle"
-
-    def since(self, before: "ComputeView") -> "ComputeView":
-        """This view with its rates since an earlier one."""
-        elapsed = self.read_ns - before.read_ns
-        if elapsed <= 0 or not (self.is_measured and before.is_measured):
-            return self
-
-        def rate(later: int, earlier: int) -> float:
-            return max(0, later - earlier) / elapsed
-
-        rates = Rates(
-            # Of the same reading as what is borrowed: that is a part of it.
-            gpu=rate(self.account.used_ns, before.account.used_ns),
-            copy=rate(self.use.copy_ns, before.use.copy_ns),
-            held=rate(self.use.held_ns, before.use.held_ns),
-            borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),
-            lent=rate(self.account.lent_ns, before.account.lent_ns),
-        )
-        return replace(self, rates=rates)
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceView:
     """One device of a share. Bytes."""
 
@@ -151,8 +90,10 @@ class DeviceView:
     """None: nothing is promised, or it is unknown."""
     driver_used: int | None = None
     """What the share's processes have by the driver; None: it does not report that."""
-    excess: str = ""
-    """How the share has more than its limit: by the driver, or by a changed ledger. Empty: not."""
+    overuse: str = ""
+    """How the share has more than its limit by the driver; empty: it has not."""
+    raised: str = ""
+    """How the ledger's limit is above the recorded one; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +125,8 @@ class ShareView:
     """The command line of one of its processes, preferably one that uses a device."""
     losses: tuple[LossView, ...] = ()
     """The last few, oldest first on each device."""
+    pids: tuple[int, ...] = ()
+    """Its processes by the kernel that use a device: a ledger can name any others."""
     remaining: tuple[tuple[int, str], ...] = ()
     """PID and command of its processes without a device, once its `allot run` has ended."""
 
@@ -195,12 +138,13 @@ class ShareView:
     @property
     def excess(self) -> str:
         """How it has more memory than its limits; empty: it has not."""
-        return "; ".join(each.excess for each in self.devices if each.excess)
+        texts = (each.raised or each.overuse for each in self.devices)
+        return "; ".join(text for text in texts if text)
 
     @property
-    def pids(self) -> tuple[int, ...]:
-        """Its processes that use a device, and can be seen."""
-        return tuple(each.pid for each in self.processes if each.pid is not None)
+    def overuse(self) -> str:
+        """How it has more memory than its limits by the driver; empty: it has not."""
+        return "; ".join(each.overuse for each in self.devices if each.overuse)
 
     @property
     def is_enforced(self) -> bool:
@@ -296,9 +240,11 @@ def share_status(
         machine = each.share.machine if each.share else None
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
-        own = members.get(each.id, set()) | _exclusive_users(each, members, answers[machine])
+        own = members.get(each.id, set())
+        users = own | _exclusive_users(each, members, answers[machine])
         settled = without_freed(each, answers[machine])
-        views.append(_view(settled, own, answers[machine], losses or {}))
+        seen = _view(settled, users, answers[machine], losses or {})
+        views.append(replace(seen, pids=tuple(sorted(own & {one.pid for one in seen.processes}))))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -369,8 +315,7 @@ def _view(
     without_shim = members - {process.pid for process in processes}
     unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
     processes += unenforced
-    pids = members | {process.pid for process in processes if process.pid is not None}
-    state = _state(found, is_used=bool(pids or processes))
+    state = _state(found, is_used=bool(members or processes))
     shown = {process.pid for process in processes}
     remaining = sorted(members - shown) if state is LiveState.LEFT else ()
     return ShareView(
@@ -378,7 +323,7 @@ def _view(
         name=found.name,
         state=state,
         share=found.share,
-        devices=_compared(_devices(found), found, unenforced, pids, readings),
+        devices=_compared(_devices(found), found, unenforced, members, readings),
         processes=processes,
         problem=found.problem,
         remark=_remark(found),
@@ -500,26 +445,33 @@ def _compared(
         for place in places:
             device = _with_utilization(devices[place], readings.get(devices[place].uuid), pids)
             record = recorded.get(device.uuid)
-            excess = ""
+            raised = overuse = ""
             if record and device.limit > record.memory_bytes:
-                excess = (
+                raised = (
                     f"its ledger's limit of {device.uuid} is {format_bytes(device.limit)}, not"
                     f" {format_bytes(record.memory_bytes)} as recorded"
                 )
-            elif sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
-                excess = (
+            if sum(sizes) > most + DRIVER_TOLERANCE_BYTES * len(sizes):
+                overuse = (
                     f"its programs have {format_bytes(sum(sizes))} of {gpu} by the driver,"
                     f" {format_bytes(used[place])} by its ledger; the limit is"
-                    f" {format_bytes(device.limit)}"
+                    f" {format_bytes(_limit(device, recorded))}"
                 )
             compared[place] = replace(
                 device,
                 used=used[place],
                 peak=max(device.peak, used[place]),
                 driver_used=sum(sizes) if sizes else None,
-                excess=excess,
+                overuse=overuse,
+                raised=raised,
             )
     return tuple(compared[place] for place in range(len(devices)))
+
+
+def _limit(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
+    """The limit that counts: the record's, if the ledger's is above it."""
+    record = recorded.get(device.uuid)
+    return min(device.limit, record.memory_bytes) if record else device.limit
 
 
 def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
@@ -529,7 +481,7 @@ def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> in
     """
     record = recorded.get(device.uuid)
     highest = record.most_bytes if record and record.most_bytes else 0
-    return max(device.limit, min(device.used, highest))
+    return max(_limit(device, recorded), min(device.used, highest))
 
 
 def _with_utilization(
@@ -565,7 +517,10 @@ def _enforced(ledger: Ledger, members: set[int]) -> tuple[ProcessView, ...]:
 
 
 def _host_pid(process: ProcessUse, inside: Mapping[tuple[int, int | None], int]) -> int | None:
-    """The PID on the machine of a slot's process, by its start time, equal in all namespaces."""
+    """The PID on the machine of a slot's process, by its start time, equal in all namespaces.
+
+    Without a member of that name it is what programs wrote: to be shown, never to be acted on.
+    """
     pid = inside.get((process.pid, process.start_time))
     if pid is None and start_time(process.pid) == process.start_time:
         return process.pid

@@ -10,22 +10,22 @@ import pytest
 
 from allotment import ledger
 from allotment.devices.sources import DeviceProcess, Problem, Reading
-from allotment.ledger import DeviceUse, SeatAccount
+from allotment.ledger import DeviceUse, ProcessUse, SeatAccount
 from allotment.model.compute import parse_compute
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Runner, Share, SuspendedBy, Suspension
 from allotment.modes.mps.state import Loss
 from allotment.shares import lifecycle
+from allotment.shares.compute_view import ComputeView, Rates
 from allotment.shares.folders import StateFolder
+from allotment.shares.process_tree import start_time
 from allotment.shares.record import write_record
 from allotment.shares.status import (
     DRIVER_TOLERANCE_BYTES,
-    ComputeView,
     DeviceView,
     LiveState,
     LossView,
     OutsideView,
-    Rates,
     ShareStatus,
     ShareView,
     current,
@@ -284,6 +284,7 @@ def test_a_limit_that_was_raised_in_the_ledger_alone_is_not_enforced(
     (share,) = view(current(folder), driver())
     assert (share.is_enforced, share.enforcement) == (False, "no")
     assert "is 40Gi, not 1Gi as recorded" in share.excess
+    assert share.overuse == ""  # which alone ends programs
 
 
 def test_a_slices_use_is_what_the_driver_lists_on_its_gpu(
@@ -297,4 +298,23 @@ def test_a_slices_use_is_what_the_driver_lists_on_its_gpu(
     (reading,) = driver((pid, 8 * GI))(None).values()
     (seen,) = view(current(folder), lambda _machine: {"GPU-whole": reading})
     assert seen.devices[0].driver_used == 8 * GI
-    assert "its programs have 8Gi of GPU-whole by the driver" in seen.devices[0].excess
+    assert "its programs have 8Gi of GPU-whole by the driver" in seen.devices[0].overuse
+
+
+def test_a_process_that_the_ledger_alone_names_is_shown_and_never_acted_on(
+    folder: StateFolder, make: Make, sleeper: Sleeper
+) -> None:
+    _, directory = make("1Gi", name="train", runner=None)
+    member, stranger = sleeper(ALLOTMENT_SHARE=str(directory)), sleeper()
+    named = ProcessUse(
+        pid=stranger.pid, start_time=start_time(stranger.pid) or 0, command="forged",
+        used=(GI,), context=(0,), peak=(GI,), refusals=0,
+    )  # fmt: skip
+    (found,) = current(folder)
+    assert found.ledger
+    forged = replace(found, ledger=replace(found.ledger, processes=(named,)))
+    ask = driver((member.pid, GI), (stranger.pid, 8 * GI))
+    (share,) = view([forged], ask)
+    assert {each.pid for each in share.processes} == {member.pid, stranger.pid}
+    assert share.pids == (member.pid,)
+    assert (share.devices[0].driver_used, share.overuse) == (GI, "")

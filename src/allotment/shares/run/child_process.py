@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwnam, getpwuid, struct_passwd
+from time import monotonic
 from typing import NoReturn
 
 from allotment.model.errors import (
@@ -237,7 +238,11 @@ def wait(
     Calls `on_stop` when the child was stopped, before this process stops too, and `look` at times.
     """
     awaited = _PASSED_ON | {signal.SIGCHLD}
+    next_look = monotonic() + _LOOK_S
     while True:
+        if look is not None and monotonic() >= next_look:  # however many signals come
+            look()
+            next_look = monotonic() + _LOOK_S
         ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if ended and not os.WIFSTOPPED(status):
             return status
@@ -248,11 +253,11 @@ def wait(
         _reap_adopted(child)
         if look is None:
             info = signal.sigwaitinfo(awaited)
-        elif (received := signal.sigtimedwait(awaited, _LOOK_S)) is not None:
-            info = received
         else:
-            look()
-            continue
+            received = signal.sigtimedwait(awaited, max(0.0, next_look - monotonic()))
+            if received is None:
+                continue
+            info = received
         if info.si_signo != signal.SIGCHLD and not _reached_child(child, info.si_code):
             _send(child, info.si_signo)
 

@@ -2,6 +2,7 @@
 """Finding commands as a shell does, and running them as if nothing were between."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from allotment.model.errors import (
     CommandNotFoundError,
     PrerequisiteError,
 )
+from allotment.shares.run import child_process
 from allotment.shares.run.child_process import SignalState, find_program, signals_held, start, wait
 
 
@@ -95,3 +97,16 @@ def test_the_program_sees_the_environment_that_was_given(
     program = find_program(["sh", "-c", f'echo "$A" > {out}'], os.environ["PATH"])
     assert wait(start(program, {"A": "b"}, signals=signals)) == 0
     assert out.read_text() == "b\n"
+
+
+def test_signals_do_not_put_off_the_look(
+    signals: SignalState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that signals `allot` without end would else never be looked at."""
+    monkeypatch.setattr(child_process, "_LOOK_S", 0.2)
+    script = "trap '' USR1; while :; do kill -USR1 $PPID; done"
+    child = start(
+        find_program(["sh", "-c", script], os.environ["PATH"]), os.environ, signals=signals
+    )
+    status = wait(child, look=lambda: os.kill(child, signal.SIGKILL))
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share's use of one device's compute, beside what it was promised."""
+
+from dataclasses import dataclass, replace
+
+from allotment.ledger import DeviceUse, SeatAccount
+from allotment.model.compute import Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A share's use of one device between two looks, in parts of that time."""
+
+    gpu: float
+    copy: float
+    held: float
+    """Sum of all threads, may exceed 1."""
+    borrowed: float
+    lent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeView:
+    """A share's promised part of one device's compute, and its use so far."""
+
+    promised: Compute
+    is_suspended: bool
+    is_measured: bool
+    """GPU time is measured: only if a share of the device asks for compute."""
+    use: DeviceUse
+    account: SeatAccount
+    driver_percent: int | None
+    """NVML's utilisation of the device by its processes in the last second."""
+    read_ns: int
+    rates: Rates | None = None
+    """None: no earlier look to compare with."""
+    takes_turns: bool = True
+    """False: it runs at the same time as others (MPS), and is not measured."""
+
+    @property
+    def state(self) -> str | None:
+        """`holding` the device, `waiting`, `idle` or `suspended`; None without turns."""
+        if not self.takes_turns:
+            return None
+        if self.is_suspended:
+            return "suspended"
+        if self.account.holding:
+            return "holding"
+        return "waiting" if self.account.waiting else "idle"
+
+    def since(self, before: "ComputeView") -> "ComputeView":
+        """This view with its rates since an earlier one."""
+        elapsed = self.read_ns - before.read_ns
+        if elapsed <= 0 or not (self.is_measured and before.is_measured):
+            return self
+
+        def rate(later: int, earlier: int) -> float:
+            return max(0, later - earlier) / elapsed
+
+        rates = Rates(
+            # Of the same reading as what is borrowed: that is a part of it.
+            gpu=rate(self.account.used_ns, before.account.used_ns),
+            copy=rate(self.use.copy_ns, before.use.copy_ns),
+            held=rate(self.use.held_ns, before.use.held_ns),
+            borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),
+            lent=rate(self.account.lent_ns, before.account.lent_ns),
+        )
+        return replace(self, rates=rates)
