@@ -43,9 +43,9 @@ from allotment.scheduler.explain_evidence import (
     PodCondition,
     Standing,
 )
+from allotment.shares.compute_view import ComputeView
 from allotment.shares.mode_policy import ModePolicy
 from allotment.shares.status import (
-    ComputeView,
     DeviceView,
     LiveState,
     LossView,

@@ -11,7 +11,8 @@ import click
 
 if TYPE_CHECKING:
     from allotment.model.pods import Owner
-    from allotment.shares.status import ComputeView, ShareStatus, ShareView
+    from allotment.shares.compute_view import ComputeView
+    from allotment.shares.status import ShareStatus, ShareView
 
 Document = dict[str, Any]
 

@@ -31,14 +31,8 @@ from allotment.model.formats import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from allotment.shares.status import (
-        ComputeView,
-        LossView,
-        OutsideView,
-        ProcessView,
-        ShareStatus,
-        ShareView,
-    )
+    from allotment.shares.compute_view import ComputeView
+    from allotment.shares.status import LossView, OutsideView, ProcessView, ShareStatus, ShareView
 
 
 _PACE_S: Final = 1.0

@@ -29,7 +29,8 @@ from allotment.cli.tables import (
     short_uuid,
 )
 from allotment.model.formats import format_bytes, format_count, format_duration
-from allotment.shares.status import ComputeView, LiveState, OutsideView, ProcessView, ShareView
+from allotment.shares.compute_view import ComputeView
+from allotment.shares.status import LiveState, OutsideView, ProcessView, ShareView
 
 _BAR: Final = ""  # a column of bars has no heading
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"

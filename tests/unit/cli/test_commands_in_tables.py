@@ -17,14 +17,8 @@ from allotment.model.compute import Compute
 from allotment.model.devices import Device
 from allotment.model.pods import ContainerKind, Owner, PodUid
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.status import (
-    ComputeView,
-    DeviceView,
-    LiveState,
-    OutsideView,
-    ShareStatus,
-    ShareView,
-)
+from allotment.shares.compute_view import ComputeView
+from allotment.shares.status import DeviceView, LiveState, OutsideView, ShareStatus, ShareView
 
 GI = 1 << 30
 UUID = "GPU-45f0e349-d56a-059c-e064-c6df20dfdb35"

@@ -27,15 +27,8 @@ from allotment.model.compute import Compute, ComputeClass
 from allotment.model.devices import Device
 from allotment.model.errors import StateError
 from allotment.model.shares import Injection, Share, ShareDevice, ShareId
-from allotment.shares.status import (
-    ComputeView,
-    DeviceView,
-    LiveState,
-    ProcessView,
-    Rates,
-    ShareStatus,
-    ShareView,
-)
+from allotment.shares.compute_view import ComputeView, Rates
+from allotment.shares.status import DeviceView, LiveState, ProcessView, ShareStatus, ShareView
 
 GI = 1 << 30
 

@@ -3,6 +3,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from allotment.model.errors import (
     CommandNotFoundError,
     PrerequisiteError,
 )
-from allotment.shares.run import child_process
 from allotment.shares.run.child_process import SignalState, find_program, signals_held, start, wait
 
 
@@ -99,14 +100,18 @@ def test_the_program_sees_the_environment_that_was_given(
     assert out.read_text() == "b\n"
 
 
-def test_signals_do_not_put_off_the_look(
-    signals: SignalState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that signals `allot` without end would else never be looked at."""
-    monkeypatch.setattr(child_process, "_LOOK_S", 0.2)
-    script = "trap '' USR1; while :; do kill -USR1 $PPID; done"
-    child = start(
-        find_program(["sh", "-c", script], os.environ["PATH"]), os.environ, signals=signals
-    )
-    status = wait(child, look=lambda: os.kill(child, signal.SIGKILL))
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+_LOOKED_AT = """
+import os, signal
+from allotment.shares.run import child_process as run
+run._LOOK_S = 0.2
+with run.signals_held() as signals:
+    program = run.find_program(["sh", "-c", "trap '' USR1; while :; do kill -USR1 $PPID; done"], None)
+    child = run.start(program, os.environ, signals=signals)
+    print(run.wait(child, look=lambda: os.kill(child, signal.SIGKILL)))
+"""
+
+
+def test_signals_do_not_put_off_the_look() -> None:
+    """In a process of its own: the signals are for one that has a single thread."""
+    done = subprocess.run([sys.executable, "-c", _LOOKED_AT], capture_output=True, check=True)
+    assert int(done.stdout) == signal.SIGKILL
