@@ -105,7 +105,8 @@ import os, signal
 from allotment.shares.run import child_process as run
 run._LOOK_S = 0.2
 with run.signals_held() as signals:
-    program = run.find_program(["sh", "-c", "trap '' USR1; while :; do kill -USR1 $PPID; done"], None)
+    loop = "trap '' USR1; while :; do kill -USR1 $PPID; done"
+    program = run.find_program(["sh", "-c", loop], None)
     child = run.start(program, os.environ, signals=signals)
     print(run.wait(child, look=lambda: os.kill(child, signal.SIGKILL)))
 """
