@@ -178,7 +178,7 @@ BENCHES: Final = (
         "kill-restart",
         "restarts",
         10,
-        "Does a program that is killed and started again take memory from its neighbour?",
+        "Does a killed and restarted program take memory of its neighbour?",
     ),
     _overhead("size", "limits", 5, "How much disk space does a share take?"),
     # ---- shares of GPU time
@@ -217,7 +217,7 @@ BENCHES: Final = (
         "compute-matrix",
         "matrix",
         1500,
-        "Does a program that waits for its results keep its guarantee beside long launches?",
+        "Does a program that waits for its results keep its guarantee?",
         base="alone on a GPU",
         is_default=False,
     ),

@@ -2,7 +2,7 @@
 """Keeps time slices and NVIDIA's CDI specs as configured, and removes leftovers of shares."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,7 +133,9 @@ class Maintenance:
                 refused = kill(pids[each.id])
                 end = "; its programs were killed (onExcess: stop)"
                 if refused:
-                    end = f"; its programs could not be killed: {refused} (the agent lacks CAP_KILL)"
+                    end = (
+                        f"; its programs could not be killed: {refused} (the agent lacks CAP_KILL)"
+                    )
             if (end or each.id in new) and each.share and each.share.owner:
                 self._reports.pod(each.share.owner, EXCEEDED, each.excess + end, is_warning=True)
 

@@ -224,9 +224,10 @@ def test_another_version_is_named(device: Path) -> None:
         with (device / name).open("r+b") as file:
             file.seek(layout.CONTRACT_VERSION_AT)
             file.write((layout.LEASE_VERSION + 1).to_bytes(4, "little"))
-    with pytest.raises(LedgerError, match=f"version {layout.LEASE_VERSION + 1}, this program reads {layout.LEASE_VERSION}"):
+    named = f"version {layout.LEASE_VERSION + 1}, this program reads {layout.LEASE_VERSION}"
+    with pytest.raises(LedgerError, match=named):
         leases.read_contract(device / "contract")
-    with pytest.raises(LedgerError, match=f"version {layout.LEASE_VERSION + 1}, this program reads {layout.LEASE_VERSION}"):
+    with pytest.raises(LedgerError, match=named):
         leases.read_leases(device / "leases")
 
 
