@@ -5,7 +5,7 @@
 # Keep to `name = words` on one line each: the second reader is ten lines of Python.
 # Patterns may match nothing. Paths are relative to this folder.
 
-libraries = shim ledger cuda nvml mps
+libraries = shim ledger cuda nvml mps smi
 
 shim.output = liballotment-shim.so
 shim.sources = ledger.c lease.c lease_core.c shim/*.c shim/*.S
@@ -30,6 +30,11 @@ nvml.ldflags = -shared -Wl,-soname,libnvidia-ml.so.1
 mps.output = simulated/nvidia-cuda-mps-control
 mps.sources = simulated/engine/*.c simulated/mps/*.c simulated/cuda/visible.c simulated/cuda/mps_protocol.c
 mps.ldflags = -pie
+
+# A program, too. It opens NVML by its name, as every program does.
+smi.output = simulated/nvidia-smi
+smi.sources = simulated/smi/*.c
+smi.ldflags = -pie
 
 cflags = -std=c11 -D_GNU_SOURCE -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wno-unused-parameter -Werror -I. -Iinclude
 # The ledger changes two words in one compare-and-swap; without this the compiler calls libatomic.

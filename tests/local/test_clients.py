@@ -250,3 +250,35 @@ def test_what_clients_saw_is_gone_with_them(allot: Allot) -> None:
     assert allot("run", *machine, "--memory", "4Gi", "--", *command).returncode == 0
     (device,) = json.loads(allot("devices", *machine, "-o", "json").stdout)["devices"]
     assert device["memory_used_bytes"] == 0
+
+
+# ---- nvidia-smi ----------------------------------------------------------------------------------
+
+
+def processes_of(output: Output) -> list[list[str]]:
+    return [line.split(", ") for line in output.text.splitlines()]
+
+
+APPS = ("--query-compute-apps=pid,used_memory,gpu_name", "--format=csv,noheader,nounits")
+
+
+def test_nvidia_smi_sees_the_machine(on_machine: Session, native_dir: Path) -> None:
+    smi = str(native_dir / "simulated" / "nvidia-smi")
+    output = on_machine(smi, *APPS)
+    ((pid, used, name),) = processes_of(output)
+    assert (int(pid), name) == (output.pid, MODEL.name)
+    assert int(used) >= USED_MIB
+    table = on_machine("sh", "-c", f"{smi}; {smi} pmon -c 1 -s um")
+    assert re.search(rf"\|    1   N/A  N/A +{table.pid} +C .* {used}MiB \|", table.text)
+    assert re.search(rf"^ +1 +{table.pid} +C .* {used} +python", table.text, re.MULTILINE)
+
+
+def test_nvidia_smi_sees_the_share(in_share: Session) -> None:
+    output = in_share("nvidia-smi", *APPS)
+    ((pid, used, _),) = processes_of(output)
+    assert int(pid) == output.pid
+    assert int(used) >= USED_MIB
+    table = in_share("sh", "-c", "nvidia-smi -L; nvidia-smi").text
+    assert table.count("(UUID: GPU-") == 1
+    assert re.search(r" \d+MiB / 4096MiB \|", table)
+    assert "81920" not in table

@@ -250,6 +250,8 @@ def test_a_killed_allot_leaves_its_command_in_the_share_until_it_ends(
     process.wait()
     os.kill(child, 0)
     assert [share["state"] for share in shares(allot)] == ["left"]
+    remaining = allot("ps", "-o", "wide").stdout.splitlines()[-1].split()
+    assert remaining == [str(child), "cat"]
     full = allot(
         "run", "--simulated", "a100-80gb:2", "--memory", "60Gi", "--count", "2", "--", "true"
     )

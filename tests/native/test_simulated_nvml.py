@@ -60,7 +60,12 @@ def outcome(call: Callable[..., Any], *arguments: object) -> Any:
 
 
 # What no real library has: the engine's own account (test_simulated_times.py).
-OURS = {"allotSimulatedProcessBusy", "allotSimulatedReset", "allotSimulatedTimes"}
+OURS = {
+    "allotSimulatedProcessBusy",
+    "allotSimulatedReset",
+    "allotSimulatedSetTimeslice",
+    "allotSimulatedTimes",
+}
 
 
 # ---- the library ---------------------------------------------------------------------------------

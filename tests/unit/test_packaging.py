@@ -34,7 +34,7 @@ LIBRARIES = (
     "simulated/libcuda.so.1",
     "simulated/libnvidia-ml.so.1",
 )
-PROGRAMS = ("simulated/nvidia-cuda-mps-control",)
+PROGRAMS = ("simulated/nvidia-cuda-mps-control", "simulated/nvidia-smi")
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 # All of them parts of glibc; ld-linux is its loader, needed where thread-local storage is.
 ALLOWED_NEEDED = re.compile(

@@ -35,6 +35,10 @@ unsigned int nvml_memory_percent(const nvml_gpu *gpu) {
   return copies > kernels ? copies : kernels;
 }
 
+unsigned int nvml_memory_per_gpu_percent(void) {
+  return MEMORY_PER_GPU_PERCENT;
+}
+
 bool nvml_has_contexts(const nvml_gpu *gpu) {
   allot_machine_reap(gpu->engine);
   for (int slot = 0; slot < allot_machine_high(gpu->engine); slot++) {

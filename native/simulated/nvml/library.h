@@ -120,6 +120,8 @@ unsigned int nvml_busy_percent(const allot_history *history);
 unsigned int nvml_gpu_percent(const nvml_gpu *gpu);
 unsigned int nvml_copy_percent(const nvml_gpu *gpu);
 unsigned int nvml_memory_percent(const nvml_gpu *gpu);
+// How much of the time in which kernels run they read or write memory.
+unsigned int nvml_memory_per_gpu_percent(void);
 bool nvml_has_contexts(const nvml_gpu *gpu);
 unsigned int nvml_power_mw(const nvml_gpu *gpu);
 unsigned long long nvml_energy_mj(const nvml_gpu *gpu);  // since the last reset

@@ -20,17 +20,3 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, unsign
   *restricted = NVML_FEATURE_DISABLED;
   return NVML_SUCCESS;
 }
-
-// ---- profiling metrics -------------------------------------------------------------------------
-
-typedef struct gpm_support {
-  unsigned int version;
-  unsigned int supported;
-} gpm_support;
-
-NVML_EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support) {
-  NVML_ENTER(device, support != NULL);
-  if (support->version != 1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-  support->supported = 0;
-  return NVML_SUCCESS;
-}

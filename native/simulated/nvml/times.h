@@ -29,6 +29,10 @@ NVML_EXPORT int allotSimulatedProcessBusy(unsigned int pid, unsigned int gpu,
 // last reset (energy, volatile ECC errors) begin at 0. -EBUSY: a process uses it, or
 // a GPU that NVLink joins to it; -EACCES: a tenant may not; -EIO: a fault.
 NVML_EXPORT int allotSimulatedReset(const char *machine, unsigned int gpu);
+// The length of a GPU's turns, as of `nvidia-smi compute-policy --set-timeslice`: 0 default,
+// 1 short, 2 medium, 3 long.
+NVML_EXPORT int allotSimulatedSetTimeslice(const char *machine, unsigned int gpu,
+                                           unsigned int length);
 
 // For functions like these: opens the machine and brings the GPU to the present; with 0 until
 // times_end no other one runs.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from allotment.cli.documents import print_document
-from allotment.cli.options import TABLES, output_option, simulated_option, state_option
+from allotment.cli.options import DURATION_NS, TABLES, output_option, simulated_option, state_option
 from allotment.cli.tables import (
     Column,
     base_names,
@@ -260,6 +260,8 @@ def _percent(value: int | None) -> str:
 )
 @click.option(
     "--timeout",
+    "timeout_ns",
+    type=DURATION_NS,
     metavar="DURATION",
     help="How long to wait, like 5m. Draining continues after that.  [default: no limit]",
 )
@@ -278,7 +280,7 @@ def set_mode(
     gpu: str,
     modes: str,
     drain: bool,
-    timeout: str | None,
+    timeout_ns: float | None,
     reset: bool,
     simulated: str | None,
     state: Path | None,
@@ -307,7 +309,6 @@ def set_mode(
       allot devices set-mode GPU-4f6e default
     """  # noqa: D301 - click's mark
     from allotment.cli.machines import device_named
-    from allotment.model.quantities import parse_duration_ns
     from allotment.modes import mode_named
     from allotment.shares.drain import ModeChange
     from allotment.shares.folders import StateFolder
@@ -317,9 +318,9 @@ def set_mode(
     above = context.parent.params if context.parent else {}
     folder = StateFolder.at(state or above.get("state"))
     wanted = parse_modes(modes)
-    if timeout is not None and not drain:
+    if timeout_ns is not None and not drain:
         raise UsageError("--timeout needs --drain", hint="add --drain, or remove --timeout")
-    patience_s = parse_duration_ns(timeout) / 1e9 if timeout else float("inf")
+    patience_s = float("inf") if timeout_ns is None else timeout_ns / 1e9
     refuse_inside(f"allot devices set-mode {gpu} {modes}")
     machine, device = device_named(folder, simulated or above.get("simulated"), gpu)
     change = ModeChange(

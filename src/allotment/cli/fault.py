@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allotment.cli.options import simulated_option, state_option
+from allotment.cli.options import DURATION_NS, simulated_option, state_option
 from allotment.cli.tables import Column, print_table
 from allotment.model.errors import NotFoundError, UsageError
 from allotment.model.formats import format_duration
@@ -26,7 +26,13 @@ _LAST_NVML_ERROR = 999
 @click.option("--gpu", metavar="UUID|MODEL", help="Its GPU.  [default: all its GPUs]")
 @click.option("--xid", metavar="N", type=click.IntRange(1, 1023), help="Report this XID error.")
 @click.option("--lost/--found", default=None, help="Let the GPU fall off the bus, or return to it.")
-@click.option("--hang", metavar="TIME", help="Delay every call on it by this time; 0 clears.")
+@click.option(
+    "--hang",
+    "hang_ns",
+    metavar="TIME",
+    type=DURATION_NS,
+    help="Delay every call on it by this time; 0 clears.",
+)
 @click.option(
     "--counter",
     "counters",
@@ -70,7 +76,7 @@ def command(
     gpu: str | None,
     xid: int | None,
     lost: bool | None,
-    hang: str | None,
+    hang_ns: int | None,
     counters: tuple[str, ...],
     nvml: bool | None,
     cuda_init: int | None,
@@ -118,7 +124,7 @@ def command(
             index,
             xid=xid,
             lost=lost,
-            hang_us=None if hang is None else parse_duration_ns(hang) // 1000,
+            hang_us=None if hang_ns is None else hang_ns // 1000,
             counters=values,
         )
         for call, fault in _mig_faults(machine, index, slow_us=slow_us, errors=errors):

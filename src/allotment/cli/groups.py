@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Run a command in a share of a GPU.",
     "ps": "Show the shares and their processes.",
     "top": "Watch the shares, live.",
+    "events": "Show what happened to the shares.",
     "devices": "Show the GPUs, and how much of each is allotted and used.",
     "mig": "Cut GPUs into MIG instances from a configuration file.",
     "resize": "Change a share's limits while its programs run.",

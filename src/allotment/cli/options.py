@@ -26,15 +26,23 @@ class ParsedType(click.ParamType[Any]):
     def convert(
         self,
         value: Any,  # noqa: ANN401 - click's signature
-        param: click.Parameter | None,  # noqa: ARG002
+        param: click.Parameter | None,
         ctx: click.Context | None,  # noqa: ARG002
     ) -> Any:  # noqa: ANN401
         if not isinstance(value, str):
             return value
-        return getattr(import_module(f"allotment.model.{self._module}"), self._function)(value)
+        from allotment.model.errors import UsageError
+
+        parse = getattr(import_module(f"allotment.model.{self._module}"), self._function)
+        try:
+            return parse(value)
+        except UsageError as error:
+            name = param.opts[-1] if isinstance(param, click.Option) else ""
+            raise UsageError(f"{name}: {error}" if name else str(error), hint=error.hint) from error
 
 
 BYTES = ParsedType("size", "quantities", "parse_bytes")
+DURATION_NS = ParsedType("duration", "quantities", "parse_duration_ns")
 COMPUTE = ParsedType("compute", "compute", "parse_compute")
 MEMORY = ParsedType("size", "quantities", "parse_memory")
 WEIGHT = ParsedType("weight", "compute", "parse_weight")

@@ -71,7 +71,7 @@ def command(*, shares: tuple[str, ...], watches: bool, output: str, state: Path 
     current rate.
 
     PID in a share's row is that of its `allot run`. It is empty once that has ended (state `left`):
-    `allot rm` names the processes that remain.
+    the rows below show the processes that remain.
 
     ENFORCED is `no` for a process that uses the GPU without the shim (statically linked, or its own
     loader): its limit is not in force. It is also `no` for a share that has more than its limit by
@@ -233,6 +233,8 @@ def _rows(view: "ShareView") -> "Iterator[dict[str, str]]":
         yield of_share | unknown | {"PID": "", "ENFORCED": "no", "INJECTION": ""}
     for process in view.processes:
         yield from _process_rows(view, process)
+    for pid, command in view.remaining:
+        yield {"PID": str(pid), "COMMAND": base_names(command)}
 
 
 def _outside_row(user: "OutsideView") -> dict[str, str]:

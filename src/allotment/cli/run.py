@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allotment.cli.options import (
+    DURATION_NS,
     MEMORY,
     compute_options,
     count_option,
@@ -102,8 +103,11 @@ class _ModesType(click.ParamType[Any]):
 )
 @click.option(
     "--mig-keep",
-    "keep",
+    "keep_ns",
     metavar="DURATION",
+    type=DURATION_NS,
+    default="0s",
+    show_default=False,
     help="Keep the idle slice this long for reuse. It is removed by the next `allot` command after"
     " that.  [default: 0s]",
 )
@@ -113,6 +117,16 @@ class _ModesType(click.ParamType[Any]):
     is_flag=True,
     help="Reuse an idle foreign MIG device with exactly this profile instead of creating one. It is"
     " not removed after the command.",
+)
+@click.option(
+    "--wait",
+    "wait_ns",
+    metavar="[=DURATION]",
+    type=DURATION_NS,
+    is_flag=False,
+    flag_value=float("inf"),
+    help="Wait until there is room, in order of arrival; with a duration (--wait=10m), at most so"
+    " long. Ctrl-C ends it.",
 )
 @click.option("--name", metavar="NAME", help="Name of the share.  [default: its id]")
 @simulated_option
@@ -143,8 +157,9 @@ def command(
     gpus: tuple[str, ...],
     modes: tuple[str, ...] | None,
     profile: str | None,
-    keep: str | None,
+    keep_ns: float,
     reuses: bool,
+    wait_ns: float | None,
     name: str | None,
     simulated: str | None,
     inject: str,
@@ -179,7 +194,6 @@ def command(
     from allotment.model.compute import WHOLE
     from allotment.model.errors import UsageError
     from allotment.model.modes import SOFT
-    from allotment.model.quantities import parse_duration_ns
     from allotment.model.requests import Request
     from allotment.modes import traits_of
     from allotment.shares.run.command import RunSession, run
@@ -197,7 +211,7 @@ def command(
         parse_profile(profile)
     traits = [traits_of(mode) for mode in modes]
     is_slice = all(trait.is_slice for trait in traits)
-    if not any(trait.is_slice for trait in traits) and (profile or keep or reuses):
+    if not any(trait.is_slice for trait in traits) and (profile or keep_ns or reuses):
         raise UsageError(
             f"--mig, --mig-keep and --mig-reuse need a MIG slice, and {conflict}",
             hint="remove --mode: --mig implies it" if profile else "add --mode mig",
@@ -243,8 +257,9 @@ def command(
             user=user,
             state=state,
             host_budget=host_memory,
-            keep_s=parse_duration_ns(keep) / 1e9 if keep else 0.0,
+            keep_s=keep_ns / 1e9,
             reuses=reuses,
+            wait_s=None if wait_ns is None else wait_ns / 1e9,
         )
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allotment.cli.documents import print_document, shares_document
-from allotment.cli.options import output_option, simulated_option, state_option
+from allotment.cli.options import DURATION_NS, output_option, simulated_option, state_option
 from allotment.model.errors import NoDevicesError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ _PIPE_COLUMNS = 160
 @click.option("--once", is_flag=True, help="Print one reading and exit. Always so in a pipe.")
 @click.option(
     "--interval",
+    "interval_ns",
     metavar="TIME",
+    type=DURATION_NS,
     default="1s",
     help="Time between two readings, 250ms to 16s.",
 )
@@ -49,7 +51,7 @@ _PIPE_COLUMNS = 160
 def command(
     *,
     once: bool,
-    interval: str,
+    interval_ns: float,
     sort: str,
     simulated: str | None,
     output: str,
@@ -75,10 +77,9 @@ def command(
       allot top
       allot top --once -o json
     """  # noqa: D301 - click's mark
-    from allotment.model.quantities import parse_duration_ns
     from allotment.shares.folders import StateFolder
 
-    pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, parse_duration_ns(interval) / 1e9))
+    pace_s = min(_MAX_PACE_S, max(_MIN_PACE_S, interval_ns / 1e9))
     watcher = _Watcher(StateFolder.at(state), simulated)
     if output != "table":
         print_document(shares_document(watcher.twice(pace_s)), output)

@@ -7,15 +7,13 @@ LONG 3). Simulated GPUs have figures of their own; rely only on their order.
 """
 
 import os
-import struct
 import subprocess
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from allotment.devices import layout
-from allotment.devices.faults import open_machine
-from allotment.devices.packing import read_machine
+from allotment.devices import loading
+from allotment.devices.packing import damaged_machine, read_machine
 from allotment.model.errors import (
     NoDevicesError,
     NotFoundError,
@@ -32,15 +30,6 @@ class TimeSlice(StrEnum):
     SHORT = "short"
     MEDIUM = "medium"
     LONG = "long"
-
-
-# The machine's: 2 ms unless described otherwise.
-_PARTS: Final = {
-    TimeSlice.DEFAULT: (1, 1),
-    TimeSlice.SHORT: (1, 2),
-    TimeSlice.MEDIUM: (2, 1),
-    TimeSlice.LONG: (4, 1),
-}
 
 
 def set_time_slice(
@@ -95,21 +84,13 @@ def set_time_slice(
 
 
 def _set_simulated(machine: Path, uuid: str, length: TimeSlice) -> None:
-    at, whole_us = _place_of(machine, uuid)
-    times, parts = _PARTS[length]
-    slice_us = 0 if length is TimeSlice.DEFAULT else max(1, whole_us * times // parts)
-    with open_machine(machine) as file:
-        os.pwrite(file, struct.pack("<I", slice_us), at)
-
-
-def _place_of(machine: Path, uuid: str) -> tuple[int, int]:
-    """Offsets of a GPU's own length and of the machine's length, in microseconds."""
-    facts = read_machine(machine)
-    for number, device in enumerate(facts.devices):
-        if device.uuid == uuid:
-            offset, _ = layout.GPU_FIELDS["timeslice_us"]
-            gpus, _ = layout.MACHINE_FIELDS["gpus"]
-            return gpus + number * layout.GPU_SIZE + offset, facts.timeslice_us
-    raise NotFoundError(
-        f"GPU {uuid} is not one of the simulated machine {machine}", hint="see `allot devices`"
+    uuids = [device.uuid for device in read_machine(machine).devices]
+    if uuid not in uuids:
+        raise NotFoundError(
+            f"GPU {uuid} is not one of the simulated machine {machine}", hint="see `allot devices`"
+        )
+    error = loading.simulated_library().allotSimulatedSetTimeslice(
+        os.fsencode(machine), uuids.index(uuid), list(TimeSlice).index(length)
     )
+    if error != 0:
+        raise damaged_machine(machine, os.strerror(-error))

@@ -141,9 +141,10 @@ def _of_simulation(content: CdiContent) -> Iterator[HostMount]:
     yield HostMount(str(content.machine), f"{inside}/machine", is_read_only=False)
     if content.visible:
         yield HostMount(str(content.visible), f"{inside}/devices")
-    for library in sorted(content.libraries.iterdir()):
-        for folder in _LIBRARY_FOLDERS_INSIDE:
-            yield HostMount(str(library), f"{folder}/{library.name}")
+    for file in sorted(content.libraries.iterdir()):
+        is_library = ".so" in file.suffixes
+        for folder in _LIBRARY_FOLDERS_INSIDE if is_library else ("/usr/bin",):
+            yield HostMount(str(file), f"{folder}/{file.name}")
 
 
 def _mount(host_path: str, container_path: str, options: list[str]) -> dict[str, Any]:

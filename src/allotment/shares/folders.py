@@ -3,6 +3,8 @@
 
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
+    events                  what happened to shares, one line each, the oldest dropped
+    queue/MACHINE/          commands that wait for room, one file each, by arrival
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
     devices/UUID/           contract and leases: how the shares of a device take turns
     modes/UUID.json         the modes that a GPU may have, if restricted
@@ -16,11 +18,12 @@ or shared by all users when an administrator made it with mode 1777), else the u
 """
 
 import errno
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -33,6 +36,7 @@ LAYOUT_VERSION = 2
 _OLDEST_VERSION = 1  # without devices/: upgraded when a share is created
 RUN_FOLDER = Path("/run/allotment")
 _LOCK_WAIT_S = 20.0
+_QUEUE_POLL_S = 0.2
 _LONGEST_PATH = 960  # the ledger's library keeps a share's directory in 1024 bytes
 _ELSEWHERE = "choose another folder with --state or ALLOTMENT_STATE"
 
@@ -76,6 +80,7 @@ class StateFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.shares = root / "shares"
+        self.queue = root / "queue"
         self.devices = root / "devices"
         self.modes = root / "modes"
         self.mps = root / "mps"
@@ -165,6 +170,49 @@ class StateFolder:
             path = Path(error.filename) if isinstance(error.filename, str) else self.root
             raise explained(error, path, "make the state folder") from error
         self._version()
+
+    def open_events(self) -> int:
+        """Open the file of events for all who may make shares here; raise `OSError`."""
+        path = self.root / "events"
+        if not path.exists():
+            _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    @contextmanager
+    def in_turn(
+        self, machine: str, *, until: float, notice: Callable[[int], None]
+    ) -> Iterator[None]:
+        """Wait until no earlier caller for this machine is left, then be the first until the end.
+
+        `notice` gets the number of earlier callers each time that it changes. A process that waits
+        without an end (`until` is infinite) sleeps in the kernel; one that was killed loses its
+        place. Raises `TimeoutError` at `until`, of the monotonic clock.
+        """
+        import fcntl
+
+        queue = self.queue / machine
+        name = f"{time.time_ns():020d}-{os.getpid()}"
+        own = queue / name
+        try:
+            for folder in (self.queue, queue):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    folder.chmod(self.shares.stat().st_mode & 0o7777)
+            draft = queue / f".{name}"
+            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise explained(error, queue, "wait in turn there") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before others see it: its owner lives
+            draft.rename(own)
+            while earlier := [each for each in _tickets(queue, name) if not _has_gone(each)]:
+                notice(len(earlier))
+                _await_end(earlier[-1], until)
+            yield
+        finally:
+            for path in (draft, own):
+                path.unlink(missing_ok=True)
+            os.close(descriptor)
 
     def _close(self, mode: int) -> None:
         """Set the folder's permissions; they also keep others out of its subfolders."""
@@ -262,6 +310,40 @@ class StateFolder:
             os.close(descriptor)  # releases the lock
 
 
+def _tickets(queue: Path, before: str) -> list[Path]:
+    names = sorted(path.name for path in queue.iterdir() if not path.name.startswith("."))
+    return [queue / name for name in names if name < before]
+
+
+def _has_gone(ticket: Path) -> bool:
+    """Whether the owner has ended; its file is removed, unless it is another user's."""
+    import fcntl
+
+    try:
+        with ticket.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    with suppress(OSError):
+        ticket.unlink()
+    return True
+
+
+def _await_end(ticket: Path, until: float) -> None:
+    import fcntl
+
+    if math.isinf(until):
+        with suppress(FileNotFoundError), ticket.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return
+    while not _has_gone(ticket):
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(_QUEUE_POLL_S)
+
+
 def _make_file(path: Path, content: bytes, mode: int) -> None:
     """Create a file with its content in one step, unless it exists.
 
@@ -284,7 +366,12 @@ def _make_file(path: Path, content: bytes, mode: int) -> None:
         draft.unlink()
 
 
-_SIMULATED_FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control")
+_SIMULATED_FILES = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "nvidia-cuda-mps-control",
+    "nvidia-smi",
+)
 
 
 def shim_copy(folder: StateFolder) -> Path:

@@ -24,7 +24,7 @@ from allotment.model.errors import (
     NotFoundError,
     UsageError,
 )
-from allotment.model.formats import format_count, format_pids, meant
+from allotment.model.formats import format_bytes, format_count, format_pids, meant
 from allotment.model.placements import Placed, Placement
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareDevice
@@ -35,7 +35,13 @@ from allotment.shares.folders import StateFolder, explained
 from allotment.shares.mode_lives import Acquired, life_of
 from allotment.shares.placing import ShareOrder, place_now, refuse_kept
 from allotment.shares.process_tree import census
-from allotment.shares.record import LoadedShare, check_owner, read_share, write_record
+from allotment.shares.record import (
+    LoadedShare,
+    check_owner,
+    note_event,
+    read_share,
+    write_record,
+)
 from allotment.shares.recovery import (
     DRAFT,
     list_shares,
@@ -217,7 +223,13 @@ def _build(
     except BaseException:
         _abandon(folder, draft, share)
         raise
+    note_event(folder, "created", share=share.name, share_id=share_id, text=_described(share))
     return share, directory
+
+
+def _described(share: Share) -> str:
+    parts = (f"{format_bytes(each.memory_bytes)} of {each.uuid}" for each in share.devices)
+    return f"{', '.join(parts)}, mode {share.mode}"
 
 
 def _booked(placed: Placed, request: Request) -> ShareDevice:

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -240,6 +241,17 @@ def place(
     message = "\n".join([explain(decision), *nameless])
     hint, advises = _hint(order, decision)
     raise DoesNotFitError(message, hint=hint, reason=main_reason(decision), advises=advises)
+
+
+def could_fit(order: ShareOrder, devices: Sequence[Device]) -> bool:
+    """Whether the order fits on this machine when it has no other share, in one of its modes."""
+    for alone in ModeAttempts(order).orders:
+        if traits_of(alone.request.mode).is_slice:
+            return True  # the GPUs may be cut anew
+        with suppress(DoesNotFitError, NotInModeError):
+            place(alone, devices, {})
+            return True
+    return False
 
 
 def _check_count(order: ShareOrder, states: Sequence[DeviceState]) -> None:

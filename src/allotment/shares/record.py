@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share's record: `share.json`, and its processes' identities: `processes.json`."""
+"""A share's record: `share.json`, and its processes' identities: `processes.json`.
+
+`events`, in the state folder, has what happened to all shares: the commands and the agent append
+lines to it, and drop the oldest.
+"""
 
 import json
 import os
 import pwd
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +21,7 @@ from allotment.model.errors import AllotError, LedgerError, StateError, UsageErr
 from allotment.model.pods import Owner
 from allotment.model.shares import Runner, Share, ShareDevice, ShareId
 from allotment.modes import DEFAULT_MODE, mode_named
-from allotment.shares.folders import explained
+from allotment.shares.folders import StateFolder, explained
 
 RECORD = "share.json"
 _VERSION = 3
@@ -145,6 +151,71 @@ def read_traces(directory: Path) -> Traces:
     except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return Traces()
     return Traces(namespace if isinstance(namespace, int) else None, members)
+
+
+_EVENTS_MOST_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a share, or to a request for one."""
+
+    time: float
+    """Seconds after the epoch; each event of a folder has its own."""
+    kind: str
+    """`created`, `refused`, `resized`, `suspended`, `resumed`, `damaged`, `ended`, `lost`."""
+    share: str
+    """The share's name; empty: none."""
+    id: str
+    text: str = ""
+
+
+def note_event(
+    folder: StateFolder, kind: str, *, share: str, share_id: str, text: str = ""
+) -> None:
+    """Append an event. A folder that cannot be written has none: no command fails for it."""
+    import fcntl
+
+    try:
+        with os.fdopen(folder.open_events(), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if file.seek(0, os.SEEK_END) > _EVENTS_MOST_BYTES:
+                file.seek(-_EVENTS_MOST_BYTES // 2, os.SEEK_END)
+                kept = file.read().partition(b"\n")[2]
+                file.seek(0)
+                file.truncate()
+                file.write(kept)
+            event = Event(time.time(), kind, share, share_id, text)
+            file.write(json.dumps(asdict(event)).encode() + b"\n")
+    except OSError:
+        pass
+
+
+def read_events(folder: StateFolder, *, after: float = 0.0) -> list[Event]:
+    """Return the events later than a time, oldest first; lines that are none are skipped."""
+    try:
+        lines = (folder.root / "events").read_bytes().splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            found = json.loads(line)
+            texts = (str(found[name]) for name in ("kind", "share", "id", "text"))
+            events.append(Event(float(found["time"]), *texts))
+    return sorted((each for each in events if each.time > after), key=lambda each: each.time)
+
+
+def note_damage(folder: StateFolder, shares: Iterable["LoadedShare"]) -> None:
+    """Append an event for each damaged share that has none yet."""
+    damaged = [loaded for loaded in shares if loaded.problem]
+    if not damaged:
+        return
+    known = {(each.id, each.text) for each in read_events(folder) if each.kind == "damaged"}
+    for loaded in damaged:
+        text = loaded.problem.one_line() if loaded.problem else ""
+        if (loaded.id, text) not in known:
+            note_event(folder, "damaged", share=loaded.name, share_id=loaded.id, text=text)
 
 
 @dataclass(frozen=True, slots=True)

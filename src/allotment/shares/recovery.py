@@ -17,7 +17,15 @@ from allotment.modes import turns
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.process_tree import census, is_alive, named
-from allotment.shares.record import RECORD, LoadedShare, read_share, read_traces, write_traces
+from allotment.shares.record import (
+    RECORD,
+    LoadedShare,
+    note_damage,
+    note_event,
+    read_share,
+    read_traces,
+    write_traces,
+)
 
 DRAFT = ".new-"
 """The prefix of a share's folder while it is built."""
@@ -45,6 +53,7 @@ def recover(folder: StateFolder) -> list[LoadedShare]:
         if path.name.startswith((DRAFT, _REMOVED)) or _is_mount_point(path):
             shutil.rmtree(path, ignore_errors=True)
     shares = list_shares(folder)
+    note_damage(folder, shares)
     turns.sweep(folder.devices, {share.id: tuple(share.limits()) for share in shares})
     orphans = [
         loaded
@@ -116,6 +125,7 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     except OSError as error:
         raise explained(error, loaded.directory, "remove the share") from error
     failpoint("remove.hidden")
+    note_event(folder, "ended", share=loaded.name, share_id=loaded.id)
     turns.free_seats(folder.devices, loaded.id)
     failpoint("remove.freed")
     shutil.rmtree(grave, ignore_errors=True)

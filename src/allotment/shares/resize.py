@@ -26,7 +26,7 @@ from allotment.modes import SoftMode
 from allotment.placement import memory_room, overflow
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, booked, find, recover, states_of
-from allotment.shares.record import check_owner, write_record
+from allotment.shares.record import check_owner, note_event, write_record
 from allotment.shares.run.command import refuse_inside
 from allotment.shares.suspension import check_has_ledger, missing_gpu
 
@@ -98,6 +98,8 @@ def resize(
         states = states_of(by_uuid.values(), others, change.host_budget)
         new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
         _apply(mode, folder, found, share, old, new, force=force)
+        text = ", ".join(f"{format_bytes(part.memory)} of {uuid}" for uuid, part in new.items())
+        note_event(folder, "resized", share=share.name, share_id=share.id, text=text)
         return find(folder, found.id)
 
 

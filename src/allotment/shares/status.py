@@ -182,6 +182,8 @@ class ShareView:
     """The command line of one of its processes, preferably one that uses a device."""
     losses: tuple[LossView, ...] = ()
     """The last few, oldest first on each device."""
+    remaining: tuple[tuple[int, str], ...] = ()
+    """PID and command of its processes without a device, once its `allot run` has ended."""
 
     @property
     def command(self) -> str:
@@ -360,10 +362,13 @@ def _view(
     unenforced = _unenforced(uuids, without_shim, readings, is_held=traits_of(found.mode).is_slice)
     processes += unenforced
     pids = members | {process.pid for process in processes if process.pid is not None}
+    state = _state(found, is_used=bool(pids or processes))
+    shown = {process.pid for process in processes}
+    remaining = sorted(members - shown) if state is LiveState.LEFT else ()
     return ShareView(
         id=found.id,
         name=found.name,
-        state=_state(found, is_used=bool(pids or processes)),
+        state=state,
         share=found.share,
         devices=_compared(_devices(found), found, unenforced, pids, readings),
         processes=processes,
@@ -371,6 +376,7 @@ def _view(
         remark=_remark(found),
         program=_program(processes, members),
         losses=_losses(found, losses),
+        remaining=tuple((pid, command_of(pid)) for pid in remaining),
     )
 
 

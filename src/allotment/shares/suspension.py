@@ -17,7 +17,7 @@ from allotment.modes import SoftMode, ledger_mode, traits_of
 from allotment.shares.folders import StateFolder, explained
 from allotment.shares.lifecycle import LoadedShare, find
 from allotment.shares.process_tree import census, is_alive, is_stopped, named
-from allotment.shares.record import check_owner, write_record
+from allotment.shares.record import check_owner, note_event, write_record
 from allotment.shares.status import ProcessView, Readings, view
 
 DriverOf = Callable[[Path | None], AbstractContextManager[Checkpoints]]
@@ -81,6 +81,16 @@ class LockedShare:
             share = readable(found)
             if share.suspension != suspension:
                 write_record(found.directory, replace(share, suspension=suspension))
+                self._note(suspension)
+
+    def _note(self, now: Suspension | None) -> None:
+        kind = ""
+        if now is not None and now.is_complete:
+            kind, text = "suspended", f"its memory is on the host, by {now.by}"
+        elif now is None and self.share.suspension is not None:
+            kind, text = "resumed", ""
+        if kind:
+            note_event(self.folder, kind, share=self.share.name, share_id=self.share.id, text=text)
 
     def set_suspended(self, *, is_suspended: bool) -> None:
         """Take its turns on its devices away, or give them back."""

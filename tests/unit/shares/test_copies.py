@@ -22,7 +22,7 @@ def test_the_shim_is_copied_once(folder: StateFolder, native_dir: Path) -> None:
 
 def test_the_simulated_libraries_have_their_real_names(folder: StateFolder) -> None:
     names = sorted(path.name for path in simulated_copy(folder).iterdir())
-    assert names == ["libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control"]
+    assert names == ["libcuda.so.1", "libnvidia-ml.so.1", "nvidia-cuda-mps-control", "nvidia-smi"]
 
 
 def test_what_another_user_planted_is_not_used(folder: StateFolder) -> None:

@@ -3,6 +3,7 @@
 
 import os
 import select
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pwd import struct_passwd
 from typing import NoReturn
 
 from allotment.devices.sources import Inventory
+from allotment.libraries import SIMULATED, library_path
 from allotment.model.devices import Device
 from allotment.model.errors import (
     AllotError,
@@ -23,6 +25,7 @@ from allotment.model.errors import (
     UnknownProfileError,
     UsageError,
 )
+from allotment.model.formats import format_count, format_duration
 from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share
 from allotment.modes import traits_of
@@ -30,10 +33,11 @@ from allotment.modes.mps.mode import PIPE_DIRECTORY, VARIABLES
 from allotment.shares import lifecycle
 from allotment.shares.folders import RUN_FOLDER, StateFolder, is_trusted, shim_copy, simulated_copy
 from allotment.shares.mode_lives import life_of
-from allotment.shares.placing import MigTerms, ModeAttempts, memory_warning
+from allotment.shares.placing import MigTerms, ModeAttempts, could_fit, memory_warning
 from allotment.shares.process_tree import children, named
-from allotment.shares.record import Traces, read_record, write_record, write_traces
+from allotment.shares.record import Traces, note_event, read_record, write_record, write_traces
 from allotment.shares.run.child_process import (
+    Program,
     adopt_orphans,
     end_as,
     find_program,
@@ -42,7 +46,13 @@ from allotment.shares.run.child_process import (
     start,
     wait,
 )
-from allotment.shares.run.namespace import MPS_INSIDE, NamespacePlan, can_unshare, enter
+from allotment.shares.run.namespace import (
+    MPS_INSIDE,
+    NamespacePlan,
+    can_unshare,
+    enter,
+    inside_folder,
+)
 
 _SHARE_VARIABLE = "ALLOTMENT_SHARE"
 _MACHINE_VARIABLE = "ALLOTMENT_SIMULATED_MACHINE"
@@ -69,6 +79,8 @@ class RunSession:
     """In mode `mig`, seconds to keep the slice after the share has ended."""
     reuses: bool = False
     """In mode `mig`, also use idle MIG devices of other tools."""
+    wait_s: float | None = None
+    """Seconds to wait for room; None: it is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ def run(session: RunSession) -> NoReturn:
     Raises `AllotError` if the command cannot start; no share is left behind.
     """
     refuse_nesting()
-    program = find_program(session.command, os.environ.get("PATH"))
+    program = _program(session)
     user = find_user(session.user) if session.user else None
     injection = _injection(session)
     folder = StateFolder.at(session.state)
@@ -185,7 +197,7 @@ def run(session: RunSession) -> NoReturn:
 
         devices = (*devices, *allocate.free_slices(folder, machine))
     # The share is booked from here on: we end it, or else the next `allot` does.
-    share, directory, served = _create(folder, order, devices, user)
+    share, directory, served = _create_in_turn(folder, order, devices, user, session.wait_s)
     if warning := memory_warning(share):
         _warn(f"share {share.name}: {warning}")
     # Names a share's slice to CUDA itself, for programs without the shim. The inherited value is of
@@ -199,13 +211,15 @@ def run(session: RunSession) -> NoReturn:
             child = None
             if injection is Injection.NAMESPACE:
                 plan = _namespace(folder, directory, libraries, machine, share=share)
+                tools = inside_folder(libraries.simulated)
                 inside = {
+                    **_search_path(tools),
                     **variables,
                     **({PIPE_DIRECTORY: MPS_INSIDE} if PIPE_DIRECTORY in served else {}),
                 }
                 try:
                     child = start(
-                        program,
+                        _moved(program, tools),
                         {**_inherited(), **inside},
                         signals=signals,
                         prepare=lambda: enter(plan),
@@ -220,7 +234,8 @@ def run(session: RunSession) -> NoReturn:
                     write_record(directory, share)
             if child is None:
                 environment = {**_environment(directory, libraries, machine), **variables}
-                child = start(program, environment, signals=signals)
+                moved = _moved(program, str(libraries.simulated))
+                child = start(moved, environment, signals=signals)
             _trace(directory, share, child)
             status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
         except BaseException:
@@ -228,6 +243,26 @@ def run(session: RunSession) -> NoReturn:
             raise
         _end(folder, share, strangers)
         end_as(status)
+
+
+def _program(session: RunSession) -> Program:
+    """Find the command; a simulated machine has its own nvidia-smi, before any other."""
+    path = os.environ.get("PATH", os.defpath)
+    if session.spec:
+        path = _prefixed(str(library_path(SIMULATED)), path)
+    return find_program(session.command, path)
+
+
+def _moved(program: Program, tools: str) -> Program:
+    """Name a simulated machine's own program where the share has it."""
+    folder, name = os.path.split(program.path)
+    if folder != str(library_path(SIMULATED)):
+        return program
+    return replace(program, path=f"{tools}/{name}")
+
+
+def _search_path(tools: str) -> Mapping[str, str]:
+    return {"PATH": _prefixed(tools, os.environ.get("PATH", os.defpath))} if tools else {}
 
 
 def _create(
@@ -259,6 +294,75 @@ def _create(
                 _warn(f"share {share.name} is of mode {share.mode}, and not {mode}: {why}")
         return share, directory, served
     raise attempts.refusal()
+
+
+_RETRY_S = 5.0
+"""A share may become smaller, or a GPU be allowed another mode, without a change of the folder."""
+
+
+def _create_in_turn(
+    folder: StateFolder,
+    order: lifecycle.ShareOrder,
+    devices: Sequence[Device],
+    user: struct_passwd | None,
+    wait_s: float | None,
+) -> tuple[Share, Path, Mapping[str, str]]:
+    """Create the share as soon as there is room, by order of arrival among those that wait.
+
+    `wait_s` None: at once, or not at all. The first of those that wait tries again whenever a share
+    begins or ends; the others sleep.
+    """
+    if wait_s is None or not could_fit(order, devices):
+        try:
+            return _create(folder, order, devices, user)
+        except DoesNotFitError as error:
+            _note_refusal(folder, order, error)
+            raise
+    reason = ""
+    until = time.monotonic() + wait_s
+
+    def notice(earlier: int) -> None:
+        _note(f"waiting behind {format_count(earlier, 'command')} that came before")
+
+    queue = order.machine.parent.name if order.machine else "real"
+    try:
+        with folder.in_turn(queue, until=until, notice=notice):
+            while True:
+                before = folder.shares.stat().st_mtime_ns
+                try:
+                    return _create(folder, order, devices, user)
+                except UnknownProfileError:
+                    raise
+                except DoesNotFitError as error:
+                    if error.message != reason:
+                        reason = error.message
+                        _note(f"waiting for room (Ctrl-C ends it): {reason}")
+                _await_change(folder, before, until)
+    except TimeoutError:
+        late = DoesNotFitError(
+            f"there was no room within {format_duration(int(wait_s * 1e9))}",
+            hint="`allot ps` shows the shares; without a time, --wait has no end",
+        )
+        _note_refusal(folder, order, late)
+        raise late from None
+
+
+def _note_refusal(folder: StateFolder, order: lifecycle.ShareOrder, error: DoesNotFitError) -> None:
+    note_event(folder, "refused", share=order.name or "", share_id=order.id, text=error.one_line())
+
+
+def _await_change(folder: StateFolder, before: int, until: float) -> None:
+    """Wait until a share has begun or ended; raise `TimeoutError` at `until`."""
+    retry_at = time.monotonic() + _RETRY_S
+    while time.monotonic() < retry_at and folder.shares.stat().st_mtime_ns == before:
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(0.1)
+
+
+def _note(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"allot: {text}\n".encode())
 
 
 def _ready(folder: StateFolder, share: Share) -> Mapping[str, str]:
@@ -443,6 +547,7 @@ def _environment(directory: Path, libraries: _Libraries, machine: Path | None) -
         environment["LD_LIBRARY_PATH"] = _prefixed(
             str(libraries.simulated), environment.get("LD_LIBRARY_PATH")
         )
+        environment |= _search_path(str(libraries.simulated))
     return environment
 
 

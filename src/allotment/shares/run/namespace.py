@@ -8,6 +8,7 @@ first. The machine's mounts reach the namespace (a slave), not the reverse.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,66 @@ def can_unshare() -> bool:
     return False
 
 
+def inside_folder(libraries: Path | None) -> str:
+    """Where a namespace has the folder with the simulated libraries; empty without one."""
+    return f"{_LIBRARIES_INSIDE}/{libraries.name}" if libraries else ""
+
+
+def enter_driver_root(root: Path, libraries: Path, covers: Iterable[str]) -> None:
+    """Enter a namespace where parts of a folder are the machine's; raise `OSError`.
+
+    Below `covers`, the folder replaces the machine's files; elsewhere it adds to them. The loader
+    finds `libraries` without a variable: programs start others with an empty environment.
+    """
+    os.makedirs(f"{RUN_FOLDER}/simulated", exist_ok=True)  # noqa: PTH103
+    cache = f"{root}/.ld.so.cache"
+    _make_cache(cache, str(libraries))
+    _libc_call("unshare", _CLONE_NEWNS)
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+    if os.path.exists(CACHE_FILE):  # noqa: PTH110
+        _mount(cache, CACHE_FILE, None, _MS_BIND)
+    for part in covers:
+        if os.path.exists(f"/{part}"):  # noqa: PTH110
+            _mount(f"{root}/{part}", f"/{part}", None, _MS_BIND | _MS_REC)
+    _add("/dev", f"{root}/dev")
+    _add(f"{RUN_FOLDER}/simulated", f"{root}{RUN_FOLDER}/simulated")
+    if not os.path.exists("/proc/modules"):  # noqa: PTH110
+        _add_modules(f"{root}/proc")
+
+
+def _add(target: str, source: str) -> None:
+    """Cover a folder with its own content and that of `source`."""
+    draft = f"{source}/.whole"
+    os.makedirs(draft, exist_ok=True)  # noqa: PTH103
+    _mount("allotment", draft, "tmpfs", _MS_NOSUID, b"mode=755,size=1m")
+    names = {name: f"{target}/{name}" for name in os.listdir(target)}  # noqa: PTH208
+    names |= {name: f"{source}/{name}" for name in os.listdir(source) if name != ".whole"}  # noqa: PTH208
+    for name, path in names.items():
+        inside = f"{draft}/{name}"
+        if os.path.islink(path):  # noqa: PTH114
+            os.symlink(os.readlink(path), inside)  # noqa: PTH115, PTH211
+            continue
+        _touch(inside, folder=os.path.isdir(path))  # noqa: PTH112
+        _mount(path, inside, None, _MS_BIND | _MS_REC)
+    _mount(draft, target, None, _MS_BIND | _MS_REC)
+
+
+def _add_modules(source: str) -> None:
+    """Cover /proc of a kernel without modules, where no file can be added.
+
+    Processes that begin later are missing there, but for each caller's own entry.
+    """
+    draft = f"{source}/.whole"
+    os.makedirs(draft, exist_ok=True)  # noqa: PTH103
+    _mount("allotment", draft, "tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
+    os.mkdir(f"{draft}/.kernel")  # noqa: PTH102
+    _mount("/proc", f"{draft}/.kernel", None, _MS_BIND | _MS_REC)
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        os.symlink(f".kernel/{name}", f"{draft}/{name}")  # noqa: PTH211
+    os.symlink(f"{source}/modules", f"{draft}/modules")  # noqa: PTH211
+    _mount(draft, "/proc", None, _MS_BIND | _MS_REC)
+
+
 def enter(plan: NamespacePlan) -> None:
     """Enter a namespace as planned; raise `OSError` naming the failed step.
 
@@ -90,7 +151,7 @@ def enter(plan: NamespacePlan) -> None:
     if plan.cache and plan.libraries:
         _write_cache(
             f"/proc/self/fd/{cache_folder}/{plan.cache.name}",
-            f"{_LIBRARIES_INSIDE}/{plan.libraries.name}",
+            inside_folder(plan.libraries),
         )
         os.close(cache_folder)
     _mount("none", RUN_FOLDER, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)

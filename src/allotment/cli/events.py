@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allot events`: what happened to the shares of this machine."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from allotment.cli.documents import utc
+from allotment.cli.options import complete_share, output_option, state_option
+
+if TYPE_CHECKING:
+    from allotment.shares.folders import StateFolder
+    from allotment.shares.record import Event
+
+_PACE_S: Final = 0.5
+
+
+@click.command(short_help="Show what happened to the shares.")
+@click.argument("shares", metavar="[SHARE]...", nargs=-1, shell_complete=complete_share)
+@click.option("--follow", "-f", is_flag=True, help="Show later events too, until Ctrl-C.")
+@output_option("text", "json")
+@state_option
+def command(*, shares: tuple[str, ...], follow: bool, output: str, state: Path | None) -> None:
+    """Show when shares were created, refused, resized, suspended, resumed, damaged and ended.
+
+    With SHARE (name or id, also of an ended one): only its events. `lost` names shares whose
+    programs lost their GPU state, because their GPU's MPS daemon ended.
+
+    No daemon watches: each command records what it did and met. A share whose `allot run` was
+    killed ends in the events when the next command finds that. The file `events` of the state
+    folder has at most 256 KiB; the oldest half is dropped then. With -o json, a line is an event.
+
+    \b
+    Examples:
+      allot events
+      allot events train -f
+      allot events -o json | jq 'select(.kind == "refused")'
+    """  # noqa: D301 - click's mark
+    from allotment.shares.folders import StateFolder
+
+    folder = StateFolder.at(state)
+    for event in _events(folder, follows=follow):
+        if not shares or {event.share, event.id} & set(shares):
+            click.echo(_line(event, output))
+
+
+def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[Event]":
+    last = 0.0
+    while True:
+        for event in _later(folder, last):
+            last = event.time
+            yield event
+        if not follows:
+            return
+        time.sleep(_PACE_S)
+
+
+def _later(folder: "StateFolder", after: float) -> "list[Event]":
+    """Return the events after a time, and look for damage that no command has met yet."""
+    from allotment.shares.mps_daemons import losses
+    from allotment.shares.record import Event, note_damage, read_events
+    from allotment.shares.recovery import list_shares
+
+    if not folder.exists():
+        return []
+    note_damage(folder, list_shares(folder))
+    lost = [
+        Event(loss.time, "lost", share, "", f"GPU {uuid}: {loss.reason}")
+        for uuid, each in losses(folder).items()
+        for loss in each
+        for share in loss.shares
+        if loss.time > after
+    ]
+    return sorted([*read_events(folder, after=after), *lost], key=lambda event: event.time)
+
+
+def _line(event: "Event", output: str) -> str:
+    if output == "json":
+        import json
+        from dataclasses import asdict
+
+        return json.dumps(asdict(event) | {"time": utc(event.time)})
+    return f"{utc(event.time)}  {event.kind:<9}  {event.share or '-'}  {event.text}".rstrip()
