@@ -7,11 +7,12 @@ pod lacks its placement, and a late bind cannot bind a changed pod.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
+from allotment.dialects.own.placement import PLACEMENT
 from allotment.kube.clients import Api, find
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject
@@ -73,4 +74,21 @@ class Bindings:
         item = await find(self._api, path, _pod, asked=f"get pod {namespace}/{name}")
         if item is None or item.metadata.uid != uid:
             return None
-        return self._complete(to_cluster_pod(item))
+        # Of bound pods only those that are read have a version.
+        return replace(
+            self._complete(to_cluster_pod(item)), version=item.metadata.resource_version
+        )
+
+    async def place_again(self, pod: ClusterPod, placement: str, *, version: str) -> None:
+        """Replace the placement of a bound pod, if it still has that version. Raises `KubeError`.
+
+        The status subresource keeps the annotations that it gets, and needs no right to change
+        containers.
+        """
+        metadata = {
+            "uid": pod.uid,
+            "resourceVersion": version,
+            "annotations": {PLACEMENT: placement},
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        await self._api.patch(path, {"metadata": metadata}, asked=f"patch pod {pod}")

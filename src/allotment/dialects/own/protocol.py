@@ -9,7 +9,7 @@ from allotment.model.compute import DEFAULT_WEIGHT, WHOLE, Compute, ComputeClass
 from allotment.model.errors import UsageError
 from allotment.model.formats import format_percent
 from allotment.model.mig import MigPlace
-from allotment.model.modes import MIG, MPS
+from allotment.model.modes import MIG, MPS, SOFT
 from allotment.model.pods import Container, ContainerAsk, ForeignPod, Pod
 from allotment.model.quantities import LEAST_BYTES, MemoryAmount
 from allotment.model.requests import Constraints, Preferences, Request
@@ -39,6 +39,18 @@ class PlacementWish:
     """The mode there; None: not set."""
     slices: tuple[MigPlace, ...] = ()
     """In mode `mig`, the slice of each of `devices`; else empty."""
+    is_resized: bool = False
+    """The amounts may be more than the request: until a resize is in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeWish:
+    """`allotment.dev/resize`: other amounts of each device. None: as requested."""
+
+    memory: MemoryAmount | None = None
+    compute: ComputeWish | None = None
+    kind: ComputeClass | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class PodAnnotations:
     placement: PlacementWish | None = None
     memory: MemoryAmount | None = None
     """A part of each device."""
+    resize: ResizeWish | None = None
     constraints: Constraints = field(default=Constraints())
     preferences: Preferences = field(default=Preferences())
 
@@ -145,6 +158,25 @@ def without_effect(request: Request, mode: str) -> tuple[str, ...]:
     if mode == MIG and its.ceiling not in {its.guarantee, WHOLE}:
         found.append(f"the ceiling of {format_percent(its.ceiling)} percent")
     return tuple(found)
+
+
+def unresizable(before: Request, after: Request, mode: str, capacity: int) -> str:
+    """Why programs that run cannot follow a resize in a mode; empty: they can.
+
+    `before` is the pod's own request, and `capacity` a device's memory in bytes.
+    """
+    more = after.memory.of(capacity) - before.memory.of(capacity)
+    asked = replace(before.compute, is_governed=after.compute.is_governed)
+    if not more and asked == after.compute:
+        return ""
+    if mode == MIG:
+        return "the size of a slice is fixed by the hardware"
+    if mode == MPS:
+        if asked != after.compute:
+            return "MPS fixes the compute of a program when the program starts"
+        if more > 0 and not after.may_oversubscribe:
+            return "MPS fixes the memory limit of a program when the program starts"
+    return "" if mode in {SOFT, MPS} else f"mode {mode} has no limits that could change"
 
 
 def is_any_memory(request: Request) -> bool:
