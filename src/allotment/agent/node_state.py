@@ -63,9 +63,7 @@ class NodeState:
         self.has_offer = True
         self._offered.notify()
 
-    def renew_resizes(
-        self, resized: Mapping[PodUid, int], released: Mapping[str, int]
-    ) -> None:
+    def renew_resizes(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
         if (resized, released) != (self.resized, self.released):
             self.resized, self.released = resized, released
             self.changed.notify()

@@ -226,6 +226,7 @@ class Scheduler:
             on_answer=self._reviewed,
             observer=reports,
             leads=self._may_write,
+            resizes=self._book.plan_resize,
         )
 
     def _sharepod_keeper(self, api: Api) -> SharePodKeeper | None:

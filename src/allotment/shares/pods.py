@@ -442,9 +442,7 @@ def _change_for(found: LoadedShare, request: Request) -> LimitChange | None:
     """Return what differs from a request; None: nothing."""
     devices = found.devices()
     asked = request.compute
-    is_same = all(
-        replace(each.compute, is_governed=asked.is_governed) == asked for each in devices
-    )
+    is_same = all(replace(each.compute, is_governed=asked.is_governed) == asked for each in devices)
     compute = None if is_same else asked
     memory = request.memory
     if all(memory.size_bytes == each.memory_bytes for each in devices) and compute is None:

@@ -91,7 +91,9 @@ class ShareEvents:
     def resize_refused(self, pod: Pod, share: Share, wish: str, error: AllotError) -> None:
         """A running container's share stays as it is; the agent retries."""
         text = f"not resized to {wish}: {error.one_line(longest=MOST_EVENT)}"
-        if share.owner is not None and self._is_new(pod.uid, share.id, f"{wish} {_key(error)}", text):
+        if share.owner is not None and self._is_new(
+            pod.uid, share.id, f"{wish} {_key(error)}", text
+        ):
             text = f"container {share.owner.container}: {text}"
             self._reports.pod(pod, RESIZE_REFUSED, text, is_warning=True)
 

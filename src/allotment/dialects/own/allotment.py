@@ -342,16 +342,22 @@ def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotat
     if len(placed.devices) != request.count:
         problem = f"has {len(placed.devices)} devices, but {GPU} is {request.count}"
         raise _misplaced(pod, container, problem)
-    need = request.memory.size_bytes
     if placed.memory_bytes is None or request.mode == MIG:
         return request
-    if placed.is_resized and placed.memory_bytes >= (need or 0):
+    return _with_bytes(pod, container, request, placed, placed.memory_bytes)
+
+
+def _with_bytes(
+    pod: Pod, container: Container, request: Request, placed: PlacementWish, size: int
+) -> Request:
+    """Return a request with the bytes of its placement."""
+    need = request.memory.size_bytes
+    if placed.is_resized and size >= (need or 0):
         return request
     if need is None:
-        size = placed.memory_bytes
         return replace(request, memory=MemoryAmount(format_bytes(size), size_bytes=size))
-    if placed.memory_bytes != need:
-        problem = f"has {placed.memory_bytes} bytes of each device, but {GPU_MEMORY} amounts"
+    if size != need:
+        problem = f"has {size} bytes of each device, but {GPU_MEMORY} amounts"
         raise _misplaced(pod, container, f"{problem} to {need}")
     return request
 

@@ -423,9 +423,35 @@ def parse_resize(text: str) -> ResizeWish:
     return ResizeWish(**{_RESIZED[word][0]: _RESIZED[word][1](found[word]) for word in found})
 
 
-def written_resize(words: Mapping[str, str]) -> str:
-    """Write what `parse_resize` reads."""
-    return ",".join(f"{word}:{words[word]}" for word in _RESIZED if word in words)
+def changed_wish(text: str, *, container: str | None, words: Mapping[str, str]) -> str:
+    """Return `allotment.dev/resize` with other words for a container, or for all.
+
+    Words that are not named keep their value. Raises `UsageError`.
+    """
+    by_container = {
+        name.strip(): value for name, _, value in (part.partition("=") for part in text.split(";"))
+    }
+    if text and ("=" in text) != (container is not None):
+        problem = f"{RESIZE} is {shown(text)}"
+        hint = "name a container, as it does" if container is None else "name no container"
+        raise UsageError(problem, hint=f"{hint}, or remove the annotation first")
+    if container is None:
+        by_container = {"": text}
+    before = by_container.get(container or "", "")
+    kept = {
+        word.strip(): value
+        for word, _, value in (item.partition(":") for item in before.split(","))
+        if word.strip()
+    }
+    changed = {**kept, **words}
+    written = ",".join(f"{word}:{changed[word]}" for word in _RESIZED if word in changed)
+    parse_resize(written)
+    if container is None:
+        return written
+    by_container = {name: value for name, value in by_container.items() if name}
+    return ";".join(
+        f"{name}={value}" for name, value in {**by_container, container: written}.items()
+    )
 
 
 _CLASSES = {str(kind): kind for kind in ComputeClass}
