@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections import deque
 from dataclasses import replace
@@ -210,10 +211,8 @@ class ResizingWorld:
 
     def carry_out_late(self) -> None:
         name, placement, version = self.late.popleft()
-        try:
+        with contextlib.suppress(ConflictError):
             self._write(name, placement, version)
-        except ConflictError:
-            pass
 
     def _write(self, name: str, placement: str, version: str) -> None:
         item = self.pods.get(name)

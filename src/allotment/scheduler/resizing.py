@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the placements of bound pods whose `allotment.dev/resize` asks for other amounts.
 
-    annotation ──► book (what grows) ──► placement ──► node resizes ──► node reports ──► book, placement
-                                                                            (what shrinks)
+    annotation ──► book ──► placement ──► node resizes, reports ──► placement ──► book
+                 (what grows)                                                  (what shrinks)
 
 The book decides (`Book.plan_resize`). All state is in pods and nodes, so any leader goes on.
 """

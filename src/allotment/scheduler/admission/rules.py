@@ -229,7 +229,10 @@ CONDITION: Final = "asks-for-gpus"
 _CONTAINERS: Final = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
 _ANNOTATIONS: Final = "object.metadata.?annotations.orValue({})"
 _OLD_ANNOTATIONS: Final = "oldObject.metadata.?annotations.orValue({})"
-_IS_RESIZED: Final = f"'{RESIZE}' in {_ANNOTATIONS} && {_ANNOTATIONS}[?'{RESIZE}'] != {_OLD_ANNOTATIONS}[?'{RESIZE}']"
+_IS_RESIZED: Final = (
+    f"'{RESIZE}' in {_ANNOTATIONS}"
+    f" && {_ANNOTATIONS}[?'{RESIZE}'] != {_OLD_ANNOTATIONS}[?'{RESIZE}']"
+)
 _LABELS: Final = "object.metadata.?labels.orValue({})"
 _SCHEDULER: Final = "object.spec.?schedulerName.orValue('')"
 _LIMITS: Final = "c.?resources.?limits.orValue({})"
