@@ -23,7 +23,7 @@ from typing import Any
 from allotment.devices.sources import Problem
 from allotment.files import FileIdentity, file_identity
 from allotment.model.devices import Device
-from allotment.model.errors import BusyError, DoesNotFitError, StateError
+from allotment.model.errors import BusyError, DoesNotFitError, LimitBelowUseError, StateError
 from allotment.model.formats import format_count, format_pids
 from allotment.model.pods import Owner
 from allotment.model.requests import Request
@@ -222,7 +222,11 @@ class PodShares:
             found = lifecycle.find(self._folder, share)
             change = _change_for(found, request)
             if change is not None:
-                change_limits(self._folder, found, change, policy.devices, shares=shares)
+                try:
+                    change_limits(self._folder, found, change, policy.devices, shares=shares)
+                except LimitBelowUseError as error:
+                    error.hint = "free memory in its programs, or ask for more: the agent retries"
+                    raise
             present = self._bookings.get(share)
             if present is None or present.share is None:
                 raise StateError(f"share {share} was removed meanwhile")

@@ -105,13 +105,23 @@ def change_limits(
     others = booked((each for each in shares if each.id != found.id), seen_by=share.owner)
     limits = {device.uuid: device.memory_limit for device in snapshot.policy.devices}
     old = {
-        device.uuid: _Part(limits[device.uuid], found.terms.get(device.uuid))
+        device.uuid: _Part(limits[device.uuid], _terms_of(found, device))
         for device in share.devices
     }
     states = states_of(by_uuid.values(), others, change.host_budget)
     new = _new_parts(mode, share, old, {state.device.uuid: state for state in states}, change)
     _apply(mode, folder, found, share, old, new, force=force)
     return find(folder, found.id)
+
+
+def _terms_of(found: LoadedShare, device: ShareDevice) -> Terms | None:
+    """Return the compute before; of a pod's container as booked.
+
+    In force is less while another container of its pod has the same guarantee.
+    """
+    terms = found.terms.get(device.uuid)
+    is_pods = terms is not None and found.owner is not None
+    return replace(terms, compute=device.compute) if terms and is_pods else terms
 
 
 def _new_parts(
