@@ -432,8 +432,9 @@ def changed_wish(text: str, *, container: str | None, words: Mapping[str, str]) 
         name.strip(): value for name, _, value in (part.partition("=") for part in text.split(";"))
     }
     if text and ("=" in text) != (container is not None):
-        problem = f"{RESIZE} is {shown(text)}"
-        hint = "name a container, as it does" if container is None else "name no container"
+        its = "names containers" if container is None else "is for all containers"
+        problem = f"{RESIZE} is {shown(text)}, which {its}"
+        hint = "name a container" if container is None else "name no container"
         raise UsageError(problem, hint=f"{hint}, or remove the annotation first")
     if container is None:
         by_container = {"": text}
