@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import copy
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -64,9 +65,15 @@ class ResizingWorld:
 
     # ---- what users do ---------------------------------------------------------------------------
 
-    def create(self, name: str, memory: str, *, percent: int = 0, **annotations: str) -> bool:
+    def create(
+        self,
+        name: str,
+        memory: str,
+        *,
+        percent: int = 0,
+        annotations: Mapping[str, str] | None = None,
+    ) -> bool:
         """Create a pod and bind it; False if it does not fit, by the book."""
-        self.deliver()
         limits = {"allotment.dev/gpu": "1", "allotment.dev/gpu-memory": memory}
         if percent:
             limits["allotment.dev/gpu-compute"] = str(percent)
@@ -88,7 +95,6 @@ class ResizingWorld:
         pod["metadata"]["annotations"][PLACEMENT] = write_booking(order.booking)
         self.pods[name] = pod
         self._changed(name)
-        self.deliver()
         self.hear()
         self.run_node()
         return True
@@ -119,8 +125,8 @@ class ResizingWorld:
         for _ in range(min(most, len(self._events))):
             name, item = self._events.popleft()
             if name == "":
-                assert item is not None
-                self.handler.node_put(replace(self.node, resized=item))
+                resized = {PodUid(uid): number for uid, number in (item or {}).items()}
+                self.handler.node_put(replace(self.node, resized=resized))
             elif item is None:
                 self.handler.pod_gone(PodUid(name))
             else:
@@ -139,7 +145,7 @@ class ResizingWorld:
 
     def run_node(self) -> None:
         """The node's agent resizes its shares, and reports what is in force."""
-        resized = {}
+        resized: dict[str, Any] = {}
         for name, item in self._seen.items():
             pod = to_pod(msgspec.convert(item, PodObject))
             (ask,) = asks_of(pod, nvidia=())
@@ -149,7 +155,7 @@ class ResizingWorld:
             self._shares[name] = ask.request
             generation = accepted_resize(pod).generation
             if generation:
-                resized[PodUid(item["metadata"]["uid"])] = generation
+                resized[item["metadata"]["uid"]] = generation
         self._events.append(("", resized))
 
     def tick(self) -> None:

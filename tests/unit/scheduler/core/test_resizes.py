@@ -106,8 +106,8 @@ def test_a_refusal_has_need_and_have_and_changes_nothing(
     wish: str, annotations: dict[str, str], text: str
 ) -> None:
     world = ResizingWorld()
-    world.create("a", "20Gi", **annotations)
-    world.create("b", "20Gi", **annotations)
+    world.create("a", "20Gi", annotations=annotations)
+    world.create("b", "20Gi", annotations=annotations)
     world.wish("a", wish)
     world.settle()
     (refusal,) = world.refused["a"][-1:]
@@ -118,8 +118,8 @@ def test_a_refusal_has_need_and_have_and_changes_nothing(
 
 def test_guarantees_that_do_not_fit_are_refused_until_they_do() -> None:
     world = ResizingWorld()
-    world.create("a", "20Gi", **{"allotment.dev/compute": "0:100"})
-    world.create("b", "20Gi", **{"allotment.dev/compute": "0:100"})
+    for name in "ab":
+        world.create(name, "20Gi", annotations={"allotment.dev/compute": "0:100"})
     world.wish("a", "compute:60:100")
     world.settle()
     world.wish("b", "compute:60:100")
