@@ -19,7 +19,7 @@ from allotment.model.clusters import (
     is_later,
 )
 from allotment.model.errors import UsageError
-from allotment.model.modes import MIG
+from allotment.model.modes import MIG, SOFT
 from allotment.model.pods import PodUid
 from allotment.placement.booking import larger_of
 from allotment.placement.cluster.ranker import Ranking
@@ -272,7 +272,8 @@ class Book(Reservations):
                 guarantee = request.compute.guarantee
                 memory = request.memory.of(size)
                 devices.append(replace(device, memory=memory, guarantee=guarantee))
-            found.append(replace(container, devices=tuple(devices), floor=request.floor))
+            floor = request.floor if container.mode == SOFT else 0
+            found.append(replace(container, devices=tuple(devices), floor=floor))
         return tuple(found)
 
     # ---- inside ----------------------------------------------------------------------------------

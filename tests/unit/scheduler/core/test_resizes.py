@@ -116,6 +116,19 @@ def test_a_refusal_has_need_and_have_and_changes_nothing(
     assert gib(world, "a") == world.in_force("a") // GIB == 20
 
 
+def test_under_mps_memory_shrinks_and_grows_again() -> None:
+    world = ResizingWorld()
+    world.create("a", "20Gi", annotations={"allotment.dev/mode": "mps"})
+    for wish, size in (("memory:5Gi", 5), ("memory:15Gi", 15), ("", 20)):
+        world.wish("a", wish)
+        world.settle()
+        assert gib(world, "a") == world.in_force("a") // GIB == size
+        assert not world.book.resizes
+        booking = world.book.booking(world.uid("a"))
+        assert booking is not None
+        assert booking.containers[0].floor == 0  # its programs take no turns
+
+
 def test_guarantees_that_do_not_fit_are_refused_until_they_do() -> None:
     world = ResizingWorld()
     for name in "ab":
