@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
 from kubelet_twin import (
@@ -35,6 +35,8 @@ class Scene:
         self.kubelet = KubeletTwin()
         self.store = StoreTwin(self.kubelet.uses)
         self.patience = patience
+        self.resized: dict[PodUid, int] = {}
+        self.released: dict[str, int] = {}
         self.start_agent()
 
     def start_agent(self, *, is_synced: bool = True) -> None:
@@ -50,7 +52,16 @@ class Scene:
             policy=any_policy,
             clock=lambda: self.store.clock,
             patience=self.patience,
+            on_resized=self._on_resized,
         )
+
+    def _on_resized(self, resized: Mapping[PodUid, int], released: Mapping[str, int]) -> None:
+        self.resized, self.released = dict(resized), dict(released)
+
+    def change(self, pod: PodTwin, **annotations: str) -> None:
+        """Change annotations of a pod, without their prefix, as the agent hears."""
+        pod.annotations = {f"allotment.dev/{key}": text for key, text in annotations.items()}
+        self.pods.hear(pod.uid, pod.seen())
 
     def hear(self) -> None:
         while self.kubelet.news:

@@ -218,6 +218,7 @@ def test_the_scheduler_may_do_what_the_readme_explains_and_nothing_else(
             for verb in ("list", "watch")
         ),
         ("pods/binding", "create", ""),
+        ("pods/status", "patch", ""),
         *(("events", verb, "") for verb in ("create", "patch")),
         *(
             ("mutatingwebhookconfigurations", verb, "allotment-scheduler")

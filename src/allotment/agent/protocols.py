@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from allotment.model.pods import Owner, Pod, PodUid
+from allotment.model.requests import Request
 from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.cdi import HostMount
 from allotment.shares.placing import ShareOrder
@@ -77,6 +78,10 @@ class ShareStore(Protocol):
         May be repeated with the same id at any time. Raises `AllotError`: `DoesNotFitError` with
         need and have.
         """
+        ...
+
+    def resize(self, share: ShareId, request: Request, policy: NodePolicy) -> Share:
+        """Give a live share the amounts of a request. May be repeated. Raises `AllotError`."""
         ...
 
     def end(self, share: ShareId) -> None:

@@ -258,6 +258,7 @@ class _Agent:
             policy=self._policy_for,
             ready=self._mps.ready,
             clear=self._slices.clear,
+            on_resized=state.renew_resizes,
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,

@@ -135,7 +135,7 @@ def pod(
       kubectl allot explain pod ml/train
     """  # noqa: D301 - click's mark
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    space, name = _names(pod, namespace)
+    space, name = pod_names(pod, namespace)
     with installed("allot explain", extra="kubernetes"):
         from allotment.placement.policies import make
         from allotment.scheduler.explain import explained
@@ -167,7 +167,7 @@ def pod(
         print_explanation(explanation)
 
 
-def _names(text: str, namespace: str | None) -> tuple[str, str]:
+def pod_names(text: str, namespace: str | None) -> tuple[str, str]:
     """Return the namespace (empty: the context's) and the name. Raises `UsageError`."""
     space, slash, name = text.rpartition("/")
     if namespace is not None:

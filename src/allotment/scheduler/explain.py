@@ -49,8 +49,10 @@ from allotment.placement.explain import (
 )
 from allotment.placement.views import Hardware
 from allotment.scheduler.admission.rules import IGNORE_LABELS
+from allotment.scheduler.core.book import Book
 from allotment.scheduler.core.nominations import NominatedCluster, without_host
 from allotment.scheduler.core.quota import QuotaBook, units_of
+from allotment.scheduler.core.reservations import BookSettings
 from allotment.scheduler.explain_evidence import (
     ContainerSummary,
     DevicePart,
@@ -95,6 +97,8 @@ def explained(
     if standing is Standing.PENDING:
         obstacles += _before(evidence, need, dialect)
     booking = pod.booking if standing is Standing.PLACED else None
+    if booking is not None:
+        obstacles += _resize(pod, live, replace(BookSettings(), needs=settings))
     if standing is Standing.BOUND and pod.problem and (need is not None or has_started):
         node = cluster.node(pod.node)
         usage = None if need is None or node is None else _unplaced(need, node, kubelet_pod)
@@ -197,6 +201,26 @@ def _standing(evidence: Evidence, pod: ClusterPod) -> Standing:
     if not pod.node:
         return Standing.PENDING
     return Standing.PLACED if pod.booking and pod.booking.containers else Standing.BOUND
+
+
+def _resize(pod: ClusterPod, live: LiveCluster, settings: BookSettings) -> list[Refusal]:
+    """Return why a pod's `allotment.dev/resize` is not in force; empty if it is."""
+    book = Book(Cluster(), settings=settings)
+    for node in live.nodes:
+        book.node_put(node)
+    for other in live.pods:
+        if other.booking is not None:
+            book.cluster.book(other.booking)
+    book.pod_put(pod, now=0.0)
+    book.watch_resize(pod)
+    if pod.uid not in book.resizes:
+        return []
+    planned = book.plan_resize(pod)
+    if isinstance(planned, Refusal):
+        return [refuse(Obstacles.RESIZE, f"not resized: {planned.text}", hint=planned.hint)]
+    text = f"its resize is not in force on node {pod.node} yet; its larger amounts count until then"
+    hint = "see its events: ResizeRefused has the reason if the node cannot carry it out"
+    return [refuse(Obstacles.RESIZE, text, hint=hint)]
 
 
 def _fill(cluster: NominatedCluster, pod: ClusterPod, live: LiveCluster) -> None:

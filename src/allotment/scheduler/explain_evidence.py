@@ -205,6 +205,8 @@ class Obstacles(StrEnum):
     UNPLACED = "unplaced"
     """It is on a node, and its placement is missing or invalid."""
     DELETED = "deleted"
+    RESIZE = "resize"
+    """Its `allotment.dev/resize` is not in force."""
     NOMINATED = "nominated"
     """Other pods are being evicted for it."""
     KEPT = "kept"

@@ -454,3 +454,17 @@ def test_the_pod_is_as_it_was_read_and_not_as_the_list_has_it() -> None:
     found = explained(replace(later, cluster=evidence.cluster))
     assert found.standing is Standing.PENDING
     assert found.fitting == ("a",)
+
+
+def test_a_resize_that_is_not_in_force_is_explained() -> None:
+    """By the decision of the scheduler's own book, with need and have."""
+    wish = {"allotment.dev/resize": "memory:30Gi"}
+    one = pod("one", asking(), on=("a", 0), annotations=wish)
+    found = Twin([node("a")], [one, pod("two", asking(compute=10), on=("a", 0))]).explain("one")
+    assert kinds(found) == [Obstacles.RESIZE]
+    assert "not resized: GPU-a-0 (A100): need 30Gi, have 20Gi beside" in found.obstacles[0].text
+    found = Twin([node("a")], [one]).explain("one")
+    assert kinds(found) == [Obstacles.RESIZE]
+    assert "its resize is not in force on node a yet" in found.obstacles[0].text
+    plain = pod("one", asking(), on=("a", 0))
+    assert kinds(Twin([node("a")], [plain]).explain("one")) == []

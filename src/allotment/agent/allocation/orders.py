@@ -101,6 +101,19 @@ def again(share: Share, owner: Owner) -> ShareOrder:
     )
 
 
+def request_of_share(pod: Pod, share: Share, offer: Offer) -> Request | None:
+    """Return what a share's container asks for at present. Raises `UsageError`.
+
+    None: it asks for no part by amounts.
+    """
+    owner = share.owner
+    names = {resource.name for resource in offer.resources}
+    for ask in asks_of(pod, nvidia=names):
+        if owner and (ask.container, ask.resource) == (owner.container, owner.resource):
+            return ask.request and in_modes(ask.request, (share.mode,))
+    return None
+
+
 def _owner(pod: Pod, entry: CheckpointEntry) -> Owner:
     names = [container.name for container in pod.containers]
     place = names.index(entry.container) if entry.container in names else None

@@ -6,6 +6,7 @@ good and is no init container. The caller checks for processes in it. While the 
 no pod counts as gone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,9 +15,11 @@ from allotment.agent.allocation.claims import superseded
 from allotment.agent.allocation.orders import holds_gpus, share_of
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
-from allotment.dialects.own.placement import PLACEMENT, read_booking
-from allotment.model.clusters import PlacedContainer, PlacedDevice, TakenPart
-from allotment.model.compute import Compute
+from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
+from allotment.dialects.own.placement import PLACEMENT, accepted_resize, read_booking
+from allotment.model.accounting import Member, RunTime, most_of, phases
+from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
+from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
@@ -93,6 +96,51 @@ def reconcile(
         ),
         next_in_s=min(waits, default=None),
     )
+
+
+def resized_pods(shares: Iterable[Share], pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
+    """Return the pods whose shares may have to follow `allotment.dev/resize`."""
+    changed = {share.owner.uid for share in shares if share.owner and share.is_resized}
+    return tuple(
+        pod
+        for pod in pods.values()
+        if not pod.has_ended and (pod.uid in changed or accepted_resize(pod) != AcceptedResize())
+    )
+
+
+def released(shares: Iterable[Share], pods: Iterable[Pod]) -> Mapping[str, int]:
+    """Return by how much resized pods have less than their resources ask for, by resource.
+
+    Below 0: they have more. Memory of a container that names no amount is not counted, as in
+    kube-scheduler.
+    """
+    present: Counter[tuple[PodUid, str, str]] = Counter()
+    for share in shares:
+        if share.owner is not None and share.owner.resource == GPU:
+            key = share.owner.uid, share.owner.container
+            present[*key, GPU_MEMORY] = sum(each.memory_bytes for each in share.devices)
+            guarantee = sum(each.compute.guarantee for each in share.devices)
+            present[*key, GPU_COMPUTE] = -(-guarantee * 100 // WHOLE)
+    found = Counter({GPU_MEMORY: 0, GPU_COMPUTE: 0})
+    for pod in pods:
+        counted: list[Member[Counter[str]]] = []
+        has: list[Member[Counter[str]]] = []
+        for place, container in enumerate(pod.containers):
+            when = RunTime(container.name, container.kind, place)
+            asked = Counter({name: container.resources.get(name, 0) for name in found})
+            counted.append((asked, when))
+            now = Counter(
+                {
+                    name: amount
+                    if name == GPU_MEMORY and name not in container.resources
+                    else present.get((pod.uid, container.name, name), amount)
+                    for name, amount in asked.items()
+                }
+            )
+            has.append((now, when))
+        found.update(most_of(phases(counted), Counter()))
+        found.subtract(most_of(phases(has), Counter()))
+    return {name: amount for name, amount in found.items() if amount}
 
 
 def served(share: Share, pod: Pod | None, *, is_synced: bool) -> Why | None:

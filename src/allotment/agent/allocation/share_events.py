@@ -19,6 +19,8 @@ SMALL = "ShareSmall"
 REFUSED = "ShareRefused"
 MISSING = "ShareMissing"
 TAKEN_OVER = "ShareTakenOver"
+RESIZED = "Resized"
+RESIZE_REFUSED = "ResizeRefused"
 STATE = "ShareStateFailed"
 """Reasons of events, on pods; the last on the node."""
 
@@ -77,6 +79,23 @@ class ShareEvents:
             text = f" ran without its share, which is booked again: {text}; its programs are"
             text += " limited from their next start on"
             self._made(share, MISSING, text, is_warning=True)
+
+    def resized(self, share: Share) -> None:
+        """A running container's share has other amounts."""
+        owner = share.owner
+        if owner is not None:
+            self._last.get(owner.uid, {}).pop(share.id, None)
+            text = f"container {owner.container}: {describe(share)}"
+            self._reports.pod(owner, RESIZED, text, is_warning=False)
+
+    def resize_refused(self, pod: Pod, share: Share, wish: str, error: AllotError) -> None:
+        """A running container's share stays as it is; the agent retries."""
+        text = f"not resized to {wish}: {error.one_line(longest=MOST_EVENT)}"
+        if share.owner is not None and self._is_new(
+            pod.uid, share.id, f"{wish} {_key(error)}", text
+        ):
+            text = f"container {share.owner.container}: {text}"
+            self._reports.pod(pod, RESIZE_REFUSED, text, is_warning=True)
 
     def failed(self, error: AllotError) -> None:
         """The node's shares, or the checkpoint, cannot be read or changed."""

@@ -33,14 +33,24 @@ from allotment.agent.allocation.claims import (
     starts_of,
     work_for,
 )
-from allotment.agent.allocation.orders import again, order_for, share_of
-from allotment.agent.allocation.reconcile import Due, Findings, Why, reconcile, served
+from allotment.agent.allocation.orders import again, order_for, request_of_share, share_of
+from allotment.agent.allocation.reconcile import (
+    Due,
+    Findings,
+    Why,
+    reconcile,
+    released,
+    resized_pods,
+    served,
+)
 from allotment.agent.allocation.share_events import ShareEvents
 from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
 from allotment.agent.resources import Offer
 from allotment.dialects import never_asked
+from allotment.dialects.own.placement import accepted_resize
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
-from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.requests import Request
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.failpoints import failpoint
@@ -97,14 +107,16 @@ class Tenants:
         policy: Callable[[ShareOrder], NodePolicy],
         ready: Ready | None = None,
         clear: Clear | None = None,
+        on_resized: Callable[[Mapping[PodUid, int], Mapping[str, int]], None] | None = None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = failpoint,
     ) -> None:
         """Connect the parts.
 
-        `policy` returns what is in force for an order; it is called in threads. `clock` returns
-        seconds after the epoch. `step` is called at every fault point.
+        `policy` returns what is in force for an order; it is called in threads. `on_resized` gets
+        the generation in force of each resized pod, and what is released, by resource. `clock`
+        returns seconds after the epoch. `step` is called at every fault point.
         """
         self._checkpoint = checkpoint
         self._pods = pods
@@ -114,6 +126,7 @@ class Tenants:
         self._policy = policy
         self._ready = ready
         self._clear = clear
+        self._on_resized = on_resized
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -124,6 +137,12 @@ class Tenants:
         self._asked: dict[tuple[str, frozenset[str]], tuple[float, Starts]] = {}
         self._locks = PodLocks()
         self._unsettled: set[PodUid] = set()
+        self._resized: dict[PodUid, int] = {}
+        """The generation in force of each resized pod."""
+        self._requests: dict[ShareId, Request] = {}
+        """What resized shares have: their requests as they were carried out."""
+        self._refused: dict[ShareId, tuple[Request, float]] = {}
+        """The last refused request of a share, and when."""
         self._wake = asyncio.Event()
         self._looked = -math.inf
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tenancy")
@@ -355,6 +374,7 @@ class Tenants:
         for due in findings.due:
             is_retried |= not await self._end_due(due)
         await self._settle_all()
+        is_retried |= not await self._resize_all()
         for entry in findings.missing:
             if not self._locks.is_held(entry.pod):
                 async with self._locks.hold(entry.pod):
@@ -414,6 +434,64 @@ class Tenants:
             elif is_past_init(pod) and not self._locks.is_held(uid):
                 async with self._locks.hold(uid):
                     await self._settle(uid)
+
+    async def _resize_all(self) -> bool:
+        """Let shares follow `allotment.dev/resize`; return False if some must be tried again."""
+        pods = {pod.uid: pod for pod in self._pods.all()}
+        resized = resized_pods(self.shares, pods)
+        is_done = True
+        for uid in [pod.uid for pod in resized]:
+            if self._locks.is_held(uid):
+                is_done = False
+                continue
+            async with self._locks.hold(uid):
+                # A share that is made later is made by this pod, or a later state of it.
+                pod = self._pods.get(uid)
+                if pod is None:
+                    continue
+                generation = accepted_resize(pod).generation
+                shares = [each for each in self.shares if each.owner and each.owner.uid == uid]
+                if all([await self._resize(pod, share) for share in shares]):
+                    self._resized[uid] = generation
+                else:
+                    is_done = False
+        self._resized = {pod.uid: self._resized.get(pod.uid, 0) for pod in resized}
+        present = {share.id for share in self.shares}
+        self._requests = {key: each for key, each in self._requests.items() if key in present}
+        if self._on_resized is not None:
+            placed = {uid: generation for uid, generation in self._resized.items() if generation}
+            self._on_resized(placed, released(self.shares, resized))
+        return is_done
+
+    async def _resize(self, pod: Pod, share: Share) -> bool:
+        """Give a share what its container asks for; return whether it has that.
+
+        The caller holds the pod's lock.
+        """
+        owner = share.owner
+        try:
+            request = request_of_share(pod, share, self._offer())
+            if owner is None or request is None or self._requests.get(share.id) == request:
+                return True
+            refused, when = self._refused.get(share.id, (None, 0.0))
+            if refused == request and time.monotonic() - when < self._patience.retry:
+                return False
+            self._refused[share.id] = request, time.monotonic()
+            order = again(share, owner)
+            self._step("tenancy.resizing")
+            changed = await self._in_thread(
+                lambda: self._store.resize(share.id, request, self._policy(order))
+            )
+            self._step("tenancy.resized")
+        except AllotError as error:
+            self._events.resize_refused(pod, share, accepted_resize(pod).wish, error)
+            return False
+        self._refused.pop(share.id, None)
+        self._requests[share.id] = request
+        self._note(share.id, changed)
+        if changed.devices != share.devices:
+            self._events.resized(changed)
+        return True
 
     async def _settle(self, uid: PodUid) -> None:
         """Give a pod's regular containers the guarantees that its init containers used."""

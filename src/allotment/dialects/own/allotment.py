@@ -25,12 +25,13 @@ from allotment.dialects.own.annotations import (
     PREFIX,
     TOPOLOGY,
 )
-from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import (
     ANY_MEMORY,
     STRONGEST,
     PlacementWish,
     PodAnnotations,
+    ResizeWish,
     in_modes,
     refusal,
     suiting,
@@ -108,7 +109,27 @@ def request_of(pod: Pod, container: Container, wishes: PodAnnotations) -> Reques
         constraints=wishes.constraints,
         preferences=wishes.preferences,
     )
-    return _in_named_modes(pod, container, request, wishes) if _names_mode(wishes) else request
+    if _names_mode(wishes):
+        request = _in_named_modes(pod, container, request, wishes)
+    return request if wishes.resize is None else _resized(pod, container, request, wishes.resize)
+
+
+def _resized(pod: Pod, container: Container, request: Request, wish: ResizeWish) -> Request:
+    """Return a request with the amounts of `allotment.dev/resize`. Raises `UsageError`."""
+    compute = request.compute
+    asked = None if wish.compute is None else wish.compute.compute
+    if wish.compute is not None and asked is not None and not wish.compute.names_guarantee:
+        if asked.ceiling < compute.guarantee:
+            problem = f"{RESIZE} ({wish.compute.text}) has a ceiling below the guarantee of"
+            problem += f" {format_percent(compute.guarantee)} percent"
+            hint = f"write the guarantee too: compute:0:{format_percent(asked.ceiling)}"
+            raise refusal(pod, container.name, problem, hint=hint)
+        asked = Compute(compute.guarantee, asked.ceiling)
+    return replace(
+        request,
+        memory=wish.memory or request.memory,
+        compute=revised(compute, compute=asked, weight=wish.weight, kind=wish.kind),
+    )
 
 
 def with_preference(
@@ -321,14 +342,22 @@ def _placed(pod: Pod, container: Container, request: Request, wishes: PodAnnotat
     if len(placed.devices) != request.count:
         problem = f"has {len(placed.devices)} devices, but {GPU} is {request.count}"
         raise _misplaced(pod, container, problem)
-    need = request.memory.size_bytes
     if placed.memory_bytes is None or traits_of(request.mode).is_slice:
         return request
+    return _with_bytes(pod, container, request, placed, placed.memory_bytes)
+
+
+def _with_bytes(
+    pod: Pod, container: Container, request: Request, placed: PlacementWish, size: int
+) -> Request:
+    """Return a request with the bytes of its placement."""
+    need = request.memory.size_bytes
+    if placed.is_resized and size >= (need or 0):
+        return request
     if need is None:
-        size = placed.memory_bytes
         return replace(request, memory=MemoryAmount(format_bytes(size), size_bytes=size))
-    if placed.memory_bytes != need:
-        problem = f"has {placed.memory_bytes} bytes of each device, but {GPU_MEMORY} amounts"
+    if size != need:
+        problem = f"has {size} bytes of each device, but {GPU_MEMORY} amounts"
         raise _misplaced(pod, container, f"{problem} to {need}")
     return request
 

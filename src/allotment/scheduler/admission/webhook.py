@@ -28,10 +28,13 @@ from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never
 from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
 from allotment.dialects.own.placement import PLACEMENT
 from allotment.dialects.own.protocol import shown
-from allotment.model.clusters import PodNeed, WantedContainer
+from allotment.kube.cluster_feed import to_cluster_pod
+from allotment.kube.objects import PodObject
+from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import traits_of
 from allotment.model.pods import ForeignPod, PodUid
+from allotment.placement.explain import Reason, Refusal
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
     ReviewAnswer,
@@ -119,10 +122,12 @@ class PodWebhook:
         settings: WebhookSettings | None = None,
         quotas: QuotaBook | None = None,
         keys: Keys | None = None,
+        resizes: Callable[[ClusterPod], object] = lambda _: None,
     ) -> None:
         """Without `quotas`, no quota is checked.
 
-        `keys`: the keys in the API server's match condition; None: the dialects' own.
+        `keys`: the keys in the API server's match condition; None: the dialects' own. `resizes`
+        returns a `Refusal` of what a pod's `allotment.dev/resize` asks for.
         """
         self._dialects = tuple(dialects)
         self._titles = {dialect.name: dialect.title for dialect in dialects}
@@ -133,6 +138,7 @@ class PodWebhook:
         self._is_annotation = matcher(all_known.annotations | all_known.marked_annotations)
         self._is_label = matcher(all_known.labels)
         self._is_record = matcher(all_known.records)
+        self._resizes = resizes
 
     def mutate(self, body: bytes) -> Reply:
         """Answer any review; HTTP status 400 for anything else."""
@@ -144,6 +150,8 @@ class PodWebhook:
         return Reply(_OK, answered(request, self.review(request)))
 
     def review(self, request: ReviewRequest) -> ReviewAnswer:
+        if request.operation == "UPDATE" and request.is_of_pods:
+            return self._resized(request)
         if request.operation != "CREATE" or not request.is_of_pods:
             return ReviewAnswer()
         try:
@@ -155,6 +163,23 @@ class PodWebhook:
             return ReviewAnswer(refusal=error.one_line(), code=_INVALID, reason="Invalid")
         except _ForbiddenError as error:
             return ReviewAnswer(refusal=str(error), code=_FORBIDDEN, reason="Forbidden")
+
+    def _resized(self, request: ReviewRequest) -> ReviewAnswer:
+        """Refuse a resize that can never be; warn if there is no room at present."""
+        try:
+            item = _POD.decode(request.object)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return ReviewAnswer(refusal=f"it is not a pod: {error}", code=_INVALID)
+        pod = to_cluster_pod(item)
+        refusal = self._resizes(pod)
+        if not isinstance(refusal, Refusal):
+            return ReviewAnswer()
+        text = f"pod {pod}: {refusal.text}" + (f"; hint: {refusal.hint}" if refusal.hint else "")
+        if refusal.reason == Reason.RESIZE:
+            return ReviewAnswer(refusal=text, code=_INVALID, reason="Invalid")
+        if refusal.reason == Reason.QUOTA:
+            return ReviewAnswer(refusal=text, code=_FORBIDDEN, reason="Forbidden")
+        return ReviewAnswer(warnings=(f"not resized yet: {text}",))
 
     def _is_left_alone(self, pod: ForeignPod, by: UserInfo) -> bool:
         if _MIRROR in pod.annotations and _NODES in (by.groups or ()):
@@ -373,6 +398,7 @@ class AdmissionHandler(Protocol):
     def __call__(self, body: bytes, /) -> Reply: ...
 
 
+_POD: Final = msgspec.json.Decoder(PodObject)
 _OWN: Final = (GPU, GPU_MEMORY, GPU_COMPUTE)
 _UNSAID: Final = frozenset({PLACEMENT, TRANSLATED})
 
