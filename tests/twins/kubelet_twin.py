@@ -159,6 +159,7 @@ class PodsTwin:
         self._pods: dict[PodUid, Pod] = {}
         self._changed = asyncio.Event()
         self.is_synced = False
+        self.deleted: list[PodUid] = []
 
     def hear(self, uid: PodUid, pod: Pod | None) -> None:
         """One event of the watch."""
@@ -173,6 +174,9 @@ class PodsTwin:
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._pods.values())
+
+    async def delete(self, pod: Pod) -> None:
+        self.deleted.append(pod.uid)
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         waited = 0.0
@@ -234,6 +238,7 @@ class PodTwin:
     containers: list[ContainerTwin]
     has_ended: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
+    has_controller: bool = False
 
     def seen(self) -> Pod:
         """How the kubelet tells the API server of it."""
@@ -255,6 +260,7 @@ class PodTwin:
                 for each in self.containers
             ),
             has_ended=self.has_ended,
+            has_controller=self.has_controller,
         )
 
     def next_to_start(self) -> list[ContainerTwin]:

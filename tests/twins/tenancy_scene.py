@@ -20,6 +20,7 @@ from kubelet_twin import (
 )
 
 from allotment.agent.allocation import Patience, Tenants
+from allotment.agent.evictions import Evictions
 from allotment.agent.resources import GPU_SHARE
 from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
@@ -35,16 +36,21 @@ class Scene:
         self.kubelet = KubeletTwin()
         self.store = StoreTwin(self.kubelet.uses)
         self.patience = patience
+        self.offer = OFFER
         self.start_agent()
 
     def start_agent(self, *, is_synced: bool = True) -> None:
         self.pods = PodsTwin()
         self.pods.is_synced = is_synced
         self.reports = ReportsTwin()
+        self.evictions = Evictions(
+            pods=self.pods, reports=self.reports, clock=lambda: self.store.clock
+        )
         self.tenants = Tenants(
             checkpoint=self.kubelet,
             pods=self.pods,
-            offer=lambda: OFFER,
+            evictions=self.evictions,
+            offer=lambda: self.offer,
             reports=self.reports,
             store=self.store,
             policy=any_policy,

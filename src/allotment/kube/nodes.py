@@ -375,6 +375,7 @@ class NodePods(Followed[PodObject, Pod]):
     """The pods of a node."""
 
     def __init__(self, api: Api, *, node: str, backoff: Backoff | None = None) -> None:
+        self._api = api
         super().__init__(
             api,
             Subject(
@@ -401,6 +402,11 @@ class NodePods(Followed[PodObject, Pod]):
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._following.values.values())
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete a pod that is not static, with its own grace period. Raises `KubeError`."""
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        await self._api.delete(path, uid=pod.uid, asked=f"delete pod {pod}")
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         """Return a pod as soon as the watch reports it; None after `timeout_s`.

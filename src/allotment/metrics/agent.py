@@ -23,6 +23,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),
+    Figure("evictions", "counter", "Pods deleted so that their controllers create them again."),
     Figure(
         "config_loads",
         "counter",

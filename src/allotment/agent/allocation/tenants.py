@@ -36,11 +36,12 @@ from allotment.agent.allocation.claims import (
 from allotment.agent.allocation.orders import again, order_for, share_of
 from allotment.agent.allocation.reconcile import Due, Findings, Why, reconcile, served
 from allotment.agent.allocation.share_events import ShareEvents
+from allotment.agent.evictions import Evictions
 from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
 from allotment.agent.resources import Offer
 from allotment.dialects import never_asked
 from allotment.model.errors import AllotError, BusyError, DoesNotFitError, StateError
-from allotment.model.pods import ContainerKind, PodUid
+from allotment.model.pods import ContainerKind, Pod, PodUid
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.failpoints import failpoint
@@ -95,6 +96,7 @@ class Tenants:
         reports: Reports,
         store: ShareStore,
         policy: Callable[[ShareOrder], NodePolicy],
+        evictions: Evictions,
         ready: Ready | None = None,
         clear: Clear | None = None,
         clock: Callable[[], float] = time.time,
@@ -114,6 +116,7 @@ class Tenants:
         self._policy = policy
         self._ready = ready
         self._clear = clear
+        self._evictions = evictions
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -212,14 +215,35 @@ class Tenants:
                 waiting = tuple(entry for entry in claims if share_of(entry) == work.starting)
                 failed = await self._make(work)
             except AllotError as error:
-                self._events.refused(pod, waiting, error)
+                await self._refuse(pod, waiting, error)
                 raise
             if is_repeated:
                 # One of these may be the starting container, whose name the runtime cannot resolve.
                 for entry in claims:
                     if share_of(entry) in failed:
-                        self._events.refused(pod, (entry,), failed[share_of(entry)])
+                        await self._refuse(pod, (entry,), failed[share_of(entry)])
+            if not failed:
+                self._evictions.served(claims[0].pod)
         self._asked[resource, ids] = (self._clock(), starts)
+
+    async def _refuse(
+        self, pod: Pod | None, claims: Sequence[CheckpointEntry], error: AllotError
+    ) -> None:
+        """Report a refusal; the pod is evicted if no program of it can run for long."""
+        self._events.refused(pod, claims, error)
+        if pod is None:
+            return
+        containers = (pod.container(each.container) for each in claims)
+        has_run = any(each is not None and each.is_started for each in containers)
+        has_others = any(
+            share.owner is not None
+            and share.owner.uid == pod.uid
+            and served(share, pod, is_synced=True) is None
+            for share in self._shares.values()
+        )
+        # Without an offer the configuration is unknown or invalid, and may be as before.
+        if self._offer().resources and not (has_run and has_others):
+            await self._evictions.refused(pod, error)
 
     def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
@@ -365,7 +389,9 @@ class Tenants:
             problem = None if pod.has_ended else never_asked(pod, nvidia=names)
             if problem is not None:
                 self._events.never_asked(pod, problem)
-        self._events.keep({pod.uid for pod in pods})
+        uids = {pod.uid for pod in pods}
+        self._events.keep(uids)
+        self._evictions.keep(uids)
         self._asked = {key: when for key, when in self._asked.items() if self._is_recent(*key)}
         next_s = self._patience.look if findings.next_in_s is None else findings.next_in_s
         return min(next_s, self._patience.retry) if is_retried else next_s

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from allotment.agent.config.schema import EvictPolicy
 from allotment.agent.health.machine import (
     Event,
     Note,
@@ -115,6 +116,16 @@ class HealthWatch:
             return {}
         return {
             uuid: record.reason for uuid, record in self.records.items() if not record.is_offered
+        }
+
+    def to_evict(self, policy: EvictPolicy) -> Mapping[str, str]:
+        """Return why, by UUID, GPUs lose their pods."""
+        if policy == "never":
+            return {}
+        return {
+            uuid: self._records[uuid].reason
+            for uuid in self.unhealthy
+            if self._records[uuid].is_lost or policy == "unhealthy"
         }
 
     async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:
