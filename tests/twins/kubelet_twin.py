@@ -284,11 +284,16 @@ class KubeletTwin:
         self.offer = offer
         self.pods: dict[PodUid, PodTwin] = {}
         self.table: list[CheckpointEntry] = []
+        self.is_checkpoint_removed = False
         self.news: deque[tuple[PodUid, Pod | None]] = deque()
         """What the API server has not been told yet, or the agent not by it."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        return tuple(self.table)
+        return () if self.is_checkpoint_removed else tuple(self.table)
+
+    def write_checkpoint(self) -> None:
+        """It writes all that it knows, at each list of devices."""
+        self.is_checkpoint_removed = False
 
     def running(self) -> Iterator[tuple[PodTwin, ContainerTwin]]:
         for pod in self.pods.values():

@@ -26,7 +26,15 @@ from allotment.model.pods import ContainerKind, PodUid
 from allotment.model.shares import ShareId
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
-HASTE = Patience(deadline=30, pod=0.05, room=(0.0, 0.05), look=0.05, retry=0.02, pause=0.001)
+HASTE = Patience(
+    deadline=30,
+    pod=0.05,
+    room=(0.0, 0.05),
+    look=0.05,
+    retry=0.02,
+    pause=0.001,
+    checkpoint=(0.001, 0.001),
+)
 
 
 class Scene:
@@ -54,6 +62,7 @@ class Scene:
             reports=self.reports,
             store=self.store,
             policy=any_policy,
+            renew=self.kubelet.write_checkpoint,
             clock=lambda: self.store.clock,
             patience=self.patience,
         )

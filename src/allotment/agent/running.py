@@ -267,6 +267,7 @@ class _Agent:
             evictions=self._evictions,
             ready=self._mps.ready,
             clear=self._slices.clear,
+            renew=lambda: self._plugins.relist(),
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,

@@ -80,6 +80,8 @@ class Patience:
     """Between comparisons with news; it joins news that come at the same time."""
     retry: float = 5.0
     """Before another attempt to end a share."""
+    checkpoint: tuple[float, ...] = (0.2, 0.5, 1.0)
+    """Before each further attempt to find a container in the kubelet's checkpoint."""
     repeat: float = 120.0
     """How long a call counts as repeated: longer than between the kubelet's retries."""
 
@@ -99,6 +101,7 @@ class Tenants:
         evictions: Evictions,
         ready: Ready | None = None,
         clear: Clear | None = None,
+        renew: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = failpoint,
@@ -106,7 +109,8 @@ class Tenants:
         """Connect the parts.
 
         `policy` returns what is in force for an order; it is called in threads. `clock` returns
-        seconds after the epoch. `step` is called at every fault point.
+        seconds after the epoch. `renew` lets the kubelet write its checkpoint again. `step` is
+        called at every fault point.
         """
         self._checkpoint = checkpoint
         self._pods = pods
@@ -116,6 +120,7 @@ class Tenants:
         self._policy = policy
         self._ready = ready
         self._clear = clear
+        self._renew = renew
         self._evictions = evictions
         self._clock = clock
         self._patience = patience or Patience()
@@ -192,8 +197,7 @@ class Tenants:
 
     async def _start(self, resource: str, ids: frozenset[str]) -> None:
         try:
-            entries = await self._in_thread(self._checkpoint.entries)
-            claims = claimants(entries, resource, ids)
+            claims = await self._claims(resource, ids)
         except AllotError as error:
             self._reports.count("refusals", reason=type(error).__name__)
             raise
@@ -225,6 +229,18 @@ class Tenants:
             if not failed:
                 self._evictions.served(claims[0].pod)
         self._asked[resource, ids] = (self._clock(), starts)
+
+    async def _claims(
+        self, resource: str, ids: frozenset[str]
+    ) -> tuple[CheckpointEntry, ...]:
+        """Return the containers that hold these ids; a removed or damaged checkpoint is renewed."""
+        for wait_s in self._patience.checkpoint:
+            try:
+                return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
+            except StateError:
+                self._renew()
+                await asyncio.sleep(wait_s)
+        return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
 
     async def _refuse(
         self, pod: Pod | None, claims: Sequence[CheckpointEntry], error: AllotError
@@ -375,6 +391,8 @@ class Tenants:
             self._events.failed(error)
         else:
             self._events.works()
+            if self._shares and not entries:
+                self._renew()  # a kubelet that restarts must find it
         findings = self._findings(entries)
         for due in findings.due:
             is_retried |= not await self._end_due(due)

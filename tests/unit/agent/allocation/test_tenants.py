@@ -57,6 +57,17 @@ async def test_a_restart_needs_no_api_server_and_no_valid_annotations(node: Scen
 
 
 @story
+async def test_a_removed_checkpoint_is_written_again(node: Scene) -> None:
+    pod = node.admit("1", part())
+    node.kubelet.is_checkpoint_removed = True
+    assert await node.start(pod) == ""
+    # And before the kubelet restarts, which would have forgotten the containers.
+    node.kubelet.is_checkpoint_removed = True
+    await node.tenants.look()
+    assert not node.kubelet.is_checkpoint_removed
+
+
+@story
 async def test_a_pod_is_waited_for_and_not_for_ever(node: Scene) -> None:
     pod = PodTwin(PodUid("1"), [part()])
     node.kubelet.admit(pod, node.tenants)
