@@ -45,7 +45,7 @@ GPU_TESTED: Final = "GpuTested"
 GPU_XID: Final = "GpuXid"
 _NOTE_AGAIN_S: Final = 60.0
 """The shortest time between equal events: a bad program causes thousands of errors."""
-_CONDITION_TYPE: Final = "GpuHealthy"
+CONDITION: Final = "GpuHealthy"
 _LONGEST_MESSAGE: Final = 1024
 
 
@@ -68,7 +68,7 @@ class HealthCondition:
     status: ConditionStatus
     reason: str
     message: str
-    type: str = _CONDITION_TYPE
+    type: str = CONDITION
 
 
 class HealthWatch:
