@@ -285,6 +285,8 @@ class Tenants:
                     await self._ready(share)
                 if order.id not in work.keep:
                     self._events.ready(share)
+                    if (owner := share.owner) and (pod := self._pods.get(owner.uid)):
+                        self._events.unguarded(pod, owner.container)
                 made.append(share)
             except AllotError as error:
                 if order.id not in work.may_fail:
