@@ -236,6 +236,7 @@ class _Agent:
             state=state,
             shares=self._shares,
             reports=self._reports,
+            pod=self._pods.get,
         )
         self._slices = NodeSlices(
             folder,
