@@ -108,6 +108,7 @@ class Maintenance:
     async def _tidy(self) -> None:
         exceeding = Reported[str]()
         while True:
+            await self.report_exceeding(exceeding)
             await asyncio.sleep(_TIDY_S)
             try:
                 await asyncio.to_thread(self._shares.tidy)
@@ -115,7 +116,6 @@ class Maintenance:
                 _log.warning("cannot remove leftovers", error=error.message)
             for damage in take_damages():
                 self._reports.node("SharedFileMended", damage.message, is_warning=True)
-            await self.report_exceeding(exceeding)
 
     async def report_exceeding(self, reported: Reported[str]) -> None:
         """Report each share, once, that has more memory than was promised to its pod.

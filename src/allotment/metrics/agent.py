@@ -19,7 +19,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "shares_exceeding",
         "gauge",
-        "Shares with more memory than their limit, by the driver.",
+        "Shares with more memory than their limit, by the driver, or than their pod.",
     ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),

@@ -24,7 +24,9 @@ OTHER_MODE = replace(
 """After a change of the configuration: the first GPU is whole."""
 
 
-def placed(node: Scene, uid: str, *, has_controller: bool = True, pod: str | None = None) -> PodTwin:
+def placed(
+    node: Scene, uid: str, *, has_controller: bool = True, pod: str | None = None
+) -> PodTwin:
     """A pod that the scheduler placed on the first GPU."""
     placement = {
         "version": 1,

@@ -9,7 +9,6 @@ import pytest
 from gpus import gpu as gpu_device
 
 from allotment.agent.health.machine import (
-    Event,
     Decision,
     Event,
     Note,
