@@ -268,7 +268,7 @@ class _Agent:
             evictions=self._evictions,
             ready=self._mps.ready,
             clear=self._slices.clear,
-            renew=lambda: self._plugins.relist(),
+            renew=self._renew_checkpoint,
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,
@@ -453,6 +453,9 @@ class _Agent:
             for what, part in (("pods", self._pods), ("node", self._node)):
                 self._reports.gauge("api_synced", float(part.problem is None), what=what)
             await asyncio.sleep(_FIGURES_S)
+
+    def _renew_checkpoint(self) -> None:
+        self._plugins.relist()
 
     def _health_config(self) -> HealthConfig:
         return (self._state.config or Config()).allotment.health

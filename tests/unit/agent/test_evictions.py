@@ -177,11 +177,21 @@ async def test_a_pod_whose_programs_run_is_left_alone(node: Scene) -> None:
 class Sick:
     """GPU-0 with a pod, and a clock."""
 
-    def __init__(self, *, is_failing: bool = False, **fields: bool) -> None:
+    def __init__(
+        self, *, is_failing: bool = False, is_ending: bool = False, has_ended: bool = False
+    ) -> None:
         self.now = 0.0
         self.sick: dict[str, str] = {}
         self.pods = FailingPods() if is_failing else PodsTwin()
-        self.pods.hear(PodUid("1"), Pod(uid=PodUid("1"), namespace="n", name="pod-1", **fields))
+        pod = Pod(
+            uid=PodUid("1"),
+            namespace="n",
+            name="pod-1",
+            is_ending=is_ending,
+            has_ended=has_ended,
+            has_controller=True,
+        )
+        self.pods.hear(pod.uid, pod)
         owner = Owner(
             uid=PodUid("1"),
             namespace="n",
@@ -219,7 +229,7 @@ class FailingPods(PodsTwin):
 
 
 def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
-    scene = Sick(has_controller=True)
+    scene = Sick()
     assert scene.look(after_s=100) == []
     scene.sick = {"GPU-0": "it is lost", "GPU-1": "too"}
     assert scene.look(after_s=0) == []
@@ -236,7 +246,7 @@ def test_the_pods_of_a_sick_gpu_are_evicted_after_a_while() -> None:
 
 @pytest.mark.parametrize("fields", [{"is_ending": True}, {"has_ended": True}], ids=str)
 def test_pods_that_end_are_not_evicted(fields: dict[str, bool]) -> None:
-    scene = Sick(has_controller=True, **fields)
+    scene = Sick(**fields)
     scene.sick = {"GPU-0": "it is lost"}
     scene.look(after_s=0)
     assert scene.look(after_s=60) == []
@@ -244,7 +254,7 @@ def test_pods_that_end_are_not_evicted(fields: dict[str, bool]) -> None:
 
 
 def test_a_refused_deletion_is_told_and_repeated() -> None:
-    scene = Sick(is_failing=True, has_controller=True)
+    scene = Sick(is_failing=True)
     scene.sick = {"GPU-0": "it is lost"}
     scene.look(after_s=0)
     assert scene.look(after_s=60) == []

@@ -230,9 +230,7 @@ class Tenants:
                 self._evictions.served(claims[0].pod)
         self._asked[resource, ids] = (self._clock(), starts)
 
-    async def _claims(
-        self, resource: str, ids: frozenset[str]
-    ) -> tuple[CheckpointEntry, ...]:
+    async def _claims(self, resource: str, ids: frozenset[str]) -> tuple[CheckpointEntry, ...]:
         """Return the containers that hold these ids; a removed or damaged checkpoint is renewed."""
         for wait_s in self._patience.checkpoint:
             try:
@@ -284,9 +282,7 @@ class Tenants:
                 if self._ready is not None:
                     await self._ready(share)
                 if order.id not in work.keep:
-                    self._events.ready(share)
-                    if (owner := share.owner) and (pod := self._pods.get(owner.uid)):
-                        self._events.unguarded(pod, owner.container)
+                    self._report_ready(share)
                 made.append(share)
             except AllotError as error:
                 if order.id not in work.may_fail:
@@ -304,6 +300,12 @@ class Tenants:
             if starting is not made[-1]:
                 await self._prepare(again(starting, starting.owner))
         return failed
+
+    def _report_ready(self, share: Share) -> None:
+        self._events.ready(share)
+        pod = self._pods.get(share.owner.uid) if share.owner else None
+        if pod is not None and share.owner is not None:
+            self._events.unguarded(pod, share.owner.container)
 
     async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
         """Make a share in the first mode that has room.

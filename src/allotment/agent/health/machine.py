@@ -276,9 +276,7 @@ def _on_broken(record: Record, broken: ReadFailure, now: float, rules: Rules) ->
     return _take_out(record, broken.message, Need.ANSWER, now=now, rules=rules, action=None)
 
 
-def _on_away(
-    record: Record, text: str, now: float, rules: Rules, *, is_lost: bool
-) -> HealthStep:
+def _on_away(record: Record, text: str, now: float, rules: Rules, *, is_lost: bool) -> HealthStep:
     action = Action.RESTART_NODE
     text = f"{text}: it is tested when it is back; if it does not come back, {action.words}"
     done = _take_out(record, text, Need.ANSWER, now=now, rules=rules, action=action)

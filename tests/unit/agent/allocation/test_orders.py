@@ -152,15 +152,33 @@ PLACED = '{"version": 1, "containers": {"main": {"devices": ["%s"]}}}'
 @pytest.mark.parametrize(
     ("limits", "ids", "annotations", "kind", "said"),
     [
-        ({"nvidia.com/b200": 1}, ("GPU-c",), {}, MisplacedError, "no longer offers nvidia.com/b200"),
+        (
+            {"nvidia.com/b200": 1},
+            ("GPU-c",),
+            {},
+            MisplacedError,
+            "no longer offers nvidia.com/b200",
+        ),
         ({"nvidia.com/gpu": 1}, ("GPU-x",), {}, MisplacedError, "GPU-x is no longer on this node"),
         ({"nvidia.com/gpu": 1}, ("GPU-a",), {}, MisplacedError, "the mode of GPU-a is now 'soft'"),
         ({"nvidia.com/gpu": 2}, ("GPU-c",), {}, StateError, "requests 2 of nvidia.com/gpu, the"),
         ({"nvidia.com/gpu": 0}, ("GPU-c",), {}, StateError, "which does not request it"),
         ({"nvidia.com/gpu": 1}, ("GPU-c",), {"mode": "soft"}, UsageError, "it wants mode 'soft'"),
         ({GPU_SHARE: 1}, ("share::0",), {"mode": "mps"}, UsageError, "of this node is 'soft'"),
-        ({GPU_SHARE: 1}, ("share::0",), {"placement": PLACED % "GPU-x"}, MisplacedError, "not on this"),
-        ({GPU_SHARE: 1}, ("share::0",), {"placement": PLACED % "GPU-c"}, MisplacedError, "whose mode"),
+        (
+            {GPU_SHARE: 1},
+            ("share::0",),
+            {"placement": PLACED % "GPU-x"},
+            MisplacedError,
+            "not on this",
+        ),
+        (
+            {GPU_SHARE: 1},
+            ("share::0",),
+            {"placement": PLACED % "GPU-c"},
+            MisplacedError,
+            "whose mode",
+        ),
     ],
 )
 def test_refused_with_the_next_step(

@@ -63,9 +63,7 @@ async def test_what_guards_a_share_not_is_told_with_it(node: Scene) -> None:
     (uid, seen) = node.kubelet.news.pop()
     assert seen is not None
     containers = tuple(replace(each, is_privileged=True) for each in seen.containers)
-    node.pods.hear(
-        uid, replace(seen, containers=containers, is_static=True, has_host_pids=True)
-    )
+    node.pods.hear(uid, replace(seen, containers=containers, is_static=True, has_host_pids=True))
     await node.start(pod)
     told = [text for _, reason, text in node.reports.events if reason == "ShareUnguarded"]
     words = ("is privileged", "has hostPID", "is static")

@@ -274,7 +274,8 @@ def test_our_section() -> None:
         allotment:
           sharesPerDevice: 4
           devices: [{match: {index: [0]}, mode: soft}, {mode: timeslice, timeSlice: long}]
-          health: {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
+          health:
+            {xid: {79: reset-gpu, 13: ignore}, autoRecover: false, evict: never, evictAfter: 5m}
         """,
         source="f",
     ).allotment

@@ -204,7 +204,8 @@ def test_a_file_of_nvidias_is_understood() -> None:
             "63",
         ),
         (
-            "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}\n" + RULE % "{mode: timeslice}",
+            "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}\n"
+            + RULE % "{mode: timeslice}",
             "$.allotment.devices[0].mode",
             "no effect beside sharing.mps",
             "mode: mps",
