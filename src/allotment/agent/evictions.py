@@ -20,8 +20,9 @@ EVICTED: Final = "PodEvicted"
 KEPT: Final = "PodNotEvicted"
 """Reasons of events on pods."""
 MISPLACED_S: Final = 10.0
-"""How long refusals must last. By then the scheduler knows the node's new devices, and the share
-of an earlier pod has ended."""
+"""How long refusals must last. By then the scheduler has the node's new devices."""
+NO_ROOM_S: Final = 60.0
+"""The same for a GPU without room: programs of an earlier pod may take long to end."""
 _LOOK_S: Final = 1.0
 
 
@@ -72,10 +73,12 @@ class Evictions:
         """Pods that are deleted, or have their event."""
 
     async def refused(self, pod: Pod, error: AllotError) -> None:
-        """Evict a pod whose share is refused, if that is so for `MISPLACED_S`."""
+        """Evict a pod whose share is refused, if that lasts."""
         if not is_misplaced(pod, error):
             self._refused.pop(pod.uid, None)
-        elif self._clock() - self._refused.setdefault(pod.uid, self._clock()) >= MISPLACED_S:
+            return
+        after_s = NO_ROOM_S if isinstance(error, DoesNotFitError) else MISPLACED_S
+        if self._clock() - self._refused.setdefault(pod.uid, self._clock()) >= after_s:
             await self._evict(pod, f"the node changed after its GPUs were chosen: {error.message}")
 
     def served(self, pod: PodUid) -> None:
