@@ -173,7 +173,31 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
         (f"{own}/status", label | {"metadata": {"labels": {"a": "b"}}}, "labels of nvidia.com/"),
     ]
 
+    others, plain, mine = (
+        cluster.api.post(
+            "/api/v1/namespaces/default/pods",
+            pod(name, container(["true"], limits=limits), nodeName=node),
+        )["metadata"]
+        for name, node, limits in (
+            ("others", "another", {NVIDIA: "1"}),
+            ("plain", cluster.node_name, {"cpu": "1m"}),
+            ("mine", cluster.node_name, {NVIDIA: "1"}),
+        )
+    )
+
+    async def deletion(of: Document) -> str:
+        """Why a pod cannot be deleted; empty: it can."""
+        path = f"/api/v1/namespaces/default/pods/{of['name']}"
+        async with connect(config) as api:
+            try:
+                await api.delete(path, uid=of["uid"], asked="delete")
+            except DeniedError as error:
+                return error.message
+            return ""
+
     async def try_all() -> None:
+        assert "pods with extended resources alone" in await deletion(plain)
+        assert not await deletion(mine)
         async with connect(config) as api:
             for path, change, says in forbidden:
                 await refused(api, path, change, says)
@@ -183,8 +207,13 @@ def test_an_agent_changes_its_own_node_alone_and_there_its_own_business_alone(
     try:
         # The policy takes effect some time after it is there.
         wait_until(lambda: asyncio.run(is_enforced(config, other)), "the policy")
+        why = wait_until(lambda: asyncio.run(deletion(others)), "the policy for pods")
+        assert "pods of its own node alone" in why
         asyncio.run(try_all())
     finally:
+        for each in (others, plain):
+            path = f"/api/v1/namespaces/default/pods/{each['name']}"
+            cluster.api.delete(path, gracePeriodSeconds="0")
         cluster.api.delete(other)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections.abc import Iterator
 
 import installing
@@ -318,3 +319,57 @@ def test_a_pod_is_resized_while_its_program_runs(whole: Cluster, pods: Pods) -> 
     assert pods.wait_logs("seer", lines=4) == "8192\n20480\n4096\n8192\n"
     wait_until(lambda: (part(), sums()) == ((8, 3000), 0), "all as it was")
     assert pods.restarts("seer") == 0
+
+
+def test_a_pod_placed_just_before_a_change_of_its_gpu_is_placed_again(
+    whole: Cluster, node: NodeAgent, pods: Pods
+) -> None:
+    """Its placement cannot change, so that it would wait for ever."""
+    body = stays("one", "1Gi", {GPU: "1", GPU_MEMORY: "4Gi"})
+    template = {
+        "metadata": {"labels": {"app": "one"}},
+        "spec": body["spec"] | {"restartPolicy": "Always"},
+    }
+    sets = f"/apis/apps/v1/namespaces/{pods.namespace}/replicasets"
+    replicas = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "one"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "one"}},
+            "template": template,
+        },
+    }
+    kubelet = whole.components["kubelet"].process
+
+    def bound() -> str | None:
+        return next((each for each in pods.names() if pods.get(each)["spec"].get("nodeName")), None)
+
+    kubelet.send_signal(signal.SIGSTOP)
+    try:
+        whole.api.post(sets, replicas)
+        first = wait_until(bound, "the first pod's placement", explain=lambda: str(pods.names()))
+        gpu = placed(pods, first)["devices"][0]
+        rule = f"  devices:\n    - {{match: {{uuid: [{gpu}]}}, mode: exclusive}}\n"
+        node.configure(MODES.replace("  devices:\n", rule))
+        # Written by the agent: the kubelet writes nothing.
+        whole.wait_allocatable(GPU_COMPUTE, 300)
+    finally:
+        kubelet.send_signal(signal.SIGCONT)
+    try:
+        second = wait_until(
+            lambda: next((each for each in pods.names() if each != first), None),
+            "another pod",
+            timeout_s=90,
+            explain=lambda: pods.explain(first),
+        )
+        pods.wait_ready(second, timeout_s=90)
+        assert placed(pods, second)["devices"][0] != gpu
+        reasons = [each["reason"] for each in pods.events(first)]
+        assert {"ShareRefused", "PodEvicted"} <= set(reasons)
+    finally:
+        whole.api.delete(f"{sets}/one", propagationPolicy="Background")
+        node.configure(MODES)
+    pods.delete()
+    node.wait_exact()

@@ -189,6 +189,7 @@ class PodsTwin:
         self._pods: dict[PodUid, Pod] = {}
         self._changed = asyncio.Event()
         self.is_synced = False
+        self.deleted: list[PodUid] = []
 
     def hear(self, uid: PodUid, pod: Pod | None) -> None:
         """One event of the watch."""
@@ -203,6 +204,9 @@ class PodsTwin:
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._pods.values())
+
+    async def delete(self, pod: Pod) -> None:
+        self.deleted.append(pod.uid)
 
     async def wait_for(self, uid: PodUid, *, timeout_s: float) -> Pod | None:
         waited = 0.0
@@ -264,6 +268,7 @@ class PodTwin:
     containers: list[ContainerTwin]
     has_ended: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
+    has_controller: bool = False
 
     def seen(self) -> Pod:
         """How the kubelet tells the API server of it."""
@@ -285,6 +290,7 @@ class PodTwin:
                 for each in self.containers
             ),
             has_ended=self.has_ended,
+            has_controller=self.has_controller,
         )
 
     def next_to_start(self) -> list[ContainerTwin]:
@@ -308,11 +314,16 @@ class KubeletTwin:
         self.offer = offer
         self.pods: dict[PodUid, PodTwin] = {}
         self.table: list[CheckpointEntry] = []
+        self.is_checkpoint_removed = False
         self.news: deque[tuple[PodUid, Pod | None]] = deque()
         """What the API server has not been told yet, or the agent not by it."""
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        return tuple(self.table)
+        return () if self.is_checkpoint_removed else tuple(self.table)
+
+    def write_checkpoint(self) -> None:
+        """It writes all that it knows, at each list of devices."""
+        self.is_checkpoint_removed = False
 
     def running(self) -> Iterator[tuple[PodTwin, ContainerTwin]]:
         for pod in self.pods.values():

@@ -61,7 +61,7 @@ def test_the_agent_may_do_what_it_needs_and_nothing_else(documents: list[Documen
 
     read = ("list", "watch")
     assert rights("ClusterRole") == {
-        *(("pods", verb, "") for verb in read),
+        *(("pods", verb, "") for verb in (*read, "delete")),
         *(("nodes", verb, "") for verb in (*read, "patch")),
         ("nodes/status", "patch", ""),
         ("events", "create", ""),
@@ -97,13 +97,13 @@ def test_names_are_the_same_everywhere(
             {"kind": "ServiceAccount", "name": account["name"], "namespace": namespace}
         ]
         assert binding["roleRef"]["kind"] == kind.removesuffix("Binding")
-    policy = one(documents, "ValidatingAdmissionPolicy")
-    (condition,) = policy["spec"]["matchConditions"]
-    assert f"'system:serviceaccount:{namespace}:{account['name']}'" in condition["expression"]
-    assert (
-        one(documents, "ValidatingAdmissionPolicyBinding")["spec"]["policyName"]
-        == policy["metadata"]["name"]
-    )
+    policies = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicy"]
+    for policy in policies:
+        (condition,) = policy["spec"]["matchConditions"]
+        assert f"'system:serviceaccount:{namespace}:{account['name']}'" in condition["expression"]
+    bindings = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicyBinding"]
+    names = [each["metadata"]["name"] for each in policies]
+    assert [each["spec"]["policyName"] for each in bindings] == names
     assert pod["spec"]["serviceAccountName"] == account["name"]
     selector = one(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
     assert selector.items() <= pod["metadata"]["labels"].items()

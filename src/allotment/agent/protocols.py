@@ -113,6 +113,10 @@ class Pods(Protocol):
         """Return a pod as soon as it is reported."""
         ...
 
+    async def delete(self, pod: Pod) -> None:
+        """Delete a pod, which ends its programs. Raises `AllotError`."""
+        ...
+
     def changes(self) -> AsyncIterator[None]:
         """Yield after pods were added, changed or deleted; once for several changes."""
         ...

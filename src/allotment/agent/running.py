@@ -24,9 +24,10 @@ from prometheus_client import disable_created_metrics
 from allotment import __version__
 from allotment.agent.allocation.tenants import Tenants
 from allotment.agent.config.overlay import overlay
-from allotment.agent.config.schema import Config
+from allotment.agent.config.schema import Config, HealthConfig
 from allotment.agent.configuring import AgentSettings, Configuring
 from allotment.agent.device_modes import ComputeModes, DeviceModes
+from allotment.agent.evictions import Evictions
 from allotment.agent.health.records import Memory
 from allotment.agent.health.watching import HealthWatch
 from allotment.agent.health.xids import policy_of
@@ -235,6 +236,7 @@ class _Agent:
             state=state,
             shares=self._shares,
             reports=self._reports,
+            pod=self._pods.get,
         )
         self._slices = NodeSlices(
             folder,
@@ -247,6 +249,13 @@ class _Agent:
         self._inventory = InventoryPublisher(
             folder, state=state, node=self._node, pods=self._pods, reports=self._reports
         )
+        self._evictions = Evictions(
+            pods=self._pods,
+            reports=self._reports,
+            sick=lambda: self._health.to_evict(self._health_config().evict),
+            after_s=lambda: self._health_config().evict_after_s,
+            owners=self._owners,
+        )
         self._mps = MpsKeeping(folder, reports=self._reports, machine=self._machine)
         checkpoint = KubeletCheckpoint(settings.checkpoint)
         self._tenants = Tenants(
@@ -256,9 +265,11 @@ class _Agent:
             reports=self._reports,
             store=self._shares,
             policy=self._policy_for,
+            evictions=self._evictions,
             ready=self._mps.ready,
             clear=self._slices.clear,
             on_resized=state.renew_resizes,
+            renew=self._renew_checkpoint,
         )
         self._plugins = DevicePlugins(
             kubelet=settings.kubelet_socket,
@@ -329,6 +340,7 @@ class _Agent:
                     self._modes.run,
                     self._slices.run,
                     self._mps.run,
+                    self._evictions.run,
                     self._turn,
                     self._show_figures,
                     self._serve,
@@ -442,6 +454,12 @@ class _Agent:
             for what, part in (("pods", self._pods), ("node", self._node)):
                 self._reports.gauge("api_synced", float(part.problem is None), what=what)
             await asyncio.sleep(_FIGURES_S)
+
+    def _renew_checkpoint(self) -> None:
+        self._plugins.relist()
+
+    def _health_config(self) -> HealthConfig:
+        return (self._state.config or Config()).allotment.health
 
     def _policy(self) -> str:
         config = self._state.config or Config()

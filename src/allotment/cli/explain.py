@@ -403,10 +403,10 @@ def _print_parts(title: str, asked: Sequence[ContainerSummary]) -> None:
         (
             container.name,
             short_uuid(part.placed.uuid),
-            "?" if part.device is None else str(part.device.index),
-            "?" if part.device is None else part.device.model,
+            "-" if part.device is None else str(part.device.index),
+            "not offered" if part.device is None else part.device.model,
             format_bytes(part.placed.memory),
-            "?" if part.device is None else format_bytes(part.device.memory_bytes),
+            "-" if part.device is None else format_bytes(part.device.memory_bytes),
             f"{format_percent(part.placed.guarantee)} %" if part.placed.guarantee else "-",
             *((container.mode,) if has_modes else ()),
             *((_slice(part.placed.slice),) if has_slices else ()),

@@ -19,10 +19,11 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "shares_exceeding",
         "gauge",
-        "Shares with more memory than their limit, by the driver.",
+        "Shares with more memory than their limit, by the driver, or than their pod.",
     ),
     Figure("shares_made", "counter", "Shares created.", ("mode",)),
     Figure("shares_ended", "counter", "Shares removed.", ("reason",)),
+    Figure("evictions", "counter", "Pods deleted so that their controllers create them again."),
     Figure(
         "config_loads",
         "counter",

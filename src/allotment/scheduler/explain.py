@@ -64,6 +64,10 @@ from allotment.scheduler.explain_evidence import (
 
 _OURS: Final = "allotment.dev/"
 _MOST_MODELS: Final = 8
+_PLACED_AGAIN: Final = (
+    "if the node refuses its share, the agent deletes the pod within a minute, so that its"
+    " controller creates it again; a pod without one: delete and create it"
+)
 
 
 def explained(
@@ -130,6 +134,9 @@ def explained(
         return explanation
     containers = _containers(need, booking, cluster.node(pod.node))
     explanation = replace(explanation, containers=containers)
+    if standing is Standing.PLACED and not has_started:
+        misplaced = tuple(_misplaced(containers, pod.node))
+        explanation = replace(explanation, obstacles=(*explanation.obstacles, *misplaced))
     return _with_nodes(explanation, cluster, need, live)
 
 
@@ -366,6 +373,21 @@ def _without_placement(pod: ClusterPod, usage: UnplacedUsage | None) -> Refusal:
             return refuse(Obstacles.UNPLACED, f"{text}, as the node's usage shows")
         text += f": judging by the node's usage, one of {', '.join(usage.choices)}"
     return refuse(Obstacles.UNPLACED, text, hint=hint)
+
+
+def _misplaced(containers: Sequence[ContainerSummary], node: str) -> Iterator[Refusal]:
+    """Name the chosen devices that the node does not offer in the container's mode."""
+    for container in containers:
+        for uuid, device in ((part.placed.uuid, part.device) for part in container.parts):
+            if device is None:
+                text = f"node {node} does not offer GPU {uuid}, which was chosen for it"
+            elif container.mode not in device.modes:
+                text = f"GPU {uuid} was chosen in mode {container.mode}, and node {node} offers it"
+                text += f" in mode {' or '.join(device.modes) or 'none'}"
+            else:
+                continue
+            text = f"container {container.name}: {text}: the node has changed since then"
+            yield refuse(Obstacles.MISPLACED, text, hint=_PLACED_AGAIN)
 
 
 def _kept(live: LiveCluster, need: PodNeed) -> Iterator[Refusal]:

@@ -204,6 +204,8 @@ class Obstacles(StrEnum):
     """Another system bound it."""
     UNPLACED = "unplaced"
     """It is on a node, and its placement is missing or invalid."""
+    MISPLACED = "misplaced"
+    """Its node changed after its devices were chosen."""
     DELETED = "deleted"
     RESIZE = "resize"
     """Its `allotment.dev/resize` is not in force."""

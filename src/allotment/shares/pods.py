@@ -244,13 +244,10 @@ class PodShares:
         with self._one_at_a_time:
             return self._bookings.read() if self._folder.exists() else []
 
-    def exceeding(self, readings: Readings) -> list[ShareView]:
-        """Return the shares of pods that have more memory than their limit, by the driver.
-
-        Raises `StateError`.
-        """
+    def compared(self, readings: Readings) -> list[ShareView]:
+        """Return the shares of pods, compared with the driver. Raises `StateError`."""
         owned = [each for each in list_shares(self._folder) if each.share and each.share.owner]
-        return [each for each in view(owned, readings) if each.excess]
+        return view(owned, readings)
 
     def tidy(self) -> None:
         """Remove what killed calls and `allot run` left, and specs without a share.

@@ -226,6 +226,8 @@ def _kubelet_config(settings: NodeSettings, sandbox: Sandbox) -> dict[str, objec
         "enableControllerAttachDetach": False,
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "maxPods": settings.max_pods,
+        "staticPodPath": "/etc/kubernetes/manifests",
+        "fileCheckFrequency": "1s",
         # A disk that is nearly full is none of the tests' business.
         "evictionHard": {
             "memory.available": "100Mi",

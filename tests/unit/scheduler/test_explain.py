@@ -255,6 +255,17 @@ def test_a_device_that_is_gone_is_named_all_the_same() -> None:
     found = Twin([node("a", devices=1)], [pod("it", asking(), on=("a", 1))]).explain()
     [part] = found.containers[0].parts
     assert (part.placed.uuid, part.device) == ("GPU-a-1", None)
+    [obstacle] = found.obstacles
+    assert obstacle.reason == "misplaced"
+    assert "node a does not offer GPU GPU-a-1, which was chosen for it" in obstacle.text
+    assert "creates it again" in str(obstacle.hint)
+
+
+def test_a_gpu_that_is_offered_in_another_mode_since_is_named() -> None:
+    found = Twin([node("a", modes=("mps",))], [pod("it", asking(), on=("a", 0))]).explain()
+    [obstacle] = found.obstacles
+    assert obstacle.reason == "misplaced"
+    assert "chosen in mode soft, and node a offers it in mode mps" in obstacle.text
 
 
 def test_a_pod_that_was_bound_without_a_placement() -> None:

@@ -8,6 +8,7 @@ no pod counts as gone.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,14 +16,17 @@ from allotment.agent.allocation.claims import superseded
 from allotment.agent.allocation.orders import holds_gpus, share_of
 from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
+from allotment.dialects import asks_of
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
 from allotment.dialects.own.placement import PLACEMENT, accepted_resize, read_booking
 from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
 from allotment.model.compute import WHOLE, Compute
 from allotment.model.errors import UsageError
+from allotment.model.formats import format_bytes
 from allotment.model.mig import MigPlace
 from allotment.model.pods import ContainerKind, Pod, PodUid
+from allotment.model.quantities import MAX_BYTES
 from allotment.model.shares import Share, ShareId
 from allotment.modes import traits_of
 from allotment.shares.booking import booked
@@ -240,6 +244,34 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
     if not {each.uuid for each in share.devices} <= placed.keys():
         return found
     return _grown(found, share, placed)
+
+
+def beyond_promise(share: Share, pod: Pod | None) -> str:
+    """Say which device's memory in a share's record is more than its pod has; empty: none.
+
+    Its placement counts, and without one its request for a number of bytes.
+    """
+    if pod is None or share.owner is None:
+        return ""
+    name = share.owner.container
+    most = {
+        device.uuid: device.memory
+        for container in _containers(pod)
+        for device in container.devices
+        if container.name == name
+    }
+    if not most:
+        with suppress(UsageError):  # its annotations were changed since it started
+            asked = [each for each in asks_of(pod, nvidia=()) if each.container == name]
+            sizes = [each.request.memory.size_bytes for each in asked if each.request]
+            most = {each.uuid: size for each in share.devices for size in sizes if size}
+    more = [
+        f"the record of its share has {format_bytes(each.memory_bytes)} of {each.uuid}, and its"
+        f" pod {format_bytes(most[each.uuid])}"
+        for each in share.devices
+        if not traits_of(share.mode).is_slice and each.memory_bytes > most.get(each.uuid, MAX_BYTES)
+    ]
+    return "; ".join(more)
 
 
 def _containers(pod: Pod) -> tuple[PlacedContainer, ...]:

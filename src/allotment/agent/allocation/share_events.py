@@ -3,7 +3,7 @@
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from allotment.agent.allocation.orders import describe, share_of
 from allotment.agent.plugin.serving import MOST_EVENT
@@ -16,6 +16,7 @@ from allotment.shares.placing import memory_warning
 
 READY = "ShareReady"
 SMALL = "ShareSmall"
+UNGUARDED = "ShareUnguarded"
 REFUSED = "ShareRefused"
 MISSING = "ShareMissing"
 TAKEN_OVER = "ShareTakenOver"
@@ -47,6 +48,11 @@ class ShareEvents:
         if small and share.owner is not None:
             text = f"container {share.owner.container}: {small}"
             self._reports.pod(share.owner, SMALL, text, is_warning=True)
+
+    def unguarded(self, pod: Pod, container: str) -> None:
+        """Report what of a pod removes the guards of its share."""
+        for text in guards_missing(pod, container):
+            self._reports.pod(pod, UNGUARDED, f"container {container}: {text}", is_warning=True)
 
     def refused(
         self, pod: Pod | None, claims: Iterable[CheckpointEntry], error: AllotError
@@ -150,6 +156,17 @@ class ShareEvents:
             names = ", ".join(each.container for each in claims)
             text = f"{'container' if len(claims) == 1 else 'containers'} {names}: {text}"
         self._reports.pod(pod, reason, text, is_warning=True)
+
+
+def guards_missing(pod: Pod, container: str) -> Iterator[str]:
+    """Yield what a pod's author can do beyond the container's share, or nothing has checked."""
+    found = pod.container(container)
+    if found is not None and found.is_privileged:
+        yield "it is privileged: it can open every GPU of the node and change every limit"
+    if pod.has_host_pids:
+        yield "its pod has hostPID: its programs can end those of other shares"
+    if pod.is_static:
+        yield "its pod is static: no webhook, no quota and no scheduler has checked its request"
 
 
 def _key(error: AllotError) -> str:

@@ -44,6 +44,7 @@ from allotment.agent.allocation.reconcile import (
     served,
 )
 from allotment.agent.allocation.share_events import ShareEvents
+from allotment.agent.evictions import Evictions
 from allotment.agent.protocols import Checkpoint, CheckpointEntry, Pods, Reports, ShareStore
 from allotment.agent.resources import Offer
 from allotment.dialects import never_asked
@@ -89,6 +90,8 @@ class Patience:
     """Between comparisons with news; it joins news that come at the same time."""
     retry: float = 5.0
     """Before another attempt to end a share."""
+    checkpoint: tuple[float, ...] = (0.2, 0.5, 1.0)
+    """Before each further attempt to find a container in the kubelet's checkpoint."""
     repeat: float = 120.0
     """How long a call counts as repeated: longer than between the kubelet's retries."""
 
@@ -105,9 +108,11 @@ class Tenants:
         reports: Reports,
         store: ShareStore,
         policy: Callable[[ShareOrder], NodePolicy],
+        evictions: Evictions,
         ready: Ready | None = None,
         clear: Clear | None = None,
         on_resized: Callable[[Mapping[PodUid, int], Mapping[str, int]], None] | None = None,
+        renew: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,
         step: Callable[[str], None] = failpoint,
@@ -116,7 +121,8 @@ class Tenants:
 
         `policy` returns what is in force for an order; it is called in threads. `on_resized` gets
         the generation in force of each resized pod, and what is released, by resource. `clock`
-        returns seconds after the epoch. `step` is called at every fault point.
+        returns seconds after the epoch. `renew` lets the kubelet write its checkpoint again. `step`
+        is called at every fault point.
         """
         self._checkpoint = checkpoint
         self._pods = pods
@@ -127,6 +133,8 @@ class Tenants:
         self._ready = ready
         self._clear = clear
         self._on_resized = on_resized
+        self._renew = renew
+        self._evictions = evictions
         self._clock = clock
         self._patience = patience or Patience()
         self._step = step
@@ -208,8 +216,7 @@ class Tenants:
 
     async def _start(self, resource: str, ids: frozenset[str]) -> None:
         try:
-            entries = await self._in_thread(self._checkpoint.entries)
-            claims = claimants(entries, resource, ids)
+            claims = await self._claims(resource, ids)
         except AllotError as error:
             self._reports.count("refusals", reason=type(error).__name__)
             raise
@@ -231,14 +238,45 @@ class Tenants:
                 waiting = tuple(entry for entry in claims if share_of(entry) == work.starting)
                 failed = await self._make(work)
             except AllotError as error:
-                self._events.refused(pod, waiting, error)
+                await self._refuse(pod, waiting, error)
                 raise
             if is_repeated:
                 # One of these may be the starting container, whose name the runtime cannot resolve.
                 for entry in claims:
                     if share_of(entry) in failed:
-                        self._events.refused(pod, (entry,), failed[share_of(entry)])
+                        await self._refuse(pod, (entry,), failed[share_of(entry)])
+            if not failed:
+                self._evictions.served(claims[0].pod)
         self._asked[resource, ids] = (self._clock(), starts)
+
+    async def _claims(self, resource: str, ids: frozenset[str]) -> tuple[CheckpointEntry, ...]:
+        """Return the containers that hold these ids; a removed or damaged checkpoint is renewed."""
+        for wait_s in self._patience.checkpoint:
+            try:
+                return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
+            except StateError:
+                self._renew()
+                await asyncio.sleep(wait_s)
+        return claimants(await self._in_thread(self._checkpoint.entries), resource, ids)
+
+    async def _refuse(
+        self, pod: Pod | None, claims: Sequence[CheckpointEntry], error: AllotError
+    ) -> None:
+        """Report a refusal; the pod is evicted if no program of it can run for long."""
+        self._events.refused(pod, claims, error)
+        if pod is None:
+            return
+        containers = (pod.container(each.container) for each in claims)
+        has_run = any(each is not None and each.is_started for each in containers)
+        has_others = any(
+            share.owner is not None
+            and share.owner.uid == pod.uid
+            and served(share, pod, is_synced=True) is None
+            for share in self._shares.values()
+        )
+        # Without an offer the configuration is unknown or invalid, and may be as before.
+        if self._offer().resources and not (has_run and has_others):
+            await self._evictions.refused(pod, error)
 
     def _is_recent(self, resource: str, ids: frozenset[str]) -> bool:
         asked = self._asked.get((resource, ids))
@@ -263,7 +301,7 @@ class Tenants:
                 if self._ready is not None:
                     await self._ready(share)
                 if order.id not in work.keep:
-                    self._events.ready(share)
+                    self._report_ready(share)
                 made.append(share)
             except AllotError as error:
                 if order.id not in work.may_fail:
@@ -281,6 +319,12 @@ class Tenants:
             if starting is not made[-1]:
                 await self._prepare(again(starting, starting.owner))
         return failed
+
+    def _report_ready(self, share: Share) -> None:
+        self._events.ready(share)
+        pod = self._pods.get(share.owner.uid) if share.owner else None
+        if pod is not None and share.owner is not None:
+            self._events.unguarded(pod, share.owner.container)
 
     async def _place(self, order: ShareOrder, waits_s: Sequence[float]) -> Share:
         """Make a share in the first mode that has room.
@@ -370,6 +414,8 @@ class Tenants:
             self._events.failed(error)
         else:
             self._events.works()
+            if self._shares and not entries:
+                self._renew()  # a kubelet that restarts must find it
         findings = self._findings(entries)
         for due in findings.due:
             is_retried |= not await self._end_due(due)
@@ -385,7 +431,9 @@ class Tenants:
             problem = None if pod.has_ended else never_asked(pod, nvidia=names)
             if problem is not None:
                 self._events.never_asked(pod, problem)
-        self._events.keep({pod.uid for pod in pods})
+        uids = {pod.uid for pod in pods}
+        self._events.keep(uids)
+        self._evictions.keep(uids)
         self._asked = {key: when for key, when in self._asked.items() if self._is_recent(*key)}
         next_s = self._patience.look if findings.next_in_s is None else findings.next_in_s
         return min(next_s, self._patience.retry) if is_retried else next_s

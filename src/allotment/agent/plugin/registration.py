@@ -145,6 +145,11 @@ class DevicePlugins:
                 plugin.server.update(self._offered[name])
         self._nudge.set()
 
+    def relist(self) -> None:
+        """Let the kubelet write its checkpoint again (pkg/kubelet/cm/devicemanager, v1.36)."""
+        for plugin in self._plugins.values():
+            plugin.server.relist()
+
     @property
     def problem(self) -> str | None:
         """Why no resource can be registered at present."""

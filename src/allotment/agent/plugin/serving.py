@@ -136,6 +136,10 @@ class ResourceServer:
             self._resource = resource
             self._wake()
 
+    def relist(self) -> None:
+        """Send the list again: at each list the kubelet writes its checkpoint from memory."""
+        self._wake()
+
     async def start(self) -> None:
         """Listen. Raises `StateError` if the socket cannot be made."""
         await self.stop()

@@ -95,6 +95,18 @@ def test_a_change_is_told_at_once_and_once(world: World) -> None:
 
 
 @pytest.mark.usefixtures("late_kubelet")
+def test_the_list_is_sent_again_for_the_checkpoint(world: World) -> None:
+    async def story() -> None:
+        await world.kubelet.start()
+        async with world.serving(world.gpus(2)) as plugins:
+            await world.until(lambda: len(world.kubelet.healthy(GPU)) == 2)
+            plugins.relist()
+            await world.until(lambda: world.kubelet.endpoints[GPU].lists == 2)
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("late_kubelet")
 def test_a_new_resource_comes_beside_those_that_are_there(world: World) -> None:
     async def story() -> None:
         await world.kubelet.start()
