@@ -121,7 +121,7 @@ def _mixed(slicing: ReplicatedResources | None, mps: ReplicatedResources) -> Non
 def _unsliced(rules: Sequence[DeviceRule]) -> None:
     """Refuse rules for replicas by time beside those of MPS: they would hand out whole GPUs."""
     for number, rule in enumerate(rules):
-        if traits_of(rule.mode).is_time_sliced:
+        if rule.mode and traits_of(rule.mode).is_time_sliced:
             raise _error(
                 f"$.allotment.devices[{number}].mode",
                 "sharing.timeSlicing has no effect beside sharing.mps, and so has mode timeslice",
