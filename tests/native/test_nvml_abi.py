@@ -17,7 +17,7 @@ import pynvml
 import pytest
 
 INCLUDE = Path(__file__).parents[2] / "native" / "include"
-HEADER = INCLUDE / "nvml_abi.h"
+HEADERS = [INCLUDE / name for name in ("nvml_abi.h", "nvml_abi_mig.h")]
 
 # nvidia-ml-py's name of a structure, where it is not c_ and ours.
 OTHER_NAMES = {
@@ -28,9 +28,13 @@ OTHER_NAMES = {
 }
 
 
+def header_text() -> str:
+    return "".join(path.read_text() for path in HEADERS)
+
+
 def structures() -> dict[str, list[str]]:
     """Our structures and their members, by the header's text."""
-    text = re.sub(r"//.*", "", HEADER.read_text())
+    text = re.sub(r"//.*", "", header_text())
     found: dict[str, list[str]] = {}
     for body, names in re.findall(r"typedef struct \w+ \{(.*?)\n\} ([^;]+);", text, re.DOTALL):
         flat = re.sub(r"(?:struct|union) \{.*?\} (\w+)", r"int \1", body, flags=re.DOTALL)
@@ -45,7 +49,7 @@ def facts() -> list[str]:
     for name, members in structures().items():
         found.append(f"sizeof({name})")
         found += [f"offsetof({name}, {member})" for member in members]
-    text = HEADER.read_text()
+    text = header_text()
     found += re.findall(r"^#define (nvml\w+_v\d) ", text, re.MULTILINE)
     return found + re.findall(r"\b(NVML_[A-Z0-9_]+) = ", text)
 
@@ -115,7 +119,7 @@ def test_layouts_are_those_of_nvidia_ml_py(tmp_path: Path, cc: list[str]) -> Non
 
 
 def test_results_are_those_of_nvidia_ml_py() -> None:
-    ours = dict(re.findall(r"(NVML_(?:SUCCESS|ERROR_\w+)) = (\d+)", HEADER.read_text()))
+    ours = dict(re.findall(r"(NVML_(?:SUCCESS|ERROR_\w+)) = (\d+)", header_text()))
     theirs = {
         name: value
         for name, value in vars(pynvml).items()

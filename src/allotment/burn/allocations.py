@@ -14,7 +14,7 @@ from ctypes import c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from allotment.burn.drivers import ArrayDescription, Context
+from allotment.burn.drivers import ArrayDescription, CudaContext
 
 _ATTACH_GLOBAL: Final = 1
 _FORMAT_FLOAT: Final = 0x20
@@ -48,7 +48,7 @@ class Allocator(Protocol):
 class _Linear:
     """`plain` and `managed`: an address that cuMemFree frees."""
 
-    context: Context
+    context: CudaContext
     entry: str
     flags: tuple[int, ...] = ()
 
@@ -65,7 +65,7 @@ class _Linear:
 class _Ordered:
     """`async` and `pool`: stream-ordered memory of the device's default pool, or of a new one."""
 
-    context: Context
+    context: CudaContext
     stream: c_void_p
     pool: c_void_p | None
 
@@ -93,7 +93,7 @@ class _Ordered:
 class _Virtual:
     """`vmm`: physical memory by cuMemCreate, mapped at an address reserved for it."""
 
-    context: Context
+    context: CudaContext
     granularity: int
 
     def allocate(self, size_bytes: int) -> Piece:
@@ -124,7 +124,7 @@ class _Virtual:
 class _Array:
     """`array`: two-dimensional arrays of four floats a texel, in rows of 64 KiB."""
 
-    context: Context
+    context: CudaContext
 
     def allocate(self, size_bytes: int) -> Piece:
         rows = max(1, size_bytes // _ROW_BYTES)
@@ -139,22 +139,22 @@ class _Array:
         self.context.driver.call("cuArrayDestroy", piece.handle)
 
 
-def _plain(context: Context) -> contextlib.nullcontext[Allocator]:
+def _plain(context: CudaContext) -> contextlib.nullcontext[Allocator]:
     return contextlib.nullcontext(_Linear(context, "cuMemAlloc"))
 
 
-def _managed(context: Context) -> contextlib.nullcontext[Allocator]:
+def _managed(context: CudaContext) -> contextlib.nullcontext[Allocator]:
     return contextlib.nullcontext(_Linear(context, "cuMemAllocManaged", (_ATTACH_GLOBAL,)))
 
 
 @contextlib.contextmanager
-def _ordered(context: Context) -> Iterator[Allocator]:
+def _ordered(context: CudaContext) -> Iterator[Allocator]:
     with _stream(context) as stream:
         yield _Ordered(context, stream, pool=None)
 
 
 @contextlib.contextmanager
-def _pooled(context: Context) -> Iterator[Allocator]:
+def _pooled(context: CudaContext) -> Iterator[Allocator]:
     properties, pool = context.pool_properties(), c_void_p()
     with _stream(context) as stream:
         context.driver.call("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(properties))
@@ -165,7 +165,7 @@ def _pooled(context: Context) -> Iterator[Allocator]:
 
 
 @contextlib.contextmanager
-def _virtual(context: Context) -> Iterator[Allocator]:
+def _virtual(context: CudaContext) -> Iterator[Allocator]:
     properties, granularity = context.allocation_properties(), c_size_t()
     context.driver.call(
         "cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0
@@ -173,12 +173,12 @@ def _virtual(context: Context) -> Iterator[Allocator]:
     yield _Virtual(context, granularity.value)
 
 
-def _arrays(context: Context) -> contextlib.nullcontext[Allocator]:
+def _arrays(context: CudaContext) -> contextlib.nullcontext[Allocator]:
     return contextlib.nullcontext(_Array(context))
 
 
 @contextlib.contextmanager
-def _stream(context: Context) -> Iterator[c_void_p]:
+def _stream(context: CudaContext) -> Iterator[c_void_p]:
     stream = c_void_p()
     context.driver.call("cuStreamCreate", ctypes.byref(stream), 1)
     try:
@@ -187,7 +187,7 @@ def _stream(context: Context) -> Iterator[c_void_p]:
         context.driver.call("cuStreamDestroy", stream)
 
 
-APIS: Final[dict[str, Callable[[Context], contextlib.AbstractContextManager[Allocator]]]] = {
+APIS: Final[dict[str, Callable[[CudaContext], contextlib.AbstractContextManager[Allocator]]]] = {
     "plain": _plain,
     "async": _ordered,
     "pool": _pooled,
@@ -197,7 +197,7 @@ APIS: Final[dict[str, Callable[[Context], contextlib.AbstractContextManager[Allo
 }
 
 
-def write_all(context: Context, address: int, size_bytes: int) -> None:
+def write_all(context: CudaContext, address: int, size_bytes: int) -> None:
     """Write every byte, so that managed memory is on the device."""
     context.driver.call("cuMemsetD8Async", address, 0xA5, size_bytes, None)
     context.driver.call("cuCtxSynchronize")

@@ -272,7 +272,7 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CudaContext:
     """A device with its primary context, current on the calling thread."""
 
     driver: Driver
@@ -283,7 +283,7 @@ class Context:
     total_bytes: int
 
     @classmethod
-    def open(cls, driver: Driver, ordinal: int) -> Context:
+    def open(cls, driver: Driver, ordinal: int) -> CudaContext:
         """Initialise the driver and retain the primary context of device `ordinal`."""
         driver.call("cuInit", 0)
         device = c_int()

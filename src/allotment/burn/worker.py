@@ -21,7 +21,7 @@ from allotment.burn.drivers import (
     OUT_OF_MEMORY,
     SPIN_ENTRY,
     SPIN_PTX,
-    Context,
+    CudaContext,
     CudaError,
     Driver,
     KernelNode,
@@ -56,7 +56,7 @@ def work(
     """
     report = ProcessReport(pid=os.getpid(), asked_bytes=plan.memory_bytes)
     try:
-        context = Context.open(driver, plan.device)
+        context = CudaContext.open(driver, plan.device)
     except CudaError as error:
         if error.code != OUT_OF_MEMORY:
             raise
@@ -90,7 +90,7 @@ def _record(report: ProcessReport, error: CudaError) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Burn:
-    context: Context
+    context: CudaContext
     plan: BurnPlan
     report: ProcessReport
     is_stopping: Callable[[], bool]
@@ -228,7 +228,7 @@ class _Lanes:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, context: Context, plan: BurnPlan) -> Iterator[_Lanes]:
+    def opened(cls, context: CudaContext, plan: BurnPlan) -> Iterator[_Lanes]:
         """Load the kernel, build the graphs and create the streams; undo all at the end."""
         driver = context.driver
         with contextlib.ExitStack() as undo:

@@ -67,7 +67,7 @@ MODEL_FIGURES: Mapping[str, str] = {
 }
 """`allotment_scheduler_device_NAME`, with the label `model`."""
 
-Totals = Mapping[str, Mapping[str, float]]
+TotalsByModel = Mapping[str, Mapping[str, float]]
 """By model, a value for each of `MODEL_FIGURES`."""
 
 
@@ -77,13 +77,13 @@ class SchedulerMetrics(Figures):
     def __init__(self, figures: Iterable[Figure] = FIGURES) -> None:
         super().__init__(PREFIX, figures, buckets=_FAST_S)
 
-    def watch_models(self, totals: Callable[[], Totals]) -> None:
+    def watch_models(self, totals: Callable[[], TotalsByModel]) -> None:
         """Compute the metrics by model on every scrape."""
         self.registry.register(_Models(totals))
 
 
 class _Models(Collector):
-    def __init__(self, totals: Callable[[], Totals]) -> None:
+    def __init__(self, totals: Callable[[], TotalsByModel]) -> None:
         self._totals = totals
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -49,7 +49,7 @@ from allotment.scheduler.feed import PodRefresh, QuotaFeed
 from allotment.scheduler.leader import LeaderAddress, Leadership
 from allotment.scheduler.reports import SchedulerReports, model_figures
 from allotment.scheduler.resizing import Resizing
-from allotment.scheduler.serving import Handler, Web, WebhookService, application
+from allotment.scheduler.serving import RequestHandler, Web, WebhookService, application
 from allotment.scheduler.settings import SchedulerSettings
 from allotment.scheduler.sharepods import SharePodKeeper
 from allotment.scheduler.supervise import freeze_periodically, restart_on_failure
@@ -201,7 +201,7 @@ class Scheduler:
         self._is_ending = False
         self._beat_at = self._asked_at = time.monotonic()
         self.metrics.watch_models(lambda: model_figures(self._book.cluster.totals()))
-        handlers: dict[str, Handler] = {
+        handlers: dict[str, RequestHandler] = {
             "filter": self._extender.filter,
             "prioritize": self._extender.prioritize,
             "bind": self._extender.bind,

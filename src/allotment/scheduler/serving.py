@@ -52,14 +52,14 @@ _CLOSE_S: Final = 5.0
 _READ_S: Final = 30.0
 """Limit for reading a body; kube-scheduler waits as long for an answer (`httpTimeout`)."""
 
-Handler = Callable[[bytes], bytes | Awaitable[bytes]]
+RequestHandler = Callable[[bytes], bytes | Awaitable[bytes]]
 Verb = str
 
 _log = structlog.get_logger(__name__)
 
 
 def application(
-    handlers: Mapping[Verb, Handler],
+    handlers: Mapping[Verb, RequestHandler],
     *,
     probes: Probes,
     registry: CollectorRegistry | None = None,
@@ -85,7 +85,7 @@ def application(
 
 
 def _serve(
-    verb: Verb, handler: Handler, on_answer: Callable[[Verb, float, bool], None] | None
+    verb: Verb, handler: RequestHandler, on_answer: Callable[[Verb, float, bool], None] | None
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def serve(request: web.Request) -> web.Response:
         try:

@@ -115,7 +115,7 @@ class Refit:
     unplaced: tuple[UnplacedPod, ...]
 
 
-Story = Arrivals | Departures | Refit
+Course = Arrivals | Departures | Refit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class ReplayOutcome:
     placed: int
     impossible: int
     """Unplaced pods that fit on no node, even when empty."""
-    story: Story
+    story: Course
     decisions: Decisions
     seconds: float
     """Duration of the replay."""

@@ -16,7 +16,7 @@ import msgspec
 from allotment.model.errors import UsageError
 from allotment.model.modes import EXCLUSIVE, PART_MODES, ModeName, PodMode
 
-TimeSlice = Literal["default", "short", "medium", "long"]
+TimeSliceName = Literal["default", "short", "medium", "long"]
 
 
 class _Section(
@@ -151,7 +151,7 @@ class DeviceRule(_Section, frozen=True, kw_only=True):
     mig: MigSection | None = None
     match: DeviceMatch | None = None
     """None: every GPU."""
-    time_slice: TimeSlice | None = None
+    time_slice: TimeSliceName | None = None
     """How long a program runs before the driver gives the GPU to the next one."""
 
     @property

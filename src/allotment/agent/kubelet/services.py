@@ -17,34 +17,34 @@ from google.protobuf.message import Message
 from allotment.agent.kubelet.proto import deviceplugin_pb2 as device_plugin
 
 Ask = TypeVar("Ask", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
+Response = TypeVar("Response", bound=Message)
 
 CHANNEL_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 """For every channel to a socket: gRPC would send the socket's path, which some servers refuse."""
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[Ask, Reply]):
+class Method(Generic[Ask, Response]):
     """One call of a service."""
 
     service: str
     name: str
     ask: type[Ask]
-    reply: type[Reply]
+    reply: type[Response]
     is_stream: bool = False
 
     @property
     def path(self) -> str:
         return f"/{self.service}/{self.name}"
 
-    def on(self, channel: grpc.Channel) -> grpc.UnaryUnaryMultiCallable[Ask, Reply]:
+    def on(self, channel: grpc.Channel) -> grpc.UnaryUnaryMultiCallable[Ask, Response]:
         return channel.unary_unary(
             self.path,
             request_serializer=self.ask.SerializeToString,
             response_deserializer=self.reply.FromString,
         )
 
-    def on_aio(self, channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[Ask, Reply]:
+    def on_aio(self, channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[Ask, Response]:
         return channel.unary_unary(
             self.path,
             request_serializer=self.ask.SerializeToString,
@@ -90,7 +90,7 @@ PRE_START: Final = Method(
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 # The messages differ from method to method.
-Handler: TypeAlias = (
+MethodHandler: TypeAlias = (
     Callable[[Any, Context], Awaitable[Message]]
     | Callable[[Any, Context], AsyncIterator[Message]]
     | Callable[[Any, grpc.ServicerContext], Message]
@@ -98,7 +98,9 @@ Handler: TypeAlias = (
 """The last kind is for servers without asyncio."""
 
 
-def handlers(answered: Mapping[Method[Any, Any], Handler]) -> tuple[grpc.GenericRpcHandler, ...]:
+def handlers(
+    answered: Mapping[Method[Any, Any], MethodHandler],
+) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the gRPC handlers of these methods."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, handler in answered.items():

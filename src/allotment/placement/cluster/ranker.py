@@ -137,7 +137,7 @@ class ClusterIndex:
         return DeviceChain(policies=policies, weights=wishes.weights, ranks=ranks)
 
 
-Why = Callable[[Collection[str]], Mapping[str, Refusal]]
+FindRefusals = Callable[[Collection[str]], Mapping[str, Refusal]]
 """Explains refusals."""
 
 
@@ -147,7 +147,7 @@ class Refusals(Mapping[str, Refusal]):
 
     names: Iterable[str] | Callable[[], Iterable[str]]
     """A function if they are costly to find."""
-    why: Why
+    why: FindRefusals
 
     @cached_property
     def _names(self) -> dict[str, None]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from allotment.model.compute import WHOLE
 from allotment.model.modes import MODES, traits_of
 from allotment.placement.cluster.arrays import Arrays, BoolArray, FloatArray, IntArray, PodShape
-from allotment.placement.policies.mixes import Mix, Shape, shape_of
+from allotment.placement.policies.mixes import Mix, ShapeKey, shape_of
 from allotment.placement.policies.simple import Binpack
 from allotment.placement.policies.slots import Room, SlotArray, Types
 
@@ -270,7 +270,7 @@ class Fragmentation:
         self._fallback = Binpack()
         self._kinds: list[PodShape] = []
         self._counts = np.zeros(0)
-        self._places: dict[Shape, int] = {}
+        self._places: dict[ShapeKey, int] = {}
 
     def arrived(self, kind: PodShape) -> None:
         self._mix.arrived(kind)

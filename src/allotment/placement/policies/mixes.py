@@ -19,7 +19,7 @@ _GUARANTEE_STEP = WHOLE // 20
 _MEMORY_STEPS = 4
 """Steps of device memory, in each doubling."""
 
-Shape = tuple[int, str, frozenset[str] | None, int, int, int, int]
+ShapeKey = tuple[int, str, frozenset[str] | None, int, int, int, int]
 """Key of kinds that differ only slightly in amounts."""
 
 
@@ -87,8 +87,8 @@ class Mix:
 
         Counts are in units of `step`.
         """
-        counts: dict[Shape, float] = {}
-        kinds: dict[Shape, PodShape] = {}
+        counts: dict[ShapeKey, float] = {}
+        kinds: dict[ShapeKey, PodShape] = {}
         for kind, count in sorted(self._counts.items(), key=_order):
             if kind.count:
                 shape = shape_of(kind)
@@ -107,7 +107,7 @@ class Mix:
             self._counts = dict(kept)
 
 
-def shape_of(kind: PodShape) -> Shape:
+def shape_of(kind: PodShape) -> ShapeKey:
     """The kind's shape: steps of 5 % of a device's time, doublings of CPU and memory."""
     part = kind.device_memory_part
     if part is not None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import base64
-import copy
 import json
 import time
 from collections.abc import Mapping
@@ -13,6 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pod_reviews import (
+    ALIYUN,
+    COMPUTE,
+    GPU,
+    MEMORY,
+    NAMES,
+    Json,
+    admitted,
+    container,
+    limits,
+    pod,
+    refused,
+    response,
+    review,
+)
 
 from allotment.dialects.foreign.aliyun import AliyunDialect
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER, ForeignDialect
@@ -31,100 +44,12 @@ from allotment.scheduler.admission.webhook import (
 )
 from allotment.scheduler.core.quota import QuotaBook
 
-Json = dict[str, Any]
-
-GPU, MEMORY, COMPUTE = (f"allotment.dev/{each}" for each in ("gpu", "gpu-memory", "gpu-compute"))
-ALIYUN = "aliyun.com/gpu-mem"
 GI = 1 << 30
 DIALECTS: tuple[ForeignDialect, ...] = (AliyunDialect(), TencentDialect())
 
 
-def container(name: str = "main", /, *, resources: Json | None = None, **limits: object) -> Json:
-    given_limits = {_NAMES[each]: value for each, value in limits.items()}
-    made = {"limits": given_limits, "requests": dict(given_limits)} if given_limits else {}
-    return {"name": name, "image": "i", "resources": made if resources is None else resources}
-
-
-_NAMES = {"gpu": GPU, "memory": MEMORY, "compute": COMPUTE, "aliyun": ALIYUN, "cpu": "cpu"}
-_NAMES["nvidia"] = "nvidia.com/gpu"
-
-
-def pod(*containers: Json, annotations: Json | None = None, **fields: object) -> Json:
-    labels = fields.pop("labels", {})
-    meta = {"name": "train", "namespace": "team", "labels": labels}
-    if annotations is not None:
-        meta["annotations"] = annotations
-    spec = {"containers": list(containers), "schedulerName": "default-scheduler", **fields}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-
-
-def review(document: object, **fields: object) -> Json:
-    return {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "review-1",
-            "kind": {"group": "", "version": "v1", "kind": "Pod"},
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "namespace": "team",
-            "operation": "CREATE",
-            "userInfo": {"username": "someone"},
-            "object": document,
-            "dryRun": False,
-            **fields,
-        },
-    }
-
-
 def webhook(**settings: Any) -> PodWebhook:  # noqa: ANN401 - any setting
     return PodWebhook(DIALECTS, settings=WebhookSettings(**settings))
-
-
-def response(hook: PodWebhook, document: object, **fields: object) -> Json:
-    reply = hook.mutate(json.dumps(review(document, **fields)).encode())
-    assert reply.status == 200, reply.body
-    found = json.loads(reply.body)
-    assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    assert found["response"]["uid"] == "review-1"
-    return dict(found["response"])
-
-
-def applied(document: Json, steps: list[Json]) -> Json:
-    """Apply a JSON patch, as strictly as the API server does."""
-    result = copy.deepcopy(document)
-    for step in steps:
-        *parents, last = (
-            part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]
-        )
-        target: Any = result
-        for part in parents:
-            target = target[int(part)] if isinstance(target, list) else target[part]
-        if step["op"] == "remove":
-            del target[last]
-        else:
-            assert step["op"] == "add"
-            target[last] = step["value"]
-    return result
-
-
-def admitted(hook: PodWebhook, document: Json, **fields: object) -> Json:
-    found = response(hook, document, **fields)
-    assert found["allowed"], found
-    if "patch" not in found:
-        return document
-    assert found["patchType"] == "JSONPatch"
-    return applied(document, json.loads(base64.b64decode(found["patch"])))
-
-
-def refused(hook: PodWebhook, document: Json, **fields: object) -> tuple[str, int]:
-    found = response(hook, document, **fields)
-    assert not found["allowed"]
-    assert "patch" not in found
-    return found["status"]["message"], found["status"]["code"]
-
-
-def limits(document: Json, place: int = 0, part: str = "limits") -> Json:
-    return dict(document["spec"]["containers"][place]["resources"][part])
 
 
 # ---- translation ---------------------------------------------------------------------------------
@@ -564,14 +489,14 @@ AMOUNTS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.sampled_from(["1", "4Gi", "1e3", "100", "0"]),
 )
-NAMES = st.sampled_from([*_NAMES.values(), "tencent.com/vcuda-core", "tencent.com/vcuda-memory"])
+RESOURCES = st.sampled_from([*NAMES.values(), "tencent.com/vcuda-core", "tencent.com/vcuda-memory"])
 KEYS = st.sampled_from(
     [DIALECT, TRANSLATED, PLACEMENT, "allotment.dev/compute", "allotment.dev/memory", "a/b~c"]
 )
 
 
 @given(
-    named=st.dictionaries(NAMES, AMOUNTS, max_size=4),
+    named=st.dictionaries(RESOURCES, AMOUNTS, max_size=4),
     annotations=st.one_of(st.none(), st.dictionaries(KEYS, TEXTS, max_size=3)),
     name=TEXTS,
     privileged=st.booleans(),
