@@ -74,6 +74,9 @@ def test_several_gpus_share_the_amounts_equally(node: NodeAgent, pods: Pods) -> 
     assert len({device.uuid for device in devices}) == 2
     assert {device.memory_bytes for device in devices} == {4 * GIB}
     assert {device.compute.guarantee for device in devices} == {3000}
+    smi = ["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
+    shown = dict(line.split(", ") for line in pods.exec("wide", smi).splitlines())
+    assert shown == {device.uuid: "4096" for device in devices}
 
 
 def test_compute_by_annotation_is_the_contract(node: NodeAgent, pods: Pods) -> None:

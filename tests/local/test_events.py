@@ -40,5 +40,6 @@ def test_commands_leave_events(allot: Allot, tmp_path: Path) -> None:
     assert "need 14Gi, have" in rows[1][3]
     own = [json.loads(line) for line in allot("events", "job", "-o", "json").stdout.splitlines()]
     assert [each["kind"] for each in own] == [kind for kind in kinds if kind != "refused"]
+    assert {key for each in own for key in each} == {"time", "kind", "share", "id", "text"}
     assert len({each["id"] for each in own}) == 1
     assert own[-2]["text"].startswith("3Gi of GPU-")

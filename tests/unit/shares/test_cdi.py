@@ -54,7 +54,7 @@ def check(spec: dict[str, Any]) -> None:
 def content(tmp_path: Path) -> Callable[[Path], cdi.CdiContent]:
     libraries = tmp_path / "lib" / "abc"
     libraries.mkdir(parents=True)
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi"):
         (libraries / name).write_bytes(b"")
 
     def make(directory: Path) -> cdi.CdiContent:
@@ -90,6 +90,8 @@ def test_a_spec_by_the_rules(make: Make, content: Callable[[Path], cdi.CdiConten
     assert "ro" in targets["/etc/ld.so.preload"]["options"]
     assert "/run/allotment/simulated/machine" in targets
     assert "/usr/lib/libcuda.so.1" in targets
+    assert [target for target in targets if "nvidia-smi" in target] == ["/usr/bin/nvidia-smi"]
+    assert "ro" in targets["/usr/bin/nvidia-smi"]["options"]
     assert len(targets) == len(mounts)
 
 
