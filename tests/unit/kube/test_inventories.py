@@ -134,6 +134,7 @@ def test_the_order_in_which_devices_are_found_makes_no_difference(
         devices=tuple(shuffled),
         host_budget_bytes=inventory.host_budget_bytes,
         links=dict(reversed(list(inventory.links.items()))),
+        resized=dict(reversed(list(inventory.resized.items()))),
     )
     assert encode(other) == encode(inventory)
 
