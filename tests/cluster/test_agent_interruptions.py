@@ -21,6 +21,7 @@ from stories import (
     burn_and_stay,
     burnt,
     container_id,
+    deployment,
     node_agent,
     part,
     undisturbed,
@@ -61,7 +62,7 @@ def asking(number: int) -> Json:
 def check(node: NodeAgent, pods: Pods, *numbers: int) -> None:
     """Each of these pods runs, with its own amount."""
     for number in numbers:
-        wait_taken_on(pods, asking(number))
+        wait_taken_on(pods, f"p{number}")
         share = node.share(pods, f"p{number}")
         assert [each.memory_bytes for each in share.devices] == [number * GIB]
     node.wait_exact()
@@ -242,7 +243,10 @@ def test_node_reboots(own_cluster: Callable[..., Cluster]) -> None:
     pods = Pods(own, "default")
     with node_agent(own, SOFT) as node:
         for number in (1, 2, 3):
-            own.api.post("/apis/apps/v1/namespaces/default/deployments", deployment(number))
+            own.api.post(
+                "/apis/apps/v1/namespaces/default/deployments",
+                deployment(f"d{number}", burn_and_stay("512Mi"), part(f"{number}Gi")),
+            )
         before = {number: one_of(pods, number) for number in (1, 2, 3)}
         for number, name in before.items():
             assert burnt(pods, name).total_bytes == number * GIB
@@ -265,21 +269,6 @@ def test_node_reboots(own_cluster: Callable[..., Cluster]) -> None:
             own.api.delete(path, propagationPolicy="Foreground")
         wait_until(lambda: not pods.names(), "end of the pods")
         node.wait_empty()
-
-
-def deployment(number: int) -> Json:
-    labels = {"app": f"d{number}"}
-    main = container(burn_and_stay("512Mi"), limits=part(f"{number}Gi"))
-    template = pod("x", main, labels=labels, restart="Always")
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": f"d{number}"},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
-        },
-    }
 
 
 def running_of(pods: Pods, number: int) -> str | None:

@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from allotment.agent.plugin.registration import DevicePlugins
 from podresources import POD_RESOURCES_SOCKET, PodResources
 from stories import wait_taken_on
 from testbed.cluster import Cluster
@@ -24,7 +25,6 @@ from testbed.waiting import PATIENCE_S, TestbedError, wait_until
 
 from allotment.agent.configuring import CHECKPOINT, PLUGIN_FOLDER
 from allotment.agent.kubelet.checkpoint import KubeletCheckpoint
-from allotment.agent.plugin.registration import DevicePlugins
 from allotment.agent.plugin.serving import Duties
 from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer
 from allotment.agent.resources import Resource, Slot
@@ -306,7 +306,7 @@ def test_a_new_kubelet_knows_what_is_offered_and_running_pods_stay(
     # The node's status may be the one of before: then the kubelet knows of no plugin yet.
     later = pod("later", container(TELL, limits={SHARE: 1}))
     pods.create(later)
-    wait_taken_on(pods, later)
+    wait_taken_on(pods, "later")
     pods.wait_phase("later", "Succeeded")
     ids = held_of(cluster, SHARE)["stays/main"]
     end_program(pods, "stays")

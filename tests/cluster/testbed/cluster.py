@@ -16,12 +16,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from allotment.agent.configuring import PLUGIN_FOLDER
+from allotment.agent.plugin.front import OFFER
 from testbed import control_plane, fakes, images, node, proxy
 from testbed.api import Api, ApiError, Json
 from testbed.build import CACHE, ROOT, build
@@ -280,9 +282,10 @@ class Cluster:
         finally:
             self.start(component)
 
-    def reboot_node(self) -> None:
+    def reboot_node(self, at_boot: Callable[[], object] = lambda: None) -> None:
         """What a reboot of the node comes to; returns when it is Ready again.
 
+        `at_boot` starts what the node's services are to start before the kubelet.
         Every process but the control plane's ends at once, and /run is empty. Disks and the API
         keep what they have.
         """
@@ -291,6 +294,7 @@ class Cluster:
             self.stop(name, signal.SIGKILL)
         wait_until(lambda: not _kill(processes_of(self.node.pid) - keep), "end of the node")
         node.forget_boot(self.node)
+        at_boot()
         for name in _NODE:
             self.start(name)
         self.wait_node_ready()
@@ -378,8 +382,16 @@ class Cluster:
             *(["--simulated", simulated] if simulated else []),
             *flags,
         ]
-        path = self.log(log)
-        with path.open("a", encoding="utf-8") as file:
+        return self._start(command, log, environment)
+
+    def start_front(self, *flags: str) -> Process:
+        """Starts `allot front`, as a service of the node."""
+        return self._start([sys.executable, "-m", "allotment", "front", *flags], "front")
+
+    def _start(
+        self, command: list[str], log: str, environment: Mapping[str, str] | None = None
+    ) -> Process:
+        with self.log(log).open("a", encoding="utf-8") as file:
             return self.node.popen(
                 command, environment=environment, folder=Path("/"), stdout=file, stderr=file
             )
@@ -433,8 +445,26 @@ class Cluster:
         agent.stop()
         self.forget_agent(timeout_s=timeout_s)
 
+    @property
+    def front_pid(self) -> int | None:
+        """The process of the agent's that the kubelet knows, seen from the node; None: none."""
+        try:
+            found = self.node.path("/run/allotment/front.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        pid = int(json.loads(found)["pid"])
+        return pid if self.node.path(f"/proc/{pid}").exists() else None
+
+    def end_front(self, number: int = signal.SIGTERM) -> None:
+        """Ends the front, which outlives its agent, and waits for its end."""
+        pid = self.front_pid
+        if pid is not None:
+            self.node.run(["kill", f"-{int(number)}", str(pid)], check=False)
+            wait_until(lambda: self.front_pid != pid, "end of the front", every_s=0.02)
+
     def forget_agent(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Waits until the node offers nothing of an agent that has ended; removes what it kept."""
+        self.end_front()
         try:
             self._wait_withdrawn(timeout_s)
         finally:
@@ -453,6 +483,7 @@ class Cluster:
         )
 
     def _remove_agents_files(self) -> None:
+        self.node.path(PLUGIN_FOLDER / OFFER).unlink(missing_ok=True)
         for folder in ("/run/allotment", "/run/cdi"):
             inside = self.node.path(folder)
             for entry in inside.iterdir() if inside.is_dir() else ():

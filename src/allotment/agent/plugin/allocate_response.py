@@ -14,9 +14,12 @@ import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 from allotment.agent.config.schema import Config, DeviceListStrategy
 from allotment.agent.configuring import CdiUse
@@ -27,6 +30,7 @@ from allotment.agent.protocols import SHARE_ANNOTATION, AllocateAnswer, DeviceNo
 from allotment.agent.resources import Resource
 from allotment.kube.nodes import OwnNode
 from allotment.model.devices import Device
+from allotment.model.errors import AllotError
 from allotment.model.shares import Injection, ShareId
 from allotment.modes import ledger_mode, traits_of
 from allotment.shares.cdi import EXTRAS, KIND, HostMount, extra_edits
@@ -313,19 +317,20 @@ class AllocateAnswers:
             )
 
     def offered(self, resource: Resource) -> OfferedResource:
-        """Describe a resource for the front; called in threads. Raises `StateError`."""
+        """Describe a resource for the front; called in threads."""
         config = self._state.config or Config()
         uuids = {slot.device for slot in resource.slots}
-        return describe(
-            resource,
-            config=config,
-            devices=self._state.devices,
-            by_mounts=None if self._has_cdi() else self._by_mounts(resource),
-            driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
-            extras=()
-            if self._is_simulated
-            else [kind for kind in enabled_extras(config) if extra_edits(kind)],
-        )
+        described = partial(describe, resource, config=config, devices=self._state.devices)
+        try:
+            return described(
+                by_mounts=None if self._has_cdi() else self._by_mounts(resource),
+                driver=self._driver_nodes(uuids) if config.plugin.pass_device_specs else None,
+                extras=()
+                if self._is_simulated
+                else [kind for kind in enabled_extras(config) if extra_edits(kind)],
+            )
+        except AllotError as error:  # each container of it is refused, and no other
+            return msgspec.structs.replace(described(), problem=error.one_line())
 
     def injection(self, mode: str) -> Injection:
         """Return how the answers of this moment hand a share of a mode to its container."""

@@ -65,7 +65,7 @@ class Duties:
     """What the agent does for the kubelet."""
 
     offered: Callable[[Resource], OfferedResource]
-    """Describes a resource for the front. May block; called in a thread. Raises `AllotError`."""
+    """Describes a resource for the front. May block; called in a thread."""
     pre_start: Callable[[str, frozenset[str]], Awaitable[None]]
     """Makes the shares of the containers that hold these ids of a resource. May be repeated. Raises
     `AllotError`: the container waits, and the kubelet asks again."""
@@ -166,7 +166,7 @@ class FrontKeeping:
                     mode=0o600,
                 )
                 self._written = offer
-        except (AllotError, OSError) as error:
+        except OSError as error:
             self._next_write = self._clock() + _POLL_S
             if self._reported.is_new(OFFER, str(error)):
                 _log.warning("cannot write the offer for the front", why=str(error))
@@ -204,6 +204,8 @@ class FrontKeeping:
         return False
 
     def _keep_front(self) -> None:
+        if self._front is not None:
+            self._front.poll()  # a front that ended must not stay as a zombie
         if not self._starts_front or self._clock() - self._started_at < _START_S:
             return
         is_other = self._status.version not in {"", __version__}

@@ -82,6 +82,8 @@ class OfferedResource(msgspec.Struct, frozen=True, kw_only=True):
     names_devices: bool = False
     """Its answers need a part for each device."""
     fails_above_one: bool = False
+    problem: str | None = None
+    """Why no container can get it at the moment."""
     parts: dict[str, bytes] = {}
     """Parts of an answer (`ContainerAllocateResponse`), each with `SHARE_PLACE`, by key: `FIRST`;
     a device; `#N` for N devices; `DEVICE*N` for N slots of the first device; `LAST`."""
@@ -104,9 +106,12 @@ class OfferedResource(msgspec.Struct, frozen=True, kw_only=True):
     def answer(self, ids: Sequence[str]) -> messages.ContainerAllocateResponse:
         """Answer `Allocate` for one container, with a share's id that is used once.
 
-        Raises `UsageError`, in NVIDIA's words, for ids that cannot be given together.
+        Raises `UsageError`, in NVIDIA's words, for ids that cannot be given together, and
+        `StateError` for the resource's problem.
         """
         self._check(ids)
+        if self.problem is not None:
+            raise StateError(self.problem)
         any_device = not all(self.devices[slot] for slot in ids)
         devices = [] if any_device else list(dict.fromkeys(self.devices[slot] for slot in ids))
         for device in devices:

@@ -33,7 +33,6 @@ from allotment.agent.resources import Resource, Slot
 from allotment.model.errors import AllotError
 from allotment.model.pods import Owner, Pod
 
-
 # As the kubelet: a connection to whatever listens at the path by now.
 _DIALED_ANEW = (*services.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
