@@ -62,7 +62,7 @@ def test_an_agent_that_ends_in_the_middle_of_a_start_is_followed_by_the_next_one
                 await world.until(lambda: len(kubelet.healthy(SHARE)) == 1)
                 world.tenancy.together = asyncio.Barrier(2)  # nobody else comes
                 starting = asyncio.create_task(kubelet.pre_start(SHARE, ["share::0"]))
-                await world.until(lambda: world.tenancy.waits)
+                await world.until(lambda: world.tenancy.waits > 0)
             world.tenancy.together = None
             async with world.agent(world.opaque(1)):
                 await starting
