@@ -299,7 +299,8 @@ def test_an_upgrade_while_pods_arrive_fails_none(
     """Also of the pods that the kubelet admits while the old front ends."""
     installed(simulated)
     first = the_pod(cluster)["metadata"]["name"]
-    Pods(cluster, NAMESPACE).wait_ready(first)
+    agents = Pods(cluster, NAMESPACE)
+    agents.wait_ready(first)
     cluster.wait_allocatable(NVIDIA, 2)
     label = {"nvidia.com/device-plugin.config": "soft"}
     names: list[str] = []
@@ -323,7 +324,13 @@ def test_an_upgrade_while_pods_arrive_fails_none(
                 and status.get("numberReady") == 1
             )
 
-        wait_until(is_upgraded, "upgrade", every_s=0.5, timeout_s=120)
+        wait_until(
+            is_upgraded,
+            "upgrade",
+            every_s=0.5,
+            timeout_s=120,
+            explain=lambda: "\n".join(agents.logs(each, "front") for each in agents.names()),
+        )
         wait_taken_on(pods, *names)
         assert len(pods.names()) == len(names)
     finally:

@@ -440,10 +440,10 @@ class Cluster:
         except TestbedError as error:
             raise TestbedError(f"{error}\n{self._explain_resources()}") from None
 
-    def stop_agent(self, agent: Process, *, timeout_s: float = PATIENCE_S) -> None:
+    def stop_agent(self, agent: Process) -> None:
         """Ends the agent and forgets what it kept: the next one finds a fresh node."""
         agent.stop()
-        self.forget_agent(timeout_s=timeout_s)
+        self.forget_agent()
 
     @property
     def front_pid(self) -> int | None:
@@ -462,25 +462,14 @@ class Cluster:
             self.node.run(["kill", f"-{int(number)}", str(pid)], check=False)
             wait_until(lambda: self.front_pid != pid, "end of the front", every_s=0.02)
 
-    def forget_agent(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Waits until the node offers nothing of an agent that has ended; removes what it kept."""
+    def forget_agent(self) -> None:
+        """Lets the node offer nothing of an agent that has ended; removes what it kept."""
         self.end_front()
-        try:
-            self._wait_withdrawn(timeout_s)
-        finally:
-            self._remove_agents_files()
-
-    def _wait_withdrawn(self, timeout_s: float) -> None:
-        def is_withdrawn() -> bool:
-            allocatable = self.api.get(self.node_path)["status"].get("allocatable", {})
-            return all(value == "0" for key, value in allocatable.items() if _is_devices(key))
-
-        wait_until(
-            is_withdrawn,
-            "withdrawal of the agent's resources",
-            timeout_s=timeout_s,
-            explain=self._explain_resources,
-        )
+        status = self.api.get(self.node_path)["status"]
+        none = {key: "0" for key in status.get("allocatable", {}) if _is_devices(key)}
+        # As the kubelet will within ten seconds.
+        self.api.patch(f"{self.node_path}/status", {"status": {"allocatable": none}})
+        self._remove_agents_files()
 
     def _remove_agents_files(self) -> None:
         self.node.path(PLUGIN_FOLDER / OFFER).unlink(missing_ok=True)

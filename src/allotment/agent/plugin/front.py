@@ -330,7 +330,10 @@ class Front:
         """Return whether another front has put its sockets in place of these.
 
         This one keeps its streams until it ends. It takes its place back if the other one fails.
+        The later front has no lock, and never gives way.
         """
+        if not self._has_lock:
+            return False
         listeners = [plugin.server.listener for plugin in self._plugins.values()]
         lost = [each.path for each in listeners if each.was_started and not each.has_socket]
         if any(_answers(path) for path in lost):
@@ -387,15 +390,8 @@ class Front:
             return
         plugin.tried = kubelet
         try:
-            if not plugin.server.listener.has_socket:
-                is_known = kubelet is not None and plugin.kubelet == kubelet
-                plugin.kubelet = None
-                await plugin.server.start()
-                if is_known:
-                    # The kubelet must notice the old server's end first: it would take that for
-                    # the end of the new one.
-                    plugin.next_try = self._clock() + _SETTLE_S
-                    return
+            if not await self._has_place(plugin, kubelet):
+                return
             if kubelet is not None and self._is_to_register(plugin, kubelet, now):
                 await register(plugin.server, self._kubelet)
                 plugin.kubelet, plugin.registered_at = kubelet, self._clock()
@@ -414,6 +410,22 @@ class Front:
         else:
             plugin.pause_s = plugin.next_try = 0.0
             plugin.problem = None
+
+    async def _has_place(self, plugin: _Plugin, kubelet: FileIdentity | None) -> bool:
+        """Return whether a resource can be registered; make its socket if it is missing."""
+        listener = plugin.server.listener
+        if listener.has_socket:
+            return True
+        if self._has_lock and listener.was_started and _answers(listener.path):
+            return False  # another front came since the last look
+        is_known = kubelet is not None and plugin.kubelet == kubelet
+        plugin.kubelet = None
+        await plugin.server.start()
+        if is_known:
+            # The kubelet must notice the old server's end first: it would take that for the end of
+            # the new one.
+            plugin.next_try = self._clock() + _SETTLE_S
+        return not is_known
 
     @staticmethod
     def _is_to_register(plugin: _Plugin, kubelet: FileIdentity, now: float) -> bool:

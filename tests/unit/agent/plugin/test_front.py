@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,8 @@ import grpc.aio
 import pytest
 
 from allotment.agent.plugin.front import AGENT_LOCK, OFFER, STATUS, read_status
+from allotment.agent.plugin.front import LOCK as FRONT_LOCK
+from allotment.agent.plugin.serving import socket_name
 from allotment.agent.protocols import SHARE_ANNOTATION
 from allotment.model.errors import DoesNotFitError
 
@@ -160,6 +164,27 @@ def test_a_front_takes_over_and_no_device_is_unhealthy_for_a_moment(
             assert kubelet.ends == []
             await kubelet.allocate(GPU, ["GPU-1"], pod="u", container="c")
         assert set(kubelet.ends) == {GPU, SHARE}
+        await kubelet.stop()
+
+    asyncio.run(story())
+
+
+def test_of_two_fronts_the_later_one_never_gives_way(world: World) -> None:
+    """Else both may take the other one for the later one, and neither registers."""
+
+    async def story() -> None:
+        kubelet = world.kubelet
+        await kubelet.start()
+        path = kubelet.folder / socket_name(GPU, kubelet.folder)
+        with (world.state / FRONT_LOCK).open("a") as lock, socket.socket(socket.AF_UNIX) as other:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            async with world.agent(world.gpus(2)), world.running(world.front().run()):
+                await world.until(lambda: len(kubelet.registrations) == 1)
+                other.bind(str(kubelet.folder / "other"))
+                other.listen()
+                (kubelet.folder / "other").rename(path)
+                await world.until(lambda: len(kubelet.registrations) == 2)
+                await kubelet.allocate(GPU, ["GPU-0"], pod="u", container="c")
         await kubelet.stop()
 
     asyncio.run(story())
