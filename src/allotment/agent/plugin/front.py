@@ -48,7 +48,7 @@ OFFER: Final = "allotment-offer.json"
 STATUS: Final = "front.json"
 """In the state folder: what the front did."""
 LOCK: Final = "front.lock"
-"""In the state folder; held while a front serves."""
+"""In the state folder; held while a front serves. It contains the mark of the latest front."""
 AGENT_LOCK: Final = "agent.lock"
 """In the state folder; held while an agent works."""
 
@@ -79,6 +79,7 @@ class FrontStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int = 0
     version: str = ""
+    is_spawned: bool = False
     is_ready: bool = False
     """The kubelet has all that is offered, and no end of another front disturbs that."""
     has_kubelet: bool = True
@@ -196,6 +197,7 @@ class Front:
         self._nudge = asyncio.Event()
         self._lock: int | None = None
         self._has_lock = False
+        self._mark = os.urandom(8).hex().encode()
         self._agent_seen = clock()
         self._answered_for: float | None = None
         """When a successor's sockets answered last; None: there is no successor."""
@@ -209,6 +211,7 @@ class Front:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._lock = os.open(self._state / LOCK, flags, 0o600)
         self._has_lock = self._try_lock()
+        self._become_latest()
         _log.info("starting", takes_over=not self._has_lock)
         self._clean_up()
         agent = AgentChannel(self._state / AGENT_SOCKET)
@@ -236,6 +239,16 @@ class Front:
         except BlockingIOError:
             return False
         return True
+
+    def _become_latest(self) -> None:
+        assert self._lock is not None  # noqa: S101 - `run` opens it
+        os.pwrite(self._lock, self._mark, 0)
+
+    @property
+    def _is_latest(self) -> bool:
+        """Whether no other front began after this one: of two fronts, the later one serves."""
+        assert self._lock is not None  # noqa: S101 - `run` opens it
+        return os.pread(self._lock, len(self._mark), 0) == self._mark
 
     def _clean_up(self) -> None:
         """Remove the sockets of a front that was killed."""
@@ -327,12 +340,11 @@ class Front:
     # ---- another front ---------------------------------------------------------------------------
 
     def _is_replaced(self) -> bool:
-        """Return whether another front has put its sockets in place of these.
+        """Return whether a later front has put its sockets in place of these.
 
         This one keeps its streams until it ends. It takes its place back if the other one fails.
-        The later front has no lock, and never gives way.
         """
-        if not self._has_lock:
+        if self._is_latest:
             return False
         listeners = [plugin.server.listener for plugin in self._plugins.values()]
         lost = [each.path for each in listeners if each.was_started and not each.has_socket]
@@ -343,6 +355,7 @@ class Front:
         elif self._answered_for is not None and (self._clock() - self._answered_for > _TAKE_BACK_S):
             _log.warning("the other front does not answer: taking its place")
             self._answered_for = None
+            self._become_latest()
         return self._answered_for is not None
 
     def _follow_predecessor(self) -> None:
@@ -416,8 +429,8 @@ class Front:
         listener = plugin.server.listener
         if listener.has_socket:
             return True
-        if self._has_lock and listener.was_started and _answers(listener.path):
-            return False  # another front came since the last look
+        if not self._is_latest and _answers(listener.path):
+            return False  # a later front came since the last look
         is_known = kubelet is not None and plugin.kubelet == kubelet
         plugin.kubelet = None
         await plugin.server.start()
@@ -442,6 +455,7 @@ class Front:
         status = FrontStatus(
             pid=os.getpid(),
             version=__version__,
+            is_spawned=self._is_spawned,
             is_ready=not self._is_waiting
             and all(
                 plugin.is_served and (self._has_lock or plugin.is_detached)

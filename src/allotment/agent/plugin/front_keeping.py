@@ -91,7 +91,7 @@ class FrontKeeping:
         starts_front: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`starts_front`: start one if none runs, or one of another version."""
+        """`starts_front`: start one if none runs, or if an agent of another version started it."""
         self._kubelet = kubelet
         self._state = state
         self._duties = duties
@@ -208,7 +208,7 @@ class FrontKeeping:
             self._front.poll()  # a front that ended must not stay as a zombie
         if not self._starts_front or self._clock() - self._started_at < _START_S:
             return
-        is_other = self._status.version not in {"", __version__}
+        is_other = self._status.is_spawned and self._status.version != __version__
         if self._is_front_running and not is_other:
             return
         self._started_at = self._clock()

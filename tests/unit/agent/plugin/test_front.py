@@ -169,7 +169,7 @@ def test_a_front_takes_over_and_no_device_is_unhealthy_for_a_moment(
     asyncio.run(story())
 
 
-def test_of_two_fronts_the_later_one_never_gives_way(world: World) -> None:
+def test_the_latest_front_never_gives_way(world: World) -> None:
     """Else both may take the other one for the later one, and neither registers."""
 
     async def story() -> None:
