@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Hold this node's registration at the kubelet, and answer for the agent while it is away.
 
-    `allot agent` starts one by itself, except where it is told that one runs beside it (--front
-    off), as in the DaemonSet. Pods that arrive without an agent are admitted, and wait for it.
+    `allot agent` starts one by itself, except with --front off: in the DaemonSet, each has a
+    container. Pods that arrive without an agent are admitted, and wait for it.
     After five minutes the devices count as unhealthy, until an agent is back.
     """
     with installed("allot front", extra="kubernetes"):
