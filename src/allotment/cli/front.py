@@ -34,7 +34,11 @@ def command(
     `allot agent` starts one by itself, except with --front off: in the DaemonSet, each has a
     container. Pods that arrive without an agent are admitted, and wait for it.
     After five minutes the devices count as unhealthy, until an agent is back.
-    """
+
+    \b
+    Examples:
+      allot front --ready-file /tmp/front-ready
+    """  # noqa: D301 - click's mark
     with installed("allot front", extra="kubernetes"):
         from allotment.agent.plugin.front import Front, run
         from allotment.metrics import start_log
