@@ -17,7 +17,7 @@ from allotment.cli.options import installed, kubelet_socket_option, log_options,
     envvar="READY_FILE",
     help="File that exists while the kubelet has all resources, for a probe.  [env: READY_FILE]",
 )
-@click.option("--spawned", is_flag=True, hidden=True)
+@click.option("--spawned", is_flag=True, hidden=True, help="End when no agent needs it.")
 @log_options
 @state_option
 def command(
