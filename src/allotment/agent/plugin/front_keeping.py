@@ -116,12 +116,12 @@ class FrontKeeping:
 
     @property
     def problem(self) -> str | None:
-        """Why no resource can be registered at present."""
+        """Why the kubelet has not what this agent offers."""
         if not self._is_front_running:
             return "no front is running"
         if not self._status.has_kubelet:
             return f"waiting for the kubelet at {self._kubelet}"
-        return None
+        return "the resources are not known yet" if self._written is None else None
 
     @property
     def registered(self) -> Mapping[str, bool]:

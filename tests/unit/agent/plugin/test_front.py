@@ -45,8 +45,10 @@ def test_pods_are_admitted_without_an_agent_and_start_with_the_next_one(world: W
             starting = asyncio.create_task(kubelet.pre_start(SHARE, ["share::0"]))
             await asyncio.sleep(0.5)
             assert not starting.done()
-            async with world.agent(world.opaque(2), world.gpus(2)):
+            async with world.agent(world.opaque(2), world.gpus(2)) as agent:
+                assert agent.problem is not None  # ready only with an offer of its own
                 await starting
+                await world.until(lambda: agent.problem is None)
             assert world.tenancy.prepared == [(SHARE, frozenset({"share::0"}))]
             assert kubelet.ends == []
             assert sorted(kubelet.registrations) == [SHARE, GPU]
