@@ -16,6 +16,7 @@ from allotment.agent.config.options import NVIDIA_OPTIONS
 from allotment.agent.config.parsing import parse
 from allotment.agent.configuring import KUBELET_SOCKET
 from allotment.cli.agent import command
+from allotment.cli.front import command as front_command
 from allotment.cli.scheduler import command as scheduler_command
 from allotment.dialects.foreign.kubeshare import GROUP, KIND
 from allotment.kube.sharepods import MANIFEST
@@ -45,7 +46,13 @@ def pod(documents: list[Document]) -> Document:
 
 @pytest.fixture
 def container(pod: Document) -> Document:
-    (found,) = pod["spec"]["containers"]
+    found, _ = pod["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.fixture
+def front(pod: Document) -> Document:
+    _, found = pod["spec"]["containers"]
     return dict(found)
 
 
@@ -135,6 +142,24 @@ def test_what_it_reads_and_writes_is_mounted(pod: Document, container: Document)
         "/var/run/cdi",
         "/run/allotment",
     } <= set(hosts.values())
+
+
+def test_the_front_is_beside_the_agent_and_takes_over_before_the_old_one_ends(
+    documents: list[Document], container: Document, front: Document
+) -> None:
+    # Else the kubelet would lose all devices in an upgrade, and fail the pods that arrive.
+    update = one(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert update == {"maxSurge": "10%", "maxUnavailable": 0}
+    assert front["image"] == container["image"]
+    assert front["args"] == ["front"]
+    assert {"name": "ALLOTMENT_FRONT", "value": "off"} in container["env"]
+    (ready,) = front["env"]
+    assert ready["name"] in {str(each.envvar) for each in front_command.params}
+    assert ready["value"] in front["readinessProbe"]["exec"]["command"]
+    mounted = {each["name"]: each for each in container["volumeMounts"]}
+    assert all(each == mounted[each["name"]] for each in front["volumeMounts"])
+    assert {each["name"] for each in front["volumeMounts"]} == {"device-plugins", "state", "tmp"}
+    assert front["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_configurations_that_come_with_it_are_valid(documents: list[Document]) -> None:

@@ -43,8 +43,8 @@ from allotment.agent.mps_keeping import MpsKeeping
 from allotment.agent.node_state import NodeState
 from allotment.agent.offering import Offering
 from allotment.agent.plugin.allocate_response import AllocateAnswers
-from allotment.agent.plugin.registration import DevicePlugins
-from allotment.agent.plugin.serving import Duties
+from allotment.agent.plugin.front import AGENT_LOCK
+from allotment.agent.plugin.front_keeping import Duties, FrontKeeping
 from allotment.agent.reports import AgentReports
 from allotment.agent.resources import GPU_COMPUTE, GPU_MEMORY
 from allotment.agent.shutdown import Shutdown
@@ -81,7 +81,6 @@ _NODE_NAME: Final = re.compile(
 )
 """RFC 1123, as the API server checks it."""
 _MOST_NAME: Final = 253
-_LOCK: Final = "agent.lock"
 _WORKER: Final = "agent-worker"
 _WORKERS: Final = (_WORKER, "tenancy")
 
@@ -271,10 +270,12 @@ class _Agent:
             on_resized=state.renew_resizes,
             renew=self._renew_checkpoint,
         )
-        self._plugins = DevicePlugins(
+        self._front = FrontKeeping(
             kubelet=settings.kubelet_socket,
+            state=folder.root,
+            starts_front=settings.starts_front,
             duties=Duties(
-                allocate=self._answers.allocate,
+                offered=self._answers.offered,
                 pre_start=self._tenants.pre_start,
                 reports=self._reports,
                 links=lambda: state.links.scores,
@@ -287,9 +288,10 @@ class _Agent:
         self._publisher = Publisher(inputs=self._inputs, node=self._node, reports=self._reports)
         self._beat = time.monotonic()
         self._is_serving = False
+        self._stands_by = False
         self._unseen: str | None = None
         """Why the processes of containers are not visible."""
-        self._lock = os.open(folder.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(folder.root / AGENT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _policy_for(self, order: ShareOrder) -> NodePolicy:
         """Return the policy for an order; called in threads."""
@@ -367,10 +369,12 @@ class _Agent:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                self._stands_by = True
                 if reported.is_new("other agent"):
                     _log.warning("another agent runs on this node: waiting until it has ended")
                 await asyncio.sleep(_BEAT_S / 4)
             else:
+                self._stands_by = False
                 return
 
     async def _serve(self) -> None:
@@ -380,7 +384,7 @@ class _Agent:
         freeze_startup_objects()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_links())
-            group.create_task(self._plugins.run())
+            group.create_task(self._front.run())
             group.create_task(self._tenants.run())
             group.create_task(self._publisher.run())
             self._is_serving = True
@@ -411,7 +415,7 @@ class _Agent:
 
     async def _follow_offer(self) -> None:
         async for offer in self._state.offers():
-            self._plugins.offer(offer.resources)
+            self._front.offer(offer.resources)
             self._publisher.wake()
 
     async def _find_node(self) -> None:
@@ -456,7 +460,7 @@ class _Agent:
             await asyncio.sleep(_FIGURES_S)
 
     def _renew_checkpoint(self) -> None:
-        self._plugins.relist()
+        self._front.relist()
 
     def _health_config(self) -> HealthConfig:
         return (self._state.config or Config()).allotment.health
@@ -488,6 +492,8 @@ class _Agent:
         return [f"the event loop has hung for {for_s:.0f} s"] if for_s > _HANGS_S else []
 
     def _readiness_problems(self) -> Sequence[str]:
+        if self._stands_by:
+            return []  # a rolling upgrade ends the other agent once this one is ready
         missing = []
         if not self._is_serving:
             missing.append("starting")
@@ -500,11 +506,11 @@ class _Agent:
         config = self._state.config
         if self._gpus.problem and (config is None or config.fail_on_init_error):
             missing.append(f"GPUs: {self._gpus.problem}")
-        if self._is_serving and self._plugins.problem is not None:
-            missing.append(self._plugins.problem)
+        if self._is_serving and self._front.problem is not None:
+            missing.append(self._front.problem)
         missing += [
             f"{name} is not registered at the kubelet"
-            for name, is_registered in self._plugins.registered.items()
+            for name, is_registered in self._front.registered.items()
             if not is_registered
         ]
         return missing

@@ -12,6 +12,7 @@ from allotment.agent.config.options import nvidia_options
 from allotment.cli.options import (
     installed,
     kubeconfig_option,
+    kubelet_socket_option,
     log_options,
     simulated_option,
     state_option,
@@ -65,14 +66,14 @@ _METRICS = "127.0.0.1:9446"
     default=Path("/var/run/cdi"),
     help="Folder of CDI specs that the container runtime reads.",
 )
+@kubelet_socket_option
 @click.option(
-    "--kubelet-socket",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    default=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
-    envvar="KUBELET_SOCKET",
-    help="Registration socket of the kubelet; the plugins' sockets are created beside it."
-    "  [env: KUBELET_SOCKET]",
+    "--front",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    envvar="ALLOTMENT_FRONT",
+    help="The process that serves the kubelet while the agent is away; auto: start one if none"
+    " runs; off: `allot front` is started elsewhere.  [env: ALLOTMENT_FRONT]",
 )
 @click.option(
     "--metrics-address",
@@ -101,6 +102,7 @@ def command(
     cdi: str,
     cdi_dir: Path,
     kubelet_socket: Path,
+    front: str,
     metrics_address: str,
     remove: bool,
     log_format: str,
@@ -136,6 +138,7 @@ def command(
         cdi=CdiUse(cdi),
         cdi_folder=cdi_dir.absolute(),
         kubelet_socket=kubelet_socket.absolute(),
+        starts_front=front == "auto",
         config_file=config_file,
         config_map=_config_map(config_map),
         default_config=default_config,

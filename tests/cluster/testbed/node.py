@@ -241,8 +241,6 @@ def _kubelet_config(settings: NodeSettings, sandbox: Sandbox) -> dict[str, objec
         "eventRecordQPS": 0,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
-        "nodeStatusUpdateFrequency": "1s",
-        "syncFrequency": "10s",
         "resolvConf": "",
         "clusterDNS": ["10.96.0.10"],
         "clusterDomain": "cluster.local",

@@ -11,7 +11,7 @@ from allotment.agent.protocols import CheckpointEntry, Reports
 from allotment.model.errors import AllotError, UsageError
 from allotment.model.pods import Pod, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Share, ShareId
+from allotment.model.shares import Injection, Share, ShareId
 from allotment.shares.placing import memory_warning
 
 READY = "ShareReady"
@@ -121,6 +121,8 @@ class ShareEvents:
     def _made(self, share: Share, reason: str, text: str, *, is_warning: bool) -> None:
         """Count a new share, and make an event whose text follows the container's name."""
         self._reports.count("shares_made", mode=share.mode)
+        if share.injection is Injection.MOUNTS:
+            self._reports.count("cdi_fallback", mode=share.mode)
         owner = share.owner
         if owner is not None:
             self._last.get(owner.uid, {}).pop(share.id, None)
