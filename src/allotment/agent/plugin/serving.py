@@ -250,7 +250,7 @@ class SocketServer:
         """Whether its socket is in place: the kubelet removes all sockets when it starts."""
         return self._socket is not None and self._socket == file_identity(self.path)
 
-    async def start(self, answered: Mapping[Method[Any, Any], services.Handler]) -> None:
+    async def start(self, answered: Mapping[Method[Any, Any], services.MethodHandler]) -> None:
         """Listen. Raises `StateError` if the socket cannot be made."""
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(services.handlers(answered))
