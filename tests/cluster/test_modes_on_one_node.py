@@ -21,7 +21,7 @@ from stories import GIB, GPU, GPU_COMPUTE, GPU_MEMORY, MIB, NodeAgent, burn, bur
 from testbed.api import ApiError, Json
 from testbed.cluster import Cluster
 from testbed.pods import Pods, container, pod
-from testbed.waiting import wait_until
+from testbed.waiting import tail, wait_until
 
 from allotment.cli.groups import main_group
 from allotment.model.quantities import parse_whole
@@ -317,7 +317,14 @@ def test_a_pod_is_resized_while_its_program_runs(whole: Cluster, pods: Pods) -> 
         whole.api.patch(f"{path}/resize", {"spec": spec}, kind="strategic")
     whole.api.patch(path, {"metadata": {"annotations": {"allotment.dev/resize": None}}})
     assert pods.wait_logs("seer", lines=4) == "8192\n20480\n4096\n8192\n"
-    wait_until(lambda: (part(), sums()) == ((8, 3000), 0), "all as it was")
+
+    def explain() -> str:
+        node = whole.api.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
+        log = tail(whole.log("allotment-scheduler"))
+        return f"{pods.get('seer')['metadata']}\n{node['allotment.dev/devices']}\n{sums()}\n{log}"
+
+    wait_until(lambda: part() == (8, 3000), "release of what it had more", explain=explain)
+    wait_until(lambda: sums() == 0, "the sums as they were", explain=explain)
     assert pods.restarts("seer") == 0
 
 

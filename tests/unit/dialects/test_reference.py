@@ -40,6 +40,8 @@ def test_every_event_is_there(root: Path) -> None:
         share_events.REFUSED,
         share_events.TAKEN_OVER,
         share_events.MISSING,
+        share_events.RESIZED,
+        share_events.RESIZE_REFUSED,
         share_events.STATE,
     }
     reasons |= {evictions.EVICTED, evictions.KEPT}
