@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bus_guard.h"
@@ -182,8 +183,50 @@ static void clear_slot(allot_ledger *ledger, int slot) {
   store(&cleared->state, (uint32_t)ALLOT_SLOT_FREE);
 }
 
-static int reap_with(allot_ledger *ledger, int descriptor) {
-  int cleared = 0;
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+// The first process that sees the owner's end starts the clock; one that knows that the driver
+// still lists it starts it anew.
+static bool is_over(allot_slot *slot, allot_held held) {
+  uint64_t now = now_ns(), since = load(&slot->movable);
+  bool is_leaving = load(&slot->state) == ALLOT_SLOT_LEAVING && since <= now;
+  if (!is_leaving || held == ALLOT_HELD_STILL) {
+    store(&slot->movable, now);
+    store(&slot->state, (uint32_t)ALLOT_SLOT_LEAVING);
+    return false;
+  }
+  return now - since >= ALLOT_LEAVING_NS;
+}
+
+typedef struct reaping {
+  allot_ledger *ledger;
+  allot_held_check *check;
+  void *context;
+  int descriptor;
+  allot_reaped reaped;
+} reaping;
+
+// May the use of a dead owner's slot be reclaimed? The caller holds the slot's lock.
+static bool may_clear(const reaping *one, int slot) {
+  allot_slot *left = &one->ledger->usage->slots[slot];
+  allot_held held = ALLOT_HELD_NOT;
+  for (int device = 0; device < ALLOT_MAX_DEVICES && held != ALLOT_HELD_STILL; device++) {
+    read_total(one->ledger, device);
+    if (allot_part_value(&left->devices[device].part) == 0) continue;
+    allot_held here =
+        one->check == NULL ? ALLOT_HELD_UNKNOWN : one->check(one->context, left, device);
+    if (here != ALLOT_HELD_NOT) held = here;
+  }
+  return held == ALLOT_HELD_NOT || is_over(left, held);
+}
+
+static int reap_with(reaping *one) {
+  allot_ledger *ledger = one->ledger;
+  int descriptor = one->descriptor;
   uint32_t high = load(&ledger->usage->high_slot);
   for (int slot = 0; slot < ALLOT_MAX_SLOTS && (uint32_t)slot < high; slot++) {
     uint32_t *state = &ledger->usage->slots[slot].state;
@@ -191,32 +234,38 @@ static int reap_with(allot_ledger *ledger, int descriptor) {
     int locked = allot_slot_try(descriptor, byte_of(slot));
     if (locked < 0) return locked;
     if (locked == 0) continue;
-    if (load(state) != ALLOT_SLOT_FREE) {
+    if (load(state) != ALLOT_SLOT_FREE && may_clear(one, slot)) {
       clear_slot(ledger, slot);
-      cleared++;
+      one->reaped.cleared++;
+    } else if (load(state) != ALLOT_SLOT_FREE) {
+      one->reaped.leaving++;
     }
     allot_slot_release(descriptor, byte_of(slot));
   }
-  return cleared;
+  return 0;
 }
-
-typedef struct reaping {
-  allot_ledger *ledger;
-  int descriptor;
-} reaping;
 
 static int reap_guarded(void *argument) {
-  const reaping *one = argument;
-  return reap_with(one->ledger, one->descriptor);
+  return reap_with(argument);
 }
 
-int allot_ledger_reap(allot_ledger *ledger) {
+allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, void *context) {
   int descriptor = allot_open_in(ledger->directory, "usage", O_RDWR);
-  if (descriptor < 0) return descriptor;
-  reaping one = {ledger, descriptor};
-  int cleared = allot_guarded(reap_guarded, &one);
+  if (descriptor < 0) return (allot_reaped){.cleared = descriptor};
+  reaping one = {ledger, check, context, descriptor, {0}};
+  int error = allot_guarded(reap_guarded, &one);
   close(descriptor);
-  return cleared;
+  if (error < 0) one.reaped.cleared = error;
+  return one.reaped;
+}
+
+// Of an owner that ended after the caller looked, nothing is known.
+static allot_held was_leaving(void *context, const allot_slot *slot, int device) {
+  return load(&slot->state) == ALLOT_SLOT_LEAVING ? ALLOT_HELD_NOT : ALLOT_HELD_UNKNOWN;
+}
+
+int allot_ledger_clear(allot_ledger *ledger, bool is_freed) {
+  return allot_ledger_reap(ledger, is_freed ? was_leaving : NULL, NULL).cleared;
 }
 
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
@@ -227,6 +276,12 @@ bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot) {
   bool alive = allot_slot_is_owned(descriptor, byte_of(slot));
   close(descriptor);
   return alive;
+}
+
+static bool is_claimable(void *argument, int slot) {
+  allot_ledger *ledger = argument;
+  const reaping one = {.ledger = ledger};
+  return load(&ledger->usage->slots[slot].state) == ALLOT_SLOT_FREE || may_clear(&one, slot);
 }
 
 static void describe_owner(allot_slot *slot) {
@@ -245,6 +300,7 @@ static void take_slot(allot_ledger *ledger, int slot) {
   store(&taken->held_ns, 0);
   store(&taken->throttled, 0);
   store(&taken->movable, 0);
+  store(&taken->listed_namespace, 0u);
   allot_slot_note_high(&ledger->usage->high_slot, slot);
   store(&taken->state, (uint32_t)ALLOT_SLOT_TAKEN);
   ledger->slot = slot;
@@ -253,7 +309,8 @@ static void take_slot(allot_ledger *ledger, int slot) {
 int allot_ledger_attach(allot_ledger *ledger) {
   int descriptor = allot_open_in(ledger->directory, "usage", O_RDWR);
   if (descriptor < 0) return descriptor;
-  int slot = allot_slot_claim(descriptor, ALLOT_SLOT_LOCK_BASE, ALLOT_MAX_SLOTS, &ledger->slot_map);
+  int slot = allot_slot_claim_if(descriptor, ALLOT_SLOT_LOCK_BASE, ALLOT_MAX_SLOTS, is_claimable,
+                                 ledger, &ledger->slot_map);
   close(descriptor);
   if (slot < 0) return slot;
   take_slot(ledger, slot);
@@ -261,13 +318,6 @@ int allot_ledger_attach(allot_ledger *ledger) {
 }
 
 // ---- what the shim calls ----
-
-int allot_ledger_device(const allot_ledger *ledger, const char *uuid) {
-  for (uint32_t i = 0; i < ledger->policy->device_count; i++) {
-    if (strncmp(ledger->policy->devices[i].uuid, uuid, ALLOT_UUID_BYTES) == 0) return (int)i;
-  }
-  return -1;
-}
 
 uint64_t allot_ledger_limit(const allot_ledger *ledger, int device) {
   return load(&ledger->policy->devices[device].memory_limit);
@@ -285,10 +335,6 @@ uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device
 
 bool allot_ledger_reserve(allot_ledger *ledger, int device, uint64_t bytes) {
   if (change_use(ledger, ledger->slot, device, RESERVE, bytes)) return true;
-  // Looking for the dead costs a system call per slot: only a refusal is worth that.
-  if (allot_ledger_reap(ledger) > 0 && change_use(ledger, ledger->slot, device, RESERVE, bytes)) {
-    return true;
-  }
   __atomic_add_fetch(&ledger->usage->devices[device].refusals, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&ledger->usage->slots[ledger->slot].refusals, 1, __ATOMIC_SEQ_CST);
   return false;
@@ -361,7 +407,7 @@ static int change_limit_in(allot_ledger *ledger, int descriptor, int device, uin
   const limit_change change = {ledger, policy, device, bytes, force, used};
   result = -EINVAL;
   if (device >= 0 && (uint32_t)device < ledger->policy->device_count && bytes > 0) {
-    result = allot_ledger_reap(ledger);
+    result = allot_ledger_clear(ledger, false);
     if (result >= 0) result = allot_guarded(change_limit, (void *)&change);
   }
   munmap(policy, sizeof(allot_policy));

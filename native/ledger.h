@@ -67,10 +67,13 @@ typedef struct allot_slot_device {
 } allot_slot_device;
 
 typedef struct allot_slot {
-  uint32_t state;                  // ALLOT_SLOT_*
-  int32_t pid;                     // as seen inside the share (getpid of the owner)
-  uint64_t start_time;             // field 22 of /proc/self/stat: clock ticks after boot
-  uint64_t attaches;               // how often the slot was taken, to tell two owners apart
+  uint32_t state;       // ALLOT_SLOT_*
+  int32_t pid;          // as seen inside the share (getpid of the owner)
+  uint64_t start_time;  // field 22 of /proc/self/stat: clock ticks after boot
+  uint32_t attaches;    // how often the slot was taken, to tell two owners apart
+  // The pid namespace in which the driver listed the process under `pid`, as the inode of
+  // /proc/self/ns/pid. 0: it did not, or no look at its list was possible.
+  uint32_t listed_namespace;
   uint64_t refusals;               // allocations refused because of the limit
   char command[ALLOT_NAME_BYTES];  // start of /proc/self/cmdline, blanks for NULs
   // Compute, over all devices (informative).
@@ -78,12 +81,17 @@ typedef struct allot_slot {
   uint64_t held_ns;    // time that launches were held back, added up over threads
   uint64_t throttled;  // launches held back
   // Bit i: it has managed memory of device i. Bit 32 + i: all of that lies on the host, as the
-  // share is suspended.
+  // share is suspended. Of a LEAVING slot: when its owner's end was last confirmed not to have
+  // freed its memory yet, in nanoseconds of CLOCK_BOOTTIME.
   uint64_t movable;
   allot_slot_device devices[ALLOT_MAX_DEVICES];
 } allot_slot;
 
-enum { ALLOT_SLOT_FREE = 0, ALLOT_SLOT_TAKEN = 1 };
+// LEAVING: its owner has ended, and the driver may still have what it used.
+enum { ALLOT_SLOT_FREE = 0, ALLOT_SLOT_TAKEN = 1, ALLOT_SLOT_LEAVING = 2 };
+
+// Where the driver's list cannot tell, a dead owner's memory counts as freed after this time.
+#define ALLOT_LEAVING_NS 3000000000ull
 
 // Waits for a lease, counted by length: bucket i holds those under ALLOT_WAIT_FIRST_NS << i, the
 // last all others.
@@ -145,14 +153,12 @@ int allot_ledger_create(const char *directory, const allot_policy *policy);
 // Maps both files. `policy` is mapped read-only, `usage` read-write when it may be, else read-only.
 int allot_ledger_open(allot_ledger *ledger, const char *directory);
 void allot_ledger_close(allot_ledger *ledger);
-// Takes a slot for the calling process, clearing what a dead owner left. Not for two threads at
-// once.
+// Takes a slot for the calling process, one without memory that the driver may still hold. Not for
+// two threads at once.
 int allot_ledger_attach(allot_ledger *ledger);
 
-// Index of the device of that UUID in the policy, or -1.
-int allot_ledger_device(const allot_ledger *ledger, const char *uuid);
 // Reserves `bytes` of device `device` under its limit in one step across all processes of the
-// share. True: reserved. False: it would pass the limit (dead owners' use was reclaimed first).
+// share. True: reserved. False: it would pass the limit, which is counted.
 // Callers serialise themselves per device within one process.
 bool allot_ledger_reserve(allot_ledger *ledger, int device, uint64_t bytes);
 // As reserve, without looking at the limit: for what the driver has already taken.
@@ -165,8 +171,21 @@ void allot_ledger_set_context(allot_ledger *ledger, int device, uint64_t bytes);
 uint64_t allot_ledger_used(const allot_ledger *ledger, int device);  // all processes
 uint64_t allot_ledger_limit(const allot_ledger *ledger, int device);
 uint64_t allot_ledger_slot_used(const allot_ledger *ledger, int slot, int device);
-// Reclaims what dead owners left; returns how many slots were cleared, or a negative errno.
-int allot_ledger_reap(allot_ledger *ledger);
+// Does the driver still hold what the slot's dead owner had of a device?
+typedef enum allot_held { ALLOT_HELD_NOT, ALLOT_HELD_STILL, ALLOT_HELD_UNKNOWN } allot_held;
+typedef allot_held allot_held_check(void *context, const allot_slot *slot, int device);
+
+typedef struct allot_reaped {
+  int cleared;  // slots, or a negative errno
+  int leaving;  // slots of dead owners that were left, with their use
+} allot_reaped;
+
+// Reclaims what dead owners left and the driver has freed. `check` NULL: the caller cannot ask it.
+allot_reaped allot_ledger_reap(allot_ledger *ledger, allot_held_check *check, void *context);
+// The same for a caller who has seen, since slots were marked as LEAVING, that the driver holds no
+// dead process's memory (`is_freed`), or who cannot ask it. Returns how many slots were cleared, or
+// a negative errno.
+int allot_ledger_clear(allot_ledger *ledger, bool is_freed);
 // Is the slot's owner alive? (lock test; no side effect)
 bool allot_ledger_slot_alive(const allot_ledger *ledger, int slot);
 // Sets a limit: 0, or -EBUSY when more than `bytes` is used and `force` is false (then the limit is

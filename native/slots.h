@@ -55,17 +55,29 @@ static inline int allot_slot_keep(int descriptor, void **keeper) {
   return 0;
 }
 
-// Claims the first free slot of `count`, whose locks begin at `base`: its number, -ENOSPC, or
-// another negative errno.
-static inline int allot_slot_claim(int descriptor, int64_t base, int count, void **keeper) {
+// May a slot be claimed that has no owner? Asked with its lock held.
+typedef bool allot_slot_check(void *table, int slot);
+
+// Claims the first slot of `count` that has no owner and passes the check (NULL: any). Their locks
+// begin at `base`. Its number, -ENOSPC, or another negative errno.
+static inline int allot_slot_claim_if(int descriptor, int64_t base, int count,
+                                      allot_slot_check *check, void *table, void **keeper) {
   for (int slot = 0; slot < count; slot++) {
     int locked = allot_slot_try(descriptor, base + slot);
     if (locked < 0) return locked;
     if (locked == 0) continue;
+    if (check != NULL && !check(table, slot)) {
+      allot_slot_release(descriptor, base + slot);
+      continue;
+    }
     int error = allot_slot_keep(descriptor, keeper);
     return error == 0 ? slot : error;
   }
   return -ENOSPC;
+}
+
+static inline int allot_slot_claim(int descriptor, int64_t base, int count, void **keeper) {
+  return allot_slot_claim_if(descriptor, base, count, NULL, NULL, keeper);
 }
 
 // Slots at `*high` and above were never taken: this one is.

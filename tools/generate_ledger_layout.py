@@ -45,6 +45,7 @@ LEDGER = Layout(
         "ALLOT_NAME_BYTES",
         "ALLOT_SLOT_FREE",
         "ALLOT_SLOT_TAKEN",
+        "ALLOT_SLOT_LEAVING",
         "ALLOT_SLOT_LOCK_BASE",
         "ALLOT_DEVICE_OVERSUBSCRIBED",
         "ALLOT_DEVICE_MPS",

@@ -174,6 +174,12 @@ BENCHES: Final = (
         20,
         "How soon is a share's usage right after its processes were killed?",
     ),
+    _overhead(
+        "kill-restart",
+        "restarts",
+        10,
+        "Does a program that is killed and started again take memory from its neighbour?",
+    ),
     _overhead("size", "limits", 5, "How much disk space does a share take?"),
     # ---- shares of GPU time
     _compute(

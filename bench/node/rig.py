@@ -172,7 +172,8 @@ class NodeRig:
         inside = {}
         for name, each in found.items():
             pid = process_of[container_id(each).rpartition("/")[2]]
-            inside[name] = Path(f"/proc/{pid}/root/run/allotment/share/policy").read_bytes()
+            (policy,) = Path(f"/proc/{pid}/root/run/allotment/share").glob("*/policy")
+            inside[name] = policy.read_bytes()
         return inside
 
     # ---- what the kubelet knows

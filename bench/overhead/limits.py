@@ -54,6 +54,7 @@ def storm(rig: ShareRig, options: Options) -> Iterator[Result]:
         ((answer,),) = begin(storming_now)
         ((seen,),) = begin(watching)
     ledger.reap(share)
+    ledger.reap(share, is_freed=True)
     use = ledger.read(share).devices[0]
     expect(str(answer["left"]), "0")
     highest = max(answer["highest"], seen["highest"], use.peak)
@@ -131,6 +132,7 @@ def _wait_for_use(share: Path, wanted: int, *, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         ledger.reap(share)
+        ledger.reap(share, is_freed=True)
         used = ledger.read(share).devices[0].used
         if used == wanted:
             return

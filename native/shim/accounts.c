@@ -7,12 +7,11 @@ static void add(uint64_t *figure, uint64_t more) {
 }
 
 static allot_usage_device *shared_of(const compute_device *at) {
-  return &at->all->own->ledger.usage->devices[at->device];
+  return process_usage(at->all->own, at->device);
 }
 
 static allot_slot *slot_of(const compute_device *at) {
-  allot_ledger *ledger = &at->all->own->ledger;
-  return &ledger->usage->slots[ledger->slot];
+  return process_slot(at->all->own, at->device);
 }
 
 void account_gpu(compute_device *at, uint64_t used_ns) {

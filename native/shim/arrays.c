@@ -5,6 +5,7 @@
 // them was charged when it was made (virtual.c).
 #include "array_size.h"
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 #include "memory.h"
 #include "virtual.h"
@@ -17,7 +18,7 @@ typedef struct array_request {
 
 static CUresult array_begin(array_request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
                             unsigned levels) {
-  request->charged = false;
+  *request = (array_request){.at.device = -1};
   if (shape == NULL) return CUDA_SUCCESS;
   CUresult refusal = target_current(&request->at);
   if (refusal != CUDA_SUCCESS || request->at.context == NULL) return refusal;
@@ -67,7 +68,7 @@ static CUDA_ARRAY3D_DESCRIPTOR flat_shape(const CUDA_ARRAY_DESCRIPTOR *shape) {
     CUDA_ARRAY3D_DESCRIPTOR shape = shape_of_it;                                                \
     CUresult result = array_begin(&request, &shape, 1);                                         \
     if (result != CUDA_SUCCESS) return result;                                                  \
-    result = DRIVER(call);                                                                      \
+    result = WITH_PATIENCE(request.at.own, request.at.device, call);                            \
     return array_end(&request, result, SPACE_ARRAY, result == CUDA_SUCCESS ? *(handle) : NULL); \
   } while (0)
 
@@ -113,7 +114,8 @@ CUDA_WRAPPER(cuMipmappedArrayCreate, (CUmipmappedArray * mipmap,
   array_request request;
   CUresult result = array_begin(&request, shape, levels);
   if (result != CUDA_SUCCESS) return result;
-  result = DRIVER(REAL(cuMipmappedArrayCreate)(mipmap, shape, levels));
+  result = WITH_PATIENCE(request.at.own, request.at.device,
+                         REAL(cuMipmappedArrayCreate)(mipmap, shape, levels));
   return array_end(&request, result, SPACE_MIPMAP, result == CUDA_SUCCESS ? *mipmap : NULL);
 }
 

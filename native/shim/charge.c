@@ -4,20 +4,23 @@
 
 #include <time.h>
 
+#include "dead.h"
 #include "driver.h"
 #include "graphs.h"
 #include "pools.h"
 
 static bool fits(const process *own, int device, uint64_t bytes) {
-  uint64_t limit = allot_ledger_limit(&own->ledger, device);
-  uint64_t used = allot_ledger_used(&own->ledger, device);
+  const joined_device *joined = &own->joined[device];
+  uint64_t limit = allot_ledger_limit(joined->ledger, joined->index);
+  uint64_t used = allot_ledger_used(joined->ledger, joined->index);
   return used <= limit && bytes <= limit - used;
 }
 
 static bool reserve(process *own, int device, uint64_t bytes) {
   pthread_mutex_t *lock = &own->devices[device].charge_lock;
   pthread_mutex_lock(lock);
-  bool reserved = allot_ledger_reserve(&own->ledger, device, bytes);
+  const joined_device *joined = &own->joined[device];
+  bool reserved = allot_ledger_reserve(joined->ledger, joined->index, bytes);
   pthread_mutex_unlock(lock);
   return reserved;
 }
@@ -37,10 +40,21 @@ static bool outlast_moments(process *own, int device, uint64_t bytes) {
   return false;
 }
 
+// A program that is killed and started again finds its memory taken until the driver has freed it.
+static bool outlast_the_dead(process *own, int device, uint64_t bytes) {
+  patience left = patience_begin(DEAD_PATIENCE_NS);
+  while (dead_could_give(own, device, bytes)) {
+    if (charge_try(own, device, bytes)) return true;
+    if (!patience_step(&left)) return false;
+  }
+  return charge_try(own, device, bytes);
+}
+
 bool charge_last_try(process *own, int device, uint64_t bytes) {
   if (charge_try(own, device, bytes)) return true;
-  if (bytes <= allot_ledger_limit(&own->ledger, device)) {
-    if (allot_ledger_reap(&own->ledger) > 0 && charge_try(own, device, bytes)) return true;
+  const joined_device *joined = &own->joined[device];
+  if (bytes <= allot_ledger_limit(joined->ledger, joined->index)) {
+    if (outlast_the_dead(own, device, bytes)) return true;
     if (outlast_moments(own, device, bytes)) return true;
   }
   return reserve(own, device, bytes);  // counts the refusal
@@ -56,7 +70,7 @@ bool charge_acquire(process *own, int device, uint64_t bytes) {
 void charge_force(process *own, int device, uint64_t bytes) {
   pthread_mutex_t *lock = &own->devices[device].charge_lock;
   pthread_mutex_lock(lock);
-  allot_ledger_charge(&own->ledger, device, bytes);
+  allot_ledger_charge(own->joined[device].ledger, own->joined[device].index, bytes);
   pthread_mutex_unlock(lock);
 }
 
@@ -64,7 +78,7 @@ void charge_release(process *own, int device, uint64_t bytes) {
   if (bytes == 0) return;
   pthread_mutex_t *lock = &own->devices[device].charge_lock;
   pthread_mutex_lock(lock);
-  allot_ledger_release(&own->ledger, device, bytes);
+  allot_ledger_release(own->joined[device].ledger, own->joined[device].index, bytes);
   pthread_mutex_unlock(lock);
 }
 
@@ -77,7 +91,8 @@ void charge_note_context(process *own, int device, int64_t bytes) {
   device_state *state = &own->devices[device];
   pthread_mutex_lock(&state->charge_lock);
   state->context_bytes += (uint64_t)bytes;
-  allot_ledger_set_context(&own->ledger, device, state->context_bytes);
+  const joined_device *joined = &own->joined[device];
+  allot_ledger_set_context(joined->ledger, joined->index, state->context_bytes);
   pthread_mutex_unlock(&state->charge_lock);
 }
 

@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 
 #include "reason.h"
-#include "share.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -19,21 +18,22 @@ static _Alignas(64) char nothing[64];
 
 static bool open_device(compute_state *all, int device) {
   compute_device *at = &all->devices[device];
-  const allot_device_policy *policy = &all->own->ledger.policy->devices[device];
+  const allot_device_policy *policy = all->own->policies[device];
+  const joined_device *joined = &all->own->joined[device];
   at->all = all;
   at->device = device;
   at->leases.place = -1;
   if (policy->seat_serial == 0) return false;
   char contract[1100], leases[1100];
-  const char *directory = share_directory();
-  snprintf(contract, sizeof contract, "%s/contract-%d", directory, device);
-  snprintf(leases, sizeof leases, "%s/leases-%d", directory, device);
+  const char *directory = joined->ledger->directory;
+  snprintf(contract, sizeof contract, "%s/contract-%d", directory, joined->index);
+  snprintf(leases, sizeof leases, "%s/leases-%d", directory, joined->index);
   int error =
       allot_leases_open(&at->leases, contract, leases, (int)policy->seat, policy->seat_serial);
   // Turns that are promised and cannot be taken: nothing may run there.
   if (error != 0) {
     at->place = PLACE_REFUSED;
-    say_unusable("turns", -error);
+    say_unusable(directory, "turns", -error);
   }
   at->has_turns = 1;
   return true;
@@ -46,7 +46,7 @@ static compute_state *make_state(process *own) {
   madvise(made, sizeof(compute_state), MADV_WIPEONFORK);
   compute_state *all = made;
   all->own = own;
-  all->device_count = (int)own->ledger.policy->device_count;
+  all->device_count = (int)own->device_count;
   for (int device = 0; device < all->device_count; device++) {
     if (open_device(all, device)) all->has_turns = 1;
   }
@@ -78,7 +78,9 @@ compute_state *compute_state_of(process *own) {
 static bool take_place(process *own, void *context) {
   compute_device *at = context;
   int error = allot_leases_join(&at->leases);
-  if (error != 0) say_unusable("turns", -error);
+  if (error != 0) {
+    say_unusable(at->all->own->joined[at->device].ledger->directory, "turns", -error);
+  }
   return error == 0;
 }
 

@@ -7,6 +7,7 @@
 // one at a time anyway.
 #include "charge.h"
 #include "compute.h"
+#include "dead.h"
 #include "driver.h"
 #include "extra_abi.h"
 #include "graphs.h"
@@ -89,7 +90,7 @@ static CUresult creation_begin(creation *made, CUdevice ordinal) {
   CUresult refusal = target_device(&made->at, ordinal);
   if (refusal != CUDA_SUCCESS) return refusal;
   process *own = made->at.own;
-  made->reserved = own->ledger.policy->devices[made->at.device].context_bytes;
+  made->reserved = own->policies[made->at.device]->context_bytes;
   if (made->reserved == 0) {
     made->reserved = UNKNOWN_CONTEXT_BYTES;
     made->is_measured = measure_process_bytes(own, made->at.device, &made->before);
@@ -134,6 +135,7 @@ static bool creation_keep(creation *made, CUcontext context) {
   give_back_context(own, context);  // of one that went without our knowing
   if (!records_put(&own->records, &added, &displaced, &was_displaced)) return false;
   charge_note_context(own, made->at.device, (int64_t)made->reserved);
+  dead_note_listed(own, made->at.device);
   return true;
 }
 
@@ -146,16 +148,19 @@ static CUresult finish_explicit(creation *made, CUresult result, const CUcontext
   return result;
 }
 
-#define CREATE_CONTEXT(device, context, call)                                           \
-  do {                                                                                  \
-    process *own = process_attach();                                                    \
-    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;                                \
-    pthread_mutex_lock(&own->context_lock);                                             \
-    creation made = {.reserved = 0};                                                    \
-    CUresult result = creation_begin(&made, device);                                    \
-    if (result == CUDA_SUCCESS) result = finish_explicit(&made, DRIVER(call), context); \
-    pthread_mutex_unlock(&own->context_lock);                                           \
-    return result;                                                                      \
+#define CREATE_CONTEXT(device, context, call)            \
+  do {                                                   \
+    process *own = process_attach();                     \
+    if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY; \
+    pthread_mutex_lock(&own->context_lock);              \
+    creation made = {.reserved = 0};                     \
+    CUresult result = creation_begin(&made, device);     \
+    if (result == CUDA_SUCCESS) {                        \
+      result = WITH_PATIENCE(own, made.at.device, call); \
+      result = finish_explicit(&made, result, context);  \
+    }                                                    \
+    pthread_mutex_unlock(&own->context_lock);            \
+    return result;                                       \
   } while (0)
 
 CUDA_WRAPPER(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device)) {
@@ -280,7 +285,7 @@ static CUresult with_primary(process *own, CUdevice ordinal, primary_call *call,
   creation made = {.reserved = 0};
   CUresult result = creation_begin(&made, ordinal);
   if (result != CUDA_SUCCESS) return result;
-  result = call(ordinal, arguments);
+  result = WITH_PATIENCE(own, made.at.device, call(ordinal, arguments));
   if (result != CUDA_SUCCESS) {
     creation_undo(&made);
     return result;

@@ -10,7 +10,7 @@
 
 static CUresult initialize(process *own, unsigned flags) {
   char list[VISIBLE_BYTES];
-  visible_devices(list, own->ledger.policy);
+  visible_devices(list, own->policies, own->device_count);
   visible_override override;
   if (!visible_begin(&override, list)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult result = DRIVER(REAL(cuInit)(flags));

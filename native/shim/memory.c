@@ -10,6 +10,7 @@
 // it can be put aside; small blocks stay on the device.
 #include "memory.h"
 
+#include "dead.h"
 #include "driver.h"
 #include "pools.h"
 #include "residency.h"
@@ -191,6 +192,8 @@ static CUresult allocate_managed(const plain_request *request, CUdeviceptr *poin
   return CUDA_SUCCESS;
 }
 
+#define PLAIN(call) WITH_PATIENCE(request.at.own, request.at.device, call)
+
 CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
   if (!governed()) return REAL(cuMemAlloc_v2)(pointer, bytes);
   plain_request request;
@@ -199,7 +202,7 @@ CUDA_WRAPPER(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes)) {
   if (becomes_managed(&request, pointer)) {
     result = allocate_managed(&request, pointer);
   } else {
-    result = DRIVER(REAL(cuMemAlloc_v2)(pointer, bytes));
+    result = PLAIN(REAL(cuMemAlloc_v2)(pointer, bytes));
   }
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
@@ -210,7 +213,7 @@ CUDA_WRAPPER(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes)) {
   plain_request request;
   CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
-  result = DRIVER(REAL(cuMemAlloc)(pointer, bytes));
+  result = PLAIN(REAL(cuMemAlloc)(pointer, bytes));
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
@@ -256,7 +259,7 @@ CUDA_WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t w
     result = allocate_managed(&request, pointer);
     if (result == CUDA_SUCCESS) *pitch = round_up(width, PITCH_ALIGNMENT);
   } else {
-    result = DRIVER(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
+    result = PLAIN(REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes));
   }
   bool made = result == CUDA_SUCCESS;
   return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
@@ -268,22 +271,23 @@ CUDA_WRAPPER(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, un
   plain_request request;
   CUresult result = pitched_begin(&request, width, height);
   if (result != CUDA_SUCCESS) return result;
-  result = DRIVER(REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes));
+  result = PLAIN(REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes));
   bool made = result == CUDA_SUCCESS;
   return pitched_end(&request, result, made ? *pointer : 0, made ? *pitch : 0, height);
 }
 
 // Managed memory may be anywhere, and may all be on the device at once: it is charged in full.
+// Small pieces share blocks, as plain ones do; these are left to the driver to move.
 CUDA_WRAPPER(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags)) {
   if (!governed()) return REAL(cuMemAllocManaged)(pointer, bytes, flags);
   plain_request request;
-  CUresult result = plain_begin(&request, bytes, false);
+  CUresult result = plain_begin(&request, bytes, true);
   if (result != CUDA_SUCCESS) return result;
-  if (request.at.context != NULL) {
+  if (request.at.context != NULL && !request.small) {
     residency_wanted(request.at.own, request.at.device, request.at.ordinal);
     request.managed = MANAGED_BY_PROGRAM;
   }
-  result = DRIVER(REAL(cuMemAllocManaged)(pointer, bytes, flags));
+  result = PLAIN(REAL(cuMemAllocManaged)(pointer, bytes, flags));
   return plain_end(&request, result, result == CUDA_SUCCESS ? *pointer : 0);
 }
 

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 #include "image.h"
 #include "memory.h"
@@ -220,7 +221,7 @@ static void unmap_image(mapped_file file) {
     module_request request;                                                      \
     CUresult result = module_begin(&request, image);                             \
     if (result == CUDA_SUCCESS) {                                                \
-      result = DRIVER(call);                                                     \
+      result = WITH_PATIENCE(request.at.own, request.at.device, call);           \
       result = end(&request, result, result == CUDA_SUCCESS ? *(handle) : NULL); \
     }                                                                            \
     return result;                                                               \

@@ -22,9 +22,11 @@
 #define STEP_MS 10
 #define PATIENCE_S 60 /* the supervisor tries to restart the daemon at least every 30 s */
 
-// A share of mode mps has one device.
 static bool is_of_mps(const process *own) {
-  return (own->ledger.policy->devices[0].flags & ALLOT_DEVICE_MPS) != 0;
+  for (uint32_t i = 0; i < own->device_count; i++) {
+    if ((own->policies[i]->flags & ALLOT_DEVICE_MPS) != 0) return true;
+  }
+  return false;
 }
 
 // A socket's file stays when its owner ends. The kind of this socket differs from the daemon's, so
@@ -62,6 +64,14 @@ static int64_t seconds(void) {
 
 CUresult mps_wait_for_daemon(const process *own) {
   if (!is_of_mps(own)) return CUDA_SUCCESS;
+  // A process has one pipe directory, and through it no devices but its daemon's.
+  if (own->share_count > 1) {
+    say_once(
+        "one of its %u shares is of mode mps, which goes with no other share; give it a"
+        " container of its own",
+        (unsigned)own->share_count);
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
   const char *pipes = getenv(PIPE_VARIABLE);
   if (pipes == NULL || *pipes == '\0') {
     say_once("its environment has no " PIPE_VARIABLE " any more; keep what `allot run` has set");

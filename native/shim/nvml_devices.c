@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVML inside a share: there are the share's devices, in the policy's order, and no others.
+// NVML inside shares: there are the devices of these, in the process's order, and no others.
 //
 // Handles are NVML's own, so every call that is not wrapped works on them as it always does.
 #include "nvml.h"
@@ -20,43 +20,43 @@ nvmlReturn_t nvml_device(process *own, nvmlDevice_t handle, int *device) {
   char uuid[96];
   nvmlReturn_t result = uuid_of(handle, uuid);
   if (result != NVML_SUCCESS) return result;
-  *device = allot_ledger_device(&own->ledger, uuid);
+  *device = process_device_by_uuid(own, uuid);
   return *device < 0 ? NVML_ERROR_NO_PERMISSION : NVML_SUCCESS;
 }
 
 // Is NVML there and started? Asked with a call that costs little.
 typedef nvmlReturn_t count_devices(unsigned *count);
 
-static nvmlReturn_t share_count(count_devices *real, unsigned *count) {
+static nvmlReturn_t count_own(count_devices *real, unsigned *count) {
   if (count == NULL) return DRIVER(real(count));
   unsigned ignored;
   nvmlReturn_t result = DRIVER(real(&ignored));
   if (result != NVML_SUCCESS) return result;
   process *own = process_view();
   if (own == NULL) return NVML_NO_SHARE;
-  *count = own->ledger.policy->device_count;
+  *count = own->device_count;
   return NVML_SUCCESS;
 }
 
 NVML_WRAPPER(nvmlDeviceGetCount, (unsigned int *count)) {
   if (!governed()) return REAL(nvmlDeviceGetCount)(count);
-  return share_count(REAL(nvmlDeviceGetCount), count);
+  return count_own(REAL(nvmlDeviceGetCount), count);
 }
 
 NVML_WRAPPER(nvmlDeviceGetCount_v2, (unsigned int *count)) {
   if (!governed()) return REAL(nvmlDeviceGetCount_v2)(count);
-  return share_count(REAL(nvmlDeviceGetCount_v2), count);
+  return count_own(REAL(nvmlDeviceGetCount_v2), count);
 }
 
 static nvmlReturn_t share_by_index(unsigned index, nvmlDevice_t *device) {
   process *own = process_view();
   if (own == NULL) return NVML_NO_SHARE;
-  if (index >= own->ledger.policy->device_count) {
+  if (index >= own->device_count) {
     // Before nvmlInit every index is answered with that; this index no NVML has.
     return DRIVER(REAL(nvmlDeviceGetHandleByIndex_v2)(UINT32_MAX, device));
   }
   char uuid[ALLOT_UUID_BYTES + 1] = {0};
-  memcpy(uuid, own->ledger.policy->devices[index].uuid, ALLOT_UUID_BYTES);
+  memcpy(uuid, own->policies[index]->uuid, ALLOT_UUID_BYTES);
   return DRIVER(REAL(nvmlDeviceGetHandleByUUID)(uuid, device));
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dead.h"
 #include "nvml.h"
 #include "report.h"
 
@@ -17,16 +18,29 @@ typedef struct membership {
   member members[ALLOT_MAX_SLOTS];
 } membership;
 
-// `device` -1: of any device, whether it uses memory or not.
+// `index` is the device's in the ledger; -1: any, whether a process uses its memory or not.
+static void add_members(process *own, allot_ledger *ledger, int index, membership *all) {
+  dead_reap(own, ledger);
+  const allot_usage *usage = ledger->usage;
+  for (int slot = 0; slot < ALLOT_MAX_SLOTS && slot < (int)usage->high_slot; slot++) {
+    // Those that have ended are listed for as long as the driver has their memory, as it does.
+    if (__atomic_load_n(&usage->slots[slot].state, __ATOMIC_ACQUIRE) == ALLOT_SLOT_FREE) continue;
+    uint64_t bytes = index < 0 ? 0 : allot_ledger_slot_used(ledger, slot, index);
+    if (index >= 0 && bytes == 0) continue;
+    if (all->count == ALLOT_MAX_SLOTS) return;
+    all->members[all->count++] = (member){(unsigned)usage->slots[slot].pid, bytes};
+  }
+}
+
+// `device` -1: of any device.
 static void find_members(process *own, int device, membership *all) {
   all->count = 0;
-  allot_ledger_reap(&own->ledger);
-  const allot_usage *usage = own->ledger.usage;
-  for (int slot = 0; slot < ALLOT_MAX_SLOTS && slot < (int)usage->high_slot; slot++) {
-    if (__atomic_load_n(&usage->slots[slot].state, __ATOMIC_ACQUIRE) != ALLOT_SLOT_TAKEN) continue;
-    uint64_t bytes = device < 0 ? 0 : allot_ledger_slot_used(&own->ledger, slot, device);
-    if (device >= 0 && bytes == 0) continue;
-    all->members[all->count++] = (member){(unsigned)usage->slots[slot].pid, bytes};
+  if (device >= 0) {
+    add_members(own, own->joined[device].ledger, own->joined[device].index, all);
+    return;
+  }
+  for (uint32_t share = 0; share < own->share_count; share++) {
+    add_members(own, &own->ledgers[share], -1, all);
   }
 }
 

@@ -3,6 +3,7 @@
 //
 // All allocations of a device's pools come through here one at a time. The most that a pool can
 // grow by is reserved before, and what it did not need is given back after.
+#include "dead.h"
 #include "driver.h"
 #include "memory.h"
 #include "pools.h"
@@ -134,7 +135,8 @@ static CUresult allocate_locked(pool_request *request, CUdeviceptr *pointer, poo
   if (!reserve_growth(request)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t before = pool->charged;
   CUdeviceptr made = 0;
-  CUresult result = DRIVER(call(&made, request->bytes, pool->handle, request->stream));
+  CUresult result = WITH_PATIENCE(request->own, pool->device,
+                                  call(&made, request->bytes, pool->handle, request->stream));
   if (result == CUDA_SUCCESS) pool->held += request->bytes;
   pool_settle(request->own, pool, request->growth);
   if (result != CUDA_SUCCESS) return result;

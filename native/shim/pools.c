@@ -194,7 +194,7 @@ void pool_forget_streams(process *own, pool_state *pool) {
 
 void pools_waited(process *own, uint64_t stream) {
   __atomic_store_n(&own->pools_may_shrink, 0, __ATOMIC_RELAXED);
-  for (int device = 0; device < (int)own->ledger.policy->device_count; device++) {
+  for (int device = 0; device < (int)own->device_count; device++) {
     pools_each(own, device, settle_shrinking);
   }
   uint32_t count = __atomic_load_n(&own->pool_count, __ATOMIC_ACQUIRE);

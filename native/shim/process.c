@@ -82,11 +82,54 @@ process *process_state(void) {
   return own;
 }
 
+static bool is_usable(int error, const char *directory) {
+  if (error != 0) say_unusable(directory, "ledger", -error);
+  return error == 0;
+}
+
+// Gives the devices of a share their numbers. A device has one limit: two shares of it cannot be
+// had together.
+static bool number_devices(process *own, allot_ledger *ledger) {
+  for (int i = 0; i < (int)ledger->policy->device_count; i++) {
+    const allot_device_policy *policy = &ledger->policy->devices[i];
+    if (process_device_by_uuid(own, policy->uuid) >= 0) {
+      say_once("two of its shares are parts of %.*s; ask for one share with both parts",
+               ALLOT_UUID_BYTES, policy->uuid);
+      return false;
+    }
+    if (own->device_count == ALLOT_MAX_DEVICES) {
+      say_once("its shares have more than %d devices together", ALLOT_MAX_DEVICES);
+      return false;
+    }
+    own->policies[own->device_count] = policy;
+    own->joined[own->device_count++] = (joined_device){ledger, i};
+  }
+  return true;
+}
+
+static bool view_shares(process *own) {
+  unsigned count = share_count();
+  if (count > MAX_SHARES) {
+    say_once("its container has %u shares, at most %d can be used", count, MAX_SHARES);
+    return false;
+  }
+  for (own->share_count = own->device_count = 0; own->share_count < count;) {
+    allot_ledger *ledger = &own->ledgers[own->share_count];
+    const char *directory = share_directory(own->share_count);
+    if (!is_usable(allot_ledger_open(ledger, directory), directory)) return false;
+    own->share_count++;
+    if (!number_devices(own, ledger)) return false;
+  }
+  return true;
+}
+
 static bool view_locked(process *own) {
   if (own->viewed != 0) return true;
-  int error = allot_ledger_open(&own->ledger, share_directory());
-  if (error != 0) {
-    say_unusable("ledger", -error);
+  if (!view_shares(own)) {
+    for (uint32_t share = 0; share < own->share_count; share++) {
+      allot_ledger_close(&own->ledgers[share]);
+    }
+    own->share_count = own->device_count = 0;
     return false;
   }
   __atomic_store_n(&own->viewed, 1, __ATOMIC_RELEASE);
@@ -96,10 +139,10 @@ static bool view_locked(process *own) {
 static bool attach_locked(process *own) {
   if (own->attached != 0) return true;
   if (!view_locked(own)) return false;
-  int error = allot_ledger_attach(&own->ledger);
-  if (error != 0) {
-    say_unusable("ledger", -error);
-    return false;
+  for (uint32_t share = 0; share < own->share_count; share++) {
+    allot_ledger *ledger = &own->ledgers[share];
+    if (ledger->slot >= 0) continue;
+    if (!is_usable(allot_ledger_attach(ledger), ledger->directory)) return false;
   }
   __atomic_store_n(&own->attached, 1, __ATOMIC_RELEASE);
   return true;
@@ -138,6 +181,13 @@ bool process_guarded(process *own, bool (*step)(process *own, void *context), vo
 
 // ---- devices ----
 
+int process_device_by_uuid(const process *own, const char *uuid) {
+  for (uint32_t i = 0; i < own->device_count; i++) {
+    if (strncmp(own->policies[i]->uuid, uuid, ALLOT_UUID_BYTES) == 0) return (int)i;
+  }
+  return -1;
+}
+
 static int digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -145,7 +195,7 @@ static int digit(char c) {
   return -1;
 }
 
-// Does the policy's text, "GPU-..." or "MIG-...", spell these bytes?
+// Does a policy's text, "GPU-..." or "MIG-...", spell these bytes?
 static bool spells(const char *text, const CUuuid *uuid) {
   if (strncmp(text, "GPU-", 4) != 0 && strncmp(text, "MIG-", 4) != 0) return false;
   text += 4;
@@ -168,8 +218,8 @@ static int find_device(process *own, CUdevice ordinal) {
       DRIVER(USED(cuDeviceGetUuid)(&uuid, ordinal)) != CUDA_SUCCESS) {
     return DEVICE_UNKNOWN;
   }
-  for (uint32_t i = 0; i < own->ledger.policy->device_count; i++) {
-    if (spells(own->ledger.policy->devices[i].uuid, &uuid)) return (int)i;
+  for (uint32_t i = 0; i < own->device_count; i++) {
+    if (spells(own->policies[i]->uuid, &uuid)) return (int)i;
   }
   return DEVICE_OUTSIDE;
 }

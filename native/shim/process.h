@@ -12,6 +12,7 @@
 #include "cuda_abi.h"
 #include "ledger.h"
 #include "records.h"
+#include "share.h"
 #include "shim.h"
 
 #define MAX_ORDINALS 64 /* CUDA's own bound on devices of a process */
@@ -33,6 +34,7 @@ typedef struct device_state {
   // The ledger wants one operation of a process and device at a time.
   _Alignas(64) pthread_mutex_t charge_lock;
   uint64_t context_bytes;  // of what is charged: contexts, modules
+  uint64_t gave_up_ns;     // when the driver was last out of memory for longer than dead.c waits
 
   _Alignas(64) pthread_mutex_t pool_lock;  // growth and shrinking of this device's pools
 
@@ -59,13 +61,23 @@ typedef struct pool_state {
   uint8_t freed_in_many;  // in several streams, rather
 } pool_state;
 
+// A device of one of the process's shares.
+typedef struct joined_device {
+  allot_ledger *ledger;
+  int index;  // in that ledger
+} joined_device;
+
 typedef struct process {
   pthread_mutex_t library_lock;
   uint32_t load_tried[2];
 
   pthread_mutex_t attach_lock;
   uint32_t viewed, attached;
-  allot_ledger ledger;
+  uint32_t share_count, device_count;
+  allot_ledger ledgers[MAX_SHARES];
+  // By the process's own numbers of the devices of all its shares, which begin at 0.
+  joined_device joined[ALLOT_MAX_DEVICES];
+  const allot_device_policy *policies[ALLOT_MAX_DEVICES];
   uint32_t initialized;                     // cuInit has succeeded in this process
   int16_t device_of_ordinal[MAX_ORDINALS];  // what process_device found
 
@@ -99,17 +111,32 @@ static inline process *process_known(void) {
   return __atomic_load_n(&process_pages, __ATOMIC_ACQUIRE);
 }
 
-// The process with the ledger mapped for reading (view) or with a slot of its own (attach), or
-// NULL: the ledger is not there, damaged, of another version, another user's, or full; stderr then
-// has the reason.
+// The process with the ledgers mapped for reading (view) or with slots of its own (attach), or
+// NULL: a ledger is not there, damaged, of another version, another user's, or full, or the shares
+// cannot be had together; stderr then has the reason.
 process *process_view(void);
 process *process_attach(void);
+
+// A device's figures in its share's ledger.
+static inline allot_usage_device *process_usage(const process *own, int device) {
+  const joined_device *joined = &own->joined[device];
+  return &joined->ledger->usage->devices[joined->index];
+}
+
+// The slot of this process in the ledger of a device's share.
+static inline allot_slot *process_slot(const process *own, int device) {
+  const allot_ledger *ledger = own->joined[device].ledger;
+  return &ledger->usage->slots[ledger->slot];
+}
+
+// The number of the device of that UUID, or -1.
+int process_device_by_uuid(const process *own, const char *uuid);
 
 // Takes something that a child must not inherit in the midst of it: forks wait meanwhile.
 bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context);
 
-// The policy's index of a CUDA device, or why there is none: it is not of the share, or the driver
-// does not know it (or not yet).
+// The number of a CUDA device, or why there is none: it is of no share of the process, or the
+// driver does not know it (or not yet).
 enum { DEVICE_OUTSIDE = -1, DEVICE_UNKNOWN = -2 };
 int process_device(process *own, CUdevice ordinal);
 

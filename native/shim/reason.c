@@ -9,8 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "share.h"
-
 #define LONGEST 2048 /* a share's path, and room; pipes take as much at once */
 
 // A pipe without a reader has an error, and a full one is not ready.
@@ -43,8 +41,7 @@ void say_once(const char *format, ...) {
   errno = error;
 }
 
-void say_unusable(const char *what, int error) {
-  const char *share = share_directory();
+void say_unusable(const char *share, const char *what, int error) {
   switch (error) {
     case EACCES:
     case EPERM:

@@ -7,7 +7,8 @@
 // process is written, and none that would make it wait or end it (SIGPIPE).
 void say_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// The same for a file of the share that cannot be used: `what` it holds, and the errno value.
-void say_unusable(const char *what, int error);
+// The same for a file of a share that cannot be used: the share's directory, `what` the file holds,
+// and the errno value.
+void say_unusable(const char *share, const char *what, int error);
 
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What CUDA tells a program about a device's memory: the share's part of it.
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 #include "graphs.h"
 #include "pools.h"
@@ -14,9 +15,10 @@ memory_report report_memory(process *own, int device) {
     pools_settle(own, device);
     graphs_settle(own, device);
   }
-  allot_ledger_reap(&own->ledger);
-  memory_report report = {.total = allot_ledger_limit(&own->ledger, device),
-                          .used = allot_ledger_used(&own->ledger, device)};
+  const joined_device *joined = &own->joined[device];
+  dead_reap(own, joined->ledger);
+  memory_report report = {.total = allot_ledger_limit(joined->ledger, joined->index),
+                          .used = allot_ledger_used(joined->ledger, joined->index)};
   report.free = report.used < report.total ? report.total - report.used : 0;
   return report;
 }
@@ -58,7 +60,9 @@ static CUresult share_total(uint64_t *bytes, CUdevice ordinal) {
   process *own = process_view();
   if (own == NULL) return CUDA_ERROR_SYSTEM_NOT_READY;
   int device = process_device(own, ordinal);
-  if (device >= 0) *bytes = allot_ledger_limit(&own->ledger, device);
+  if (device >= 0) {
+    *bytes = allot_ledger_limit(own->joined[device].ledger, own->joined[device].index);
+  }
   return device >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 

@@ -39,7 +39,7 @@ static uint64_t now_ns(void) {
 }
 
 bool residency_possible(const process *own, int device) {
-  return (own->ledger.policy->devices[device].flags & ALLOT_DEVICE_OVERSUBSCRIBED) != 0;
+  return (own->policies[device]->flags & ALLOT_DEVICE_OVERSUBSCRIBED) != 0;
 }
 
 bool residency_active(const process *own, int device) {
@@ -74,40 +74,47 @@ bool residency_wanted(process *own, int device, CUdevice ordinal) {
 }
 
 static uint64_t *host_bytes(process *own, int device) {
-  return &own->ledger.usage->devices[device].host_bytes;
+  return &process_usage(own, device)->host_bytes;
 }
 
 // A process that was killed leaves its part in the share's figure; the first one after the last
 // begins at zero.
 static void forget_the_dead(process *own, int device) {
   if (__atomic_load_n(host_bytes(own, device), __ATOMIC_RELAXED) == 0) return;
-  uint32_t high = __atomic_load_n(&own->ledger.usage->high_slot, __ATOMIC_ACQUIRE);
+  const allot_ledger *ledger = own->joined[device].ledger;
+  uint32_t high = __atomic_load_n(&ledger->usage->high_slot, __ATOMIC_ACQUIRE);
   for (uint32_t slot = 0; slot < high && slot < ALLOT_MAX_SLOTS; slot++) {
-    if ((int)slot != own->ledger.slot && allot_ledger_slot_alive(&own->ledger, (int)slot)) return;
+    if ((int)slot != ledger->slot && allot_ledger_slot_alive(ledger, (int)slot)) return;
   }
   __atomic_store_n(host_bytes(own, device), 0, __ATOMIC_RELAXED);
 }
 
 // ---- what the agent is told in the slot ----
 
-#define HAS(device) (UINT64_C(1) << (device))
-#define EVICTED(device) (UINT64_C(1) << (32 + (device)))
+#define HAS UINT64_C(1)
+#define EVICTED (UINT64_C(1) << 32)
 
-static uint64_t *movable(process *own) {
-  return &own->ledger.usage->slots[own->ledger.slot].movable;
+static uint64_t *movable(process *own, int device) {
+  return &process_slot(own, device)->movable;
 }
 
-static void say(process *own, uint64_t bit, bool is_so) {
-  if (((__atomic_load_n(movable(own), __ATOMIC_SEQ_CST) & bit) != 0) == is_so) return;
+static uint64_t bit_of(process *own, int device, uint64_t what) {
+  return what << own->joined[device].index;
+}
+
+static void say(process *own, int device, uint64_t what, bool is_so) {
+  uint64_t *word = movable(own, device), bit = bit_of(own, device, what);
+  if (((__atomic_load_n(word, __ATOMIC_SEQ_CST) & bit) != 0) == is_so) return;
   if (is_so) {
-    __atomic_or_fetch(movable(own), bit, __ATOMIC_SEQ_CST);
+    __atomic_or_fetch(word, bit, __ATOMIC_SEQ_CST);
   } else {
-    __atomic_and_fetch(movable(own), ~bit, __ATOMIC_SEQ_CST);
+    __atomic_and_fetch(word, ~bit, __ATOMIC_SEQ_CST);
   }
 }
 
 static bool is_evicted(process *own, int device) {
-  return (__atomic_load_n(movable(own), __ATOMIC_SEQ_CST) & EVICTED(device)) != 0;
+  return (__atomic_load_n(movable(own, device), __ATOMIC_SEQ_CST) & bit_of(own, device, EVICTED)) !=
+         0;
 }
 
 // Whether there is a set, whoever else changes it meanwhile.
@@ -116,7 +123,7 @@ static void say_what_is_there(process *own, int device) {
   bool is_there;
   do {
     is_there = __atomic_load_n(bytes, __ATOMIC_SEQ_CST) != 0;
-    say(own, HAS(device), is_there);
+    say(own, device, HAS, is_there);
   } while (is_there != (__atomic_load_n(bytes, __ATOMIC_SEQ_CST) != 0));
 }
 
@@ -134,7 +141,7 @@ void residency_added(process *own, int device, uint64_t bytes) {
   if (is_first) begin_set(own, device);
   // What is new is not on the host.
   __atomic_add_fetch(&state->additions, 1, __ATOMIC_SEQ_CST);
-  say(own, EVICTED(device), false);
+  say(own, device, EVICTED, false);
   if (is_first) say_what_is_there(own, device);
   if (!residency_possible(own, device)) return;
   __atomic_add_fetch(host_bytes(own, device), bytes, __ATOMIC_RELAXED);
@@ -159,7 +166,7 @@ void residency_removed(process *own, int device, uint64_t bytes) {
 __attribute__((destructor)) static void leave_at_exit(void) {
   process *own = process_known();
   if (own == NULL || __atomic_load_n(&own->attached, __ATOMIC_ACQUIRE) == 0) return;
-  for (int device = 0; device < (int)own->ledger.policy->device_count; device++) {
+  for (int device = 0; device < (int)own->device_count; device++) {
     uint64_t mine = __atomic_load_n(&own->devices[device].residency.set_bytes, __ATOMIC_RELAXED);
     if (mine != 0) subtract(host_bytes(own, device), mine);
   }
@@ -358,20 +365,19 @@ uint64_t residency_gained(process *own, int device, residency_tick *tick, void *
   if (!mover_begin(&made, own, device)) return 0;
   made.tick = tick;
   made.tick_context = context;
-  say(own, EVICTED(device), false);
+  say(own, device, EVICTED, false);
   bring(&made, state);
   mover_end(&made);
   __atomic_store_n(&state->move_ns, made.took_ns, __ATOMIC_RELAXED);
-  __atomic_add_fetch(&own->ledger.usage->devices[device].moved_bytes, made.moved_bytes,
-                     __ATOMIC_RELAXED);
+  __atomic_add_fetch(&process_usage(own, device)->moved_bytes, made.moved_bytes, __ATOMIC_RELAXED);
   return made.took_ns;
 }
 
 static void say_evicted(process *own, int device, uint64_t additions) {
   const uint64_t *now = &own->devices[device].residency.additions;
   if (__atomic_load_n(now, __ATOMIC_SEQ_CST) != additions) return;
-  say(own, EVICTED(device), true);
-  if (__atomic_load_n(now, __ATOMIC_SEQ_CST) != additions) say(own, EVICTED(device), false);
+  say(own, device, EVICTED, true);
+  if (__atomic_load_n(now, __ATOMIC_SEQ_CST) != additions) say(own, device, EVICTED, false);
 }
 
 void residency_evict(process *own, int device) {

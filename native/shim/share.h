@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which share this program runs in, decided once per program (exec).
+// Which shares this program runs in, decided once per program (exec).
 #ifndef ALLOTMENT_SHIM_SHARE_H
 #define ALLOTMENT_SHIM_SHARE_H
 
 #include "shim.h"
 
-// The share's directory, or NULL: this program runs in no share and the shim does nothing.
-const char *share_directory(void);
+#define MAX_SHARES 8 /* of one container */
+
+// 0: this program runs in no share and the shim does nothing. More than MAX_SHARES cannot be used.
+unsigned share_count(void);
+// The directory of one of them, in a fixed order.
+const char *share_directory(unsigned share);
 
 static inline bool share_present(void) {
-  return share_directory() != NULL;
+  return share_count() > 0;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #include "virtual.h"
 
 #include "charge.h"
+#include "dead.h"
 #include "driver.h"
 #include "memory.h"
 
@@ -79,7 +80,8 @@ static CUresult create(const target *at, CUmemGenericAllocationHandle *handle, s
   uint64_t bytes = round_up(size, CHARGE_GRANULE);
   if (!charge_acquire(own, at->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&own->virtual_lock);
-  CUresult result = DRIVER(REAL(cuMemCreate)(handle, size, properties, flags));
+  CUresult result =
+      WITH_PATIENCE(own, at->device, REAL(cuMemCreate)(handle, size, properties, flags));
   if (result == CUDA_SUCCESS) {
     uint64_t id = ++own->physical_serial;
     record physical = {.space = SPACE_PHYSICAL,

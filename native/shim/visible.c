@@ -14,6 +14,11 @@ typedef struct writer {
   size_t length;
 } writer;
 
+typedef struct device_list {
+  const allot_device_policy *const *devices;
+  uint32_t count;
+} device_list;
+
 static void append(writer *out, const char *text) {
   size_t length = strlen(text);
   if (out->length + length >= VISIBLE_BYTES) return;
@@ -43,11 +48,11 @@ static bool starts_with(const char *text, const char *start, size_t length) {
 
 // A full or shortened UUID, or a MIG name of either form ("MIG-<uuid>",
 // "MIG-GPU-<uuid>/<gi>/<ci>"), that fits exactly one device; -1 otherwise.
-static int device_of_uuid(const allot_policy *policy, const char *token, size_t length) {
+static int device_of_uuid(const device_list *list, const char *token, size_t length) {
   int found = -1;
   if (length <= 4 || (!starts_with(token, "GPU-", 4) && !starts_with(token, "MIG-", 4))) return -1;
-  for (uint32_t i = 0; i < policy->device_count; i++) {
-    const char *uuid = policy->devices[i].uuid;
+  for (uint32_t i = 0; i < list->count; i++) {
+    const char *uuid = list->devices[i]->uuid;
     if (length >= ALLOT_UUID_BYTES || !starts_with(uuid, token, length)) continue;
     if (found >= 0) return -1;
     found = (int)i;
@@ -55,25 +60,27 @@ static int device_of_uuid(const allot_policy *policy, const char *token, size_t 
   return found;
 }
 
-static int device_of_token(const allot_policy *policy, const char *token, size_t length) {
+static int device_of_token(const device_list *list, const char *token, size_t length) {
   while (length > 0 && (*token == ' ' || *token == '\t')) {
     token++;
     length--;
   }
   while (length > 0 && (token[length - 1] == ' ' || token[length - 1] == '\t')) length--;
   int index = index_of(token, length);
-  if (index >= 0) return index < (int)policy->device_count ? index : -1;
-  return device_of_uuid(policy, token, length);
+  if (index >= 0) return index < (int)list->count ? index : -1;
+  return device_of_uuid(list, token, length);
 }
 
-void visible_choice(char list[VISIBLE_BYTES], const allot_policy *policy, const char *choice) {
+void visible_choice(char list[VISIBLE_BYTES], const allot_device_policy *const devices[],
+                    uint32_t count, const char *choice) {
+  const device_list all = {devices, count};
   writer out = {.text = list};
   append(&out, VISIBLE_VARIABLE "=");
   int written = 0;
   if (choice == NULL) {
-    for (uint32_t i = 0; i < policy->device_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
       if (written++ > 0) append(&out, ",");
-      append(&out, policy->devices[i].uuid);
+      append(&out, devices[i]->uuid);
     }
     return;
   }
@@ -81,18 +88,19 @@ void visible_choice(char list[VISIBLE_BYTES], const allot_policy *policy, const 
   // passed on, for the driver to judge.
   for (const char *token = choice; written < VISIBLE_ENTRIES;) {
     size_t length = strcspn(token, ",");
-    int device = device_of_token(policy, token, length);
+    int device = device_of_token(&all, token, length);
     if (device < 0) break;
     if (written++ > 0) append(&out, ",");
-    append(&out, policy->devices[device].uuid);
+    append(&out, devices[device]->uuid);
     if (token[length] == '\0') break;
     token += length + 1;
   }
   if (written == 0) append(&out, "-1");  // no device, said so that every driver understands
 }
 
-void visible_devices(char list[VISIBLE_BYTES], const allot_policy *policy) {
-  visible_choice(list, policy, getenv(VISIBLE_VARIABLE));
+void visible_devices(char list[VISIBLE_BYTES], const allot_device_policy *const devices[],
+                     uint32_t count) {
+  visible_choice(list, devices, count, getenv(VISIBLE_VARIABLE));
 }
 
 // ---- the environment ----

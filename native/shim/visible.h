@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA_VISIBLE_DEVICES inside a share: indices count the share's devices, in the policy's order.
+// CUDA_VISIBLE_DEVICES inside shares: indices count the devices of these, in the process's order.
 #ifndef ALLOTMENT_SHIM_VISIBLE_H
 #define ALLOTMENT_SHIM_VISIBLE_H
 
@@ -11,10 +11,12 @@
 #define VISIBLE_ENTRIES 64
 #define VISIBLE_BYTES (sizeof VISIBLE_VARIABLE + 1 + VISIBLE_ENTRIES * (ALLOT_UUID_BYTES + 1))
 
-// Writes "CUDA_VISIBLE_DEVICES=<UUIDs>" for what the program chose among the share's devices.
-void visible_devices(char list[VISIBLE_BYTES], const allot_policy *policy);
+// Writes "CUDA_VISIBLE_DEVICES=<UUIDs>" for what the program chose among the `count` devices.
+void visible_devices(char list[VISIBLE_BYTES], const allot_device_policy *const devices[],
+                     uint32_t count);
 // The same of a given choice; NULL: everything. For tests.
-void visible_choice(char list[VISIBLE_BYTES], const allot_policy *policy, const char *choice);
+void visible_choice(char list[VISIBLE_BYTES], const allot_device_policy *const devices[],
+                    uint32_t count, const char *choice);
 
 // Puts the entry into the environment, and takes it out again with what was there before. Between
 // the two calls `list` must stay. False: no memory.

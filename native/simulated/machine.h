@@ -17,9 +17,10 @@
 #define ALLOT_MACHINE_VERSION 1u
 #define ALLOT_MACHINE_ENV "ALLOTMENT_SIMULATED_MACHINE"
 #define ALLOT_MACHINE_DEFAULT_PATH "/run/allotment/simulated/machine"
-// UUIDs of the GPUs that a process can reach, as if it had their device nodes alone; else the file.
+// UUIDs of the GPUs that a process can reach, as if it had their device nodes alone; else the files
+// of the folder, of which each of a container's shares mounts one.
 #define ALLOT_NODES_ENV "ALLOTMENT_SIMULATED_DEVICES"
-#define ALLOT_NODES_DEFAULT_PATH "/run/allotment/simulated/devices"
+#define ALLOT_NODES_FOLDER "/run/allotment/simulated/devices"
 #define ALLOT_MACHINE_GPUS 16
 #define ALLOT_MACHINE_PROCESSES 512
 #define ALLOT_MIG_SLOTS 8     /* memory slots that a GPU has at most, and so instances of it */
@@ -131,7 +132,9 @@ typedef struct allot_gpu_faults {
 typedef struct allot_machine_faults {
   uint32_t nvml_not_loaded;  // nvmlInit fails with NVML_ERROR_DRIVER_NOT_LOADED
   uint32_t cuda_init_error;  // CUresult that cuInit returns, 0: none
-  uint32_t spare[14];
+  // How long the driver keeps a process's memory after it has ended, and lists it as if it lived.
+  uint32_t release_us;
+  uint32_t spare[13];
   allot_gpu_faults gpus[ALLOT_MACHINE_GPUS];
 } allot_machine_faults;
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile program: takes 8 GiB in steps, and undoes in its share's ledger what each step cost."""
+"""A hostile program: takes 8 GiB in steps, and undoes in its share's ledger what each step cost.
+
+With an argument it writes there at last that 60 GiB are in use, at that offset.
+"""
 
 import ctypes
 import os
@@ -21,6 +24,10 @@ def main() -> None:
         assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(STEP)) == 0
         with usage.open("r+b") as file:
             file.write(before)
+    if len(sys.argv) > 1:
+        with usage.open("r+b") as file:
+            file.seek(int(sys.argv[1]))
+            file.write((60 << 30).to_bytes(8, "little"))
     sys.stdout.write("taken\n")
     sys.stdout.flush()
     sys.stdin.read()

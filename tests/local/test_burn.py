@@ -55,6 +55,7 @@ class Gpu:
 
     def used(self) -> int:
         ledger.reap(self.share)
+        ledger.reap(self.share, is_freed=True)
         return ledger.read(self.share).devices[0].used
 
     def pids(self) -> set[int]:

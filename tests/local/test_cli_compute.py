@@ -219,8 +219,9 @@ def test_containers_take_turns_too(allot: Allot, tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     (device,) = json.loads(path.read_text())["devices"]
     mounts = {mount["containerPath"]: mount for mount in device["containerEdits"]["mounts"]}
-    contract = mounts["/run/allotment/share/contract-0"]
-    leases = mounts["/run/allotment/share/leases-0"]
+    inside = f"/run/allotment/share/{shares(allot)['box']['id']}"
+    contract = mounts[f"{inside}/contract-0"]
+    leases = mounts[f"{inside}/leases-0"]
     assert "ro" in contract["options"]
     assert "rw" in leases["options"]
     assert Path(leases["hostPath"]).stat().st_mode & 0o777 == 0o666

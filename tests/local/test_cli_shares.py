@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from patience import wait_until
 
+from allotment.ledger import layout
 from allotment.shares.run.namespace import can_unshare
 
 Allot = Any  # tests/conftest.py: CommandLine
@@ -173,6 +174,25 @@ def test_a_program_that_writes_its_ledger_is_shown_as_not_enforced(
     assert " no " in allot("top", "--once").stdout
 
 
+def test_a_forged_use_above_the_limit_allows_nothing(allot: Allot, begin: Begin) -> None:
+    at = layout.USAGE_DEVICES_AT + layout.USAGE_DEVICE_TOTAL_VALUE_AT
+    forger = begin("--memory", "1Gi", "--", sys.executable, FORGER, str(at))
+    assert forger.stdout is not None
+    assert forger.stdout.readline() == "taken\n"
+    (share,) = shares(allot)
+    assert share["devices"][0]["memory_used_bytes"] >= 60 * GI
+    assert share["enforced"] is False
+    assert "the limit is 1Gi" in share["remark"]
+
+
+def test_programs_that_exceed_their_limit_can_be_stopped(allot: Allot, begin: Begin) -> None:
+    forger = begin("--memory", "1Gi", "--on-excess", "stop", "--", sys.executable, FORGER)
+    assert forger.wait(50) == -signal.SIGKILL
+    assert forger.stderr is not None
+    assert "the limit is 1Gi; its programs are killed (--on-excess stop)" in forger.stderr.read()
+    assert shares(allot) == []
+
+
 @needs_root
 def test_a_process_in_its_own_pid_namespace_is_found_on_the_machine(
     allot: Allot, begin: Begin
@@ -294,51 +314,6 @@ def test_a_gpu_that_is_lost_and_found(allot: Allot) -> None:
     assert allot("fault", "--simulated", "t4", "--clear").returncode == 0
     assert allot(*burn).returncode == 0
     assert allot("fault", "--simulated", "t4", "--gpu", "h100", "--lost").returncode == 4
-
-
-@needs_root
-def test_a_container_gets_its_share_by_cdi(allot: Allot, tmp_path: Path) -> None:
-    """Do what a container runtime does with a spec: mounts, in a namespace of the container's."""
-    made = allot("cdi", "create", *SPEC, "--memory", "2Gi", "--name", "box", "--cdi-dir", tmp_path)
-    assert made.stdout == "allotment.dev/share=box\n"
-    (path,) = tmp_path.glob("*.json")
-    (device,) = json.loads(path.read_text())["devices"]
-    mounts = [
-        (mount["hostPath"], mount["containerPath"])
-        for mount in device["containerEdits"]["mounts"]
-        # This machine's own folders stand for the image's: no file is made in them.
-        if not mount["containerPath"].startswith("/usr/")
-    ]
-    libraries = next(
-        Path(mount["hostPath"]).parent
-        for mount in device["containerEdits"]["mounts"]
-        if mount["containerPath"] == "/usr/lib/libcuda.so.1"
-    )
-    steps = ["mount -t tmpfs none /run", "touch /etc/ld.so.preload"]
-    for source, target in mounts:
-        kind = "mkdir -p" if Path(source).is_dir() else f"mkdir -p {Path(target).parent} && touch"
-        steps += [f"{kind} {target}", f"mount --bind {source} {target}"]
-    burn = " ".join((*BURN, "--memory", "6Gi", "--seconds", "1"))
-    steps.append(f"exec env LD_LIBRARY_PATH={libraries} {burn}")
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", "\n".join(steps)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=allot.environment(),
-        timeout=120,
-    )
-    assert done.returncode == 9, done.stderr
-    (process,) = json.loads(done.stdout)["processes"]
-    assert process["device"]["total_bytes"] == 2 * GI
-    (share,) = shares(allot)
-    assert (share["state"], share["injection"]) == ("kept", "cdi")
-    assert share["devices"][0]["memory_used_bytes"] == 0
-    assert 1.9 * GI < share["devices"][0]["memory_peak_bytes"] <= 2 * GI
-    assert "box" in allot("cdi", "list").stdout
-    assert allot("cdi", "rm", "allotment.dev/share=box").returncode == 0
-    assert list(tmp_path.glob("*.json")) == []
-    assert shares(allot) == []
 
 
 def test_the_demo_ends_well(allot: Allot) -> None:

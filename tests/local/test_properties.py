@@ -11,19 +11,11 @@ outside differ.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from examples import examples
@@ -36,23 +28,17 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from share_world import GRANULE, Tenant, World
 
 from allotment import ledger
-from allotment.devices import simulated
-from allotment.devices.packing import read_machine
-from allotment.libraries import SHIM, SIMULATED, library_path
 from allotment.model.errors import LimitBelowUseError
 
-WORKER: Final = Path(__file__).with_name("gpu_worker.py")
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
-GRANULE: Final = 2 * MIB
 POOL_GROWTH: Final = 32 * MIB
 MOST_TENANTS: Final = 4
 OUT_OF_MEMORY: Final = 2
 NOT_INITIALIZED: Final = 3
-MACHINE: Final = "gpus:\n- {model: t4, memory: 8Gi}\n- {model: t4, memory: 8Gi}\n"
-SHARED_GPU: Final = 1
 
 APIS: Final = (
     "plain",
@@ -85,127 +71,21 @@ def worst_charge(api: str, size: int) -> int:
     return max(POOL_GROWTH, rounded) if api in POOLED else rounded
 
 
-@dataclass(eq=False)
-class Tenant:
-    """One process of the share, and what the model knows of it."""
-
-    connection: socket.socket
-    lines: Any
-    pid: int
-    process: subprocess.Popen[bytes] | None
-    is_open: bool = False
-    inherited: bool = False
-    """Forked from a process that had initialised the driver: the driver is of no use in it."""
-    held: dict[int, tuple[str, int]] = field(default_factory=dict)
-
-    def send(self, command: dict[str, Any]) -> None:
-        self.connection.sendall(json.dumps(command).encode() + b"\n")
-
-    def answer(self) -> dict[str, Any]:
-        line = self.lines.readline()
-        assert line, f"process {self.pid} ended when it was asked something"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, do: str, **more: object) -> dict[str, Any]:
-        self.send({"do": do, **more})
-        return self.answer()
-
-    def wait(self) -> None:
-        """Until it has ended: the kernel closes files, and with them locks, before it says so."""
-        with contextlib.suppress(ConnectionResetError):
-            while self.lines.readline():
-                pass
-        self.lines.close()
-        self.connection.close()
-        if self.process is not None:
-            self.process.wait()
-        else:
-            wait_for_end(self.pid)
-
-
-def wait_for_end(pid: int) -> None:
-    """Until a process that is not our child is gone, or is only its parent's zombie."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state in "ZX":
-            return
-        time.sleep(0.001)
-    pytest.fail(f"process {pid} does not end")
-
-
-class World:
-    """A simulated machine, a share of one of its GPUs, and the way to start processes in it."""
-
-    def __init__(self, limit: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="allotment-properties-"))
-        spec = self.folder / "machine.yaml"
-        spec.write_text(MACHINE)
-        self.machine = simulated.machine_path(self.folder, str(spec))
-        self.device = read_machine(self.machine).devices[SHARED_GPU]
-        self.share = self.folder / "share"
-        self.share.mkdir()
-        policy = ledger.DevicePolicy(
-            uuid=self.device.uuid, memory_limit=limit, context_bytes=self.device.context_bytes
-        )
-        ledger.create(
-            self.share, ledger.LedgerPolicy(share_id="test", share_name="test", devices=(policy,))
-        )
-        self.address = str(self.folder / "socket")
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(self.address)
-        self.listener.listen()
-        self.listener.settimeout(120)
-        self.observer = self.start("dlsym", inside=False)
-
-    def start(self, resolving: str, *, inside: bool = True) -> Tenant:
-        environment = os.environ | {
-            "LD_LIBRARY_PATH": str(library_path(SIMULATED)),
-            "ALLOTMENT_SIMULATED_MACHINE": str(self.machine),
-        }
-        if inside:
-            environment["LD_PRELOAD"] = str(library_path(SHIM))
-            environment["ALLOTMENT_SHARE"] = str(self.share)
-        command = [sys.executable, "-I", "-S", str(WORKER), self.address, resolving]
-        return self.accept(subprocess.Popen(command, env=environment))
-
-    def accept(self, process: subprocess.Popen[bytes] | None) -> Tenant:
-        connection, _ = self.listener.accept()
-        connection.settimeout(120)
-        lines = connection.makefile("r", encoding="ascii")
-        return Tenant(connection, lines, json.loads(lines.readline())["pid"], process)
-
-    def outside(self) -> dict[str, Any]:
-        """What NVML says of the GPU outside the share."""
-        return self.observer.ask("nvml", index=SHARED_GPU)
-
-    def read(self) -> ledger.Ledger:
-        ledger.reap(self.share)
-        return ledger.read(self.share)
-
-    def close(self) -> None:
-        self.observer.send({"do": "exit"})
-        self.observer.wait()
-        self.listener.close()
-        shutil.rmtree(self.folder)
-
-
 class ShareMachine(RuleBasedStateMachine):
     """The rules: what can happen to a share, and what must hold after it."""
 
     world: World
     tenants: list[Tenant]
 
-    @initialize(limit=st.integers(1 * GIB, 3 * GIB))
-    def begin(self, limit: int) -> None:
+    @initialize(
+        limit=st.integers(1 * GIB, 3 * GIB), release_us=st.sampled_from([0, 0, 20_000, 100_000])
+    )
+    def begin(self, limit: int, release_us: int) -> None:
         self.limit = limit
         self.allowed = limit  # more than the limit only after a forced resize
         self.most_allowed = limit
         self.world = World(limit)
+        self.world.set_release(release_us)
         self.tenants = [self.world.start("dlsym"), self.world.start("procaddress")]
 
     def teardown(self) -> None:
@@ -336,6 +216,28 @@ class ShareMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tenants)
     @rule(index=st.integers(0, MOST_TENANTS - 1))
+    def replace(self, index: int) -> None:
+        """A program is killed and started again at once: it gets what the dead one had."""
+        tenant = self.tenants[index % len(self.tenants)]
+        bytes_held = sum(size for _, size in tenant.held.values())
+        was_open = tenant.is_open
+        os.kill(tenant.pid, signal.SIGKILL)
+        self.forget(tenant)
+        successor = self.world.start("dlsym")
+        self.tenants.append(successor)
+        if not was_open or self.used() > self.limit:
+            return
+        assert successor.ask("open") == {"result": 0}
+        successor.is_open = True
+        size = bytes_held // GRANULE * GRANULE
+        if size == 0:
+            return
+        answer = successor.ask("allocate", api="plain", bytes=size)
+        assert answer["result"] == 0
+        successor.held[answer["number"]] = ("plain", size)
+
+    @precondition(lambda self: self.tenants)
+    @rule(index=st.integers(0, MOST_TENANTS - 1))
     def leave(self, index: int) -> None:
         self.end(self.tenants[index % len(self.tenants)])
 
@@ -359,6 +261,8 @@ class ShareMachine(RuleBasedStateMachine):
     def all_tell_the_same_story(self) -> None:
         if not hasattr(self, "world"):
             return
+        self.check_while_leaving()
+        self.world.wait_for_driver(self.tenants)
         # A report may itself find that a pool has shrunk: what counts is the state after it.
         for tenant in self.tenants:
             if tenant.is_open:
@@ -376,6 +280,12 @@ class ShareMachine(RuleBasedStateMachine):
                 self.check_reports(tenant, state)
             elif tenant.inherited:
                 assert tenant.ask("open") == {"result": NOT_INITIALIZED}
+
+    def check_while_leaving(self) -> None:
+        """The driver's bytes are charged, those of the dead too."""
+        physical = sum(self.world.outside()["processes"][2].values())
+        assert physical <= self.used(), "memory that is not charged"
+        assert physical <= self.allowed
 
     def check_against_the_model(self, state: ledger.Ledger) -> None:
         charged = {process.pid: process.used[0] for process in state.processes}
@@ -426,6 +336,7 @@ class ShareMachine(RuleBasedStateMachine):
             assert process.used[0] == process.context[0]
         for tenant in list(self.tenants):
             self.end(tenant)
+        self.world.wait_for_driver([])
         assert self.used() == 0
         assert self.world.outside()["processes"] == [{}] * 4
 

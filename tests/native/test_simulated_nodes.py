@@ -119,13 +119,16 @@ def test_what_names_no_gpu_leaves_none(look: Callable[..., dict[str, Any]], name
 def test_a_file_is_as_good_as_the_variable(
     path: Path, look: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    _, second, _ = (device.uuid for device in read_machine(path).devices)
+    """Each of a container's shares has a file there."""
+    first, second, _ = (device.uuid for device in read_machine(path).devices)
     nodes = tmp_path / "devices"
-    nodes.write_text(f"{second}\n")
+    nodes.write_text(f"{first}\n{second}\n")
     script = (
         "mkdir -p /run/allotment && mount -t tmpfs none /run/allotment &&"
-        " mkdir /run/allotment/simulated && cp $0 /run/allotment/simulated/devices &&"
+        " mkdir -p /run/allotment/simulated/devices &&"
+        " head -n 1 $0 > /run/allotment/simulated/devices/one &&"
+        " tail -n 1 $0 > /run/allotment/simulated/devices/other &&"
         ' exec "$@"'
     )
     wrapper = ("unshare", "-m", "--propagation", "private", "sh", "-c", script, str(nodes))
-    assert look(*wrapper)["cuda"] == [second]
+    assert look(*wrapper)["cuda"] == [first, second]

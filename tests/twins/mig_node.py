@@ -182,10 +182,10 @@ class Node:
                 "PATH": os.environ["PATH"],
                 "LD_LIBRARY_PATH": str(Path(library).parent),
                 "LD_PRELOAD": f"{mounts[shim]}/liballotment-shim.so",
-                "ALLOTMENT_SHARE": str(Path(mounts["/run/allotment/share/policy"]).parent),
+                "ALLOTMENT_SHARE": str(Path(mounts[f"/run/allotment/share/{share}/policy"]).parent),
                 "ALLOTMENT_SIMULATED_MACHINE": mounts["/run/allotment/simulated/machine"],
                 "ALLOTMENT_SIMULATED_DEVICES": ",".join(
-                    Path(mounts["/run/allotment/simulated/devices"]).read_text().split()
+                    Path(mounts[f"/run/allotment/simulated/devices/{share}"]).read_text().split()
                 ),
                 **dict(each.split("=", 1) for each in edits["env"]),
             },

@@ -252,7 +252,10 @@ CUresult memory_info(int gpu, size_t *free, size_t *total);
 void managed_submit(stream *target, bool to_gpu, uint64_t bytes);
 
 // small.c: pieces under 1 MiB, in units of 512 bytes of 2 MiB blocks.
-CUdeviceptr small_take(context *owner, uint64_t size, small_block **block);
+// Managed memory takes nothing of the GPU before it is used there.
+bool memory_take(int gpu, uint64_t bytes, bool managed);
+void memory_give_back(int gpu, uint64_t bytes, bool managed);
+CUdeviceptr small_take(context *owner, uint64_t size, bool managed, small_block **block);
 void small_give_back(context *owner, small_block *block, CUdeviceptr address, uint64_t size,
                      bool touched);
 void small_drop_all(context *owner);

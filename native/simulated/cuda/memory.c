@@ -7,15 +7,14 @@
 #define GRANULE (2 * MIB)
 #define SMALL MIB
 
-// Managed memory takes nothing of the GPU before it is used there.
-static bool take(int gpu, uint64_t bytes, enum range_kind kind) {
-  if (kind != RANGE_MANAGED) return allot_gpu_take(&driver.machine, gpu, bytes);
+bool memory_take(int gpu, uint64_t bytes, bool managed) {
+  if (!managed) return allot_gpu_take(&driver.machine, gpu, bytes);
   allot_managed_add(&driver.machine, gpu, bytes);
   return true;
 }
 
-static void give_back(int gpu, uint64_t bytes, enum range_kind kind) {
-  if (kind == RANGE_MANAGED) {
+void memory_give_back(int gpu, uint64_t bytes, bool managed) {
+  if (managed) {
     allot_managed_remove(&driver.machine, gpu, bytes);
   } else {
     allot_gpu_give_back(&driver.machine, gpu, bytes);
@@ -23,44 +22,50 @@ static void give_back(int gpu, uint64_t bytes, enum range_kind kind) {
 }
 
 CUresult memory_new(context *owner, uint64_t size, enum range_kind kind, CUdeviceptr *address) {
-  bool small = kind == RANGE_PLAIN && size < SMALL;
+  bool managed = kind == RANGE_MANAGED, small = (managed || kind == RANGE_PLAIN) && size < SMALL;
   if (size > UINT64_MAX / 4) return CUDA_ERROR_OUT_OF_MEMORY;
   small_block *block = NULL;
   CUdeviceptr taken;
   uint64_t whole = (size + GRANULE - 1) & ~(GRANULE - 1);
   if (small) {
-    taken = small_take(owner, size, &block);
+    taken = small_take(owner, size, managed, &block);
     if (taken == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   } else {
-    if (!take(owner->gpu, whole, kind)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!memory_take(owner->gpu, whole, managed)) return CUDA_ERROR_OUT_OF_MEMORY;
     taken = address_take(whole, GRANULE);
     if (taken == 0) {
-      give_back(owner->gpu, whole, kind);
+      memory_give_back(owner->gpu, whole, managed);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
-  range *added = range_add(taken, size, small ? RANGE_SMALL : kind, owner->gpu);
+  range *added = range_add(taken, size, small && !managed ? RANGE_SMALL : kind, owner->gpu);
   if (added == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   added->charged = small ? 0 : whole;
   added->origin = block;
   added->owner = owner;
   added->accessible = true;
   // The program writes managed memory without asking.
-  added->touched = kind == RANGE_MANAGED;
+  added->touched = managed;
   added->preferred = added->prefetched = CU_DEVICE_INVALID;
   *address = taken;
   return CUDA_SUCCESS;
 }
 
+static void free_whole(range *freed) {
+  if (freed->origin != NULL) {
+    small_give_back(freed->owner, freed->origin, freed->base, freed->size, freed->touched);
+  } else {
+    address_give_back(freed->base, freed->charged, freed->touched);
+    memory_give_back(freed->gpu, freed->charged, freed->kind == RANGE_MANAGED);
+  }
+}
+
 CUresult memory_free_locked(range *freed) {
   switch (freed->kind) {
     case RANGE_SMALL:
-      small_give_back(freed->owner, freed->origin, freed->base, freed->size, freed->touched);
-      break;
     case RANGE_PLAIN:
     case RANGE_MANAGED:
-      address_give_back(freed->base, freed->charged, freed->touched);
-      give_back(freed->gpu, freed->charged, freed->kind);
+      free_whole(freed);
       break;
     case RANGE_POOL:
       return pool_free_locked(freed, NULL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocations under 1 MiB: units of 512 bytes in blocks of 2 MiB, which belong to a context. A
-// block in which nothing is left goes back.
+// Allocations under 1 MiB: units of 512 bytes in blocks of 2 MiB, which belong to a context. Plain
+// and managed ones have blocks of their own. A block in which nothing is left goes back.
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ struct small_block {
   CUdeviceptr base;
   unsigned free_units;
   unsigned first_free;  // no unit below is free
-  bool touched;
+  bool touched, managed;
   small_block *next;
   uint64_t taken[UNITS / 64];
 };
@@ -58,16 +58,17 @@ static CUdeviceptr take_from(small_block *block, unsigned count) {
   return block->base + (uint64_t)first * UNIT;
 }
 
-static small_block *new_block(context *owner) {
-  if (!allot_gpu_take(&driver.machine, owner->gpu, BLOCK)) return NULL;
+static small_block *new_block(context *owner, bool managed) {
+  if (!memory_take(owner->gpu, BLOCK, managed)) return NULL;
   small_block *made = calloc(1, sizeof *made);
   CUdeviceptr base = made != NULL ? address_take(BLOCK, BLOCK) : 0;
   if (base == 0) {
     free(made);
-    allot_gpu_give_back(&driver.machine, owner->gpu, BLOCK);
+    memory_give_back(owner->gpu, BLOCK, managed);
     return NULL;
   }
   made->base = base;
+  made->managed = managed;
   made->free_units = UNITS;
   made->next = owner->blocks;
   owner->blocks = made;
@@ -78,15 +79,16 @@ static unsigned units_of(uint64_t size) {
   return size == 0 ? 1 : (unsigned)((size + UNIT - 1) / UNIT);
 }
 
-CUdeviceptr small_take(context *owner, uint64_t size, small_block **block) {
+CUdeviceptr small_take(context *owner, uint64_t size, bool managed, small_block **block) {
   unsigned count = units_of(size);
   for (small_block *at = owner->blocks; at != NULL; at = at->next) {
+    if (at->managed != managed) continue;
     CUdeviceptr taken = take_from(at, count);
     if (taken == 0) continue;
     *block = at;
     return taken;
   }
-  *block = new_block(owner);
+  *block = new_block(owner, managed);
   return *block != NULL ? take_from(*block, count) : 0;
 }
 
@@ -97,7 +99,7 @@ static void drop(context *owner, small_block *block) {
     break;
   }
   address_give_back(block->base, BLOCK, block->touched);
-  allot_gpu_give_back(&driver.machine, owner->gpu, BLOCK);
+  memory_give_back(owner->gpu, BLOCK, block->managed);
   free(block);
 }
 

@@ -2,10 +2,11 @@
 // Which GPUs and MIG devices a process can reach: what the device nodes of its container are to
 // real ones.
 //
-// ALLOTMENT_SIMULATED_DEVICES names their UUIDs, else the file at ALLOT_NODES_DEFAULT_PATH, which a
-// share mounts. With neither, all are there. A GPU's UUID reaches all that is cut from it, a MIG
-// device's that one alone and of the GPU what nvidia-smi shows beside it. Whoever may change the
-// variable or the file may reach more: as with real nodes, that is for who makes the container.
+// ALLOTMENT_SIMULATED_DEVICES names their UUIDs, else the files in ALLOT_NODES_FOLDER, where each
+// share mounts one. With neither, all are there. A GPU's UUID reaches all that is cut from it, a
+// MIG device's that one alone and of the GPU what nvidia-smi shows beside it. Whoever may change
+// the variable or the file may reach more: as with real nodes, that is for who makes the container.
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,16 +31,31 @@ static bool names(const char *list, const char *uuid) {
   return false;
 }
 
+// Adds a file's list to the text. False: there is no such file.
+static bool add_list(char text[LIST_SIZE], int folder, const char *name) {
+  int descriptor = openat(folder, name, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  size_t length = strlen(text);
+  ssize_t size = read(descriptor, text + length, LIST_SIZE - 1 - length);
+  close(descriptor);
+  text[length + (size_t)(size > 0 ? size : 0)] = '\0';
+  return true;
+}
+
 // The list that the process is held to, NULL: it is held to none.
 static const char *read_list(char text[LIST_SIZE]) {
   const char *list = getenv(ALLOT_NODES_ENV);
   if (list != NULL) return list;
-  int descriptor = open(ALLOT_NODES_DEFAULT_PATH, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return NULL;
-  ssize_t size = read(descriptor, text, LIST_SIZE - 1);
-  close(descriptor);
-  text[size > 0 ? size : 0] = '\0';
-  return text;
+  DIR *folder = opendir(ALLOT_NODES_FOLDER);
+  if (folder == NULL) return NULL;
+  text[0] = '\0';
+  bool is_held = false;
+  const struct dirent *entry;
+  while ((entry = readdir(folder)) != NULL) {
+    if (entry->d_name[0] != '.' && add_list(text, dirfd(folder), entry->d_name)) is_held = true;
+  }
+  closedir(folder);
+  return is_held ? text : NULL;
 }
 
 uint32_t allot_nodes(const allot_handle *handle) {

@@ -4,6 +4,10 @@
 // A slot's owner holds a lock of its own open file description, which the kernel drops when the
 // process ends, however it ends. Whoever clears a dead owner's slot holds that same lock meanwhile,
 // so clearing happens once, and starts again if the clearing process dies too.
+//
+// A driver frees a process's memory some time after its end. With `release_us` the slot keeps its
+// memory and contexts for as long; its work is over at once. No process runs at the moment of the
+// end, so that time begins when another one first sees it.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -36,21 +40,60 @@ static void drop_shared_events(allot_machine *machine, int slot) {
   }
 }
 
-// Takes everything from the slot. The caller holds the slot's lock.
-static void clear_slot(allot_handle *handle, int slot) {
-  allot_process *process = &handle->machine->processes[slot];
+// Ends what the slot's process was doing. The caller holds the slot's lock.
+static void stop_slot(allot_handle *handle, int slot) {
   allot_engine_break_locks(handle, slot);
   for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
     allot_work_cancel(handle, slot, gpu);
+  }
+  if (handle->machine->processes[slot].kind == ALLOT_PROCESS_MPS_SERVER) {
+    allot_mps_lose_server(handle, slot);
+  }
+  drop_shared_events(handle->machine, slot);
+}
+
+// Takes everything from the slot. The caller holds the slot's lock.
+static void clear_slot(allot_handle *handle, int slot) {
+  allot_process *process = &handle->machine->processes[slot];
+  stop_slot(handle, slot);
+  for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
     allot_managed_forget(handle, slot, gpu);
     allot_store(&process->gpus[gpu].contexts, 0u);
     allot_store(&process->gpus[gpu].saved, (uint64_t)0);
   }
   allot_process_forget_memory(handle, slot);
-  if (process->kind == ALLOT_PROCESS_MPS_SERVER) allot_mps_lose_server(handle, slot);
   memset(&process->mps, 0, sizeof process->mps);
-  drop_shared_events(handle->machine, slot);
+  allot_store(&process->ended_ns, (uint64_t)0);
   allot_store(&process->state, (uint32_t)ALLOT_PROCESS_FREE);
+}
+
+static bool has_contexts(const allot_handle *handle, int slot) {
+  for (int gpu = 0; gpu < (int)handle->machine->description.gpu_count; gpu++) {
+    if (allot_load(&handle->machine->processes[slot].gpus[gpu].contexts) > 0) return true;
+  }
+  return false;
+}
+
+// Has the driver freed the memory of the slot's dead owner? The caller holds the slot's lock.
+static bool is_released(const allot_handle *handle, int slot) {
+  uint64_t keeps_ns = allot_load(&handle->machine->faults.release_us) * 1000ull;
+  if (keeps_ns == 0 || !has_contexts(handle, slot)) return true;
+  uint64_t ended_ns = allot_load(&handle->machine->processes[slot].ended_ns);
+  return ended_ns != 0 && allot_now_ns() - ended_ns >= keeps_ns;
+}
+
+// Clears the slot of a dead owner, or ends its work while the driver keeps its memory.
+static bool clear_if_released(allot_handle *handle, int slot) {
+  if (is_released(handle, slot)) {
+    clear_slot(handle, slot);
+    return true;
+  }
+  uint64_t *ended_ns = &handle->machine->processes[slot].ended_ns;
+  if (allot_load(ended_ns) == 0) {
+    stop_slot(handle, slot);
+    allot_store(ended_ns, allot_now_ns());
+  }
+  return false;
 }
 
 int allot_machine_high(const allot_handle *handle) {
@@ -66,9 +109,9 @@ static bool reap_one(allot_handle *handle, int descriptor, int slot) {
   if (slot == handle->slot || !allot_machine_taken(handle, slot)) return false;
   if (allot_slot_try(descriptor, byte_of(slot)) != 1) return false;
   bool dead = allot_machine_taken(handle, slot) && allot_checkpoint_bar(handle, slot);
-  if (dead) clear_slot(handle, slot);
+  bool cleared = dead && clear_if_released(handle, slot);
   allot_slot_release(descriptor, byte_of(slot));
-  return dead;
+  return cleared;
 }
 
 bool allot_machine_lives(allot_handle *handle, int slot) {
@@ -147,11 +190,15 @@ static int make_mine(allot_handle *handle) {
   return 0;
 }
 
+static bool is_claimable(void *handle, int slot) {
+  return !allot_machine_taken(handle, slot) || is_released(handle, slot);
+}
+
 static int claim_slot(allot_handle *handle) {
   int descriptor = open_machine(handle);
   if (descriptor < 0) return descriptor;
-  int slot = allot_slot_claim(descriptor, ALLOT_PROCESS_LOCK_BASE, ALLOT_MACHINE_PROCESSES,
-                              &handle->keeper);
+  int slot = allot_slot_claim_if(descriptor, ALLOT_PROCESS_LOCK_BASE, ALLOT_MACHINE_PROCESSES,
+                                 is_claimable, handle, &handle->keeper);
   close(descriptor);
   if (slot < 0) return slot;
   int error = make_mine(handle);

@@ -157,6 +157,7 @@ typedef struct allot_process {
   uint64_t namespace_id;  // whose number `pid` is: the inode of /proc/<pid>/ns/pid, 0: not known
   uint32_t failed;        // CUresult that every call of its returns from now on, 0: none
   uint32_t spare;
+  uint64_t ended_ns;  // when another process first saw that the owner had ended, 0: not yet
   allot_mps mps;
   allot_process_gpu gpus[ALLOT_MACHINE_GPUS];
 } allot_process;

@@ -55,7 +55,7 @@ static void leave_a_dead_process(uint64_t bytes) {
 
 static void do_reap(allot_ledger *ledger) {
   leave_a_dead_process(44);
-  allot_ledger_reap(ledger);
+  clear_all(ledger);
 }
 
 // Taking a dead owner's slot clears it first.
@@ -105,7 +105,7 @@ static int kill_at_every_step(operation *run) {
     check_sums(&ledger);
     CHECK(allot_ledger_reserve(&ledger, 0, 11));  // somebody goes on before the dead is cleared
     check_sums(&ledger);
-    CHECK(allot_ledger_reap(&ledger) >= 1);
+    CHECK(clear_all(&ledger) >= 1);
     check_sums(&ledger);
     CHECK(allot_ledger_used(&ledger, 0) == 211 && allot_ledger_used(&ledger, 1) == 0);
     allot_ledger_close(&ledger);
@@ -131,7 +131,7 @@ static void stop_at_every_step(operation *run) {
       kill(child, SIGCONT);
       CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    allot_ledger_reap(&ledger);
+    clear_all(&ledger);
     CHECK(allot_ledger_used(&ledger, 0) == 0);
     allot_ledger_close(&ledger);
     remove_share();

@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
         break;
       }
       case 4:
-        CHECK(allot_ledger_reap(&ledger) >= 0);
+        CHECK(clear_all(&ledger) >= 0);
         break;
       default:
         break;
@@ -102,7 +102,7 @@ int main(int argc, char **argv) {
     kill(children[i], SIGKILL);
     waitpid(children[i], NULL, 0);
   }
-  allot_ledger_reap(&ledger);
+  clear_all(&ledger);
   CHECK(allot_ledger_used(&ledger, 0) == 0, "seed %u", seed);
   check_sums(&ledger);
   printf("%lu looks, %lu kills, %lu resizes\n", looks, kills, resizes);

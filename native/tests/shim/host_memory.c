@@ -139,6 +139,34 @@ static void managed(void) {
   EXPECT_EQUAL(charged(0), CONTEXT);
 }
 
+// As HAMi-core's test of managed memory does, in a share that has no room for 2 MiB for each.
+static void small_managed_pieces_share_a_block(void) {
+  start_on(0);
+  CUdeviceptr pieces[1024], plain;
+  OK(cuMemAlloc_v2(&plain, 512));
+  EXPECT_EQUAL(charged(0), CONTEXT + 2 * MIB);
+  for (int i = 0; i < 1024; i++) OK(cuMemAllocManaged(&pieces[i], 2, CU_MEM_ATTACH_GLOBAL));
+  EXPECT_EQUAL(charged(0), CONTEXT + 4 * MIB);
+  OK(cuMemPrefetchAsync(pieces[0], 2, 0, NULL));
+  OK(cuCtxSynchronize());
+  EXPECT(physical(0) <= charged(0));
+  for (int i = 0; i < 1024; i++) {
+    int is_managed = 0;
+    OK(cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, pieces[i]));
+    EXPECT(is_managed);
+    OK(cuMemFree_v2(pieces[i]));
+  }
+  EXPECT_EQUAL(charged(0), CONTEXT + 2 * MIB);
+  // At the limit, a piece that fits into no block is refused, whatever gap a plain block has.
+  CUdeviceptr rest;
+  OK(cuMemAlloc_v2(&rest, limit_of(0) - CONTEXT - 2 * MIB));
+  GIVES(cuMemAllocManaged(&pieces[0], 2, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuMemFree_v2(rest));
+  OK(cuMemFree_v2(plain));
+  EXPECT_EQUAL(charged(0), CONTEXT);
+  AGREE();
+}
+
 static void host_memory_is_free(void) {
   start_on(0);
   void *memory;
@@ -353,6 +381,7 @@ static const test_case cases[] = {
     {"small_ones_share_blocks", small_ones_share_blocks},
     {"pitched", pitched},
     {"managed", managed},
+    {"small_managed_pieces_share_a_block", small_managed_pieces_share_a_block},
     {"host_memory_is_free", host_memory_is_free},
     {"the_last_granule_can_be_had", the_last_granule_can_be_had},
     {"a_blocks_own_room_can_be_used", a_blocks_own_room_can_be_used},

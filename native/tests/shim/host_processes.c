@@ -15,7 +15,7 @@ extern char **environ;
 
 static int slots_taken(void) {
   int taken = 0;
-  allot_ledger_reap(&share);
+  clear_the_dead();
   for (int slot = 0; slot < ALLOT_MAX_SLOTS; slot++) {
     if (share.usage->slots[slot].state == ALLOT_SLOT_TAKEN) taken++;
   }
@@ -330,7 +330,89 @@ static void stopped_processes_block_nobody(void) {
   EXPECT_EQUAL(charged(0), context_cost());
 }
 
+// ---- a driver that frees the memory of the dead some time after their end ----
+
+#define RELEASE_US 300000
+
+static void be_killed_with(uint64_t bytes) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr pointer;
+    start_on(0);
+    OK(cuMemAlloc_v2(&pointer, bytes));
+    raise(SIGKILL);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+static void memory_returns_when_the_driver_has_it_back(void) {
+  uint64_t most = limit_of(0) - context_cost();
+  simulation.machine->faults.release_us = RELEASE_US;
+  be_killed_with(most);
+  EXPECT_EQUAL(physical(0), limit_of(0));
+  fflush(NULL);
+  pid_t next = fork();
+  if (next == 0) {
+    CUdeviceptr pointer;
+    start_on(0);
+    EXPECT_EQUAL(physical(0), context_cost());
+    OK(cuMemAlloc_v2(&pointer, most));
+    _exit(0);
+  }
+  int status;
+  while (waitpid(next, &status, WNOHANG) == 0) {
+    EXPECT(physical(0) <= limit_of(0));
+    EXPECT(allot_ledger_used(&share, 0) <= limit_of(0));
+    usleep(1000);
+  }
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void the_dead_are_reported_while_they_have_memory(void) {
+  simulation.machine->faults.release_us = 600 * 1000000u;
+  CUdeviceptr pointer;
+  size_t free, total;
+  be_killed_with(100 * MIB);
+  start_on(0);
+  OK(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQUAL(total - free, 2 * context_cost() + 100 * MIB);
+  // More than the dead could give back: refused, without waiting for them.
+  GIVES(cuMemAlloc_v2(&pointer, limit_of(0) - context_cost() + MIB), CUDA_ERROR_OUT_OF_MEMORY);
+  OK(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQUAL(total - free, 2 * context_cost() + 100 * MIB);
+  simulation.machine->faults.release_us = 0;
+  OK(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQUAL(total - free, context_cost());
+}
+
+// A process of no share has all of the GPU, and has just been killed.
+static void the_driver_is_asked_again(void) {
+  simulation.machine->faults.release_us = RELEASE_US;
+  CUdeviceptr pointer;
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    allot_handle apart;
+    OK(allot_machine_open(&apart));
+    OK(allot_machine_attach(&apart, ALLOT_PROCESS_COMPUTE));
+    apart.machine->processes[apart.slot].gpus[0].contexts = 1;
+    EXPECT(allot_gpu_take(&apart, 0, allot_gpu_capacity(&apart, 0)));
+    raise(SIGKILL);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_EQUAL(physical(0), allot_place_capacity(&simulation, 0));
+  start_on(0);
+  OK(cuMemAlloc_v2(&pointer, 100 * MIB));
+  EXPECT_EQUAL(physical(0), context_cost() + 100 * MIB);
+}
+
 static const test_case cases[] = {
+    {"memory_returns_when_the_driver_has_it_back", memory_returns_when_the_driver_has_it_back},
+    {"the_dead_are_reported_while_they_have_memory", the_dead_are_reported_while_they_have_memory},
+    {"the_driver_is_asked_again", the_driver_is_asked_again},
     {"a_child_is_a_process_of_its_own", a_child_is_a_process_of_its_own},
     {"a_child_of_an_initialised_process", a_child_of_an_initialised_process},
     {"threads_at_once", threads_at_once},

@@ -10,12 +10,11 @@
 
 #include "shim/visible.h"
 
-static allot_policy policy = {
-    .device_count = 3,
-    .devices = {{.uuid = "GPU-aaaa0000-0000-0000-0000-000000000000"},
-                {.uuid = "GPU-aaaa1111-0000-0000-0000-000000000000"},
-                {.uuid = "MIG-bbbb2222-0000-0000-0000-000000000000"}},
-};
+static const allot_device_policy policies[] = {
+    {.uuid = "GPU-aaaa0000-0000-0000-0000-000000000000"},
+    {.uuid = "GPU-aaaa1111-0000-0000-0000-000000000000"},
+    {.uuid = "MIG-bbbb2222-0000-0000-0000-000000000000"}};
+static const allot_device_policy *const devices[] = {&policies[0], &policies[1], &policies[2]};
 
 #define FIRST "GPU-aaaa0000-0000-0000-0000-000000000000"
 #define SECOND "GPU-aaaa1111-0000-0000-0000-000000000000"
@@ -23,7 +22,7 @@ static allot_policy policy = {
 
 static void expect(const char *choice, const char *wanted) {
   char list[VISIBLE_BYTES];
-  visible_choice(list, &policy, choice);
+  visible_choice(list, devices, 3, choice);
   if (strncmp(list, VISIBLE_VARIABLE "=", 21) != 0 || strcmp(list + 21, wanted) != 0) {
     fprintf(stderr, "%s: %s\n", choice == NULL ? "(unset)" : choice, list);
     abort();
@@ -55,7 +54,7 @@ static void long_lists(void) {
   for (size_t i = 0; i < sizeof choice; i++) choice[i] = i % 2 == 0 ? '2' : ',';
   choice[sizeof choice - 1] = '\0';
   list[VISIBLE_BYTES] = 'x';
-  visible_choice(list, &policy, choice);
+  visible_choice(list, devices, 3, choice);
   assert(list[VISIBLE_BYTES] == 'x' && strlen(list) < VISIBLE_BYTES);
 }
 
@@ -67,7 +66,7 @@ static void foreign_bytes(void) {
       choice[i] = "0123,-GPUMIgpu ab\t/"[rand_r(&seed) % 19];
     }
     choice[sizeof choice - 1] = '\0';
-    visible_choice(list, &policy, choice);
+    visible_choice(list, devices, 3, choice);
   }
 }
 
@@ -79,7 +78,7 @@ static void shown_for_a_moment(const char *before) {
   }
   char list[VISIBLE_BYTES];
   visible_override override;
-  visible_choice(list, &policy, "1");
+  visible_choice(list, devices, 3, "1");
   assert(visible_begin(&override, list));
   assert(strcmp(getenv(VISIBLE_VARIABLE), SECOND) == 0);
   visible_end(&override);
@@ -97,7 +96,7 @@ static void changed_meanwhile(const char *before) {
   }
   char list[VISIBLE_BYTES], name[64];
   visible_override override;
-  visible_choice(list, &policy, "1");
+  visible_choice(list, devices, 3, "1");
   assert(visible_begin(&override, list));
   for (int i = 0; i < 100; i++) {
     snprintf(name, sizeof name, "MEANWHILE_%d_%s", i, before == NULL ? "unset" : before);

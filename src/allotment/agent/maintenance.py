@@ -28,6 +28,7 @@ from allotment.model.shares import Share, ShareId
 from allotment.modes import take_damages
 from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares
+from allotment.shares.process_tree import kill
 from allotment.shares.status import Readings
 
 _log = structlog.get_logger("allotment.agent")
@@ -121,8 +122,10 @@ class Maintenance:
         """Report each share, once, that has more memory than was promised to its pod.
 
         Its ledger is compared with the driver and with its record, and that with its pod: who can
-        write the state folder can change both files. A resize may change one before the other.
+        write the state folder can change both files. A resize may change one before the other. With
+        `onExcess: stop`, programs that have more by the driver are killed, each time.
         """
+        stops = (self._state.config or Config()).allotment.on_excess is Excess.STOP
         try:
             views = await asyncio.to_thread(self._shares.compared, self._ask)
         except AllotError as error:
@@ -137,11 +140,15 @@ class Maintenance:
             for each in views
             if each.share and (each.excess or each.share.id in lasting)
         }
+        pids = {each.share.id: each.pids for each in views if each.share and each.excess}
         self._reports.gauge("shares_exceeding", len(found))
         new = reported.new_of(share.id for share in found)
         for share, text in found.items():
+            if is_stopped := stops and share.id in pids:
+                kill(pids[share.id])
+            end = "; its programs were killed (onExcess: stop)" if is_stopped else ""
             if share.id in new and share.owner:
-                self._reports.pod(share.owner, EXCEEDED, text, is_warning=True)
+                self._reports.pod(share.owner, EXCEEDED, text + end, is_warning=True)
 
     def _pod_of(self, share: Share) -> Pod | None:
         return self._pod(share.owner.uid) if share.owner else None

@@ -50,6 +50,11 @@ _LAST_NVML_ERROR = 999
     help="Let cuInit fail with this CUresult; 0 clears (whole machine).",
 )
 @click.option(
+    "--release",
+    metavar="TIME",
+    help="Free a program's memory this long after its end; 0 clears (whole machine).",
+)
+@click.option(
     "--mig-slow",
     metavar="CALL=TIME",
     multiple=True,
@@ -80,6 +85,7 @@ def command(
     counters: tuple[str, ...],
     nvml: bool | None,
     cuda_init: int | None,
+    release: str | None,
     mig_slow: tuple[str, ...],
     mig_error: tuple[str, ...],
     reset: bool,
@@ -132,7 +138,10 @@ def command(
         if reset:
             reset_gpu(machine, index)
     set_driver_fault(
-        machine, nvml_not_loaded=None if nvml is None else not nvml, cuda_init_error=cuda_init
+        machine,
+        nvml_not_loaded=None if nvml is None else not nvml,
+        cuda_init_error=cuda_init,
+        release_us=None if release is None else parse_duration_ns(release) // 1000,
     )
     _print(machine, devices)
 
@@ -246,3 +255,8 @@ def _print(machine: Path, devices: "Sequence[Device]") -> None:
         click.echo("whole machine: NVML is not loaded")
     if driver.cuda_init_error:
         click.echo(f"whole machine: cuInit fails with {driver.cuda_init_error}")
+    if driver.release_us:
+        click.echo(
+            "whole machine: memory is freed"
+            f" {format_duration(driver.release_us * 1000)} after its program's end"
+        )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from allotment.model.compute import Compute
     from allotment.model.quantities import MemoryAmount
+    from allotment.model.shares import Share
+    from allotment.shares.folders import StateFolder
 
 
 class _ModesType(click.ParamType[Any]):
@@ -143,6 +145,13 @@ class _ModesType(click.ParamType[Any]):
     help="Run COMMAND as this user (a name or a number), without root's capabilities. Needs root"
     " and a private mount namespace.",
 )
+@click.option(
+    "--on-excess",
+    type=click.Choice(["warn", "stop"]),
+    default="warn",
+    help="What happens if its programs have more memory than the limit by the driver's figures."
+    " warn: `allot ps` shows it. stop: they are killed, too.",
+)
 @state_option
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -164,6 +173,7 @@ def command(
     simulated: str | None,
     inject: str,
     user: str | None,
+    on_excess: str,
     state: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -195,6 +205,7 @@ def command(
     from allotment.model.errors import UsageError
     from allotment.model.modes import SOFT
     from allotment.model.requests import Request
+    from allotment.model.shares import Excess
     from allotment.modes import traits_of
     from allotment.shares.run.command import RunSession, run
 
@@ -260,8 +271,27 @@ def command(
             keep_s=keep_ns / 1e9,
             reuses=reuses,
             wait_s=None if wait_ns is None else wait_ns / 1e9,
+            look=_stop_excess if Excess(on_excess) is Excess.STOP else None,
         )
     )
+
+
+def _stop_excess(folder: "StateFolder", share: "Share") -> None:
+    """Kill a share's programs if they have more memory than its limit by the driver."""
+    from contextlib import suppress
+
+    from allotment.devices.nvml import readings
+    from allotment.model.errors import AllotError
+    from allotment.shares.lifecycle import find
+    from allotment.shares.process_tree import kill
+    from allotment.shares.status import view
+
+    with suppress(AllotError):  # the next look may succeed
+        (found,) = view([find(folder, share.id)], readings)
+        if found.excess:
+            text = f"share {share.name}: {found.excess}; its programs are killed"
+            click.echo(f"allot: {text} (--on-excess stop)", err=True)
+            kill(found.pids)
 
 
 def _least_memory(profile: str | None, *, is_slice: bool, is_named: bool) -> "MemoryAmount":

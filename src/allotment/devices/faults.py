@@ -82,6 +82,8 @@ class DriverFaults:
 
     nvml_not_loaded: bool
     cuda_init_error: int
+    release_us: int
+    """How long the driver keeps the memory of a process that has ended, and lists it."""
 
 
 def set_fault(
@@ -132,18 +134,26 @@ def set_mig_fault(machine: Path, gpu: int, call: MigCall, fault: MigFault) -> No
 
 
 def set_driver_fault(
-    machine: Path, *, nvml_not_loaded: bool | None = None, cuda_init_error: int | None = None
+    machine: Path,
+    *,
+    nvml_not_loaded: bool | None = None,
+    cuda_init_error: int | None = None,
+    release_us: int | None = None,
 ) -> None:
-    """Make nvmlInit fail, or cuInit with a CUresult (0: no failure)."""
+    """Make nvmlInit fail, or cuInit with a CUresult (0: no failure), or memory be freed late."""
     with open_machine(machine) as file:
-        values = {"nvml_not_loaded": nvml_not_loaded, "cuda_init_error": cuda_init_error}
+        values = {
+            "nvml_not_loaded": nvml_not_loaded,
+            "cuda_init_error": cuda_init_error,
+            "release_us": release_us,
+        }
         for name, value in values.items():
             if value is not None:
                 _put(file, layout.FAULTS_AT, name, int(value))
 
 
 def clear_faults(machine: Path) -> None:
-    set_driver_fault(machine, nvml_not_loaded=False, cuda_init_error=0)
+    set_driver_fault(machine, nvml_not_loaded=False, cuda_init_error=0, release_us=0)
     for gpu in range(len(read_machine(machine).devices)):
         _forget_xids(machine, gpu)
         set_fault(machine, gpu, lost=False, hang_us=0, counters=dict.fromkeys(_COUNTERS, 0))
@@ -169,6 +179,7 @@ def read_driver_faults(machine: Path) -> DriverFaults:
         return DriverFaults(
             nvml_not_loaded=bool(_get(file, layout.FAULTS_AT, "nvml_not_loaded")),
             cuda_init_error=_get(file, layout.FAULTS_AT, "cuda_init_error"),
+            release_us=_get(file, layout.FAULTS_AT, "release_us"),
         )
 
 

@@ -14,8 +14,8 @@ MIG_SLOTS: Final = 8
 MIG_PROFILES: Final = 18
 PROCESS_LOCK_BASE: Final = 1099511627776
 MACHINE_FILE_BYTES: Final = 671088640
-MACHINE_RINGS_AT: Final = 5746688
-STATE_LAYOUT: Final = "104936239623237c"
+MACHINE_RINGS_AT: Final = 5750784
+STATE_LAYOUT: Final = "dc6f10db8d488ac0"
 MIG_AT: Final = 51288
 FAULTS_AT: Final = 32920
 
@@ -102,6 +102,7 @@ FAULTS_SIZE: Final = 18368
 FAULTS_FIELDS: Final[dict[str, tuple[int, str]]] = {
     "nvml_not_loaded": (0, "I"),
     "cuda_init_error": (4, "I"),
+    "release_us": (8, "I"),
     "gpus": (64, "18304s"),
 }
 

@@ -92,14 +92,19 @@ def create(directory: Path, policy: LedgerPolicy) -> None:
         raise _failure(directory, code, "make the ledger")
 
 
-def reap(directory: Path) -> int:
-    """Reclaim the entries of dead processes; return their number."""
+def reap(directory: Path, *, is_freed: bool = False) -> int:
+    """Reclaim the entries of dead processes; return their number.
+
+    An entry with memory is left for some seconds first, as the driver may not have freed it.
+    `is_freed`: since an earlier call, the driver was seen to hold no dead process's memory, so the
+    entries that were left then are reclaimed at once.
+    """
     ledger = _Ledger()
     code = library().allot_ledger_open(ctypes.byref(ledger), os.fsencode(directory))
     if code != 0:
         raise _failure(directory, code, "open the ledger")
     try:
-        cleared = int(library().allot_ledger_reap(ctypes.byref(ledger)))
+        cleared = int(library().allot_ledger_clear(ctypes.byref(ledger), is_freed))
     finally:
         library().allot_ledger_close(ctypes.byref(ledger))
     if -cleared in (errno.EACCES, errno.EPERM, errno.EROFS):

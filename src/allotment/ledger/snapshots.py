@@ -113,6 +113,8 @@ class Ledger:
     devices: tuple[DeviceUse, ...]
     processes: tuple[ProcessUse, ...]
     read_ns: int = 0
+    has_leaving: bool = False
+    """Its use includes that of dead processes, until the driver has freed their memory."""
 
 
 def damaged(path: Path, why: str) -> LedgerError:
@@ -263,12 +265,12 @@ def read(directory: Path) -> Ledger:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
+    states = [u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) for slot in range(high)]
     try:
         processes = tuple(
             _process_use(data, slot, count)
-            for slot in range(high)
-            if u32(data, layout.USAGE_SLOTS_AT + slot * layout.SLOT_SIZE) == layout.SLOT_TAKEN
-            and _is_locked(descriptor, slot)
+            for slot, state in enumerate(states)
+            if state == layout.SLOT_TAKEN and _is_locked(descriptor, slot)
         )
     finally:
         os.close(descriptor)
@@ -277,4 +279,5 @@ def read(directory: Path) -> Ledger:
         devices=tuple(_device_use(data, index) for index in range(count)),
         processes=processes,
         read_ns=read_ns,
+        has_leaving=layout.SLOT_LEAVING in states,
     )

@@ -27,6 +27,15 @@ class Injection(StrEnum):
     """The container has no shim: its share is only booked."""
 
 
+class Excess(StrEnum):
+    """What happens to a share that has more memory than its limit by the driver."""
+
+    WARN = "warn"
+    """It is reported."""
+    STOP = "stop"
+    """Its programs on the device are killed, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShareDevice:
     """A device of a share, and the share's part of it."""
@@ -45,6 +54,8 @@ class ShareDevice:
     """For a MIG device, its profile name: `1g.10gb`."""
     begun_bytes: int | None = None
     """The limit at the start of its programs, if `allot resize` has changed it since."""
+    most_bytes: int | None = None
+    """The highest limit so far, if `allot resize` has changed it."""
 
     @property
     def driver_uuid(self) -> str:

@@ -66,10 +66,14 @@ class SoftMode(Mode):
             )
         snapshot = ledger.read(directory)
         try:
-            cleared = ledger.reap(directory)
+            ledger.reap(directory)
         except LedgerError:
             return snapshot  # readable: the figures matter more than the reclaiming
-        return ledger.read(directory) if cleared else snapshot
+        is_whole = all(
+            device.used == sum(process.used[index] for process in snapshot.processes)
+            for index, device in enumerate(snapshot.devices)
+        )
+        return snapshot if is_whole else ledger.read(directory)
 
     def terms(self, directory: Path, snapshot: ledger.Ledger) -> dict[str, Terms]:
         terms_by_uuid = {}

@@ -2,8 +2,9 @@
 """A share as a CDI device: `docker run --device allotment.dev/share=NAME`, and Podman likewise.
 
 Each share has a spec file in a folder that container runtimes read. It mounts the ledger at
-/run/allotment/share, the shim through a read-only /etc/ld.so.preload, and the simulated machine or
-the real GPU's nodes, with their libraries. Source: Container Device Interface specification, 0.5.0
+/run/allotment/share/ID, the shim through a read-only /etc/ld.so.preload, and the simulated machine
+or the real GPU's nodes, with their libraries. So a container may have several shares: all paths are
+the share's own, or the same for all. Source: Container Device Interface specification, 0.5.0
 (device names may begin with a digit, device nodes may have a host path).
 """
 
@@ -118,7 +119,7 @@ def mounts_of(content: CdiContent, *, devices: int) -> tuple[HostMount, ...]:
 
 
 def _of_share(content: CdiContent, devices: int) -> Iterator[HostMount]:
-    directory, inside = content.directory, f"{_INSIDE}/share"
+    directory, inside = content.directory, f"{_INSIDE}/share/{content.directory.name}"
     if content.marker:
         yield HostMount(str(content.marker), f"{inside}/id")
     if not (content.shim and content.preload):
@@ -140,7 +141,7 @@ def _of_simulation(content: CdiContent) -> Iterator[HostMount]:
     inside = f"{_INSIDE}/simulated"
     yield HostMount(str(content.machine), f"{inside}/machine", is_read_only=False)
     if content.visible:
-        yield HostMount(str(content.visible), f"{inside}/devices")
+        yield HostMount(str(content.visible), f"{inside}/devices/{content.directory.name}")
     for file in sorted(content.libraries.iterdir()):
         is_library = ".so" in file.suffixes
         for folder in _LIBRARY_FOLDERS_INSIDE if is_library else ("/usr/bin",):

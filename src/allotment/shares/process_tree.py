@@ -9,6 +9,7 @@ agent has to see all processes (`unseen_processes`).
 
 import os
 import re
+import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -20,7 +21,8 @@ from allotment.shares.record import read_traces
 
 _PROC = Path("/proc")
 _MOUNTED_SHARE = re.compile(
-    rb"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id) /run/allotment/share/(?:usage|id) ",
+    rb"^\d+ \d+ \S+ \S*/shares/([0-9a-f]+)/(?:usage|id)"
+    rb" /run/allotment/share/(?:[0-9a-f]+/)?(?:usage|id) ",
     re.MULTILINE,
 )
 # `pod` and a uid, with dashes or, by systemd, underscores (kubelet pkg/kubelet/cm); a static pod's
@@ -65,6 +67,19 @@ def is_alive(runner: Runner) -> bool:
         return False
     fields = _stat(runner.pid)
     return fields is not None and int(fields[19]) == runner.start_time and fields[0] not in b"ZX"
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes; those that have ended are skipped."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """False if the process is gone, or a zombie."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in b"ZX"
 
 
 def is_stopped(pid: int) -> bool:
@@ -148,13 +163,14 @@ def census(
         if traces.namespace is not None and (
             share.id in has_runner or any(namespaces.get(pid) == traces.namespace for pid in pids)
         ):
-            by_namespace.setdefault(traces.namespace, share.id)
+            by_namespace.setdefault(traces.namespace, set()).add(share.id)
     for pid, namespace in namespaces.items():
-        owner = by_namespace.get(namespace)
-        if owner is None and by_directory:
-            owner = by_directory.get(_directory_of_environment(pid))
-        if owner in members:
-            members[owner].add(pid)
+        owners = by_namespace.get(namespace, set())
+        if not owners and by_directory:
+            named_share = by_directory.get(_directory_of_environment(pid))
+            owners = {named_share} if named_share else set()
+        for share_id in owners & members.keys():
+            members[share_id].add(pid)
     for pid in parents:
         owner = _share_of_ancestors(pid, parents, roots, strangers)
         if owner in members:
@@ -205,7 +221,7 @@ def _inspect(pid: int) -> tuple[int, str]:
     return namespace, os.readlink(f"/proc/{pid}/root")  # noqa: PTH115 - as it is written
 
 
-def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
+def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, set[ShareId]]]:
     """Each process's parent and mount namespace, and the shares of namespaces, by their mounts.
 
     A process in its own root folder sees only the mounts below it. So the mounts are read once for
@@ -213,7 +229,7 @@ def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
     """
     parents: dict[int, int] = {}
     namespaces: dict[int, int] = {}
-    by_namespace: dict[int, ShareId] = {}
+    by_namespace: dict[int, set[ShareId]] = {}
     inspected: set[tuple[int, str]] = set()
     for pid in _pids():
         fields = _stat(pid)
@@ -228,8 +244,8 @@ def _scan() -> tuple[dict[int, int], dict[int, int], dict[int, ShareId]]:
         if namespace in by_namespace or view in inspected:
             continue
         inspected.add(view)
-        if mount := _MOUNTED_SHARE.search(_read(pid, "mountinfo")):
-            by_namespace[namespace] = ShareId(mount[1].decode())
+        if mounts := _MOUNTED_SHARE.findall(_read(pid, "mountinfo")):
+            by_namespace[namespace] = {ShareId(share.decode()) for share in mounts}
     return parents, namespaces, by_namespace
 
 

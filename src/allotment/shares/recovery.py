@@ -6,17 +6,19 @@ killed processes. `lifecycle` creates and ends shares on top of this.
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from allotment.model.errors import StateError
+from allotment.devices.sources import Problem, Reading
+from allotment.ledger import read, reap
+from allotment.model.errors import LedgerError, StateError
 from allotment.model.shares import ShareId
 from allotment.modes import turns
 from allotment.shares.failpoints import failpoint
 from allotment.shares.folders import StateFolder, explained
-from allotment.shares.process_tree import census, is_alive, named
+from allotment.shares.process_tree import census, is_alive, is_running, named
 from allotment.shares.record import (
     RECORD,
     LoadedShare,
@@ -130,3 +132,22 @@ def remove(folder: StateFolder, loaded: LoadedShare) -> None:
     failpoint("remove.freed")
     shutil.rmtree(grave, ignore_errors=True)
     failpoint("remove.cleared")
+
+
+def without_freed(found: LoadedShare, readings: Mapping[str, Reading | Problem]) -> LoadedShare:
+    """The share without the use of dead processes, if the driver has freed all of their memory.
+
+    The driver lists a process until then. Entries of processes that end meanwhile are left.
+    """
+    if found.ledger is None or not found.ledger.has_leaving:
+        return found
+    for device in found.devices():
+        reading = readings.get(device.driver_uuid)
+        if not isinstance(reading, Reading):
+            return found
+        if not all(is_running(each.pid) for each in reading.processes):
+            return found
+    with suppress(LedgerError):
+        reap(found.directory, is_freed=True)
+        return replace(found, ledger=read(found.directory))
+    return found

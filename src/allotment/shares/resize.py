@@ -260,4 +260,9 @@ def _with_part(device: ShareDevice, parts: Mapping[str, _Part]) -> ShareDevice:
     begun = device.begun_bytes
     if begun is None and part.memory != device.memory_bytes:
         begun = device.memory_bytes
-    return replace(device, memory_bytes=part.memory, compute=compute, begun_bytes=begun)
+    most = device.most_bytes
+    if begun is not None:
+        most = max(most or 0, device.memory_bytes, part.memory)
+    return replace(
+        device, memory_bytes=part.memory, compute=compute, begun_bytes=begun, most_bytes=most
+    )

@@ -25,6 +25,7 @@ from allotment.modes.mps.state import Loss
 from allotment.shares.folders import StateFolder
 from allotment.shares.lifecycle import LoadedShare, list_shares, recover
 from allotment.shares.process_tree import census, command_of, is_alive, pid_inside, start_time
+from allotment.shares.recovery import without_freed
 from allotment.shares.run.command import inside_share
 
 DRIVER_TOLERANCE_BYTES: Final = 256 << 20
@@ -196,6 +197,11 @@ class ShareView:
         return "; ".join(each.excess for each in self.devices if each.excess)
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes that use a device, and can be seen."""
+        return tuple(each.pid for each in self.processes if each.pid is not None)
+
+    @property
     def is_enforced(self) -> bool:
         """True if all of its processes are held to the limit; false for a damaged share."""
         if self.problem is not None or self.remark or self.excess:
@@ -290,7 +296,8 @@ def share_status(
         if machine not in answers:
             answers[machine] = readings(Path(machine) if machine else None) if each.share else {}
         own = members.get(each.id, set()) | _exclusive_users(each, members, answers[machine])
-        views.append(_view(each, own, answers[machine], losses or {}))
+        settled = without_freed(each, answers[machine])
+        views.append(_view(settled, own, answers[machine], losses or {}))
     for path in machines:
         name = str(path) if path else None
         if name not in answers:
@@ -488,8 +495,7 @@ def _compared(
         sizes = [
             each.used_bytes for each in own if each.pid in pids and each.used_bytes is not None
         ]
-        # A limit may have been lowered below what was in use.
-        most = sum(max(devices[place].limit, devices[place].used) for place in places)
+        most = sum(_most_allowed(devices[place], recorded) for place in places)
         for place in places:
             device = _with_utilization(devices[place], readings.get(devices[place].uuid), pids)
             record = recorded.get(device.uuid)
@@ -513,6 +519,16 @@ def _compared(
                 excess=excess,
             )
     return tuple(compared[place] for place in range(len(devices)))
+
+
+def _most_allowed(device: DeviceView, recorded: Mapping[str, ShareDevice]) -> int:
+    """The limit, or the use of a share whose limit was lowered below it (`allot resize --force`).
+
+    Its programs write the use, so it counts up to the highest limit that the share has had.
+    """
+    record = recorded.get(device.uuid)
+    highest = record.most_bytes if record and record.most_bytes else 0
+    return max(device.limit, min(device.used, highest))
 
 
 def _with_utilization(

@@ -72,7 +72,7 @@ def test_every_device_has_its_turns(make: Make, content: Callable[[Path], cdi.Cd
     mounts = {each["containerPath"]: each for each in device["containerEdits"]["mounts"]}
     for index in range(2):
         for name, access in ((f"contract-{index}", "ro"), (f"leases-{index}", "rw")):
-            mount = mounts[f"/run/allotment/share/{name}"]
+            mount = mounts[f"/run/allotment/share/{share.id}/{name}"]
             assert access in mount["options"]
             assert Path(mount["hostPath"]).is_file()
 
@@ -84,9 +84,10 @@ def test_a_spec_by_the_rules(make: Make, content: Callable[[Path], cdi.CdiConten
     assert spec["kind"] == "allotment.dev/share"
     mounts = spec["devices"][0]["containerEdits"]["mounts"]
     targets = {mount["containerPath"]: mount for mount in mounts}
-    assert targets["/run/allotment/share/policy"]["hostPath"] == str(directory / "policy")
-    assert "ro" in targets["/run/allotment/share/policy"]["options"]
-    assert "rw" in targets["/run/allotment/share/usage"]["options"]
+    inside = f"/run/allotment/share/{share.id}"
+    assert targets[f"{inside}/policy"]["hostPath"] == str(directory / "policy")
+    assert "ro" in targets[f"{inside}/policy"]["options"]
+    assert "rw" in targets[f"{inside}/usage"]["options"]
     assert "ro" in targets["/etc/ld.so.preload"]["options"]
     assert "/run/allotment/simulated/machine" in targets
     assert "/usr/lib/libcuda.so.1" in targets

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kubelet_twin import ReportsTwin
+from patience import wait_until
 from pod_node import Node, order
 
 from allotment import ledger
+from allotment.agent.config.schema import AllotmentConfig, Config
 from allotment.agent.maintenance import Maintenance
 from allotment.agent.node_state import NodeState
 from allotment.devices.sources import DeviceProcess, Reading
@@ -18,6 +20,8 @@ from allotment.model.modes import TIMESLICE
 from allotment.model.pods import Container, ContainerKind, Pod
 from allotment.model.reported import Reported
 from allotment.model.requests import whole_devices
+from allotment.model.shares import Excess
+from allotment.shares.process_tree import is_running
 from allotment.shares.record import write_record
 
 GI = 1 << 30
@@ -41,9 +45,9 @@ def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Slee
         )  # fmt: skip
         return {first: reading, second: reading}
 
-    reports = ReportsTwin()
+    reports, state = ReportsTwin(), NodeState()
     keeper = Maintenance(
-        machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,
+        machine=node.machine, cdi_folder=node.cdi, state=state, shares=node.shares,
         reports=reports, ask=readings,
     )  # fmt: skip
     reported = Reported[str]()
@@ -60,6 +64,12 @@ def test_a_share_beyond_its_limit_is_reported_once(tmp_path: Path, sleeper: Slee
     used = 8 * GI
     asyncio.run(keeper.report_exceeding(reported))
     assert len(reports.events) == 2
+    assert all(is_running(pid) for pid in pids)
+
+    state.config = Config(allotment=AllotmentConfig(on_excess=Excess.STOP))
+    asyncio.run(keeper.report_exceeding(Reported[str]()))
+    assert "its programs were killed (onExcess: stop)" in reports.events[-1][2]
+    wait_until(lambda: [is_running(pid) for pid in pids] == [False, True])
 
 
 def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(

@@ -267,7 +267,7 @@ def test_resize_below_the_use_changes_no_device(
         holder.communicate()
     found = lifecycle.find(folder, "pair")
     assert found.ledger
-    assert found.ledger.devices[1].used == 0
+    assert found.ledger.processes == ()
 
 
 _CREATE = """

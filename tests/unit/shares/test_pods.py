@@ -35,9 +35,9 @@ def test_a_share_is_its_containers_by_name_and_its_ids_by_device(node: Node) -> 
         for each in spec["devices"][0]["containerEdits"]["mounts"]
     }
     assert all(Path(path).exists() for path in mounts.values())
-    assert mounts["/run/allotment/share/policy"].endswith(f"{share.id}/policy")
+    assert mounts[f"/run/allotment/share/{share.id}/policy"].endswith(f"{share.id}/policy")
     assert mounts["/usr/lib/libcuda.so.1"]
-    assert Path(mounts["/run/allotment/simulated/devices"]).read_text() == (
+    assert Path(mounts[f"/run/allotment/simulated/devices/{share.id}"]).read_text() == (
         f"{share.devices[0].uuid}\n"
     )
     assert node.folder.root.stat().st_mode & 0o777 == 0o700

@@ -57,8 +57,8 @@ def test_a_share_without_a_shim_gets_its_device_and_nothing_else(node: Node) -> 
     targets = {each["containerPath"]: each["hostPath"] for each in edits["mounts"]}
     assert "/etc/ld.so.preload" not in targets
     assert not any(target.startswith("/run/allotment/shim") for target in targets)
-    assert Path(targets["/run/allotment/simulated/devices"]).read_text() == f"{first}\n"
-    assert "/run/allotment/share/id" in targets
+    assert Path(targets[f"/run/allotment/simulated/devices/{share.id}"]).read_text() == f"{first}\n"
+    assert f"/run/allotment/share/{share.id}/id" in targets
     with pytest.raises(UsageError, match="is a pod's"):
         resize(
             node.folder,
@@ -164,9 +164,9 @@ def test_mounts_are_known_before_the_share_and_there_after_it(node: Node) -> Non
     assert missing == []
     writable = {each.container_path for each in mounts if not each.is_read_only}
     assert writable == {
-        "/run/allotment/share/usage",
-        "/run/allotment/share/leases-0",
-        "/run/allotment/share/leases-1",
+        f"/run/allotment/share/{share}/usage",
+        f"/run/allotment/share/{share}/leases-0",
+        f"/run/allotment/share/{share}/leases-1",
         "/run/allotment/simulated/machine",
     }
     preload = next(each for each in mounts if each.container_path == "/etc/ld.so.preload")
@@ -182,9 +182,9 @@ def test_mounts_are_known_before_the_share_and_there_after_it(node: Node) -> Non
 def test_without_a_shim_there_is_little_to_mount(node: Node) -> None:
     mounts = node.shares.mounts(ShareId("0a"), mode=EXCLUSIVE, devices=1)
     assert {each.container_path for each in mounts if each.container_path.startswith("/run")} == {
-        "/run/allotment/share/id",
+        "/run/allotment/share/0a/id",
         "/run/allotment/simulated/machine",
-        "/run/allotment/simulated/devices",
+        "/run/allotment/simulated/devices/0a",
     }
     assert not any(each.container_path.startswith("/etc") for each in mounts)
 

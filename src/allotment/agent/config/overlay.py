@@ -299,6 +299,7 @@ def _allotment(section: AllotmentSection | None) -> AllotmentConfig:
         devices=tuple(section.devices or ()),
         shares_per_device=default.shares_per_device if shares is None else shares,
         honour_resources=bool(section.honour_resources),
+        on_excess=section.on_excess or default.on_excess,
         health=_health(section.health or HealthSection()),
     )
 

@@ -15,6 +15,7 @@ import msgspec
 
 from allotment.model.errors import UsageError
 from allotment.model.modes import EXCLUSIVE, PART_MODES, ModeName, PodMode
+from allotment.model.shares import Excess
 
 TimeSliceName = Literal["default", "short", "medium", "long"]
 
@@ -191,6 +192,9 @@ class AllotmentSection(_Section, frozen=True, kw_only=True):
     honour_resources: bool | None = None
     """Honour `resources`, `rename` and `devices` of the file, which NVIDIA's plugin drops."""
     health: HealthSection | None = None
+    on_excess: Excess | None = None
+    """What happens to a share that has more memory than its limit by the driver: `warn` where
+    nothing is said, or `stop`."""
 
 
 class ConfigFile(_Section, frozen=True, kw_only=True):
@@ -322,6 +326,7 @@ class AllotmentConfig:
     shares_per_device: int = 16
     honour_resources: bool = False
     health: HealthConfig = field(default=HealthConfig())
+    on_excess: Excess = Excess.WARN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ _OWN_FAULTS = {
     signal.SIGABRT,
 }
 _PASSED_ON = signal.valid_signals() - _UNBLOCKABLE - _OWN_FAULTS - {signal.SIGCHLD}
+_LOOK_S = 5.0
 _TERMINAL_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -225,10 +226,15 @@ def _in_words(error: OSError) -> str:
     return f"{name}: {words}" if name else words
 
 
-def wait(child: int, *, on_stop: Callable[[], None] = lambda: None) -> int:
+def wait(
+    child: int,
+    *,
+    on_stop: Callable[[], None] = lambda: None,
+    look: Callable[[], None] | None = None,
+) -> int:
     """Wait for the child to end, passing signals on; return its wait status.
 
-    Calls `on_stop` when the child was stopped, before this process stops too.
+    Calls `on_stop` when the child was stopped, before this process stops too, and `look` at times.
     """
     awaited = _PASSED_ON | {signal.SIGCHLD}
     while True:
@@ -240,7 +246,13 @@ def wait(child: int, *, on_stop: Callable[[], None] = lambda: None) -> int:
             _stop_along(child, os.WSTOPSIG(status))
             continue
         _reap_adopted(child)
-        info = signal.sigwaitinfo(awaited)
+        if look is None:
+            info = signal.sigwaitinfo(awaited)
+        elif (received := signal.sigtimedwait(awaited, _LOOK_S)) is not None:
+            info = received
+        else:
+            look()
+            continue
         if info.si_signo != signal.SIGCHLD and not _reached_child(child, info.si_code):
             _send(child, info.si_signo)
 

@@ -4,9 +4,10 @@
 import os
 import select
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pwd import struct_passwd
 from typing import NoReturn
@@ -81,6 +82,8 @@ class RunSession:
     """In mode `mig`, also use idle MIG devices of other tools."""
     wait_s: float | None = None
     """Seconds to wait for room; None: it is not waited for."""
+    look: Callable[[StateFolder, Share], None] | None = None
+    """Called at times while the command runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,12 @@ class _Libraries:
 
 
 def inside_share() -> str:
-    """Return the path of the share that this process is in, or an empty text."""
+    """Return the path of a share that this process is in, or an empty text."""
     mounted = RUN_FOLDER / "share"
     if (mounted / "policy").exists():
         return str(mounted)
+    if policy := next(mounted.glob("*/policy"), None):
+        return str(policy.parent)
     named = os.environ.get(_SHARE_VARIABLE, "")
     return named if named and Path(named, "policy").exists() else ""
 
@@ -237,7 +242,11 @@ def run(session: RunSession) -> NoReturn:
                 moved = _moved(program, str(libraries.simulated))
                 child = start(moved, environment, signals=signals)
             _trace(directory, share, child)
-            status = wait(child, on_stop=_SuspensionNotice(directory).print_once)
+            status = wait(
+                child,
+                on_stop=_SuspensionNotice(directory).print_once,
+                look=partial(session.look, folder, share) if session.look else None,
+            )
         except BaseException:
             _end(folder, share, strangers)
             raise
