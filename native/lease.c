@@ -211,11 +211,13 @@ static void describe(const allot_leases *leases, const allot_lease_state *state,
       .contended = state->next >= 0 && state->next != leases->place,
       .alone = state->places_taken <= 1,
       .latency_active = latency_is_active(state, contract, leases->seat, now_ns),
+      .lent = held && state->is_lent != 0,
       .epoch = state->epoch,
       .budget_ns = ceiling >= ALLOT_WHOLE ? UINT64_MAX
                    : budget > 0           ? (uint64_t)budget
                                           : 0,
       .expires_ns = state->expires_ns,
+      .keep_ns = held ? state->keep_ns : 0,
       .retry_ns = held ? 0 : when_to_look(leases, state, ceiling, now_ns),
       .ticket = ticket,
   };
@@ -264,7 +266,10 @@ static void act(allot_leases *leases, const allot_event *events, int count, uint
 
 void allot_lease_want(allot_leases *leases, uint64_t now_ns, allot_lease *lease) {
   keep_seat(leases, now_ns);
-  allot_event event = {.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns};
+  allot_event event = {.kind = ALLOT_EVENT_WANT,
+                       .place = leases->place,
+                       .launch_ns = leases->launch_ns,
+                       .now_ns = now_ns};
   act(leases, &event, 1, now_ns, lease);
 }
 
@@ -275,6 +280,8 @@ void allot_lease_charge(allot_leases *leases, uint64_t used_ns, uint64_t move_ns
                        .place = leases->place,
                        .used_ns = used_ns,
                        .move_ns = move_ns,
+                       .burst_ns = leases->burst_ns,
+                       .gap_ns = leases->gap_ns,
                        .now_ns = now_ns};
   act(leases, &event, 1, now_ns, lease);
 }
@@ -287,8 +294,13 @@ void allot_lease_release(allot_leases *leases, uint64_t used_ns, uint64_t move_n
        .place = leases->place,
        .used_ns = used_ns,
        .move_ns = move_ns,
+       .burst_ns = leases->burst_ns,
+       .gap_ns = leases->gap_ns,
        .now_ns = now_ns},
-      {.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns},
+      {.kind = ALLOT_EVENT_WANT,
+       .place = leases->place,
+       .launch_ns = leases->launch_ns,
+       .now_ns = now_ns},
   };
   act(leases, events, wants_more ? 2 : 1, now_ns, lease);
   // Places of the dead would make a process that is alone believe that it is not.
@@ -392,8 +404,10 @@ void allot_lease_check(allot_leases *leases, uint64_t now_ns, allot_lease *lease
         .kind = ALLOT_EVENT_EVICT, .place = state.holder, .epoch = state.epoch, .now_ns = now_ns};
   }
   // A waiter that was stopped may have been given the lease and lost it: it asks anew.
-  events[count++] =
-      (allot_event){.kind = ALLOT_EVENT_WANT, .place = leases->place, .now_ns = now_ns};
+  events[count++] = (allot_event){.kind = ALLOT_EVENT_WANT,
+                                  .place = leases->place,
+                                  .launch_ns = leases->launch_ns,
+                                  .now_ns = now_ns};
   act(leases, events, count, now_ns, lease);
 }
 

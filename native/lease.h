@@ -23,7 +23,7 @@
 
 #define ALLOT_CONTRACT_MAGIC 0x525443544f4c4c41ull /* "ALLOTCTR" */
 #define ALLOT_LEASES_MAGIC 0x5341454c544f4c41ull   /* "ALOTLEAS" */
-#define ALLOT_LEASE_VERSION 1u
+#define ALLOT_LEASE_VERSION 2u
 #define ALLOT_SEATS 64u   /* shares of one device, and the unbooked */
 #define ALLOT_PLACES 256u /* processes of one device */
 #define ALLOT_WHOLE 10000u
@@ -91,6 +91,8 @@ typedef struct allot_seat_state {
   uint64_t leases;       // how many it was given
   uint64_t evictions;    // how many were taken from it
   uint64_t blocked;      // 1: the ceiling's budget is spent, until enough of it is there again
+  int64_t grace_ns;      // for so long the device may yet be kept idle for it
+  uint64_t launch_ns;    // what its newest launch that waited was expected to take
 } allot_seat_state;
 
 typedef struct allot_place_state {
@@ -98,6 +100,8 @@ typedef struct allot_place_state {
   uint16_t state;     // ALLOT_PLACE_*
   uint32_t serial;    // low half of the seat's when the place was taken
   uint64_t since_ns;  // WAITING: since when
+  // Its program usually works for `burst_ns` and then leaves the device idle for `gap_ns`.
+  uint64_t burst_ns, gap_ns;
 } allot_place_state;
 
 typedef struct allot_lease_state {
@@ -110,7 +114,9 @@ typedef struct allot_lease_state {
   uint64_t virtual_ns;  // of the seat that is furthest behind: where newcomers begin
   uint32_t waiting;     // places that wait
   uint32_t places_taken;
-  uint64_t spare;
+  uint64_t keep_ns;  // the holder may leave the device idle for so long
+  uint32_t is_lent;  // a share that is further behind than the holder is between two pieces of work
+  uint32_t spare;
   allot_seat_state seats[ALLOT_SEATS];
   allot_place_state places[ALLOT_PLACES];
 } allot_lease_state;
@@ -130,10 +136,12 @@ typedef enum allot_event_kind {
 typedef struct allot_event {
   allot_event_kind kind;
   int place;
-  int seat;          // JOIN
-  uint64_t epoch;    // EVICT: the lease that is meant
-  uint64_t used_ns;  // CHARGE, RELEASE: measured GPU time since the last charge
-  uint64_t move_ns;  // CHARGE, RELEASE: time spent bringing memory in since the grant
+  int seat;                   // JOIN
+  uint64_t epoch;             // EVICT: the lease that is meant
+  uint64_t used_ns;           // CHARGE, RELEASE: measured GPU time since the last charge
+  uint64_t move_ns;           // CHARGE, RELEASE: time spent bringing memory in since the grant
+  uint64_t launch_ns;         // WANT: what the launch that waits is expected to take
+  uint64_t burst_ns, gap_ns;  // CHARGE, RELEASE: see allot_place_state
   uint64_t now_ns;
 } allot_event;
 
@@ -192,7 +200,9 @@ typedef struct allot_leases {
   int place;           // -1: only looking
   void *place_map;     // keeps the description that holds the place's lock
   uint64_t reaped_ns;  // when dead processes' places were last looked for
-  char path[1100];     // of the leases file
+  // What the next decisions tell of the program: see allot_event.
+  uint64_t launch_ns, burst_ns, gap_ns;
+  char path[1100];  // of the leases file
 } allot_leases;
 
 // What a process may do now.
@@ -202,9 +212,11 @@ typedef struct allot_lease {
   bool contended;       // somebody else waits
   bool alone;           // no other process of the device has a place
   bool latency_active;  // another share of class latency is active: keep queued work very short
+  bool lent;            // held, and a share that goes before may be back at any moment
   uint64_t epoch;
   uint64_t budget_ns;   // GPU time that the ceiling allows now, UINT64_MAX: no ceiling
   uint64_t expires_ns;  // while contended
+  uint64_t keep_ns;     // held, without work: it may stay so for so long
   uint64_t retry_ns;    // not held: look again then at the latest, if nobody wakes us before
   uint32_t ticket;      // not held: for allot_lease_sleep
 } allot_lease;

@@ -9,23 +9,12 @@
 // Ceilings are token buckets over the clock, whoever else is there. docs/designs/compute.md
 // compares this with deficit round robin.
 //
-// States come from memory that other processes can write, so nothing in one is believed.
+// lease_view.c makes anything that lies in the file a state, and divides the device.
 #include <string.h>
 
-#include "lease.h"
+#include "lease_view.h"
 
-#define MILLISECOND 1000000ll
-
-// Between two pieces of work a share still counts as active, so that what it is owed does not
-// swing with every gap.
-#define ACTIVE_NS (20 * MILLISECOND)
-// What a ceiling lets a share catch up of what it left unused.
-#define BURST_NS (25 * MILLISECOND)
-// A share that has spent its budget runs again when it has this much: in pieces, not in crumbs.
-#define PIECE_NS (2 * MILLISECOND)
 #define CRUMB_NS (MILLISECOND / 5)
-// An unused guarantee is remembered for as long, for telling what was borrowed.
-#define OWED_NS (1000 * MILLISECOND)
 // So far ahead of the others a latency share may be and still go first.
 #define LATENCY_LEAD_NS (5 * MILLISECOND)
 // Equals have a turn about so often, unless their leases would become shorter than is worth a
@@ -37,211 +26,15 @@
 // Processors' clocks differ by less. Times further ahead are of a clock that was started again, or
 // of nowhere.
 #define CLOCKS_DIFFER_NS (1000 * MILLISECOND)
-#define LONGEST_LEASE_NS (60000 * MILLISECOND)
-#define LONGEST_CHARGE_NS (3600000 * MILLISECOND)
-// Nobody pays back or is paid more than this, of a budget or in virtual time.
-#define LARGEST_DEBT_NS (600000 * MILLISECOND)
-#define LATEST_VIRTUAL_NS (1ull << 62)
-
-typedef struct view {
-  allot_lease_state *state;
-  const allot_contract *contract;
-  uint64_t now_ns;
-  uint64_t terms[ALLOT_SEATS];  // one reading for the whole decision
-  uint64_t serials[ALLOT_SEATS];
-  uint32_t working[ALLOT_SEATS];   // places that wait or hold
-  uint32_t fraction[ALLOT_SEATS];  // of the active seats; 0: the others leave nothing
-  bool active[ALLOT_SEATS];
-} view;
-
-static uint64_t since(uint64_t later, uint64_t earlier) {
-  return later > earlier ? later - earlier : 0;
-}
-
-static uint64_t at_most(uint64_t value, uint64_t limit) {
-  return value < limit ? value : limit;
-}
-
-// Some part of `time_ns`, which is at most LONGEST_CHARGE_NS.
-static uint64_t part_of(uint64_t time_ns, uint64_t basis_points) {
-  return time_ns * basis_points / ALLOT_WHOLE;
-}
-
-static bool is_taken(const view *at, int seat) {
-  return (at->terms[seat] & ALLOT_TERMS_TAKEN) != 0;
-}
-
-static uint32_t ceiling_of(const view *at, int seat) {
-  uint32_t ceiling = ALLOT_TERMS_CEILING(at->terms[seat]);
-  return ceiling < ALLOT_WHOLE ? ceiling : ALLOT_WHOLE;
-}
-
-static uint32_t guarantee_of(const view *at, int seat) {
-  uint32_t guarantee = ALLOT_TERMS_GUARANTEE(at->terms[seat]), ceiling = ceiling_of(at, seat);
-  return guarantee < ceiling ? guarantee : ceiling;
-}
-
-// ---- what is there ----
-
-// Anything that is not a valid state becomes one.
-static void repair_places(view *at) {
-  allot_lease_state *state = at->state;
-  if (state->holder < 0 || state->holder >= (int)ALLOT_PLACES) state->holder = -1;
-  state->places_taken = 0;
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    allot_place_state *one = &state->places[place];
-    if (one->state == ALLOT_PLACE_FREE) {
-      if (state->holder == place) state->holder = -1;
-      continue;
-    }
-    if (one->seat >= ALLOT_SEATS || one->state > ALLOT_PLACE_HOLDING) {
-      *one = (allot_place_state){.state = ALLOT_PLACE_FREE};
-      if (state->holder == place) state->holder = -1;
-      continue;
-    }
-    if (one->state == ALLOT_PLACE_HOLDING && state->holder != place) one->state = ALLOT_PLACE_IDLE;
-    if (one->state != ALLOT_PLACE_HOLDING && state->holder == place) state->holder = -1;
-    state->places_taken++;
-  }
-}
-
-// No time is later than now: the clock starts again with the machine, and the file may have been on
-// a disk.
-static void repair_times(view *at) {
-  allot_lease_state *state = at->state;
-  uint64_t now = at->now_ns;
-  if (state->virtual_ns > LATEST_VIRTUAL_NS) state->virtual_ns = 0;
-  state->granted_ns = at_most(state->granted_ns, now);
-  if (since(state->expires_ns, now) > (uint64_t)LONGEST_LEASE_NS) state->expires_ns = now;
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    allot_seat_state *own = &state->seats[seat];
-    own->active_ns = at_most(own->active_ns, now);
-    own->virtual_ns = at_most(own->virtual_ns, state->virtual_ns + (uint64_t)LARGEST_DEBT_NS);
-    uint64_t least = since(state->virtual_ns, LARGEST_DEBT_NS);
-    if (own->virtual_ns < least) own->virtual_ns = least;
-    if (own->budget_ns < -LARGEST_DEBT_NS) own->budget_ns = -LARGEST_DEBT_NS;
-  }
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    state->places[place].since_ns = at_most(state->places[place].since_ns, now);
-  }
-}
-
-static void read_contract(view *at) {
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    const allot_contract_seat *one = &at->contract->seats[seat];
-    at->terms[seat] = __atomic_load_n(&one->terms, __ATOMIC_RELAXED);
-    at->serials[seat] = __atomic_load_n(&one->serial, __ATOMIC_RELAXED);
-  }
-}
-
-static int64_t fill(int64_t bucket, uint64_t more, int64_t limit) {
-  if (bucket >= limit) return limit;
-  return (uint64_t)(limit - bucket) > more ? bucket + (int64_t)more : limit;
-}
-
-static void settle_seat(view *at, int seat, uint64_t elapsed) {
-  allot_seat_state *own = &at->state->seats[seat];
-  if (own->serial != at->serials[seat]) {
-    *own = (allot_seat_state){
-        .serial = at->serials[seat], .virtual_ns = at->state->virtual_ns, .budget_ns = PIECE_NS};
-  }
-  uint32_t ceiling = ceiling_of(at, seat);
-  if (ceiling == ALLOT_WHOLE) {
-    own->budget_ns = BURST_NS;
-    own->blocked = 0;
-  } else {
-    // What runs is charged when it has ended: until then its budget may grow (see charge).
-    bool holds = at->state->holder >= 0 && at->state->places[at->state->holder].seat == seat;
-    int64_t most = holds ? LONGEST_CHARGE_NS : BURST_NS;
-    own->budget_ns = fill(own->budget_ns, part_of(elapsed, ceiling), most);
-    if (own->blocked != 0 && own->budget_ns >= PIECE_NS) own->blocked = 0;
-  }
-  uint32_t guarantee = guarantee_of(at, seat);
-  int64_t owed = (int64_t)part_of(OWED_NS, guarantee);
-  own->owed_ns = own->owed_ns < 0 ? 0 : fill(own->owed_ns, part_of(elapsed, guarantee), owed);
-}
-
-static bool is_of_its_seat(const view *at, int place) {
-  const allot_place_state *one = &at->state->places[place];
-  return is_taken(at, one->seat) && one->serial == (uint32_t)at->serials[one->seat];
-}
-
-static void look_around(view *at) {
-  memset(at->working, 0, sizeof at->working);
-  for (int place = 0; place < (int)ALLOT_PLACES; place++) {
-    const allot_place_state *one = &at->state->places[place];
-    if (one->state >= ALLOT_PLACE_WAITING && is_of_its_seat(at, place)) at->working[one->seat]++;
-  }
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    const allot_seat_state *own = &at->state->seats[seat];
-    at->active[seat] =
-        is_taken(at, seat) && !(at->terms[seat] & ALLOT_TERMS_SUSPENDED) &&
-        (at->working[seat] > 0 ||
-         (own->active_ns != 0 && since(at->now_ns, own->active_ns) < (uint64_t)ACTIVE_NS));
-  }
-}
-
-// ---- what each is owed ----
-
-static uint32_t weight_of(const view *at, int seat) {
-  uint32_t weight = ALLOT_TERMS_WEIGHT(at->terms[seat]);
-  return weight > 0 ? weight : 1;
-}
-
-static bool is_best_effort(const view *at, int seat) {
-  return ALLOT_TERMS_CLASS(at->terms[seat]) >= ALLOT_CLASS_BESTEFFORT;
-}
-
-static bool shares_the_rest(const view *at, int seat, bool best_effort) {
-  return at->active[seat] && at->fraction[seat] < ceiling_of(at, seat) &&
-         is_best_effort(at, seat) == best_effort;
-}
-
-// Distributes by weight up to the ceilings, in rounds: in each, somebody's ceiling is reached, or
-// all is given out.
-static uint32_t pour(view *at, uint32_t rest, bool best_effort) {
-  while (rest > 0) {
-    uint64_t weights = 0;
-    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-      if (shares_the_rest(at, seat, best_effort)) weights += weight_of(at, seat);
-    }
-    if (weights == 0) return rest;
-    uint32_t given = 0;
-    for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-      if (!shares_the_rest(at, seat, best_effort)) continue;
-      uint32_t more = (uint32_t)((uint64_t)rest * weight_of(at, seat) / weights);
-      uint32_t room = ceiling_of(at, seat) - at->fraction[seat];
-      more = more < room ? more : room;
-      at->fraction[seat] += more;
-      given += more;
-    }
-    if (given == 0) return rest;  // less is left than there are shares
-    rest -= given;
-  }
-  return 0;
-}
-
-static void divide(view *at) {
-  uint32_t rest = ALLOT_WHOLE;
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    uint32_t guarantee = at->active[seat] ? guarantee_of(at, seat) : 0;
-    at->fraction[seat] = guarantee < rest ? guarantee : rest;
-    rest -= at->fraction[seat];
-  }
-  rest = pour(at, rest, false);
-  pour(at, rest, true);
-}
-
-// Those that are owed nothing divide what they find by weight.
-static uint32_t rate_of(const view *at, int seat) {
-  if (at->fraction[seat] > 0) return at->fraction[seat];
-  uint64_t weights = 0, own = weight_of(at, seat);
-  for (int other = 0; other < (int)ALLOT_SEATS; other++) {
-    if (at->active[other] && at->fraction[other] == 0) weights += weight_of(at, other);
-  }
-  uint64_t rate = weights < own ? ALLOT_WHOLE : own * ALLOT_WHOLE / weights;
-  return rate > 0 ? (uint32_t)rate : 1;
-}
+// The device is kept idle for a share that is behind for at most one part in so many of what the
+// share is owed, or so many basis points of the time if that is more, saved up for so long.
+#define GRACE_PARTS 4
+#define GRACE_LEAST 500
+#define GRACE_MOST_NS (20 * MILLISECOND)
+// No gap is exactly as long as those before it.
+#define GRACE_MARGIN_NS (MILLISECOND / 10)
+// A longer one is worth waiting for if the launch that would begin in it is longer by so much.
+#define GRACE_LAUNCH_PARTS 8
 
 // ---- whose turn it is ----
 
@@ -294,7 +87,7 @@ static uint64_t quantum_of(const view *at, int seat) {
 
 // By how much a seat gets ahead in one lease, in virtual time.
 static uint64_t lead_of_a_lease(const view *at, int seat) {
-  return quantum_of(at, seat) * ALLOT_WHOLE / rate_of(at, seat);
+  return quantum_of(at, seat) * ALLOT_WHOLE / lease_rate_of(at, seat);
 }
 
 // Of those that wait and may run, who goes before all others: of a share's processes, who waits
@@ -400,6 +193,64 @@ static void follow(view *at) {
   }
 }
 
+// ---- gaps ----
+//
+// A program that waits for its results leaves the device idle for moments. A neighbour's launch
+// that begins in one cannot be taken back, and may be longer than many such moments. So while the
+// holder is behind, it keeps the device over a gap that is shorter than that launch.
+
+// Idle time that is kept counts from the holder's allowance, which grows with what it is owed.
+static void settle_grace(view *at, uint64_t elapsed) {
+  const allot_lease_state *state = at->state;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    allot_seat_state *own = &at->state->seats[seat];
+    if (!at->active[seat]) continue;
+    uint32_t part = at->fraction[seat] / GRACE_PARTS;
+    uint64_t more = part_of(elapsed, part > GRACE_LEAST ? part : GRACE_LEAST);
+    own->grace_ns = fill(own->grace_ns, more, GRACE_MOST_NS);
+    // What it computes meanwhile is given back with its charge.
+    bool holds = state->holder >= 0 && state->places[state->holder].seat == seat;
+    if (holds && state->next >= 0) own->grace_ns -= (int64_t)elapsed;
+  }
+}
+
+// Would it be left with less than it is owed if another's launch ran in each of its gaps?
+static bool is_harmed(const view *at, const allot_place_state *one, uint64_t launch_ns) {
+  if (launch_ns <= one->gap_ns) return false;
+  uint64_t burst_ns = at_most(one->burst_ns, LONGEST_LEASE_NS);
+  return burst_ns * ALLOT_WHOLE / (burst_ns + launch_ns) < at->fraction[one->seat];
+}
+
+static uint64_t keep_of(const view *at) {
+  const allot_lease_state *state = at->state;
+  if (state->holder < 0 || !may_run(at, state->holder)) return 0;
+  const allot_place_state *one = &state->places[state->holder];
+  int64_t grace = state->seats[one->seat].grace_ns;
+  if (grace <= 0 || one->gap_ns == 0 || one->gap_ns > (uint64_t)grace) return 0;
+  // Keeping it would cost others more than it brings.
+  if (one->gap_ns > one->burst_ns / 2) return 0;
+  uint64_t keep = 2 * one->gap_ns + GRACE_MARGIN_NS;
+  if (state->next >= 0) {
+    int other = state->places[state->next].seat;
+    if (other == one->seat || !goes_before(at, one->seat, other)) return 0;
+    uint64_t launch = state->seats[other].launch_ns;
+    if (!is_harmed(at, one, launch)) return 0;
+    if (keep < launch / GRACE_LAUNCH_PARTS) keep = launch / GRACE_LAUNCH_PARTS;
+  }
+  return at_most(keep, (uint64_t)grace);
+}
+
+static bool is_lent(const view *at) {
+  const allot_lease_state *state = at->state;
+  if (state->holder < 0) return false;
+  int holder = state->places[state->holder].seat;
+  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
+    if (seat == holder || !at->active[seat] || at->working[seat] > 0) continue;
+    if (state->seats[seat].blocked == 0 && goes_before(at, seat, holder)) return true;
+  }
+  return false;
+}
+
 // ---- events ----
 
 static void lend(view *at, int borrower, uint64_t time_ns) {
@@ -423,14 +274,15 @@ static void charge(view *at, int seat, uint64_t time_ns) {
   time_ns = at_most(time_ns, LONGEST_CHARGE_NS);
   own->active_ns = at->now_ns;
   at->active[seat] = !(at->terms[seat] & ALLOT_TERMS_SUSPENDED);
-  divide(at);
+  lease_view_divide(at);
   own->used_ns += time_ns;
-  own->virtual_ns += time_ns * ALLOT_WHOLE / rate_of(at, seat);
+  own->virtual_ns += time_ns * ALLOT_WHOLE / lease_rate_of(at, seat);
   if (ceiling_of(at, seat) < ALLOT_WHOLE) {
     int64_t most = BURST_NS + (int64_t)time_ns;
     own->budget_ns = (own->budget_ns < most ? own->budget_ns : most) - (int64_t)time_ns;
     if (own->budget_ns < CRUMB_NS) own->blocked = 1;
   }
+  own->grace_ns = fill(own->grace_ns, time_ns, GRACE_MOST_NS);
   uint64_t owed = own->owed_ns > 0 ? at_most((uint64_t)own->owed_ns, time_ns) : 0;
   own->owed_ns -= (int64_t)owed;
   own->borrowed_ns += time_ns - owed;
@@ -445,7 +297,7 @@ static void come_back(view *at, int seat) {
   if (own->active_ns == at->now_ns) return;
   bool was_active = at->active[seat];
   at->active[seat] = !(at->terms[seat] & ALLOT_TERMS_SUSPENDED);
-  divide(at);
+  lease_view_divide(at);
   int other = furthest_behind(at, at->fraction[seat] > 0, seat);
   uint64_t begin = other >= 0 ? at->state->seats[other].virtual_ns : at->state->virtual_ns;
   if (other >= 0) {
@@ -459,8 +311,11 @@ static void come_back(view *at, int seat) {
   if (own->virtual_ns < begin) own->virtual_ns = begin;
 }
 
-static void want(view *at, int place) {
+static void want(view *at, int place, uint64_t launch_ns) {
   allot_place_state *one = &at->state->places[place];
+  if (launch_ns > 0 && is_of_its_seat(at, place)) {
+    at->state->seats[one->seat].launch_ns = at_most(launch_ns, LONGEST_LEASE_NS);
+  }
   if (one->state != ALLOT_PLACE_IDLE) return;
   if (at->working[one->seat] == 0 && is_of_its_seat(at, place)) come_back(at, one->seat);
   one->state = ALLOT_PLACE_WAITING;
@@ -507,11 +362,12 @@ static void apply(view *at, const allot_event *event) {
     end_lease(at, event->place, ALLOT_PLACE_IDLE);
     one->seat = (uint16_t)event->seat;
     one->serial = (uint32_t)at->serials[event->seat];
+    one->burst_ns = one->gap_ns = 0;
     return;
   }
   if (one->state == ALLOT_PLACE_FREE) return;
   bool worked = one->state >= ALLOT_PLACE_WAITING;
-  if (event->kind == ALLOT_EVENT_WANT) want(at, event->place);
+  if (event->kind == ALLOT_EVENT_WANT) want(at, event->place, event->launch_ns);
   if ((worked || one->state >= ALLOT_PLACE_WAITING) && is_of_its_seat(at, event->place)) {
     state->seats[one->seat].active_ns = at->now_ns;
   }
@@ -519,6 +375,8 @@ static void apply(view *at, const allot_event *event) {
     case ALLOT_EVENT_CHARGE:
     case ALLOT_EVENT_RELEASE:
       if (is_of_its_seat(at, event->place)) charge(at, one->seat, event->used_ns);
+      one->burst_ns = event->burst_ns;
+      one->gap_ns = event->gap_ns;
       if (state->holder == event->place && event->move_ns > 0) {
         state->seats[one->seat].move_ns = event->move_ns;
         uint64_t end = state->granted_ns + quantum_of(at, one->seat);
@@ -559,17 +417,14 @@ void allot_lease_decide(allot_lease_state *state, const allot_contract *contract
   view at = {.state = state, .contract = contract, .now_ns = now};
   uint64_t elapsed = state->now_ns == 0 ? 0 : at_most(since(now, state->now_ns), LONGEST_CHARGE_NS);
   state->now_ns = now;
-  repair_places(&at);
-  repair_times(&at);
-  read_contract(&at);
-  for (int seat = 0; seat < (int)ALLOT_SEATS; seat++) {
-    if (is_taken(&at, seat)) settle_seat(&at, seat, elapsed);
-  }
-  look_around(&at);
-  divide(&at);
+  lease_view_open(&at);
+  lease_view_settle(&at, elapsed);
+  lease_view_look(&at);
+  lease_view_divide(&at);
+  settle_grace(&at, elapsed);
   apply(&at, event);
-  look_around(&at);
-  divide(&at);
+  lease_view_look(&at);
+  lease_view_divide(&at);
   state->next = first_waiting(&at);
   if (state->holder < 0 && state->next >= 0) {
     grant(&at, state->next);
@@ -578,6 +433,8 @@ void allot_lease_decide(allot_lease_state *state, const allot_contract *contract
   follow(&at);
   limit_lease(&at);
   if (event->kind == ALLOT_EVENT_CHARGE) extend_lease(&at);
+  state->keep_ns = keep_of(&at);
+  state->is_lent = is_lent(&at) ? 1 : 0;
   count(&at);
 }
 
@@ -599,9 +456,8 @@ uint32_t allot_lease_fraction(const allot_lease_state *state, const allot_contra
   if (seat < 0 || seat >= (int)ALLOT_SEATS) return 0;
   allot_lease_state copy = *state;
   view at = {.state = &copy, .contract = contract, .now_ns = now_ns};
-  repair_places(&at);
-  read_contract(&at);
-  look_around(&at);
-  divide(&at);
+  lease_view_open(&at);
+  lease_view_look(&at);
+  lease_view_divide(&at);
   return at.fraction[seat];
 }

@@ -2,8 +2,9 @@
 """Programs that share a device by the pure core of leases, in simulated time.
 
 As naive as can be: whoever holds the lease runs one kernel after the other, charges each when it
-has ended, and looks whether it has to give way. No queues, no latencies, no processes: what
-differs from what was promised here is the core's own doing.
+has ended, and looks whether it has to give way. In its gaps it keeps the lease for as long as the
+core lets it. No latencies, no processes: what differs from what was promised here is the core's own
+doing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ class Runner:
     kernel_ns: int = 0
     """The next kernel, or the one that runs. 0: it wants nothing."""
     wanted_at: int = 0
+    queue_ns: int = 0
+    """So much is queued behind the kernel that runs, and runs even if others wait."""
+    queued_ns: int = 0
+    burst_ns: int = 0
+    gap_ns: int = 0
+    """Moving means of what it does between two gaps, and of these."""
+    begun_ns: int = 0
+    """Of this burst."""
     used: list[int] = field(default_factory=list)
     """GPU time in each bucket, ns."""
     waits: list[int] = field(default_factory=list)
@@ -79,12 +88,12 @@ class Device:
         """Simulated time since the beginning, ns. The buckets count from there."""
         return self.now - S
 
-    def add(self, word: int, program: Program) -> Runner:
+    def add(self, word: int, program: Program, *, queue_ns: int = 0) -> Runner:
         """A share of those terms, whose process does that."""
         seat = len(self.runners)
         self.core.take_seat(seat, word)
         self.core.decide(Kind.JOIN, self.now, place=seat, seat=seat)
-        runner = Runner(place=seat, seat=seat, program=program)
+        runner = Runner(place=seat, seat=seat, program=program, queue_ns=queue_ns)
         self.runners.append(runner)
         self._proceed(runner)
         return runner
@@ -129,31 +138,88 @@ class Device:
         runner.waits.append(start - runner.wanted_at)
         runner.add(start - S, start - S + length)
         self._advance(start + length)
-        place, now = runner.place, self.now
-        self.core.decide(Kind.CHARGE, now, place=place, used_ns=length)
-        runner.kernel_ns, runner.wanted_at = 0, now
+        now = self.now
+        self._tell(Kind.CHARGE, runner, length)
+        runner.kernel_ns = 0
+        runner.begun_ns += length
+        runner.queued_ns -= length
         step = next(runner.program, 0)
         if step > 0:
-            runner.kernel_ns = step
-            if self.core.must_yield(now):
-                self.core.decide(Kind.RELEASE, now, place=place)
-                self.core.decide(Kind.WANT, now, place=place)
+            self._go_on(runner, step)
+        elif step == 0 or not self._keep(runner, -step):
+            self._tell(Kind.RELEASE, runner)
+            self._sleep(runner, -step, now - step if step < 0 else 0)
+
+    def _go_on(self, runner: Runner, kernel_ns: int) -> None:
+        """The holder has another kernel: for this lease, or for its next."""
+        runner.kernel_ns, runner.wanted_at = kernel_ns, self.now
+        if runner.queued_ns > 0:
             return
-        self.core.decide(Kind.RELEASE, now, place=place)
-        self._sleep(runner, -step)
+        runner.queued_ns = 0
+        if self.core.must_yield(self.now):
+            self._tell(Kind.RELEASE, runner)
+            self._want(runner)
+        else:
+            runner.queued_ns = runner.queue_ns
 
-    def _sleep(self, runner: Runner, length: int) -> None:
-        if length > 0:
-            self.at(self.elapsed + length, lambda: self._proceed(runner))
+    def _keep(self, runner: Runner, gap_ns: int) -> bool:
+        """Keep the lease over a gap. False: the core does not let it, or no longer."""
+        state, began = self.core.state, self.now
+        end = began + gap_ns
+        while not self._has_to_go(runner):
+            if self.now >= end:
+                self._end_gap(runner, gap_ns)
+                self._go_on(runner, next(runner.program))
+                return True
+            if self.now >= began + state.keep_ns:
+                return False
+            until = min(end, began + state.keep_ns)
+            if self.now < state.expires_ns and state.next != -1:
+                until = min(until, state.expires_ns)
+            if self._agenda:
+                until = min(until, self._agenda[0][0])
+            self._advance(until)
+        return False
 
-    def _proceed(self, runner: Runner) -> None:
+    def _has_to_go(self, runner: Runner) -> bool:
+        """Its lease is over, and a charge does not show that it is still furthest behind."""
+        if self.core.must_yield(self.now):
+            self._tell(Kind.CHARGE, runner)
+        return self.core.must_yield(self.now)
+
+    def _end_gap(self, runner: Runner, gap_ns: int) -> None:
+        runner.gap_ns = (3 * runner.gap_ns + gap_ns) // 4
+        runner.burst_ns = (3 * runner.burst_ns + runner.begun_ns) // 4
+        runner.begun_ns = 0
+
+    def _sleep(self, runner: Runner, gap_ns: int, until: int) -> None:
+        if until > 0:
+            self.at(until - S, lambda: self._proceed(runner, gap_ns))
+
+    def _proceed(self, runner: Runner, gap_ns: int = 0) -> None:
         """It wakes up, or begins."""
         step = next(runner.program, 0)
         if step > 0:
+            if gap_ns > 0:
+                self._end_gap(runner, gap_ns)
             runner.kernel_ns, runner.wanted_at = step, self.now
-            self.core.decide(Kind.WANT, self.now, place=runner.place)
+            self._want(runner)
         else:
-            self._sleep(runner, -step)
+            self._sleep(runner, -step, self.now - step if step < 0 else 0)
+
+    def _want(self, runner: Runner) -> None:
+        launch_ns = max(runner.kernel_ns, runner.queue_ns)
+        self.core.decide(Kind.WANT, self.now, place=runner.place, launch_ns=launch_ns)
+
+    def _tell(self, kind: Kind, runner: Runner, used_ns: int = 0) -> None:
+        self.core.decide(
+            kind,
+            self.now,
+            place=runner.place,
+            used_ns=used_ns,
+            burst_ns=runner.burst_ns,
+            gap_ns=runner.gap_ns,
+        )
 
 
 def always(kernel_ns: int) -> Program:

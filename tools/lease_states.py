@@ -100,6 +100,8 @@ class SeatState(ctypes.Structure):
         ("leases", ctypes.c_uint64),
         ("evictions", ctypes.c_uint64),
         ("blocked", ctypes.c_uint64),
+        ("grace_ns", ctypes.c_int64),
+        ("launch_ns", ctypes.c_uint64),
     )
     serial: int
     used_ns: int
@@ -113,6 +115,8 @@ class SeatState(ctypes.Structure):
     leases: int
     evictions: int
     blocked: int
+    grace_ns: int
+    launch_ns: int
 
 
 class PlaceState(ctypes.Structure):
@@ -123,6 +127,8 @@ class PlaceState(ctypes.Structure):
         ("state", ctypes.c_uint16),
         ("serial", ctypes.c_uint32),
         ("since_ns", ctypes.c_uint64),
+        ("burst_ns", ctypes.c_uint64),
+        ("gap_ns", ctypes.c_uint64),
     )
     seat: int
     state: int
@@ -143,7 +149,9 @@ class LeaseState(ctypes.Structure):
         ("virtual_ns", ctypes.c_uint64),
         ("waiting", ctypes.c_uint32),
         ("places_taken", ctypes.c_uint32),
-        ("spare", ctypes.c_uint64),
+        ("keep_ns", ctypes.c_uint64),
+        ("is_lent", ctypes.c_uint32),
+        ("spare", ctypes.c_uint32),
         ("seats", SeatState * SEATS),
         ("places", PlaceState * PLACES),
     )
@@ -155,6 +163,8 @@ class LeaseState(ctypes.Structure):
     expires_ns: int
     waiting: int
     places_taken: int
+    keep_ns: int
+    is_lent: int
     seats: ctypes.Array[SeatState]
     places: ctypes.Array[PlaceState]
 
@@ -169,6 +179,9 @@ class Event(ctypes.Structure):
         ("epoch", ctypes.c_uint64),
         ("used_ns", ctypes.c_uint64),
         ("move_ns", ctypes.c_uint64),
+        ("launch_ns", ctypes.c_uint64),
+        ("burst_ns", ctypes.c_uint64),
+        ("gap_ns", ctypes.c_uint64),
         ("now_ns", ctypes.c_uint64),
     )
 
@@ -246,12 +259,16 @@ class Core:
         epoch: int | None = None,
         used_ns: int = 0,
         move_ns: int = 0,
+        launch_ns: int = 0,
+        burst_ns: int = 0,
+        gap_ns: int = 0,
     ) -> None:
         """Apply one event. An eviction is from the lease in force unless another is named."""
         event = self._event
         event.kind, event.place, event.seat = kind, place, seat
         event.epoch = self.state.epoch if epoch is None else epoch
         event.used_ns, event.move_ns, event.now_ns = used_ns, move_ns, now_ns
+        event.launch_ns, event.burst_ns, event.gap_ns = launch_ns, burst_ns, gap_ns
         self._library.allot_lease_decide(self.state, self.contract, event)
 
     def must_yield(self, now_ns: int) -> bool:

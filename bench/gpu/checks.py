@@ -173,7 +173,7 @@ def _burns(runner: Runner) -> Iterator[Result]:
     yield check(
         name="graphs of kernels run in a share",
         is_right=status == 0 and report["kernels"] > 0,
-        seen=f"{report['kernels']} kernels, {report['gpu_seconds']} s by events",
+        seen=f"{report['kernels']} kernels, {report['event_seconds']} s by events",
     )
 
 

@@ -214,6 +214,14 @@ BENCHES: Final = (
         "What do programs get that wait for each result and leave the GPU idle between?",
     ),
     _compute(
+        "compute-matrix",
+        "matrix",
+        1500,
+        "Does a program that waits for its results keep its guarantee beside long launches?",
+        base="alone on a GPU",
+        is_default=False,
+    ),
+    _compute(
         "borrowing", "borrowing", 25, "Is idle time of a share used by others and returned at once?"
     ),
     _compute("latency", "latency", 50, "Does a latency-critical service notice its neighbour?"),

@@ -24,10 +24,13 @@ void account_copy(compute_device *at, uint64_t used_ns) {
   add(&shared_of(at)->copy_ns, used_ns);
 }
 
-void account_held(compute_device *at, uint64_t held_ns) {
+void account_throttled(compute_device *at) {
   add(&shared_of(at)->throttled, 1);
-  add(&shared_of(at)->held_ns, held_ns);
   add(&slot_of(at)->throttled, 1);
+}
+
+void account_held(compute_device *at, uint64_t held_ns) {
+  add(&shared_of(at)->held_ns, held_ns);
   add(&slot_of(at)->held_ns, held_ns);
 }
 

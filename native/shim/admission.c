@@ -11,11 +11,14 @@
 
 #define BOUND_ALONE_NS (10 * MILLISECOND)
 #define BOUND_CONTENDED_NS (2 * MILLISECOND)
+#define BOUND_LENT_NS (500 * MICROSECOND)
 #define BOUND_STRICT_NS (150 * MICROSECOND)
 #define BATCH_NS (150 * MICROSECOND)
 #define BATCH_ALONE_NS MILLISECOND
 // In company the next launch is let in a little before the one before it is expected to end.
+#define SLACK_ALONE_NS (5 * MILLISECOND)
 #define SLACK_CONTENDED_NS MILLISECOND
+#define SLACK_LENT_NS (100 * MICROSECOND)
 #define SLACK_STRICT_NS (10 * MICROSECOND)
 #define NO_CEILING INT64_MAX
 
@@ -25,7 +28,8 @@
 #define STUCK_RUNNING_NS (1000 * MILLISECOND)
 
 #define NAP_NS (2 * MILLISECOND)
-#define LONGEST_GAP_NS (10 * MILLISECOND)
+// A gap beyond twice the usual and this is an exception.
+#define UNUSUAL_GAP_NS (200 * MICROSECOND)
 #define SPIN_NS (60 * MICROSECOND)
 
 #define load(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
@@ -47,8 +51,7 @@ static bool fits(const compute_device *at, uint64_t dry, uint64_t expected_ns, b
                  uint64_t now) {
   uint64_t ahead = dry - now, bound = load(at->bound_ns);
   if (bound < BOUND_ALONE_NS) {
-    uint64_t slack = load(at->is_strict) != 0 ? SLACK_STRICT_NS : SLACK_CONTENDED_NS;
-    if (ahead > slack && ahead + expected_ns > bound) return false;
+    if (ahead > load(at->slack_ns) && ahead + expected_ns > bound) return false;
   } else if (ahead > bound && !stream_is_idle) {
     // Alone, what is queued in other streams may run at the same time: it holds up no idle stream.
     return false;
@@ -121,10 +124,17 @@ void admission_update(compute_device *at, const allot_lease *lease, uint64_t roo
   bool strict = lease->latency_active && ALLOT_TERMS_CLASS(terms) != ALLOT_CLASS_LATENCY;
   store(at->is_strict, strict);
   store(at->is_contended, lease->contended);
-  store(at->bound_ns, strict             ? BOUND_STRICT_NS
-                      : lease->contended ? BOUND_CONTENDED_NS
-                                         : BOUND_ALONE_NS);
-  store(at->batch_ns, strict || lease->contended ? BATCH_NS : BATCH_ALONE_NS);
+  bool lent = lease->lent, contended = lease->contended;
+  store(at->bound_ns, strict      ? BOUND_STRICT_NS
+                      : lent      ? BOUND_LENT_NS
+                      : contended ? BOUND_CONTENDED_NS
+                                  : BOUND_ALONE_NS);
+  store(at->slack_ns, strict      ? SLACK_STRICT_NS
+                      : lent      ? SLACK_LENT_NS
+                      : contended ? SLACK_CONTENDED_NS
+                                  : SLACK_ALONE_NS);
+  store(at->batch_ns, strict || lent || contended ? BATCH_NS : BATCH_ALONE_NS);
+  store(at->keep_ns, lease->keep_ns);
   store(at->expires_ns, lease->contended ? lease->expires_ns : UINT64_MAX);
   // What is queued or measured and not charged yet is spent already.
   uint64_t spent = load(at->queued_ns) + load(at->uncharged_ns);
@@ -238,6 +248,8 @@ static bool attempt_locked(compute_device *at, attempt *of, uint64_t now) {
   // Drawn before anything is looked at: who changes it afterwards wakes us.
   of->ticket = __atomic_load_n(&at->leases.file->heads[at->leases.place].wake, __ATOMIC_SEQ_CST);
   of->sleep_until_ns = now + NAP_NS;
+  // No less than what follows it at once.
+  at->leases.launch_ns = later(of->expected_ns, BOUND_LENT_NS);
   if (at->is_held != 0) look(at, now);
   if (at->is_moving != 0) return false;
   if (at->is_held == 0 && !ask(at, of, now)) return false;
@@ -249,7 +261,7 @@ static bool attempt_locked(compute_device *at, attempt *of, uint64_t now) {
     return force(at, of->expected_ns, now);
   }
   // Where only the queue is full, until it has been worked off by half.
-  uint64_t low = load(at->is_strict) != 0 ? SLACK_STRICT_NS : load(at->bound_ns) / 2;
+  uint64_t low = load(at->slack_ns);
   uint64_t dry = load(at->dry_ns);
   if (load(at->gate) == GATE_OPEN && dry > low + now && dry - low < of->sleep_until_ns) {
     of->sleep_until_ns = dry - low;
@@ -276,7 +288,6 @@ static void pause_until(const compute_device *at, const attempt *of) {
 
 static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
   int error = errno, cancel_state;
-  uint64_t began = now;
   bool entered = false, waited = false;
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   pthread_mutex_lock(&at->lease_lock);
@@ -284,16 +295,19 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
   while (compute_is_governed(at) && !keeper_is_stopped(at->all)) {
     entered = attempt_locked(at, of, now);
     if (entered) break;
+    if (!waited) account_throttled(at);
     waited = true;
     pthread_mutex_unlock(&at->lease_lock);
     pause_until(at, of);
     pthread_mutex_lock(&at->lease_lock);
+    // A wait is told while it lasts: one of seconds would else appear in the figures of its end.
+    uint64_t before = now;
     now = clock_ns();
+    account_held(at, now > before ? now - before : 0);
   }
   __atomic_sub_fetch(&at->waiters, 1, __ATOMIC_SEQ_CST);
   pthread_mutex_unlock(&at->lease_lock);
   pthread_setcancelstate(cancel_state, NULL);
-  if (waited) account_held(at, now > began ? now - began : 0);
   errno = error;
   return entered;
 }
@@ -304,8 +318,9 @@ static void note_gap(compute_device *at, uint64_t now) {
   uint64_t dry = load(at->dry_ns), began = load(at->burst_began_ns);
   if (now <= dry) return;
   uint64_t gap = now - dry, burst = dry > began ? dry - began : 0;
-  if (gap > LONGEST_GAP_NS) gap = LONGEST_GAP_NS;
-  store(at->gap_ns, (load(at->gap_ns) * 3 + gap) / 4);
+  uint64_t usual = load(at->gap_ns), most = 2 * usual + UNUSUAL_GAP_NS;
+  if (gap > most) gap = most;
+  store(at->gap_ns, (usual * 3 + gap) / 4);
   store(at->burst_ns, (load(at->burst_ns) * 3 + burst) / 4);
 }
 

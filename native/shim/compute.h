@@ -39,8 +39,10 @@ typedef struct compute_device {
   uint32_t is_strict;            // beside an active latency share: one launch at a time
   uint64_t seen_root;            // the decision that the limits below are from
   uint64_t bound_ns;             // how much may be queued
+  uint64_t slack_ns;             // the next launch is let in so long before the queue is dry
   uint64_t batch_ns;             // launches that are expected to take so long are marked together
   uint64_t expires_ns;           // nothing is queued beyond this
+  uint64_t keep_ns;              // the lease may be kept without work for so long
   uint64_t burst_began_ns;       // the queue was empty before
   uint64_t gap_ns, burst_ns;     // moving means: idle between bursts, and busy
   uint64_t progress_ns;          // when work was last seen to end, or was let in
@@ -168,6 +170,7 @@ static inline bool keeper_is_stopped(const compute_state *all) {
 
 void account_gpu(compute_device *at, uint64_t used_ns);
 void account_copy(compute_device *at, uint64_t used_ns);
+void account_throttled(compute_device *at);
 void account_held(compute_device *at, uint64_t held_ns);
 void account_wait(compute_device *at, uint64_t waited_ns);
 

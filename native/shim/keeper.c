@@ -45,10 +45,16 @@ static uint64_t take_uncharged(compute_device *at) {
   return used;
 }
 
+static void tell_habits(compute_device *at) {
+  at->leases.burst_ns = load(at->burst_ns);
+  at->leases.gap_ns = load(at->gap_ns);
+}
+
 // Tells the lease what was used, and takes over how things stand. With the lease_lock held.
 static void charge(compute_device *at, uint64_t now) {
   allot_lease lease;
   uint64_t used = take_uncharged(at);
+  tell_habits(at);
   allot_lease_charge(&at->leases, used, at->move_ns, now, &lease);
   at->move_ns = 0;
   at->charged_at_ns = now;
@@ -64,6 +70,7 @@ static bool release(compute_device *at, uint64_t now) {
   allot_lease lease;
   bool wants_more = load(at->waiters) != 0;
   uint64_t used = take_uncharged(at);
+  tell_habits(at);
   at->is_held = 0;
   allot_lease_release(&at->leases, used, at->move_ns, wants_more, now, &lease);
   at->move_ns = 0;
@@ -77,11 +84,12 @@ static bool release(compute_device *at, uint64_t now) {
   return true;
 }
 
-// May it hold the lease without work? Alone, or where it is expected back sooner than another could
-// have begun.
+// May it hold the lease without work? Alone, where it is expected back sooner than another could
+// have begun, and where it is behind and another's launch would take longer than its gap.
 static bool may_idle(const compute_device *at, uint64_t now) {
   uint64_t idle_ns = now - load(at->idle_since_ns);
   if (idle_ns < residency_linger_ns(at->all->own, at->device)) return true;
+  if (idle_ns < load(at->keep_ns)) return true;
   uint64_t gap = load(at->gap_ns);
   if (gap < LINGER_NS && gap * 4 <= load(at->burst_ns) && idle_ns < LINGER_NS) return true;
   // With several devices the keeper can be woken through one of them only.
@@ -89,8 +97,7 @@ static bool may_idle(const compute_device *at, uint64_t now) {
 }
 
 static void give_way(compute_device *at, uint64_t now) {
-  if (load(at->uncharged_ns) != 0) charge(at, now);
-  // The charge may have shown that it is still furthest behind.
+  charge(at, now);  // it may still be furthest behind
   if (at->is_held != 0 && load(at->gate) == GATE_SHUT) release(at, now);
 }
 
@@ -101,11 +108,13 @@ static void keep_lease(compute_device *at, uint64_t now, uint64_t queued) {
   bool is_short = queued == 0 && load(at->waiters) != 0 && load(at->uncharged_ns) != 0;
   bool is_over = is_open && is_contended && now >= load(at->expires_ns);
   bool is_told = load(at->seen_root) == __atomic_load_n(&at->leases.file->root, __ATOMIC_SEQ_CST);
-  if (is_due || is_over || is_short || (is_open && !is_told)) charge(at, now);
+  // What it used decides for how long the device is kept for it.
+  bool has_ended = queued == 0 && is_contended && load(at->uncharged_ns) != 0;
+  if (is_due || is_over || is_short || has_ended || (is_open && !is_told)) charge(at, now);
   if (at->is_held == 0 || at->is_moving != 0 || queued != 0) return;
-  if (load(at->gate) == GATE_SHUT) {
-    give_way(at, now);
-  } else if (load(at->waiters) != 0) {
+  if (load(at->gate) == GATE_SHUT) give_way(at, now);
+  if (at->is_held == 0 || load(at->gate) == GATE_SHUT) return;
+  if (load(at->waiters) != 0) {
     admission_wake(at);
   } else if (!may_idle(at, now)) {
     // A launch that was let in meanwhile keeps the lease.
@@ -168,6 +177,10 @@ static uint64_t step(compute_device *at, uint64_t now) {
   }
   if (!busy) {
     uint64_t idle_since = load(at->idle_since_ns);
+    uint64_t kept_ns = idle_since + load(at->keep_ns);
+    if (held && !alone && kept_ns > now + EARLY_NS) {
+      return kept_ns < now + BEAT_NS ? kept_ns : now + BEAT_NS;
+    }
     if (held && !alone) return now + (now - idle_since < LINGER_NS ? EARLY_NS : BEAT_NS);
     // Copies are under way, which nobody waits for.
     if (remain) return now + BEAT_NS;

@@ -138,6 +138,20 @@ def test_shares_are_shown_with_what_they_were_promised_and_had(allot: Allot, beg
     assert row["compute_guaranteed_percent"] == 80
 
 
+def test_a_wait_is_shown_while_it_lasts(allot: Allot, begin: Begin) -> None:
+    """Two kernels are a debt of ten seconds: the third is held back for about that long."""
+    burn = (*BURN, "--kernel", "300ms", "--launches", "3")
+    begin("--compute", "6:6", "--name", "debtor", "--", *burn)
+    held: list[float] = []
+
+    def is_held() -> bool:
+        held.append(shares(allot).get("debtor", {}).get("held_seconds", 0))
+        return held[-1] > 0
+
+    wait_until(is_held)
+    assert held[-1] < 7
+
+
 def test_guarantees_are_given_out_once(allot: Allot, begin: Begin) -> None:
     begin("--compute", "60", "--name", "first", "--", "sleep", "600")
     wait_until(lambda: shares(allot))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sources: lease_core.c
+// sources: lease_core.c lease_view.c
 // Ends, or stops, a process after every single step of every operation. The others go on: nobody
 // holds beside somebody else, the lease comes back within a bounded time, places are used again.
 // (It includes lease.c and contract.c to be told of the steps. Time is the test's own, so that

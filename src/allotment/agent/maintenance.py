@@ -24,7 +24,7 @@ from allotment.model.devices import Device
 from allotment.model.errors import AllotError, StateError
 from allotment.model.pods import Pod, PodUid
 from allotment.model.reported import Reported
-from allotment.model.shares import Share, ShareId
+from allotment.model.shares import Excess, Share, ShareId
 from allotment.modes import take_damages
 from allotment.shares.cdi import CDI_VERSION, EXTRAS, driver_edits, extra_edits, write_spec
 from allotment.shares.pods import PodShares

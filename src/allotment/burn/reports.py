@@ -116,7 +116,7 @@ asked_bytes     memory requested, all processes
 got_bytes       memory that the driver granted, all processes
 launches        finished launches (of kernels, or of graphs with --graph)
 kernels         finished kernels
-gpu_seconds     time between the event before and the event after each launch, summed; includes
+event_seconds   time between the event before and the event after each launch, summed; includes
                 waits for the work of other programs
 wall_seconds    the longest time that a process spent launching
 latency_us      p50, p99 and max from before a launch (with --rate: from its due time, if the one
@@ -126,7 +126,7 @@ errors          number of errors, refusals included
 processes       per process: pid, device (ordinal, uuid, name, total_bytes, multiprocessors
                 available to this process), asked_bytes, got_bytes, memory_before and memory_after
                 (cuMemGetInfo after the creation of the context, and after the last allocation:
-                free_bytes, total_bytes; null if not reached), launches, kernels, gpu_seconds,
+                free_bytes, total_bytes; null if not reached), launches, kernels, event_seconds,
                 wall_seconds, latency_us, interrupted, errors (code, name, call, at_bytes: memory
                 held by the process at that time)
 """
@@ -170,7 +170,7 @@ class ProcessReport:
     memory_after: MemoryInfo | None = None
     launches: int = 0
     kernels: int = 0
-    gpu_seconds: float = 0.0
+    event_seconds: float = 0.0
     wall_seconds: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
     interrupted: bool = False
@@ -212,7 +212,7 @@ class BurnReport:
             "got_bytes": sum(process.got_bytes for process in self.processes),
             "launches": sum(process.launches for process in self.processes),
             "kernels": sum(process.kernels for process in self.processes),
-            "gpu_seconds": round(sum(process.gpu_seconds for process in self.processes), 6),
+            "event_seconds": round(sum(process.event_seconds for process in self.processes), 6),
             "wall_seconds": round(
                 max((process.wall_seconds for process in self.processes), default=0.0), 6
             ),
@@ -236,7 +236,7 @@ def _latency_document(latencies: Latencies) -> dict[str, float] | None:
 
 def _process_document(process: ProcessReport) -> dict[str, Any]:
     fields = asdict(process)
-    fields["gpu_seconds"] = round(process.gpu_seconds, 6)
+    fields["event_seconds"] = round(process.event_seconds, 6)
     fields["wall_seconds"] = round(process.wall_seconds, 6)
     fields["latencies"] = _latency_document(process.latencies)
     return {"latency_us" if name == "latencies" else name: fields[name] for name in fields}
@@ -281,11 +281,11 @@ def _kernels(report: BurnReport) -> Iterator[str]:
     kernels = sum(process.kernels for process in report.processes)
     if not kernels:
         return
-    gpu_seconds = sum(process.gpu_seconds for process in report.processes)
+    event_seconds = sum(process.event_seconds for process in report.processes)
     wall_seconds = max(process.wall_seconds for process in report.processes)
     yield (
         f"kernels   {kernels} of {format_duration(report.plan.kernel_ns)} in "
-        f"{wall_seconds:.1f}s, {gpu_seconds:.1f}s between events, waits included"
+        f"{wall_seconds:.1f}s, {event_seconds:.1f}s between events, waits included"
     )
     yield f"latency   {_latency(report.latencies())}"
 

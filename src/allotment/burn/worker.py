@@ -189,7 +189,7 @@ class _Burn:
 
     def _finish(self, lanes: _Lanes, lane: _Lane) -> None:
         self.report.latencies.add(lanes.finish(lane))
-        self.report.gpu_seconds += lanes.busy_seconds(lane)
+        self.report.event_seconds += lanes.busy_seconds(lane)
         self.report.launches += 1
         self.report.kernels += self.plan.kernels_per_launch
 

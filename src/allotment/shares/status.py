@@ -122,7 +122,8 @@ class ComputeView:
             return max(0, later - earlier) / elapsed
 
         rates = Rates(
-            gpu=rate(self.use.gpu_ns, before.use.gpu_ns),
+            # Of the same reading as what is borrowed: that is a part of it.
+            gpu=rate(self.account.used_ns, before.account.used_ns),
             copy=rate(self.use.copy_ns, before.use.copy_ns),
             held=rate(self.use.held_ns, before.use.held_ns),
             borrowed=rate(self.account.borrowed_ns, before.account.borrowed_ns),

@@ -39,7 +39,7 @@ def process(pid: int, *errors: BurnError) -> ProcessReport:
         memory_after=MemoryInfo(free_bytes=3 * GIB, total_bytes=4 * GIB),
         launches=3,
         kernels=6,
-        gpu_seconds=0.25,
+        event_seconds=0.25,
         wall_seconds=0.5,
         latencies=latencies,
         errors=list(errors),
@@ -54,7 +54,7 @@ def test_the_document_sums_the_processes() -> None:
     document = report(process(1), process(2, REFUSAL)).to_document()
     assert document["got_bytes"] == 2 * GIB
     assert document["kernels"] == 12
-    assert document["gpu_seconds"] == pytest.approx(0.5)
+    assert document["event_seconds"] == pytest.approx(0.5)
     assert document["wall_seconds"] == pytest.approx(0.5)
     assert document["latency_us"]["max"] == pytest.approx(9000)
     assert document["errors"] == 1

@@ -273,8 +273,9 @@ def test_programs_that_wait_for_their_results_share_as_promised() -> None:
         device.add(terms(part), waits_for_each(300 * US, 30 * US)) for part in (6000, 3000, 1000)
     ]
     device.run(4 * S)
-    assert busy(device, S, 4 * S) >= 99
-    assert runners[0].part_of(S, 4 * S) > runners[1].part_of(S, 4 * S) > 25
+    assert busy(device, S, 4 * S) >= 97  # some gaps of the one that is owed most are kept for it
+    assert runners[0].part_of(S, 4 * S) >= 60 - POINTS
+    assert runners[1].part_of(S, 4 * S) > 25
     assert runners[2].part_of(S, 4 * S) >= 10 - POINTS
 
 

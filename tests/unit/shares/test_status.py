@@ -122,8 +122,10 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     def at(read_ns: int, gpu_ns: int, borrowed_ns: int, *, measured: bool = True) -> ShareStatus:
         compute = ComputeView(
             promised=parse_compute("30:80"), is_suspended=False, is_measured=measured,
-            use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=gpu_ns, held_ns=2 * gpu_ns),
-            account=SeatAccount(borrowed_ns=borrowed_ns), driver_percent=None, read_ns=read_ns,
+            # The ledger is read a moment before: by then less was charged.
+            use=DeviceUse(used=0, peak=0, refusals=0, gpu_ns=100, held_ns=2 * gpu_ns),
+            account=SeatAccount(used_ns=gpu_ns, borrowed_ns=borrowed_ns), driver_percent=None,
+            read_ns=read_ns,
         )  # fmt: skip
         device = DeviceView("GPU-0", "T4", GI, 0, 0, 0, compute=compute)
         shares = (ShareView("s", "train", LiveState.RUNNING, None, (device,), (), None),)
