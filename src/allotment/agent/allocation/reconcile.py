@@ -18,7 +18,7 @@ from allotment.agent.protocols import CheckpointEntry
 from allotment.agent.resources import Offer
 from allotment.dialects import asks_of
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY
-from allotment.dialects.own.placement import PLACEMENT, accepted_resize, read_booking
+from allotment.dialects.own.placement import PLACEMENT, RESIZE, accepted_resize, read_booking
 from allotment.model.accounting import Member, RunTime, most_of, phases
 from allotment.model.clusters import AcceptedResize, PlacedContainer, PlacedDevice, TakenPart
 from allotment.model.compute import WHOLE, Compute
@@ -249,7 +249,8 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
 def beyond_promise(share: Share, pod: Pod | None) -> str:
     """Say which device's memory in a share's record is more than its pod has; empty: none.
 
-    Its placement counts, and without one its request for a number of bytes.
+    Its placement counts, and without one its request for a number of bytes. A pod without a
+    placement that was resized is not judged: its annotation says what it wishes.
     """
     if pod is None or share.owner is None:
         return ""
@@ -260,7 +261,7 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
         for device in container.devices
         if container.name == name
     }
-    if not most:
+    if not most and RESIZE not in pod.annotations:
         with suppress(UsageError):  # its annotations were changed since it started
             asked = [each for each in asks_of(pod, nvidia=()) if each.container == name]
             sizes = [each.request.memory.size_bytes for each in asked if each.request]
