@@ -46,6 +46,7 @@ MAY_BE_SKIPPED = (
     "this file system cannot",  # what the disk is, is not ours to choose
     "this machine is arm64",  # the emulated tests run natively there
     "this machine has a GPU",  # tests of what happens without one
+    "NVIDIA_PROGRAMS names no folder with",  # NVIDIA publishes no builds that could be installed
 )
 
 # Whoever starts the tests in the background (`&` in a script, nohup) hands down that these signals

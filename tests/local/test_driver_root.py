@@ -54,7 +54,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     def find(name: str) -> Path:
         plain, packed = Path(folder, name), Path(folder, f"{name}.xz")
         if not folder or not (plain.exists() or packed.exists()):
-            pytest.skip(f"no {name}: NVIDIA_PROGRAMS names no folder with it")
+            pytest.skip(f"NVIDIA_PROGRAMS names no folder with {name}")
         if plain.exists():
             return plain
         path = tmp_path_factory.getbasetemp() / name
