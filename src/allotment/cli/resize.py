@@ -112,6 +112,7 @@ def command(
     from allotment.shares.run.command import refuse_inside
 
     if is_pod or Path(sys.argv[0]).name.startswith("kubectl"):
+        _refuse_ignored({"--force": force, "--host-memory": _is_typed(ctx, "host_memory")}, "a pod")
         words = {
             "memory": memory and memory.text,
             "compute": compute and str(compute),
@@ -127,6 +128,13 @@ def command(
             context=context,
         )
         return
+    pods_only = {
+        "--container": container,
+        "--namespace": namespace,
+        "--kubeconfig": kubeconfig,
+        "--context": context,
+    }
+    _refuse_ignored(pods_only, "a share without --pod")
     # Before devices are read: inside a share they are a part.
     refuse_inside(f"allot resize {share}")
     change = LimitChange(memory, compute, weight, ComputeClass(kind) if kind else None, host_memory)
@@ -135,8 +143,7 @@ def command(
             "nothing to change",
             hint="give --memory, --compute, --class or --weight",
         )
-    is_typed = ctx.get_parameter_source("host_memory") is click.core.ParameterSource.COMMANDLINE
-    if is_typed and change.memory is None:
+    if _is_typed(ctx, "host_memory") and change.memory is None:
         raise UsageError(
             "--host-memory limits a new --memory, which is missing",
             hint="add --memory, or remove --host-memory",
@@ -145,6 +152,16 @@ def command(
     loaded = find(folder, share)
     resized = resize(folder, loaded.id, change, devices_of(loaded), force=force)
     click.echo(f"{resized.name}: {', '.join(_parts(resized))}")
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _refuse_ignored(options: "Mapping[str, object]", what: str) -> None:
+    for option, value in options.items():
+        if value:
+            raise UsageError(f"{option} has no effect on {what}", hint=f"remove {option}")
 
 
 def _resize_pod(

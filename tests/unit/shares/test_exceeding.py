@@ -81,6 +81,7 @@ def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
     limits = {"allotment.dev/gpu": 1, "allotment.dev/gpu-memory": GI}
     main = Container(share.owner.container, ContainerKind.REGULAR, limits)
     pod = Pod(uid=share.owner.uid, namespace="ml", name="pod-1", containers=(main,))
+    pod = replace(pod, node="n1", annotations={"allotment.dev/resize": "memory:60Gi"})
     reports = ReportsTwin()
     keeper = Maintenance(
         machine=node.machine, cdi_folder=node.cdi, state=NodeState(), shares=node.shares,

@@ -249,8 +249,8 @@ def _rest(found: LoadedShare, pod: Callable[[PodUid], Pod | None]) -> LoadedShar
 def beyond_promise(share: Share, pod: Pod | None) -> str:
     """Say which device's memory in a share's record is more than its pod has; empty: none.
 
-    Its placement counts, and without one its request for a number of bytes. A pod without a
-    placement that was resized is not judged: its annotation says what it wishes.
+    Its placement counts, and without one its request for a number of bytes. Without a placement
+    `allotment.dev/resize` cannot ask for more than that.
     """
     if pod is None or share.owner is None:
         return ""
@@ -261,9 +261,14 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
         for device in container.devices
         if container.name == name
     }
-    if not most and RESIZE not in pod.annotations:
+    if not most:
+        own = {key: text for key, text in pod.annotations.items() if key != RESIZE}
         with suppress(UsageError):  # its annotations were changed since it started
-            asked = [each for each in asks_of(pod, nvidia=()) if each.container == name]
+            asked = [
+                each
+                for each in asks_of(replace(pod, annotations=own), nvidia=())
+                if each.container == name
+            ]
             sizes = [each.request.memory.size_bytes for each in asked if each.request]
             most = {each.uuid: size for each in share.devices for size in sizes if size}
     more = [

@@ -506,6 +506,7 @@ class Tenants:
         self._resized = {pod.uid: self._resized.get(pod.uid, 0) for pod in resized}
         present = {share.id for share in self.shares}
         self._requests = {key: each for key, each in self._requests.items() if key in present}
+        self._refused = {key: each for key, each in self._refused.items() if key in present}
         if self._on_resized is not None:
             placed = {uid: generation for uid, generation in self._resized.items() if generation}
             self._on_resized(placed, released(self.shares, resized))
@@ -522,9 +523,9 @@ class Tenants:
             if owner is None or request is None or self._requests.get(share.id) == request:
                 return True
             refused, when = self._refused.get(share.id, (None, 0.0))
-            if refused == request and time.monotonic() - when < self._patience.retry:
+            if refused == request and 0 <= self._clock() - when < self._patience.retry:
                 return False
-            self._refused[share.id] = request, time.monotonic()
+            self._refused[share.id] = request, self._clock()
             order = again(share, owner)
             self._step("tenancy.resizing")
             changed = await self._in_thread(

@@ -81,6 +81,8 @@ class AllotmentDialect:
             request = _placed(pod, container, request, wishes)
             mode = request.mode
         elif pod.node:
+            if wishes.resize is not None and PLACEMENT not in pod.annotations:
+                _check_no_growth(pod, container, request, wishes)
             _check_node_can_choose(pod, container, request)
         return (
             ContainerAsk(
@@ -130,6 +132,30 @@ def _resized(pod: Pod, container: Container, request: Request, wish: ResizeWish)
         memory=wish.memory or request.memory,
         compute=revised(compute, compute=asked, weight=wish.weight, kind=wish.kind),
     )
+
+
+def _check_no_growth(
+    pod: Pod, container: Container, request: Request, wishes: PodAnnotations
+) -> None:
+    """Refuse more than the pod's own request: no scheduler and no quota counted it."""
+    own = request_of(pod, container, replace(wishes, resize=None))
+    need, have = request.memory, own.memory
+    is_within = have in (need, _ALL)
+    if need.size_bytes is not None and have.size_bytes is not None:
+        is_within = need.size_bytes <= have.size_bytes
+    elif need.part is not None and have.part is not None:
+        is_within = need.part <= have.part
+    more = [] if is_within else [f"memory (need {need}, have {have})"]
+    for word in ("guarantee", "ceiling"):
+        asked, allowed = getattr(request.compute, word), getattr(own.compute, word)
+        if asked > allowed:
+            more.append(
+                f"{word} (need {format_percent(asked)} percent, have {format_percent(allowed)})"
+            )
+    if more:
+        problem = f"{RESIZE} asks for more than its request: {'; '.join(more)}"
+        hint = "growth needs Allotment's scheduler, which has not placed this pod: ask for at most"
+        raise refusal(pod, container.name, problem, hint=f"{hint} its request, in the same unit")
 
 
 def with_preference(

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from allotment.dialects import asks_of
 from allotment.dialects.foreign.base import DIALECT, PASSED_OVER, ForeignDialect, Translation
 from allotment.dialects.foreign.translate import (
     Changes,
@@ -26,14 +27,14 @@ from allotment.dialects.foreign.translate import (
 )
 from allotment.dialects.own.allotment import GPU, GPU_COMPUTE, GPU_MEMORY, never_asked
 from allotment.dialects.own.annotations import CLASS, COMPUTE, MEMORY, MIG_PROFILE, PREFIX
-from allotment.dialects.own.placement import PLACEMENT
+from allotment.dialects.own.placement import PLACEMENT, RESIZE
 from allotment.dialects.own.protocol import shown
 from allotment.kube.cluster_feed import to_cluster_pod
 from allotment.kube.objects import PodObject
 from allotment.model.clusters import ClusterPod, PodNeed, WantedContainer
 from allotment.model.errors import QuantityError, UsageError
 from allotment.model.modes import traits_of
-from allotment.model.pods import ForeignPod, PodUid
+from allotment.model.pods import ForeignPod, Pod, PodUid
 from allotment.placement.explain import Reason, Refusal
 from allotment.scheduler.admission.pod_patch import PodChange, PodPatch, read_pod
 from allotment.scheduler.admission.review import (
@@ -202,6 +203,8 @@ class PodWebhook:
             raise error
         wanted = wanted_of(changed)
         if wanted:
+            if RESIZE in changed.annotations:
+                _check_resize(native_pod(changed))
             self._check_privileged(pod, {container.name for container in wanted})
             dialect = changed.annotations.get(DIALECT, "")
             need = PodNeed(
@@ -369,6 +372,15 @@ class PodWebhook:
             ],
         }
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
+
+
+def _check_resize(pod: Pod) -> None:
+    """Raise `UsageError` for a resize that is invalid, or more than a pod without a scheduler has.
+
+    A pod for the scheduler may ask for more: the scheduler checks that when it has placed the pod.
+    """
+    own = {key: text for key, text in pod.annotations.items() if key != PLACEMENT}
+    asks_of(replace(pod, annotations=own), nvidia=())
 
 
 def _without_compute(pod: ForeignPod, wanted: Iterable[WantedContainer]) -> Iterator[str]:

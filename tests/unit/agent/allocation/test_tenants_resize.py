@@ -93,8 +93,8 @@ async def test_without_a_scheduler_the_annotation_counts(node: Scene) -> None:
     await node.start(other)
     node.change(pod, resize="memory:7Gi")
     await node.tenants.look()
-    assert memory_of(node, pod) == 4  # beside 5 of 10
-    assert "not resized to memory:7Gi: need" in node.reports.events[-1][2]
+    assert memory_of(node, pod) == 4  # its request, which the quota counted
+    assert "memory (need 7Gi, have 4Gi)" in node.reports.events[-1][2]
     node.change(pod, resize="memory:2Gi")
     await node.tenants.look()
     assert memory_of(node, pod) == 2

@@ -232,6 +232,27 @@ def test_a_resize_replaces_what_it_names() -> None:
     assert part.memory.of(80 * GI) == 20 * GI
 
 
+def test_without_a_placement_a_resize_cannot_exceed_the_request() -> None:
+    one = container("train", gpu=1, memory=2 * GI, compute=30)
+
+    def got(text: str) -> Request | None:
+        (ask,) = asks_of(pod(one, node="n1", resize=text), nvidia=())
+        return ask.request
+
+    smaller = got("memory:1Gi,compute:20:30")
+    assert smaller is not None
+    assert smaller.memory.size_bytes == GI
+    assert got("memory:2Gi") == got("compute:30:30")
+    with pytest.raises(UsageError, match=r"memory \(need 70Gi, have 2Gi\)"):
+        got("memory:70Gi")
+    with pytest.raises(UsageError, match=r"memory \(need 90%, have 2Gi\)"):
+        got("memory:90%")
+    with pytest.raises(
+        UsageError, match=r"guarantee \(need 40 percent, have 30\); ceiling \(need 80"
+    ):
+        got("compute:40:80")
+
+
 def test_a_resize_is_for_all_containers_or_by_name() -> None:
     subject = pod(container("train", gpu=1, memory=GI), container("side", gpu=1, memory=GI))
     sizes = {name: each.memory.size_bytes for name, each in resized(subject, "memory:2Gi").items()}

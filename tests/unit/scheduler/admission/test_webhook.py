@@ -588,3 +588,16 @@ def test_a_resize_that_can_never_be_is_refused(reason: Reason, code: int | None)
     assert "patch" not in found
     assert response(PodWebhook(DIALECTS), document, operation="UPDATE")["allowed"]
     assert not response(hook, {"spec": 1}, operation="UPDATE")["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "is_allowed"),
+    [("memory:70Gi", "n1", False), ("memory:70Gi", "", True), ("memory:x", "", False)],
+)
+def test_a_resize_is_checked_at_creation(text: str, node: str, *, is_allowed: bool) -> None:
+    """Without a scheduler a pod gets no more than its request, which the quota counted."""
+    main = container(gpu="1")
+    main["resources"]["limits"]["allotment.dev/gpu-memory"] = "1Gi"
+    document = pod(main, annotations={"allotment.dev/resize": text})
+    document["spec"]["nodeName"] = node
+    assert response(webhook(), document)["allowed"] == is_allowed
