@@ -101,6 +101,6 @@ def test_a_record_that_was_changed_with_its_ledger_is_compared_with_the_pod(
         asyncio.run(keeper.report_exceeding(reported))
     ((subject, reason, message),) = reports.events
     assert (subject, reason) == ("pod-1", "LimitExceeded")
-    assert "has 60Gi of GPU-" in message
-    assert "its pod 1Gi" in message
+    assert "allows 60Gi of GPU-" in message
+    assert "placement or request allows 1Gi" in message
     assert reports.gauges[("shares_exceeding",)] == 1

@@ -272,8 +272,8 @@ def beyond_promise(share: Share, pod: Pod | None) -> str:
             sizes = [each.request.memory.size_bytes for each in asked if each.request]
             most = {each.uuid: size for each in share.devices for size in sizes if size}
     more = [
-        f"the record of its share has {format_bytes(each.memory_bytes)} of {each.uuid}, and its"
-        f" pod {format_bytes(most[each.uuid])}"
+        f"the share's record allows {format_bytes(each.memory_bytes)} of {each.uuid}; the pod's"
+        f" placement or request allows {format_bytes(most[each.uuid])}"
         for each in share.devices
         if not traits_of(share.mode).is_slice and each.memory_bytes > most.get(each.uuid, MAX_BYTES)
     ]
