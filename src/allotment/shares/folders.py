@@ -4,7 +4,7 @@
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
-    devices/UUID/           contract and leases: how the shares of a device take turns
+    devices/UUID/           contract and seats: how the shares of a device take turns
     modes/UUID.json         the modes that a GPU may have, if restricted
     mig/UUID/               our MIG slices, and the lock for choosing their places
     mps/UUID/               the files of a GPU's MPS control daemon
