@@ -205,7 +205,7 @@ def test_several_gpus_each_have_their_seat(allot: Allot) -> None:
         *("--compute", "30:80", "--inject", "environment", "--", "sh", "-c", script),
     )
     assert done.returncode == 0, done.stderr
-    for name in ("contract-0", "contract-1", "leases-0", "leases-1"):
+    for name in ("contract-0", "contract-1", "seat-0", "seat-1"):
         assert name in done.stdout
     assert "contract-2" not in done.stdout
     assert done.stdout.count('"guarantee": 3000') == 2
@@ -220,7 +220,7 @@ def test_containers_take_turns_too(allot: Allot, tmp_path: Path) -> None:
     (device,) = json.loads(path.read_text())["devices"]
     mounts = {mount["containerPath"]: mount for mount in device["containerEdits"]["mounts"]}
     contract = mounts["/run/allotment/share/contract-0"]
-    leases = mounts["/run/allotment/share/leases-0"]
+    leases = mounts["/run/allotment/share/seat-0"]
     assert "ro" in contract["options"]
     assert "rw" in leases["options"]
     assert Path(leases["hostPath"]).stat().st_mode & 0o777 == 0o666

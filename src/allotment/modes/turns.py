@@ -5,7 +5,8 @@
     devices/UUID/seats/SERIAL   a share's running and waiting processes, and used time
 
 A share has a seat in the contract of each of its devices. Its folder has hard links to the contract
-and to its seat's file, and a link to the folder of all seats, which its programs only read. A seat is
+and to its seat's file, and a link to the folder of all seats, which its programs only read. A seat
+is
 taken before its share is visible and freed after it is hidden. `sweep` frees seats left by an
 interruption in between. The caller holds the state folder's lock.
 """

@@ -230,6 +230,12 @@ def run(session: RunSession) -> NoReturn:
         end_as(status)
 
 
+def _give_ledger(draft: Path, user: struct_passwd) -> None:
+    """Make the user the owner of the files that its programs write."""
+    for path in (draft / "usage", *draft.glob("seat-*")):
+        os.chown(path, user.pw_uid, -1)
+
+
 def _create(
     folder: StateFolder,
     order: lifecycle.ShareOrder,
@@ -244,7 +250,7 @@ def _create(
     attempts = ModeAttempts(order)
     door = lifecycle.FrontDoor(locked=folder.locked)
     if user is not None:
-        door = replace(door, fill=lambda draft, *_: os.chown(draft / "usage", user.pw_uid, -1))
+        door = replace(door, fill=lambda draft, *_: _give_ledger(draft, user))
     for alone in attempts.orders:
         try:
             share, directory = lifecycle.create(folder, alone, devices, door=door)
