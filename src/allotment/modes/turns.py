@@ -121,6 +121,7 @@ def sweep(devices: Path, shares: Mapping[ShareId, Collection[str]]) -> None:
                 _free_seats(path, contract, removed)
         with suppress(LedgerError):  # as above
             _mend(path)
+            _remove_old_seats(path)
 
 
 def _mend(path: Path) -> None:
@@ -135,6 +136,15 @@ def _mend(path: Path) -> None:
                     [taken.share_id],
                     device=path.name,
                 )
+
+
+def _remove_old_seats(path: Path) -> None:
+    """Remove the files of seats that were never taken, or could not be removed when freed."""
+    serials = {str(taken.seat.serial) for taken in read_contract(path / CONTRACT).seats}
+    with suppress(OSError):  # another user's, or a folder of an older version
+        for file in (path / SEATS).iterdir():
+            if file.name not in serials and not file.name.startswith("."):
+                file.unlink()
 
 
 def _free_seats(path: Path, contract: Contract, share: str) -> None:
