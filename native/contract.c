@@ -174,8 +174,8 @@ static void close_contract(allot_contract *contract) {
   munmap(contract, sizeof *contract);
 }
 
-// A share's programs can cut its file short: the kernel meets that with an error where it raises the
-// word for us, and no load or store of ours touches it.
+// A share's programs can cut its file short: the kernel meets that with an error where it raises
+// the word for us, and no load or store of ours touches it.
 static void wake_places(const char *seats, uint64_t serial) {
   char path[4096];
   void *mapped = NULL;

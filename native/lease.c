@@ -44,7 +44,8 @@
 #define REAP_NS (1000 * MILLISECOND)
 // Others keep their queues short for so long after a latency share's last work.
 #define LATENCY_NS (1000 * MILLISECOND)
-// Who is owed something waits no longer than this, and the turns of the others that make up its own.
+// Who is owed something waits no longer than this, and the turns of the others that make up its
+// own.
 #define STARVED_NS (3000 * MILLISECOND)
 #define TURNS_NS (40 * MILLISECOND)
 // As in lease_core.c: what a share that spent its budget waits for.
@@ -224,8 +225,8 @@ static void tell(const allot_leases *leases, const outcome *done) {
   LEASE_STEP("told");
 }
 
-// Decides, and tells whom it concerns. Two shares may decide at the same time without knowing of each
-// other: both look again once they have published, so that one of them knows.
+// Decides, and tells whom it concerns. Two shares may decide at the same time without knowing of
+// each other: both look again once they have published, so that one of them knows.
 static outcome settle(allot_leases *leases, const allot_event *events, int count) {
   outcome done = decide(leases, events, count);
   tell(leases, &done);
@@ -424,7 +425,8 @@ static void reap(allot_leases *leases, uint64_t now_ns) {
 // another, what is queued will be over soon.
 static bool is_stuck(const allot_lease_state *state, uint64_t progress_ns, uint64_t now_ns) {
   uint64_t over = since(now_ns, state->expires_ns);
-  return over > LONGEST_OVERRUN_NS || (over > OVERRUN_NS && since(now_ns, progress_ns) > OVERRUN_NS);
+  return over > LONGEST_OVERRUN_NS ||
+         (over > OVERRUN_NS && since(now_ns, progress_ns) > OVERRUN_NS);
 }
 
 // Has the lease to be taken from the holder? One of ours that is dead is gone afterwards.

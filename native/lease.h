@@ -5,16 +5,18 @@
 //
 //   contract   what each share is promised. Written by the agent alone; mounted read-only into a
 //              container, as is the folder that follows.
-//   seats/     a file for each share, named by its seat's serial: what this share has had, who of it
-//              waits, and who has the lease as far as it knows. Only the share's processes write it.
+//   seats/     a file for each share, named by its seat's serial: what this share has had, who of
+//   it
+//              waits, and who has the lease as far as it knows. Only the share's processes write
+//              it.
 //
 // A share has a *seat*, which the agent gives it; a process of it takes a *place* by itself, by the
 // same kind of kernel lock as a ledger's slot. The lease is held by one place at a time. All
 // decisions are made by one pure function (lease_core.c: state and event in, state out). lease.c
-// makes the state of what the seats publish: each tells of itself only, and the newest grant counts.
-// A process maps its own share's file, and reads those of others by system calls alone, so that
-// whatever another share does to its file is an error and no signal.
-// docs/designs/compute.md has the reasons.
+// makes the state of what the seats publish: each tells of itself only, and the newest grant
+// counts. A process maps its own share's file, and reads those of others by system calls alone, so
+// that whatever another share does to its file is an error and no signal. docs/designs/compute.md
+// has the reasons.
 //
 // Times are CLOCK_MONOTONIC nanoseconds. Fractions of a device are in basis points: 10000 is all.
 #ifndef ALLOTMENT_LEASE_H
@@ -201,8 +203,8 @@ typedef struct allot_leases_file {
   uint64_t magic;
   uint32_t version;
   uint32_t spare;
-  // futexes: raised after each word to another seat. Before `root`, so that what is read with an old
-  // one here is followed by a wake.
+  // futexes: raised after each word to another seat. Before `root`, so that what is read with an
+  // old one here is followed by a wake.
   _Alignas(64) uint32_t told[ALLOT_SEATS];
   // version << 33 | contended << 32 | buffer << 16 | holder + 1: where the state is, and what a
   // launch has to know at once. Contended: somebody else waits.
@@ -261,8 +263,9 @@ typedef struct allot_leases_paths {
   const char *contract;
   const char *seats;  // the folder of all seats' files
   const char *own;    // this share's file
-  const char *lock;   // a file that no other share reaches, for the places' locks: the ledger's usage
-  int device;         // the share's number for the device
+  const char
+      *lock;   // a file that no other share reaches, for the places' locks: the ledger's usage
+  int device;  // the share's number for the device
 } allot_leases_paths;
 
 // What a process may do now.

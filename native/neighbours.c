@@ -278,8 +278,7 @@ static bool is_robbery(const allot_leases *leases, const allot_lease_state *stat
 }
 
 static bool loses(const allot_leases *leases, const allot_lease_state *state, const word *newest) {
-  return newest->author >= 0 && state->holder >= 0 &&
-         state->holder < (int)ALLOT_OWN_PLACES &&
+  return newest->author >= 0 && state->holder >= 0 && state->holder < (int)ALLOT_OWN_PLACES &&
          state->places[state->holder].state == ALLOT_PLACE_HOLDING &&
          !(newest->names_us && newest->slot == (unsigned)state->holder);
 }
@@ -434,14 +433,15 @@ int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct t
   struct futex_waitv words[ALLOT_SEATS];
   unsigned count = 0;
   const uint32_t *own = &leases->file->heads[leases->place].wake;
-  words[count++] = (struct futex_waitv){
-      .val = ticket, .uaddr = (uint64_t)(uintptr_t)own, .flags = FUTEX_32};
+  words[count++] =
+      (struct futex_waitv){.val = ticket, .uaddr = (uint64_t)(uintptr_t)own, .flags = FUTEX_32};
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     const allot_neighbour *other = &leases->others[seat];
     if (is_own(leases, seat) || other->file == NULL || other->is_damaged) continue;
-    words[count++] = (struct futex_waitv){.val = other->told,
-                                          .uaddr = (uint64_t)(uintptr_t)&other->file->told[leases->seat],
-                                          .flags = FUTEX_32};
+    words[count++] =
+        (struct futex_waitv){.val = other->told,
+                             .uaddr = (uint64_t)(uintptr_t)&other->file->told[leases->seat],
+                             .flags = FUTEX_32};
   }
   long woken = syscall(SYS_futex_waitv, words, count, 0, until, CLOCK_MONOTONIC);
   return woken >= 0 ? woken > 0 : -errno;

@@ -437,7 +437,7 @@ static void nothing_is_missed_between_two_steps(void) {
   interruption = hands_over;
   static allot_lease_state state;
   allot_leases_read(&in.other, &state);
-  CHECK(interruption == NULL && state.holder == in.other.place && 
+  CHECK(interruption == NULL && state.holder == in.other.place &&
         state.next == (int)ALLOT_PLACES_OF(busy.seat) + 1);
 
   allot_lease_release(&in.other, MS, 0, false, now(), &other);

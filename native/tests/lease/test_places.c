@@ -438,7 +438,8 @@ static void damaged_leases_are_put_right(void) {
     release(&second, MS);
     CHECK(allot_leases_mend(path) == 1, "%zu", i);
     CHECK(allot_leases_mend(path) == 0 && open_first() == 0);
-    // Who was there goes on, and nobody gets a place that is somebody's. It is believed again later.
+    // Who was there goes on, and nobody gets a place that is somebody's. It is believed again
+    // later.
     uint64_t later = monotonic_ns() + 11000 * MS;
     goes_on(&first, &second, later);
     CHECK(second.file->distrusted == 0);

@@ -40,8 +40,9 @@ static void check_lost(uint64_t epoch) {
   allot_lease lease;
   allot_lease_look(&own, monotonic_ns(), &lease);
   CHECK(!lease.held || lease.epoch != epoch,
-        "two hold the lease: mark %llx, epoch %llu, seat %d place %d, distrusted %llx", (unsigned long long)seen_mark(),
-        (unsigned long long)epoch, own.seat, own.place, (unsigned long long)own.file->distrusted);
+        "two hold the lease: mark %llx, epoch %llu, seat %d place %d, distrusted %llx",
+        (unsigned long long)seen_mark(), (unsigned long long)epoch, own.seat, own.place,
+        (unsigned long long)own.file->distrusted);
 }
 
 static bool enter(uint64_t mark) {
