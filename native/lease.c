@@ -46,7 +46,7 @@
 #define LATENCY_NS (1000 * MILLISECOND)
 // Who is owed something waits no longer than this, and the turns of the others that make up its
 // own.
-#define STARVED_NS (3000 * MILLISECOND)
+#define STARVED_NS (10000 * MILLISECOND)
 #define TURNS_NS (40 * MILLISECOND)
 // As in lease_core.c: what a share that spent its budget waits for.
 #define PIECE_NS (2 * MILLISECOND)

@@ -87,8 +87,14 @@ static bool is_own(const allot_leases *leases, int seat) {
 }
 
 static void forget(allot_neighbour *other) {
-  if (other->file != NULL) munmap((void *)(uintptr_t)other->file, sizeof *other->file);
-  *other = (allot_neighbour){0};
+  const allot_leases_file *file = other->file;
+  store(&other->file, NULL);
+  store(&other->is_damaged, false);
+  store(&other->told, 0u);
+  if (file != NULL) munmap((void *)(uintptr_t)file, sizeof *file);
+  other->facts = (allot_seat_facts){0};
+  other->serial = other->skipped_ns = other->ended_root = other->distrusted_ns = 0;
+  other->suspicions = 0;
 }
 
 // The file of a seat that changed hands is another one.
@@ -103,7 +109,7 @@ static void meet(allot_leases *leases, int seat, uint64_t serial) {
   if (descriptor < 0) return;
   if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) &&
       allot_map(descriptor, sizeof *other->file, 0, PROT_READ, &mapped) == 0) {
-    other->file = mapped;
+    store(&other->file, mapped);
   }
   close(descriptor);
 }
@@ -139,7 +145,7 @@ static bool refresh_facts(const allot_leases *leases, allot_neighbour *other, ui
     if (magic != ALLOT_SEAT_MAGIC || version != ALLOT_LEASE_VERSION) return false;
     if (root == 0) other->facts.root = 0;  // nobody of it has begun
     if (root == other->facts.root) {
-      other->told = told;
+      store(&other->told, told);
       return true;
     }
     unsigned buffer = ALLOT_ROOT_BUFFER(root);
@@ -149,7 +155,7 @@ static bool refresh_facts(const allot_leases *leases, allot_neighbour *other, ui
     allot_seat_facts facts;
     if (!read_part(leases, other, at, &facts, sizeof facts)) return false;
     if (facts.root != root) continue;
-    other->told = told;
+    store(&other->told, told);
     other->facts = facts;
     return is_sound(other, now);
   }
@@ -210,7 +216,7 @@ static void refresh(allot_leases *leases, uint64_t now) {
     allot_neighbour *other = &leases->others[seat];
     meet(leases, seat, is_taken ? load(&promised->serial) : 0);
     if (other->file == NULL) continue;
-    other->is_damaged = !refresh_facts(leases, other, now);
+    store(&other->is_damaged, !refresh_facts(leases, other, now));
     if (other->is_damaged) other->facts.root = 0;
     if (other->is_damaged && now >= other->distrusted_ns) neighbours_distrust(leases, seat, now);
     note_distrust(leases, seat, now < other->distrusted_ns);
@@ -272,7 +278,7 @@ static bool is_robbery(const allot_leases *leases, const allot_lease_state *stat
   uint64_t beat = load(&own->beat_ns), claimed = load(&leases->file->claimed_ns);
   if (beat < state->granted_ns) beat = state->granted_ns;
   bool was_silent =
-      beat + ALLOT_STOPPED_NS <= newest->epoch || newest->epoch <= load(&own->silent_ns);
+      beat + ALLOT_STOPPED_NS <= newest->epoch || newest->epoch <= load(&own->silent_ns) + OVERRUN_NS;
   bool was_long = state->next >= 0 && newest->epoch > state->granted_ns + OVERRUN_NS;
   return !was_silent && !was_long && newest->epoch > claimed + ALLOT_STOPPED_NS;
 }
@@ -437,10 +443,12 @@ int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct t
       (struct futex_waitv){.val = ticket, .uaddr = (uint64_t)(uintptr_t)own, .flags = FUTEX_32};
   for (int seat = 0; seat < (int)ALLOT_SEAT_UNBOOKED; seat++) {
     const allot_neighbour *other = &leases->others[seat];
-    if (is_own(leases, seat) || other->file == NULL || other->is_damaged) continue;
+    // Another thread of this process may be changing them: then it also raises our own word.
+    const allot_leases_file *file = load(&other->file);
+    if (is_own(leases, seat) || file == NULL || load(&other->is_damaged)) continue;
     words[count++] =
-        (struct futex_waitv){.val = other->told,
-                             .uaddr = (uint64_t)(uintptr_t)&other->file->told[leases->seat],
+        (struct futex_waitv){.val = load(&other->told),
+                             .uaddr = (uint64_t)(uintptr_t)&file->told[leases->seat],
                              .flags = FUTEX_32};
   }
   long woken = syscall(SYS_futex_waitv, words, count, 0, until, CLOCK_MONOTONIC);
