@@ -25,6 +25,8 @@
 #define MOST_DOUBLINGS 6
 #define LONGEST_DEBT_NS (3600000 * 1000000ll)
 #define ATTEMPTS 3
+// A waiter looks every 50 ms: one that has not for so long is stopped, and would waste its turns.
+#define SILENT_NS (500 * 1000000ull)
 #define MOST_PARTS 3
 
 #define load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
@@ -277,8 +279,8 @@ static bool is_robbery(const allot_leases *leases, const allot_lease_state *stat
   const allot_place_head *own = &leases->file->heads[state->holder];
   uint64_t beat = load(&own->beat_ns), claimed = load(&leases->file->claimed_ns);
   if (beat < state->granted_ns) beat = state->granted_ns;
-  bool was_silent =
-      beat + ALLOT_STOPPED_NS <= newest->epoch || newest->epoch <= load(&own->silent_ns) + OVERRUN_NS;
+  bool was_silent = beat + ALLOT_STOPPED_NS <= newest->epoch ||
+                    newest->epoch <= load(&own->silent_ns) + OVERRUN_NS;
   bool was_long = state->next >= 0 && newest->epoch > state->granted_ns + OVERRUN_NS;
   return !was_silent && !was_long && newest->epoch > claimed + ALLOT_STOPPED_NS;
 }
@@ -304,14 +306,17 @@ static void import_account(const allot_leases *leases, allot_lease_state *state,
   account->budget_ns += ahead / (int64_t)ALLOT_WHOLE * (int64_t)ALLOT_TERMS_CEILING(terms);
 }
 
-static void import_places(const allot_leases *leases, allot_lease_state *state, int seat) {
+static void import_places(const allot_leases *leases, allot_lease_state *state, int seat,
+                          uint64_t now) {
   const allot_neighbour *other = &leases->others[seat];
   const allot_seat_facts *facts = &other->facts;
   allot_place_state *places = &state->places[ALLOT_PLACES_OF(seat)];
   if (other->ended_root == facts->root) return;
   places[0] = facts->holding;
   places[1] = facts->first;
-  if (facts->first.state == ALLOT_PLACE_WAITING && facts->first.since_ns == other->skipped_ns) {
+  bool is_silent = now > facts->now_ns + SILENT_NS;
+  if (facts->first.state == ALLOT_PLACE_WAITING &&
+      (is_silent || facts->first.since_ns == other->skipped_ns)) {
     places[1].state = ALLOT_PLACE_IDLE;
   }
   // It has places, so nobody else is alone.
@@ -331,7 +336,7 @@ static void import(const allot_leases *leases, allot_lease_state *state, uint64_
     memset(&state->places[ALLOT_PLACES_OF(seat)], 0, 2 * sizeof(allot_place_state));
     if (!is_believed(leases, seat, now)) continue;
     import_account(leases, state, seat);
-    import_places(leases, state, seat);
+    import_places(leases, state, seat, now);
     uint64_t begin = leases->others[seat].facts.virtual_ns;
     if (state->virtual_ns < begin) state->virtual_ns = begin;
   }
@@ -446,10 +451,9 @@ int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct t
     // Another thread of this process may be changing them: then it also raises our own word.
     const allot_leases_file *file = load(&other->file);
     if (is_own(leases, seat) || file == NULL || load(&other->is_damaged)) continue;
-    words[count++] =
-        (struct futex_waitv){.val = load(&other->told),
-                             .uaddr = (uint64_t)(uintptr_t)&file->told[leases->seat],
-                             .flags = FUTEX_32};
+    words[count++] = (struct futex_waitv){.val = load(&other->told),
+                                          .uaddr = (uint64_t)(uintptr_t)&file->told[leases->seat],
+                                          .flags = FUTEX_32};
   }
   long woken = syscall(SYS_futex_waitv, words, count, 0, until, CLOCK_MONOTONIC);
   return woken >= 0 ? woken > 0 : -errno;
