@@ -31,9 +31,10 @@ def in_terminal(pattern: str, command: list[str]) -> str:
     """Return the text that a full-screen program writes, without its control sequences."""
     child, terminal = pty.fork()
     if child == 0:
+        # Before the program starts: it would draw everything again for another size.
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         os.environ["TERM"] = "xterm"
         os.execvp(command[0], command)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     written = b""
     end, is_drawn = time.monotonic() + LONGEST_S, False
     while (left := end - time.monotonic()) > 0:
