@@ -7,6 +7,8 @@
 
 #include "lease.h"
 
+#pragma GCC visibility push(hidden)
+
 // A kernel may run over its lease for so long before the others start beside it: it may be waiting
 // for one of theirs.
 #define OVERRUN_NS (1000 * 1000000ull)
@@ -34,5 +36,7 @@ void neighbours_distrust(allot_leases *leases, int seat, uint64_t now_ns);
 // share something that is not known yet. 1: it has; 0; or a negative errno.
 int neighbours_sleep(const allot_leases *leases, uint32_t ticket, const struct timespec *until);
 void neighbours_close(allot_leases *leases);
+
+#pragma GCC visibility pop
 
 #endif
