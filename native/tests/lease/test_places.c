@@ -208,6 +208,23 @@ static void places_run_out_and_come_back(void) {
   remove_device();
 }
 
+// Whoever reads a file can lock it for reading.
+static void readers_locks_keep_nobody_from_a_place(void) {
+  make_device();
+  int seat = take_seat(ANYTHING_GOES);
+  char path[128];
+  path_of_seat(serials[seat], path);
+  int descriptor = open(path, O_RDONLY);
+  struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+  CHECK(descriptor >= 0 && fcntl(descriptor, F_OFD_SETLK, &all) == 0);
+  allot_leases own;
+  join_seat(&own, seat);
+  CHECK(want(&own).held);
+  allot_leases_close(&own);
+  close(descriptor);
+  remove_device();
+}
+
 static void a_damaged_place_is_taken_anew(void) {
   make_device();
   allot_leases own, other;
@@ -462,6 +479,7 @@ int main(void) {
   slow_ns = 0;
   closing_all_descriptors_keeps_the_place();
   children_do_not_keep_a_dead_parents_place();
+  readers_locks_keep_nobody_from_a_place();
   a_damaged_place_is_taken_anew();
   a_machine_that_was_started_again();
   who_lost_the_seat_is_best_effort();
