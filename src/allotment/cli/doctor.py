@@ -169,7 +169,7 @@ def _state(folder: StateFolder) -> Iterator[Finding]:
     if status.st_mode & 0o002:
         yield Finding("state folder", CheckResult.OK, f"{mode}, shared by all users")
     elif root == RUN_FOLDER:
-        folders = "{shares,devices,shim,simulated,simulated/lib}"
+        folders = "{shares,devices,queue,shim,simulated,simulated/lib}"
         fix = f"to let all users share its GPUs: chmod 1777 {root} {root}/{folders}"
         if any(folder.devices.iterdir()):
             fix += f"; chmod 666 {folder.devices}/*/*"

@@ -10,6 +10,7 @@ import click
 
 from allotment.cli.documents import utc
 from allotment.cli.options import complete_share, output_option, state_option
+from allotment.cli.tables import printable
 
 if TYPE_CHECKING:
     from allotment.shares.folders import StateFolder
@@ -48,18 +49,19 @@ def command(*, shares: tuple[str, ...], follow: bool, output: str, state: Path |
 
 
 def _events(folder: "StateFolder", *, follows: bool) -> "Iterator[ShareEvent]":
-    last = 0.0
+    """Yield each event once: a later one may have an earlier time."""
+    shown: set[ShareEvent] = set()
     while True:
-        for event in _later(folder, last):
-            last = event.time
-            yield event
+        events = _current(folder)
+        yield from (event for event in events if event not in shown)
         if not follows:
             return
+        shown = set(events) or shown
         time.sleep(_PACE_S)
 
 
-def _later(folder: "StateFolder", after: float) -> "list[ShareEvent]":
-    """Return the events after a time, and look for damage that no command has met yet."""
+def _current(folder: "StateFolder") -> "list[ShareEvent]":
+    """Return the events, and look for damage that no command has met yet."""
     from allotment.shares.mps_daemons import losses
     from allotment.shares.record import ShareEvent, note_damage, read_events
     from allotment.shares.recovery import list_shares
@@ -72,9 +74,8 @@ def _later(folder: "StateFolder", after: float) -> "list[ShareEvent]":
         for uuid, each in losses(folder).items()
         for loss in each
         for share in loss.shares
-        if loss.time > after
     ]
-    return sorted([*read_events(folder, after=after), *lost], key=lambda event: event.time)
+    return sorted([*read_events(folder), *lost], key=lambda event: event.time)
 
 
 def _line(event: "ShareEvent", output: str) -> str:
@@ -83,4 +84,5 @@ def _line(event: "ShareEvent", output: str) -> str:
         from dataclasses import asdict
 
         return json.dumps(asdict(event) | {"time": utc(event.time)})
-    return f"{utc(event.time)}  {event.kind:<9}  {event.share or '-'}  {event.text}".rstrip()
+    line = f"{utc(event.time)}  {event.kind:<9}  {event.share or '-'}  {event.text}"
+    return printable(line).rstrip()

@@ -51,7 +51,7 @@ def print_table(
 
     `is_wide`: nothing is left out or cut, whatever the terminal.
     """
-    shown = [[_printable(cell) for cell in row] for row in rows]
+    shown = [[printable(cell) for cell in row] for row in rows]
     headings = [column.heading for column in columns]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() and not is_wide else None
     widths = _fitted(columns, [headings, *shown], limit)
@@ -128,7 +128,7 @@ def has_host(device: "DeviceView") -> bool:
 
 def shortened(text: str, most: int) -> str:
     """Cut a text to at most `most` cells, with `…` at the end."""
-    shown = _printable(text)
+    shown = printable(text)
     if _cells(shown) <= most:
         return shown
     while shown and _cells(shown) >= most:
@@ -136,7 +136,7 @@ def shortened(text: str, most: int) -> str:
     return shown + "…"
 
 
-def _printable(cell: str) -> str:
+def printable(cell: str) -> str:
     """Replace control characters, which could change the terminal."""
     return "".join(character if character.isprintable() else " " for character in cell)
 

@@ -4,7 +4,7 @@
     version                 the layout's number
     lock                    flock: held while a share is placed and made, changed or removed
     events                  what happened to shares, one line each, the oldest dropped
-    queue/MACHINE/          commands that wait for room, one file each, by arrival
+    queue/                  commands that wait for room, one file each, by arrival
     shares/ID/              policy and usage (the ledger), share.json; made whole by one rename
     devices/UUID/           contract and leases: how the shares of a device take turns
     modes/UUID.json         the modes that a GPU may have, if restricted
@@ -20,7 +20,9 @@ or shared by all users when an administrator made it with mode 1777), else the u
 import errno
 import math
 import os
+import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,7 +72,7 @@ def explained(error: OSError, path: Path, doing: str) -> StateError:
 
 def shared_folder_command(root: Path) -> str:
     """Return an administrator's command that creates a state folder for all users."""
-    folders = ("", "/shares", "/devices", "/shim", "/simulated", "/simulated/lib")
+    folders = ("", "/shares", "/devices", "/queue", "/shim", "/simulated", "/simulated/lib")
     return "mkdir -p -m 1777 " + " ".join(f"{root}{each}" for each in folders)
 
 
@@ -140,7 +142,8 @@ class StateFolder:
         version = self._version()
         if mode is not None:
             self._close(mode)
-        if version == LAYOUT_VERSION and self.shares.is_dir() and self.devices.is_dir():
+        own = (self.shares, self.devices, self.queue)
+        if version == LAYOUT_VERSION and all(each.is_dir() for each in own):
             self._check_owners()
             self._check_writable()
             self._close_shares()
@@ -150,8 +153,7 @@ class StateFolder:
             self._check_owners()
             permissions = self.root.stat().st_mode & 0o7777
             for folder in (
-                self.shares,
-                self.devices,
+                *own,
                 self.shims,
                 self.simulated,
                 self.libraries,
@@ -171,12 +173,15 @@ class StateFolder:
             raise explained(error, path, "make the state folder") from error
         self._version()
 
-    def open_events(self) -> int:
-        """Open the file of events for all who may make shares here; raise `OSError`."""
+    def open_events(self, flags: int, *, create: bool = False) -> int:
+        """Open the file of events, which is for all who may make shares here; raise `OSError`.
+
+        Never another kind of file: to open a pipe would wait, and a link leads elsewhere.
+        """
         path = self.root / "events"
-        if not path.exists():
+        if create and not path.exists():
             _make_file(path, b"", 0o666 if self.root.stat().st_mode & 0o002 else 0o644)
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return _open_regular(path, flags)
 
     @contextmanager
     def in_turn(
@@ -190,29 +195,48 @@ class StateFolder:
         """
         import fcntl
 
-        queue = self.queue / machine
-        name = f"{time.time_ns():020d}-{os.getpid()}"
-        own = queue / name
+        name = f"{time.time_ns():020d}-{os.getpid()}-{machine}"
+        draft = f".{name}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            for folder in (self.queue, queue):
-                if not folder.is_dir():
-                    folder.mkdir(exist_ok=True)
-                    folder.chmod(self.shares.stat().st_mode & 0o7777)
-            draft = queue / f".{name}"
-            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            queue = self._open_queue()
+            try:
+                # Until it is locked, no other user may open it: they could lock it before.
+                descriptor = os.open(draft, flags, 0o600, dir_fd=queue)
+            except OSError:
+                os.close(queue)
+                raise
         except OSError as error:
-            raise explained(error, queue, "wait in turn there") from error
+            raise explained(error, self.queue, "wait in turn there") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # before others see it: its owner lives
-            draft.rename(own)
-            while earlier := [each for each in _tickets(queue, name) if not _has_gone(each)]:
+            os.fchmod(descriptor, 0o644)
+            os.rename(draft, name, src_dir_fd=queue, dst_dir_fd=queue)
+            while earlier := [
+                each for each in _tickets(queue, machine, name) if not _has_gone(queue, each)
+            ]:
                 notice(len(earlier))
-                _await_end(earlier[-1], until)
+                _await_end(queue, earlier[-1], until)
             yield
         finally:
-            for path in (draft, own):
-                path.unlink(missing_ok=True)
+            for each in (draft, name):
+                with suppress(FileNotFoundError):
+                    os.unlink(each, dir_fd=queue)
             os.close(descriptor)
+            os.close(queue)
+
+    def _open_queue(self) -> int:
+        """Open the queue's folder: what is removed in it must be in no folder of another's choice.
+
+        Raises `OSError`, and `StateError` if it is another user's.
+        """
+        queue = os.open(self.queue, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._check_owner(self.queue, os.fstat(queue))
+        except StateError:
+            os.close(queue)
+            raise
+        return queue
 
     def _close(self, mode: int) -> None:
         """Set the folder's permissions; they also keep others out of its subfolders."""
@@ -228,7 +252,7 @@ class StateFolder:
 
         Every user inside a share may then write them: its mounts lead past these folders.
         """
-        for folder in (self.shares, self.devices):
+        for folder in (self.shares, self.devices, self.queue):
             mode = folder.stat().st_mode
             if mode & 0o077 and not mode & 0o002:
                 folder.chmod(0o700)
@@ -247,12 +271,13 @@ class StateFolder:
             self.root,
             self.shares,
             self.devices,
+            self.queue,
             self.shims,
             self.simulated,
             self.libraries,
         ):
             try:
-                status = folder.stat()
+                status = folder.stat(follow_symlinks=folder == self.root)
             except FileNotFoundError:
                 root = self.root.stat()
                 is_for_all = root.st_mode & 0o002 and os.geteuid() != 0
@@ -263,13 +288,16 @@ class StateFolder:
                     " users",
                     hint=f"run as root: {shared_folder_command(self.root)}",
                 ) from None
-            if status.st_uid not in {0, os.geteuid()}:
-                raise StateError(
-                    f"{folder} belongs to another user (uid {status.st_uid}), who could replace"
-                    " what is in it",
-                    hint=f"{_ELSEWHERE}; one for all users is root's:"
-                    f" {shared_folder_command(self.root)}",
-                )
+            self._check_owner(folder, status)
+
+    def _check_owner(self, folder: Path, status: os.stat_result) -> None:
+        if status.st_uid not in {0, os.geteuid()}:
+            raise StateError(
+                f"{folder} belongs to another user (uid {status.st_uid}), who could replace"
+                " what is in it",
+                hint=f"{_ELSEWHERE}; one for all users is root's:"
+                f" {shared_folder_command(self.root)}",
+            )
 
     def _check_writable(self) -> None:
         if not os.access(self.shares, os.W_OK | os.X_OK):
@@ -310,35 +338,55 @@ class StateFolder:
             os.close(descriptor)  # releases the lock
 
 
-def _tickets(queue: Path, before: str) -> list[Path]:
-    names = sorted(path.name for path in queue.iterdir() if not path.name.startswith("."))
-    return [queue / name for name in names if name < before]
+def _open_regular(name: str | Path, flags: int, *, folder: int | None = None) -> int:
+    """Open a file that another user may have made, without waiting; raise `OSError`."""
+    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(name))
+    return descriptor
 
 
-def _has_gone(ticket: Path) -> bool:
-    """Whether the owner has ended; its file is removed, unless it is another user's."""
+def _tickets(queue: int, machine: str, before: str) -> list[str]:
+    form = re.compile(rf"[0-9]{{20}}-[0-9]+-{re.escape(machine)}")
+    return sorted(name for name in os.listdir(queue) if form.fullmatch(name) and name < before)
+
+
+def _has_gone(queue: int, ticket: str) -> bool:
+    """Whether the owner has ended; its file is removed, unless it is another user's.
+
+    What no `allot` made, or what cannot be opened, is no ticket.
+    """
     import fcntl
 
     try:
-        with ticket.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+    except OSError:
         return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    finally:
+        os.close(descriptor)
     with suppress(OSError):
-        ticket.unlink()
+        os.unlink(ticket, dir_fd=queue)
     return True
 
 
-def _await_end(ticket: Path, until: float) -> None:
+def _await_end(queue: int, ticket: str, until: float) -> None:
     import fcntl
 
     if math.isinf(until):
-        with suppress(FileNotFoundError), ticket.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
+        with suppress(OSError):
+            descriptor = _open_regular(ticket, os.O_RDONLY, folder=queue)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            finally:
+                os.close(descriptor)
         return
-    while not _has_gone(ticket):
+    while not _has_gone(queue, ticket):
         if time.monotonic() > until:
             raise TimeoutError
         time.sleep(_QUEUE_POLL_S)

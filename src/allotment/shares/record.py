@@ -154,6 +154,7 @@ def read_traces(directory: Path) -> Traces:
 
 
 _EVENTS_MOST_BYTES = 256 << 10
+_CLOCKS_DIFFER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class ShareEvent:
     """What happened to a share, or to a request for one."""
 
     time: float
-    """Seconds after the epoch; each event of a folder has its own."""
+    """Seconds after the epoch."""
     kind: str
     """`created`, `refused`, `resized`, `suspended`, `resumed`, `damaged`, `ended`, `lost`."""
     share: str
@@ -173,37 +174,74 @@ class ShareEvent:
 def note_event(
     folder: StateFolder, kind: str, *, share: str, share_id: str, text: str = ""
 ) -> None:
-    """Append an event. A folder that cannot be written has none: no command fails for it."""
+    """Append an event. A folder that cannot be written has none: no command fails for it.
+
+    Nor does one wait: where a folder is for all users, each of them could hold a lock of the file.
+    """
+    line = json.dumps(asdict(ShareEvent(time.time(), kind, share, share_id, text))).encode() + b"\n"
+    with suppress(OSError):
+        _drop_oldest(folder)
+        descriptor = folder.open_events(os.O_WRONLY | os.O_APPEND, create=True)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def _drop_oldest(folder: StateFolder) -> None:
+    """Keep the later half of a long file; a command that drops them has the file's lock.
+
+    It is copied to the start, and what follows is cut off then: a command that is killed between
+    the two leaves events twice, and loses none. A rename would do, but in a sticky folder only the
+    file's owner can replace it.
+    """
     import fcntl
 
     try:
-        with os.fdopen(folder.open_events(), "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END) > _EVENTS_MOST_BYTES:
-                file.seek(-_EVENTS_MOST_BYTES // 2, os.SEEK_END)
-                kept = file.read().partition(b"\n")[2]
-                file.seek(0)
-                file.truncate()
-                file.write(kept)
-            event = ShareEvent(time.time(), kind, share, share_id, text)
-            file.write(json.dumps(asdict(event)).encode() + b"\n")
-    except OSError:
-        pass
+        file = os.fdopen(folder.open_events(os.O_RDWR), "r+b", buffering=0)
+    except FileNotFoundError:
+        return
+    with file:
+        if os.fstat(file.fileno()).st_size <= _EVENTS_MOST_BYTES:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        size = os.fstat(file.fileno()).st_size
+        if size > _EVENTS_MOST_BYTES:
+            half = _EVENTS_MOST_BYTES // 2
+            kept = os.pread(file.fileno(), half, size - half).partition(b"\n")[2]
+            file.truncate(os.pwrite(file.fileno(), kept, 0))
 
 
-def read_events(folder: StateFolder, *, after: float = 0.0) -> list[ShareEvent]:
-    """Return the events later than a time, oldest first; lines that are none are skipped."""
+def read_events(folder: StateFolder) -> list[ShareEvent]:
+    """Return the events, oldest first; lines that are none are skipped.
+
+    Where a folder is for all users, each of them can write any line, and any amount.
+    """
     try:
-        lines = (folder.root / "events").read_bytes().splitlines()
+        descriptor = folder.open_events(os.O_RDONLY)
     except OSError:
         return []
+    try:
+        size = os.fstat(descriptor).st_size
+        most = 2 * _EVENTS_MOST_BYTES
+        lines = os.pread(descriptor, most, max(0, size - most)).splitlines()
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    latest = time.time() + _CLOCKS_DIFFER_S
     events = []
     for line in lines:
-        with suppress(ValueError, TypeError, KeyError, RecursionError):
+        with suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
             found = json.loads(line)
             texts = (str(found[name]) for name in ("kind", "share", "id", "text"))
-            events.append(ShareEvent(float(found["time"]), *texts))
-    return sorted((each for each in events if each.time > after), key=lambda each: each.time)
+            event = ShareEvent(float(found["time"]), *texts)
+            if 0 < event.time <= latest:
+                events.append(event)
+    return sorted(dict.fromkeys(events), key=lambda each: each.time)
 
 
 def note_damage(folder: StateFolder, shares: Iterable["LoadedShare"]) -> None:

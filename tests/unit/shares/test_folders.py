@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_prepare_makes_a_whole_folder_and_may_be_repeated(tmp_path: Path) -> Non
     folder.prepare()
     assert folder.exists()
     names = {path.name for path in folder.root.iterdir()}
-    assert names == {"version", "lock", "shares", "devices", "shim", "simulated"}
+    assert names == {"version", "lock", "shares", "devices", "queue", "shim", "simulated"}
     assert folder.libraries.is_dir()
 
 
@@ -109,7 +110,9 @@ NOBODY = 65534
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["shares", "devices", "shim", "simulated", "simulated/lib"])
+@pytest.mark.parametrize(
+    "name", ["shares", "devices", "queue", "shim", "simulated", "simulated/lib"]
+)
 def test_another_users_folder_is_not_trusted(tmp_path: Path, name: str) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
@@ -137,3 +140,46 @@ def test_only_root_makes_what_all_users_share(common_folder: Path) -> None:
     finally:
         os.seteuid(0)
     assert folder.shares.stat().st_mode & 0o7777 == 0o1777
+
+
+@needs_root
+@pytest.mark.parametrize("is_link", [False, True], ids=["folder", "link"])
+def test_no_file_of_another_users_queue_is_removed(
+    common_folder: Path, tmp_path: Path, *, is_link: bool
+) -> None:
+    folder = StateFolder(common_folder)
+    folder.prepare()
+    folder.queue.rmdir()
+    chosen = tmp_path if is_link else folder.queue
+    chosen.mkdir(exist_ok=True)
+    if is_link:
+        folder.queue.symlink_to(tmp_path)
+    else:
+        os.chown(folder.queue, NOBODY, NOBODY)
+    kept = chosen / f"{1:020d}-1-real"
+    kept.write_text("root's")
+    with pytest.raises(StateError), folder.in_turn("real", until=math.inf, notice=print):
+        pytest.fail("it had its turn there")
+    assert kept.exists()
+    os.lchown(folder.queue, NOBODY, NOBODY)
+    with pytest.raises(StateError, match="belongs to another user"):
+        folder.prepare()
+
+
+def test_only_dead_places_in_the_queue_are_removed(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    (tmp_path / "file").write_text("")
+    (folder.queue / f"{1:020d}-1-real").symlink_to(tmp_path / "file")
+    os.mkfifo(folder.queue / f"{2:020d}-1-real")
+    others = ["0", f"{3:020d}-1-t4", f"{4:020d}-x-real", f"{5:020d}-1-real.d"]
+    dead = f"{6:020d}-1-real"
+    for name in (*others, dead):
+        (folder.queue / name).write_text("")
+    for until in (math.inf, 0.0):
+        with folder.in_turn("real", until=until, notice=lambda _: pytest.fail("none waits")):
+            own = max(folder.queue.iterdir())
+            assert own.stat().st_mode & 0o777 == 0o644  # other users wait for its lock
+    names = {path.name for path in folder.queue.iterdir()}
+    assert names == {f"{1:020d}-1-real", f"{2:020d}-1-real", *others}
+    assert (tmp_path / "file").exists()
