@@ -11,7 +11,7 @@
 #define ACTIVE_NS (25 * MILLISECOND)
 // An unused guarantee is remembered for as long, for telling what was borrowed.
 #define OWED_NS (1000 * MILLISECOND)
-// Nobody pays back or is paid more than this, of a budget or in virtual time.
+// The most that a share pays back or is paid, of a budget or in virtual time.
 #define LARGEST_DEBT_NS (600000 * MILLISECOND)
 #define LATEST_VIRTUAL_NS (1ull << 62)
 

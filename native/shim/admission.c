@@ -300,7 +300,7 @@ static bool wait_for_turn(compute_device *at, attempt *of, uint64_t now) {
     pthread_mutex_unlock(&at->lease_lock);
     pause_until(at, of);
     pthread_mutex_lock(&at->lease_lock);
-    // A wait is told while it lasts: one of seconds would else appear in the figures of its end.
+    // Count a wait while it lasts: else seconds of waiting would appear at its end.
     uint64_t before = now;
     now = clock_ns();
     account_held(at, now > before ? now - before : 0);

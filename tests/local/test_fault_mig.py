@@ -47,6 +47,7 @@ def test_clear_leaves_nothing_to_show(allot: Allot) -> None:
         pytest.param(("--mig-slow", "nonsense=2s"), "calls: set-mode, create-gpu", id="call"),
         pytest.param(("--mig-slow", "reset"), "is not CALL=VALUE", id="no value"),
         pytest.param(("--mig-slow", "reset=soon"), "soon", id="time"),
+        pytest.param(("--release", "soon"), "soon", id="release"),
         pytest.param(("--mig-error", "reset=-1"), "nvmlReturn_t", id="error"),
     ],
 )
@@ -54,3 +55,4 @@ def test_nonsense_is_refused(arguments: tuple[str, str], said: str, allot: Allot
     refused = allot(*SPEC, *arguments)
     assert refused.returncode == 2
     assert said in refused.stderr
+    assert arguments[0] in refused.stderr

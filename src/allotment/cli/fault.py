@@ -51,7 +51,9 @@ _LAST_NVML_ERROR = 999
 )
 @click.option(
     "--release",
+    "release_ns",
     metavar="TIME",
+    type=DURATION_NS,
     help="Free a program's memory this long after its end; 0 clears (whole machine).",
 )
 @click.option(
@@ -85,7 +87,7 @@ def command(
     counters: tuple[str, ...],
     nvml: bool | None,
     cuda_init: int | None,
-    release: str | None,
+    release_ns: int | None,
     mig_slow: tuple[str, ...],
     mig_error: tuple[str, ...],
     reset: bool,
@@ -120,8 +122,8 @@ def command(
         raise UsageError("faults work on simulated GPUs only")
     chosen = _indices(devices, gpu)
     values = _counters(counters)
-    slow_us = _mig_values(mig_slow, lambda text: parse_duration_ns(text) // 1000)
-    errors = _mig_values(mig_error, _nvml_error)
+    slow_us = _mig_values("--mig-slow", mig_slow, lambda text: parse_duration_ns(text) // 1000)
+    errors = _mig_values("--mig-error", mig_error, _nvml_error)
     if clear:
         clear_faults(machine)
     for index in chosen:
@@ -141,7 +143,7 @@ def command(
         machine,
         nvml_not_loaded=None if nvml is None else not nvml,
         cuda_init_error=cuda_init,
-        release_us=None if release is None else parse_duration_ns(release) // 1000,
+        release_us=None if release_ns is None else release_ns // 1000,
     )
     _print(machine, devices)
 
@@ -173,7 +175,9 @@ def _counters(texts: tuple[str, ...]) -> "Mapping[str, int]":
     return values
 
 
-def _mig_values(texts: tuple[str, ...], parse: "Callable[[str], int]") -> "Mapping[MigCall, int]":
+def _mig_values(
+    option: str, texts: tuple[str, ...], parse: "Callable[[str], int]"
+) -> "Mapping[MigCall, int]":
     from allotment.devices.faults import MigCall
 
     values = {}
@@ -182,8 +186,13 @@ def _mig_values(texts: tuple[str, ...], parse: "Callable[[str], int]") -> "Mappi
         call = next((member for member in MigCall if _mig_name(member) == name), None)
         if call is None or not value:
             calls = ", ".join(map(_mig_name, MigCall))
-            raise UsageError(f"{text!r} is not CALL=VALUE for a MIG call", hint=f"calls: {calls}")
-        values[call] = parse(value)
+            raise UsageError(
+                f"{option}: {text!r} is not CALL=VALUE for a MIG call", hint=f"calls: {calls}"
+            )
+        try:
+            values[call] = parse(value)
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}", hint=error.hint) from error
     return values
 
 

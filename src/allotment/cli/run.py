@@ -127,8 +127,8 @@ class _ModesType(click.ParamType[Any]):
     type=DURATION_NS,
     is_flag=False,
     flag_value=float("inf"),
-    help="Wait until there is room, in order of arrival; with a duration (--wait=10m), at most so"
-    " long. Ctrl-C ends it.",
+    help="Wait until there is room, in order of arrival; with a duration (--wait=10m), for at most"
+    " that time. Ctrl-C ends it. Write COMMAND after `--`: else its first word is the duration.",
 )
 @click.option("--name", metavar="NAME", help="Name of the share.  [default: its id]")
 @simulated_option
