@@ -130,8 +130,10 @@ def test_a_placement_is_written_by_the_scheduler_when_it_binds_and_never_else(
     own = f"{place}/a"
     # The API server takes up each policy by itself.
     wait_until(
-        lambda: "only Allotment's scheduler writes"
-        in tried(admin, f"{own}/binding", binding("a", placement="{}")),
+        lambda: (
+            "only Allotment's scheduler writes"
+            in tried(admin, f"{own}/binding", binding("a", placement="{}"))
+        ),
         "the policy of bindings",
     )
     for path in (own, f"{own}/status"):
