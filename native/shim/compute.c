@@ -57,7 +57,8 @@ static compute_state *make_state(process *own) {
 
 static compute_state *open_state(process *own) {
   if (process_attach() == NULL) return NULL;
-  int error = errno;
+  int error = errno, cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   pthread_mutex_lock(&own->compute_lock);
   compute_state *made = own->compute;
   if (made == NULL) {
@@ -65,6 +66,7 @@ static compute_state *open_state(process *own) {
     __atomic_store_n(&own->compute, made, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&own->compute_lock);
+  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return made;
 }
@@ -99,10 +101,13 @@ bool compute_join(compute_device *at) {
       LIKELY(__atomic_load_n(&at->all->keeper.state, __ATOMIC_ACQUIRE) != KEEPER_NONE)) {
     return true;
   }
-  int error = errno;
+  // A thread that is cancelled while it opens files would keep the lock.
+  int error = errno, cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   pthread_mutex_lock(&at->all->start_lock);
   bool joined = join_locked(at) && keeper_start(at->all);
   pthread_mutex_unlock(&at->all->start_lock);
+  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return joined;
 }

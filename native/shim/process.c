@@ -155,12 +155,15 @@ static bool attach_locked(process *own) {
 
 static process *join(uint32_t *joined, process *own, bool (*step)(process *)) {
   if (LIKELY(__atomic_load_n(joined, __ATOMIC_ACQUIRE) != 0)) return own;
-  int error = errno;
+  // A thread that is cancelled while it opens files would keep the lock.
+  int error = errno, cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   is_joining = true;
   pthread_mutex_lock(&own->attach_lock);
   bool done = step(own);
   pthread_mutex_unlock(&own->attach_lock);
   is_joining = false;
+  pthread_setcancelstate(cancel_state, NULL);
   errno = error;
   return done ? own : NULL;
 }
@@ -176,12 +179,22 @@ process *process_attach(void) {
 }
 
 bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context) {
+  int cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
   is_joining = true;
   pthread_mutex_lock(&own->attach_lock);
   bool done = step(own, context);
   pthread_mutex_unlock(&own->attach_lock);
   is_joining = false;
+  pthread_setcancelstate(cancel_state, NULL);
   return done;
+}
+
+void process_nap(uint64_t ns) {
+  int cancel_state;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+  pthread_setcancelstate(cancel_state, NULL);
 }
 
 // ---- devices ----

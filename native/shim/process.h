@@ -134,6 +134,8 @@ int process_device_by_uuid(const process *own, const char *uuid);
 
 // Takes something that a child must not inherit in the midst of it: forks wait meanwhile.
 bool process_guarded(process *own, bool (*step)(process *own, void *context), void *context);
+// Sleeps. A thread that is cancelled meanwhile ends later: it may hold locks here.
+void process_nap(uint64_t ns);
 
 // The number of a CUDA device, or why there is none: it is of no share of the process, or the
 // driver does not know it (or not yet).

@@ -57,7 +57,8 @@ MEASURED = PLAIN_ONLY | {
 }
 #: gcc 12's ThreadSanitizer ends forked children of programs with threads; its AddressSanitizer
 #: takes the stack of a cancelled thread for poisoned, and ends in its own clean-up of that thread.
-NOT_UNDER = {"thread": {"forks_while_launching"}, "address,undefined": {"cancelled_threads"}}
+CANCELLED = {"cancelled_threads", "a_cancelled_thread_launches_first"}
+NOT_UNDER = {"thread": {"forks_while_launching"}, "address,undefined": CANCELLED}
 #: How often a figure is measured at most.
 WINDOWS = 10
 #: What each case's share is promised, if not the whole device.

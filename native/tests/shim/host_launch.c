@@ -124,6 +124,24 @@ static void cancelled_threads(void) {
   OK(cuStreamSynchronize(stream));
 }
 
+static void *launch_while_cancelled(void *unused) {
+  (void)unused;
+  OK(cuCtxSetCurrent(context));
+  pthread_cancel(pthread_self());
+  spin(function, 100 * US, stream);
+  return NULL;
+}
+
+// The process's first launch opens files, where a thread may be cancelled.
+static void a_cancelled_thread_launches_first(void) {
+  pthread_t thread;
+  begin();
+  OK(pthread_create(&thread, NULL, launch_while_cancelled, NULL));
+  OK(pthread_join(thread, NULL));
+  spin(function, 100 * US, stream);
+  OK(cuStreamSynchronize(stream));
+}
+
 // ---- fork and exit ----
 
 static void forks_while_launching(void) {
@@ -204,6 +222,7 @@ static const test_case cases[] = {
     {"a_callback_waits_for_another_stream", a_callback_waits_for_another_stream},
     {"eight_threads", eight_threads},
     {"cancelled_threads", cancelled_threads},
+    {"a_cancelled_thread_launches_first", a_cancelled_thread_launches_first},
     {"forks_while_launching", forks_while_launching},
     {"exits_with_work_queued", exits_with_work_queued},
     {"without_turns_there_is_no_thread", without_turns_there_is_no_thread},
